@@ -1,0 +1,61 @@
+# The README's two commands are `make run` and `make test`; each makes .venv first when it is not there.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+DEMO := .neorl/generated/chemical_reactor
+
+.PHONY: run test coverage lint bench chaos tamper picture services lock clean
+
+run: $(READY)  ## from nothing to a certified, registered, explained policy
+	@$(BIN)/neorl up & up=$$!; \
+	$(BIN)/neorl generate chemical_reactor --out $(DEMO) && wait $$up && \
+	$(BIN)/neorl retrain configs/chemical_reactor.yaml --data $(DEMO)/historian.parquet && \
+	if [ -f .venv/.seconds ]; then echo "(installation took $$(cat .venv/.seconds) s before that)"; fi
+
+test: $(READY) lint  ## lint, types, import contracts, tests
+	$(BIN)/python -m pytest
+
+coverage: $(READY)  ## the tests again, slower, with line coverage of what the commands they start execute, too
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## speed and time tables, kept under benchmarks/results
+	$(BIN)/python -m benchmarks.training
+
+chaos: $(READY)  ## kill -9 a retrain at ten random moments, then finish it
+	$(BIN)/python -m benchmarks.chaos
+
+tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
+	$(BIN)/python -m benchmarks.tamper
+
+picture: $(READY)  ## copy the last run's picture into the README
+	cp "$$(ls -t .neorl/runs/chemical_reactor/*/plots/glance.png | head -1)" docs/result.png
+
+services:  ## Debian packages that only some tests need
+	@if command -v chromium >/dev/null; then echo "chromium is here"; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends chromium; \
+	else echo "chromium needs apt-get and root; the browser tests will skip"; fi
+
+lock: $(READY)  ## pin the newest allowed versions, with hashes and without index addresses
+	$(BIN)/uv pip compile pyproject.toml --extra pipeline --extra dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -q -o requirements.lock
+
+clean:
+	-@[ -x $(BIN)/neorl ] && $(BIN)/neorl down
+	rm -rf .venv .neorl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* htmlcov
+
+$(READY): requirements.lock infra/uv.lock pyproject.toml
+	@started=$$SECONDS; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got " + sys.version.split()[0] + ": name one with make PYTHON=...")' && \
+	$(PYTHON) -m venv .venv && \
+	$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r infra/uv.lock && \
+	$(BIN)/uv pip install -q --require-hashes -r requirements.lock && \
+	touch README.md && $(BIN)/uv pip install -q --no-deps --no-build-isolation -e . && \
+	echo $$((SECONDS - started)) > .venv/.seconds && touch $@
