@@ -1,0 +1,119 @@
+"""TD3+BC (Fujimoto & Gu 2021, arXiv 2106.06860), with any number of critics."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from neorl_core.algorithms import losses
+from neorl_core.networks import Ensemble, Params, actor_apply, actor_init, critics_apply, critics_init
+from neorl_core.training import Algorithm, Hyperparameters, Metrics, adam_step, hyperparameters, polyak
+from neorl_core.types import PlantSpec, Transition
+
+
+class Config(NamedTuple):
+    """Defaults of TD3+BC; a population may vary the floats."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    critics: int = 2
+    alpha: float = 2.5
+    discount: float = 0.99
+    tau: float = 0.005
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    noise: float = 0.2
+    noise_clip: float = 0.5
+
+
+class State(NamedTuple):
+    actor: Params
+    critics: Ensemble
+    actor_target: Params
+    critics_target: Ensemble
+    actor_optimiser: optax.OptState
+    critics_optimiser: optax.OptState
+    hyper: Hyperparameters
+
+
+def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
+    """Fresh actor and critics, their targets equal to them, and optimisers."""
+    actor_key, critic_key = jax.random.split(key)
+    sizes = spec.observation.size, spec.action.size
+    actor = actor_init(actor_key, *sizes, config.hidden)
+    critics = critics_init(critic_key, *sizes, config.hidden, config.critics)
+    adam = optax.scale_by_adam()
+    return State(actor, critics, actor, critics, adam.init(actor), adam.init(critics), hyperparameters(config))
+
+
+def critic_loss(critics: Ensemble, batch: Transition, target: Float[Array, " B"]) -> Float[Array, ""]:
+    """Mean over the batch of `losses.td_loss`."""
+    q = critics_apply(critics, batch.observation, batch.action)
+    return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
+
+
+def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
+    """`losses.td_target` at the smoothed action of the target actor."""
+    h = state.hyper
+    noise = jax.random.normal(key, batch.action.shape, batch.action.dtype)
+    smoothed = jax.vmap(losses.smoothed_action, in_axes=(0, 0, None, None))
+    action = smoothed(actor_apply(state.actor_target, batch.next_observation), noise, h["noise"], h["noise_clip"])
+    q_next = critics_apply(state.critics_target, batch.next_observation, action)
+    target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 1))
+    return target(batch.reward, h["discount"], batch.terminated, q_next)
+
+
+def actor_loss(actor: Params, critics: Ensemble, batch: Transition, alpha: Float[Array, ""]) -> Float[Array, ""]:
+    """Mean over the batch of `losses.td3_bc_actor_loss`."""
+    action = actor_apply(actor, batch.observation)
+    q = jnp.min(critics_apply(critics, batch.observation, action), axis=0)
+    weight = jax.lax.stop_gradient(losses.q_weight(alpha, q))
+    loss = jax.vmap(losses.td3_bc_actor_loss, in_axes=(0, None, 0, 0))
+    return jnp.mean(loss(q, weight, action, batch.action))
+
+
+def update_critics(state: State, batch: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
+    """One step of all critics towards `targets`."""
+    target = targets(state, batch, key)
+    loss, gradient = jax.value_and_grad(critic_loss)(state.critics, batch, target)
+    critics, optimiser = adam_step(state.critics, gradient, state.critics_optimiser, state.hyper["critic_lr"])
+    metrics = {"critic_loss": loss, "q": jnp.mean(target)}
+    return state._replace(critics=critics, critics_optimiser=optimiser), metrics
+
+
+def update_actor(state: State, batch: Transition) -> tuple[State, Metrics]:
+    """One step of the actor, then of every target network (they are delayed together)."""
+    h = state.hyper
+    loss, gradient = jax.value_and_grad(actor_loss)(state.actor, state.critics, batch, h["alpha"])
+    actor, optimiser = adam_step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
+    state = state._replace(
+        actor=actor,
+        actor_optimiser=optimiser,
+        actor_target=polyak(state.actor_target, actor, h["tau"]),
+        critics_target=polyak(state.critics_target, state.critics, h["tau"]),
+    )
+    return state, {"actor_loss": loss}
+
+
+def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
+    """Two critic steps and one actor step; `batches` is (2, B, ...).
+
+    The pair is the unit of training, so that the actor's delay is no counter that could restart.
+    """
+    first, second = (jax.tree.map(lambda x, i=i: x[i], batches) for i in range(2))
+    first_key, second_key = jax.random.split(key)
+    state, _ = update_critics(state, first, first_key)
+    state, critic_metrics = update_critics(state, second, second_key)
+    state, actor_metrics = update_actor(state, second)
+    return state, critic_metrics | actor_metrics
+
+
+def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
+    """Unit action for a normalised observation."""
+    return actor_apply(state.actor, observation)
+
+
+TD3_BC = Algorithm(name="td3_bc", Config=Config, batches_per_update=2, init=init, update=update, act=act)

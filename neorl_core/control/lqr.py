@@ -1,0 +1,77 @@
+"""Linear quadratic regulation, and the saturated linear law that carries it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.linalg import solve_discrete_are
+
+from neorl_core.types import Controller
+
+Matrix = Float[np.ndarray, "_ _"]
+
+
+class LinearParams(NamedTuple):
+    """u = clip(gain · observation + offset, low, high); nested tuples (hashable) or arrays."""
+
+    gain: Any
+    """(A, O), action units per observation unit."""
+    offset: Any
+    """(A,)"""
+    low: Any
+    """(A,)"""
+    high: Any
+    """(A,)"""
+
+
+def riccati_gain(a: Matrix, b: Matrix, q: Matrix, r: Matrix) -> tuple[Matrix, Matrix]:
+    """The gain K and cost matrix P of min Σ x'Qx + u'Ru subject to x⁺ = Ax + Bu, u = −Kx.
+
+    P = Q + A'P(A − BK),  K = (R + B'PB)⁻¹ B'PA
+    (Bertsekas: Dynamic Programming and Optimal Control, volume I, section 3.1.)
+
+    Args:
+        a: (n, n), b: (n, m), q: (n, n) positive semidefinite, r: (m, m) positive definite.
+
+    Returns:
+        K (m, n) and P (n, n).
+
+    Raises:
+        numpy.linalg.LinAlgError: when (A, B) cannot be stabilised.
+    """
+    p = np.asarray(solve_discrete_are(a, b, q, r))
+    return np.linalg.solve(r + b.T @ p @ b, b.T @ p @ a), p
+
+
+def setpoint_feedforward(a: Matrix, b: Matrix, c: Matrix, k: Matrix) -> Matrix:
+    """The gain F (m, m) for which u = −Kx + F·target settles with Cx = target, when nothing saturates.
+
+    F = (C (I − A + BK)⁻¹ B)⁻¹, the inverse of the closed loop's gain at rest.
+
+    Args:
+        a: (n, n), b: (n, m), c: (m, n), k: (m, n).
+    """
+    return np.asarray(np.linalg.inv(c @ np.linalg.solve(np.eye(len(a)) - a + b @ k, b)))
+
+
+def as_tuples(matrix: Matrix) -> tuple[tuple[float, ...], ...]:
+    """A matrix as nested tuples, which may be hashed and so may sit in a static argument of jit."""
+    return tuple(tuple(float(x) for x in row) for row in matrix)
+
+
+def _init(params: LinearParams, observation: Float[Array, " O"]) -> tuple[()]:
+    return ()
+
+
+def _act(
+    params: LinearParams, state: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " A"]
+) -> tuple[tuple[()], Float[Array, " A"]]:
+    gain, offset, low, high = (jnp.asarray(x, observation.dtype) for x in params)
+    return state, jnp.clip(gain @ observation + offset, low, high)
+
+
+saturated_linear = Controller(_init, _act)
+"""u = clip(gain · observation + offset): memoryless state feedback with set points in the observation."""

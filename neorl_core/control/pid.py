@@ -1,0 +1,66 @@
+"""PID control in velocity form, which tracks whatever was really applied."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from neorl_core.types import Controller
+
+
+class PIDParams(NamedTuple):
+    """Gains per unit of the error, and the actuator's bounds."""
+
+    kp: float | Float[Array, ""]
+    """Action units per measurement unit."""
+    ki: float | Float[Array, ""]
+    """Action units per measurement unit and unit of time."""
+    kd: float | Float[Array, ""]
+    """Action units per measurement unit per unit of time; acts on the measurement, so set points do not kick it."""
+    low: float | Float[Array, ""]
+    high: float | Float[Array, ""]
+
+
+class PIDState(NamedTuple):
+    error: Float[Array, ""]
+    """Error one step ago, in measurement units."""
+    measured: Float[Array, ""]
+    """Measurement one step ago."""
+    measured_before: Float[Array, ""]
+    """Measurement two steps ago."""
+
+
+def pid(measurement: int, setpoint: int, dt: float) -> Controller:
+    """A single-loop PID between two entries of the observation, every `dt`.
+
+    u_t = clip(applied + kp (e_t − e_{t−1}) + ki dt e_t − kd (y_t − 2 y_{t−1} + y_{t−2}) / dt),  e = setpoint − y
+
+    The integral lives in `applied`, the action in force: saturation cannot wind it up, and taking over
+    from an operator or another controller makes no bump.
+    (Åström and Hägglund: PID Controllers, 2nd edition, 1995, sections 3.3 and 3.5.)
+
+    Args:
+        measurement: index of the controlled variable in the observation.
+        setpoint: index of its set point in the observation.
+        dt: control period, in the unit of time of `ki` and `kd`.
+
+    Returns:
+        A controller with `PIDParams` for parameters and one action.
+    """
+
+    def init(params: PIDParams, observation: Float[Array, " O"]) -> PIDState:
+        y = observation[measurement]
+        return PIDState(observation[setpoint] - y, y, y)
+
+    def act(
+        params: PIDParams, state: PIDState, observation: Float[Array, " O"], applied: Float[Array, " A"]
+    ) -> tuple[PIDState, Float[Array, " A"]]:
+        y = observation[measurement]
+        error = observation[setpoint] - y
+        bend = (y - 2 * state.measured + state.measured_before) / dt
+        move = params.kp * (error - state.error) + params.ki * dt * error - params.kd * bend
+        return PIDState(error, y, state.measured), jnp.clip(applied + move, params.low, params.high)
+
+    return Controller(init, act)

@@ -1,0 +1,17 @@
+"""The table of plants, and what a plant's log can be scored with."""
+
+from __future__ import annotations
+
+from neorl_core.plants import chemical_reactor, double_mass
+from neorl_core.plants.base import LoggedSignals
+from neorl_core.types import Plant
+
+PLANTS: dict[str, Plant] = {
+    "chemical_reactor": chemical_reactor.PLANT,
+    "double_mass": double_mass.PLANT,
+}
+
+LOGGED: dict[str, LoggedSignals] = {
+    "chemical_reactor": LoggedSignals(chemical_reactor.logged_reward, chemical_reactor.logged_margins),
+    "double_mass": LoggedSignals(double_mass.logged_reward, double_mass.logged_margins),
+}

@@ -1,0 +1,312 @@
+"""A continuous stirred-tank reactor with an exothermic reaction A → B, cooled by a jacket.
+
+dCa/dt = q (Cf − Ca) − r,  dT/dt = q (Tf − T) + β r + κ (Tc − T),  r = k0 exp(−E/T) Ca
+
+Constants and the tracking cost follow pc-gym 0.1.8 (arXiv 2410.22093). The jacket's temperature Tc is the action.
+Not far above 333 K the reaction feeds itself and the reactor runs away, so 316 ≤ T ≤ 332 K is a hard limit, at which
+it trips.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from neorl_core.control.pid import PIDParams, pid
+from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
+from neorl_core.plants.integrators import RK4, integrate
+from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
+
+DT = 26.0 / 60.0
+HORIZON = 60
+SETPOINT_STEPS = 20
+"""Steps for which a set point is held."""
+STRETCHES = -(-HORIZON // SETPOINT_STEPS)
+SUBSTEPS = 5
+"""RK4 steps per control step: within 2e-7 K at Tc = 302 K."""
+ERROR_SCALE = 0.3
+"""Concentration error [mol/L] that costs 1 per step."""
+TRIP_COST = 10.0
+"""Costs are paid per step, so a trip would save the costs of the steps it cuts off. This is more than a whole episode
+inside the limits can cost: no set point is further than 0.11 mol/L from where 316 to 332 K lead, 60 (0.11/0.3)² = 8."""
+
+SPEC = PlantSpec(
+    name="chemical_reactor",
+    observation=Space(
+        names=("concentration", "temperature", "coolant_temperature", "concentration_setpoint"),
+        units=("mol/L", "K", "K", "mol/L"),
+        low=(0.0, 273.15, 290.0, 0.0),
+        high=(1.5, 500.0, 310.0, 1.5),
+    ),
+    action=Space(names=("coolant_temperature",), units=("K",), low=(290.0,), high=(310.0,)),
+    constraints=(Constraint("reactor temperature", "K", 316.0, 332.0),),
+    dt=DT,
+    time_unit="min",
+    horizon=HORIZON,
+    # 0: the coolant stays where it was at the start (over 40,000 episodes); 100: no error ever, which nobody reaches.
+    score_range=(-0.143, 0.0),
+)
+LIMIT = SPEC.constraints[0]
+
+
+class Params(NamedTuple):
+    """Physical constants, disturbances and the task's set points."""
+
+    flow_rate: float | Float[Array, ""] = 1.0
+    """q/V [1/min]."""
+    feed_concentration: float | Float[Array, ""] = 1.0
+    """Cf [mol/L]."""
+    feed_temperature: float | Float[Array, ""] = 350.0
+    """Tf [K]."""
+    reaction_rate: float | Float[Array, ""] = 7.2e10
+    """k0 [1/min]."""
+    activation_temperature: float | Float[Array, ""] = 8750.0
+    """E/R [K]."""
+    heat_of_reaction: float | Float[Array, ""] = 5e4 / 239.0
+    """β = −ΔH/(ρ cp) [K L/mol]."""
+    cooling_rate: float | Float[Array, ""] = 5e4 / 23900.0
+    """κ = UA/(ρ cp V) [1/min]."""
+    feed_sd: float | Float[Array, ""] = 0.0
+    """Standard deviation of the feed temperature's slow deviation [K]."""
+    feed_time_constant: float | Float[Array, ""] = 5.0
+    """Its time constant [min]."""
+    feed_clip: float | Float[Array, ""] = 1.5
+    """Its bound [K]."""
+    noise_sd: float | Float[Array, ""] = 0.0
+    """Measurement noise of the reactor's temperature [K]; the analyser is taken as exact."""
+    setpoint_temperature_low: float | Float[Array, ""] = 322.0
+    """Set points are concentrations whose nominal steady state lies between these temperatures [K]."""
+    setpoint_temperature_high: float | Float[Array, ""] = 326.0
+    start_temperature_spread: float | Float[Array, ""] = 0.5
+    """Half range of the start around a steady state [K]."""
+    start_concentration_spread: float | Float[Array, ""] = 0.005
+    """Half range of the start around a steady state [mol/L]."""
+
+
+class Domain(NamedTuple):
+    """The operating domain of the certified task (spreads are relative half ranges)."""
+
+    feed_sd: float = 0.5
+    feed_time_constant: float = 5.0
+    feed_clip: float = 1.5
+    reaction_spread: float = 0.01
+    cooling_spread: float = 0.01
+    noise_sd: float = 0.1
+    setpoint_temperature_low: float = 322.0
+    setpoint_temperature_high: float = 326.0
+    start_temperature_spread: float = 0.5
+    start_concentration_spread: float = 0.005
+
+
+class State(NamedTuple):
+    """The true state; `feed_deviation` and the true temperature are not observed."""
+
+    concentration: Float[Array, ""]
+    temperature: Float[Array, ""]
+    coolant: Float[Array, ""]
+    feed_deviation: Float[Array, ""]
+    setpoints: Float[Array, " S"]
+    """One per stretch of `SETPOINT_STEPS` steps; the last is held."""
+    step: Int[Array, ""]
+
+
+NOMINAL = Params()
+
+
+def derivative(
+    y: Float[Array, " 2"], coolant: float | Float[Array, ""], feed_deviation: float | Float[Array, ""], params: Params
+) -> Float[Array, " 2"]:
+    """d(Ca, T)/dt in mol/L/min and K/min for y = (Ca, T), inputs in K."""
+    concentration, temperature = y
+    rate = params.reaction_rate * jnp.exp(-params.activation_temperature / temperature) * concentration
+    return jnp.stack(
+        [
+            params.flow_rate * (params.feed_concentration - concentration) - rate,
+            params.flow_rate * (params.feed_temperature + feed_deviation - temperature)
+            + params.heat_of_reaction * rate
+            + params.cooling_rate * (coolant - temperature),
+        ]
+    )
+
+
+def advance(
+    y: Float[Array, " 2"],
+    coolant: float | Float[Array, ""],
+    feed_deviation: float | Float[Array, ""],
+    params: Params,
+    substeps: int = SUBSTEPS,
+) -> tuple[Float[Array, " 2"], Float[Array, " 1"]]:
+    """One control step of (Ca, T) with inputs held.
+
+    Returns:
+        (Ca, T) after the step, and the least margin [K] over the step's start and all substeps.
+    """
+    path = integrate(RK4, lambda y: derivative(y, coolant, feed_deviation, params), y, DT, substeps)
+    temperatures = jnp.concatenate([y[1:], path[:, 1]])
+    return path[-1], jnp.min(two_sided_margin(temperatures, LIMIT.low, LIMIT.high))[None]
+
+
+def steady_concentration(temperature: Float[Array, "*n"] | float, params: Params) -> Float[Array, "*n"]:
+    """Ca = q Cf / (q + k0 exp(−E/T)) [mol/L], from dCa/dt = 0."""
+    rate = params.reaction_rate * jnp.exp(-params.activation_temperature / jnp.asarray(temperature))
+    return params.flow_rate * params.feed_concentration / (params.flow_rate + rate)
+
+
+def steady_coolant(temperature: Float[Array, "*n"] | float, params: Params) -> Float[Array, "*n"]:
+    """The coolant temperature [K] that holds the reactor at a temperature [K], from dT/dt = 0 on dCa/dt = 0."""
+    temperature = jnp.asarray(temperature)
+    heat = params.heat_of_reaction * params.flow_rate
+    heat = heat * (params.feed_concentration - steady_concentration(temperature, params))
+    return temperature - (params.flow_rate * (params.feed_temperature - temperature) + heat) / params.cooling_rate
+
+
+def cost(concentration: Float[AnyArray, "*n"], setpoint: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
+    """((Ca − SP) / 0.3)², pc-gym's tracking cost, without a penalty on moves."""
+    return jnp.square((concentration - setpoint) / ERROR_SCALE)
+
+
+def start(
+    concentration: float | Float[Array, ""],
+    temperature: float | Float[Array, ""],
+    coolant: float | Float[Array, ""],
+    setpoints: Float[Array, " S"],
+) -> tuple[State, Float[Array, " 4"]]:
+    """A given state with given set points, undisturbed: the tracking tasks of tests and examples start here.
+
+    Args:
+        concentration: mol/L.
+        temperature: K.
+        coolant: coolant temperature in force, K.
+        setpoints: concentrations [mol/L], each held for `SETPOINT_STEPS` steps.
+
+    Returns:
+        The state and its noise-free observation.
+    """
+    dtype = setpoints.dtype
+    y = [jnp.asarray(x, dtype) for x in (concentration, temperature, coolant)]
+    state = State(y[0], y[1], y[2], jnp.zeros((), dtype), setpoints, jnp.zeros((), jnp.int32))
+    return state, _observe(state, jnp.zeros((), dtype))
+
+
+def _setpoint(state: State) -> Float[Array, ""]:
+    return state.setpoints[jnp.minimum(state.step // SETPOINT_STEPS, state.setpoints.shape[0] - 1)]
+
+
+def _observe(state: State, noise: Float[Array, ""]) -> Float[Array, " 4"]:
+    return jnp.stack([state.concentration, state.temperature + noise, state.coolant, _setpoint(state)])
+
+
+def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
+    """Constants drawn uniformly within the domain's spreads around the nominal ones."""
+    reaction, cooling = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
+    return NOMINAL._replace(
+        reaction_rate=NOMINAL.reaction_rate * (1 + domain.reaction_spread * reaction),
+        cooling_rate=NOMINAL.cooling_rate * (1 + domain.cooling_spread * cooling),
+        feed_sd=domain.feed_sd,
+        feed_time_constant=domain.feed_time_constant,
+        feed_clip=domain.feed_clip,
+        noise_sd=domain.noise_sd,
+        setpoint_temperature_low=domain.setpoint_temperature_low,
+        setpoint_temperature_high=domain.setpoint_temperature_high,
+        start_temperature_spread=domain.start_temperature_spread,
+        start_concentration_spread=domain.start_concentration_spread,
+    )
+
+
+def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]:
+    """A start near one of this reactor's steady states, and set points drawn apart from it.
+
+    Set points come from the nominal steady states: an operator knows no others. The start lies near a steady
+    state of the reactor as it is, for that is where it has been.
+    """
+    key_place, key_noise = jax.random.split(key)
+    low, high = params.setpoint_temperature_low, params.setpoint_temperature_high
+    drawn = jax.random.uniform(key_place, (STRETCHES + 3,))
+    settled, *wanted = low + (high - low) * drawn[: STRETCHES + 1]
+    away = 2 * drawn[STRETCHES + 1 :] - 1
+    state, _ = start(
+        steady_concentration(settled, params) + params.start_concentration_spread * away[0],
+        settled + params.start_temperature_spread * away[1],
+        clip_to(SPEC.action, steady_coolant(settled, params)[None])[0],
+        steady_concentration(jnp.stack(wanted), NOMINAL),
+    )
+    feed, noise = jax.random.normal(key_noise, (2,))
+    state = state._replace(feed_deviation=jnp.clip(params.feed_sd * feed, -params.feed_clip, params.feed_clip))
+    return state, _observe(state, params.noise_sd * noise)
+
+
+def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Params) -> tuple[State, Timestep]:
+    """One control step under a coolant temperature [K], clipped to its range.
+
+    As in pc-gym the reward uses the set point after the step, which nobody could foresee where it has just changed.
+    The feed's deviation is an AR(1) sequence, d' = clip(φ d + sd √(1 − φ²) w) with φ = exp(−dt/τ), held during a step.
+    """
+    push, noise = jax.random.normal(key, (2,), action.dtype)
+    coolant = clip_to(SPEC.action, action)[0]
+    y, margins = advance(jnp.stack([state.concentration, state.temperature]), coolant, state.feed_deviation, params)
+    tripped = ~jnp.all(margins >= 0)
+    phi = jnp.exp(-DT / jnp.asarray(params.feed_time_constant, y.dtype))
+    deviation = phi * state.feed_deviation + params.feed_sd * jnp.sqrt(1 - phi**2) * push
+    following = State(
+        concentration=y[0],
+        temperature=y[1],
+        coolant=coolant,
+        feed_deviation=jnp.clip(deviation, -params.feed_clip, params.feed_clip),
+        setpoints=state.setpoints,
+        step=state.step + 1,
+    )
+    return following, Timestep(
+        observation=_observe(following, params.noise_sd * noise),
+        reward=-cost(y[0], _setpoint(following)) - jnp.where(tripped, TRIP_COST, 0.0),
+        margins=margins,
+        terminated=tripped,
+        truncated=following.step >= HORIZON,
+    )
+
+
+def predict(
+    observation: Float[Array, " 4"], action: Float[Array, " 1"], params: Params
+) -> tuple[Float[Array, " 4"], Float[Array, " 1"]]:
+    """The noise-free next observation at the mean feed temperature, and the least margin [K] on the way."""
+    coolant = clip_to(SPEC.action, action)[0]
+    y, margins = advance(observation[:2], coolant, 0.0, params)
+    return jnp.stack([y[0], y[1], coolant, observation[3]]), margins
+
+
+def applied(observation: Float[Array, " 4"]) -> Float[Array, " 1"]:
+    """The coolant temperature [K] in force."""
+    return observation[2:3]
+
+
+def logged_margins(next_observation: Float[AnyArray, "*n 4"]) -> Float[Array, "*n 1"]:
+    """Margins [K] of logged rows: what the measured temperature after the step left to its limits."""
+    return two_sided_margin(next_observation[..., 1:2], LIMIT.low, LIMIT.high)
+
+
+def logged_reward(
+    observation: Float[AnyArray, "*n 4"], action: Float[AnyArray, "*n 1"], next_observation: Float[AnyArray, "*n 4"]
+) -> Float[Array, "*n"]:
+    """Reward of logged rows: −((Ca' − SP)/0.3)², less the trip's cost where the temperature left its limits."""
+    tripped = logged_margins(next_observation)[..., 0] < 0
+    return -cost(next_observation[..., 0], next_observation[..., 3]) - jnp.where(tripped, TRIP_COST, 0.0)
+
+
+PLANT = Plant(
+    spec=SPEC,
+    params=NOMINAL,
+    domain=Domain(),
+    sample_params=sample_params,
+    reset=reset,
+    step=step,
+    predict=predict,
+    applied=applied,
+    fallback=pid(measurement=0, setpoint=3, dt=DT),
+    # Lambda tuning, as cautious as plants do it: at 324 K the gain is −0.0143 (mol/L)/K and the time constants add up
+    # to 1.5 min; a closed loop three times as slow asks for ki = 1/(gain · 4.5 min) and kp = 1.5 min · ki, rounded.
+    # The output stays within the tracking task's range, at whose ends the reactor still has a stable steady state
+    # inside its limits: that is what makes it a fallback.
+    fallback_params=PIDParams(kp=-20.0, ki=-15.0, kd=0.0, low=295.0, high=302.0),
+)

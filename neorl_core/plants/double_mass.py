@@ -1,0 +1,201 @@
+"""DMSD, the double mass-spring-damper of NeoRL-2 (arXiv 2503.19267): two masses between walls, two forces, two targets.
+
+m x1'' = −2k x1 + k x2 − 2c v1 + c v2 + F1, and the same with 1 and 2 exchanged, by explicit Euler with dt = 0.2 s;
+F = 30 N · action. reward = Σ_i −ln(|x_i − target_i| + 0.01), after the step. The equations reproduce the official data
+to single precision, with observations in the order (x1, x2, v1, v2, target1, target2).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from neorl_core.control.lqr import LinearParams, as_tuples, riccati_gain, saturated_linear, setpoint_feedforward
+from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
+from neorl_core.plants.integrators import EULER, explicit_step
+from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
+
+DT = 0.2
+HORIZON = 100
+REDRAW_STEP = 50
+"""After this many steps each target is redrawn with probability one half."""
+TARGET_LIMIT = 1.5
+TRAVEL = 2.8
+"""Mechanical travel [m] of each mass, our addition to NeoRL-2's task: no row of its data lies beyond 2.63 and the LQR
+stays within 1.9, but uniformly random forces leave it in one episode out of three."""
+
+SPEC = PlantSpec(
+    name="double_mass",
+    observation=Space(
+        names=("position_1", "position_2", "velocity_1", "velocity_2", "target_1", "target_2"),
+        units=("m", "m", "m/s", "m/s", "m", "m"),
+        low=(-5.0, -5.0, -5.0, -5.0, -TARGET_LIMIT, -TARGET_LIMIT),
+        high=(5.0, 5.0, 5.0, 5.0, TARGET_LIMIT, TARGET_LIMIT),
+    ),
+    action=Space(names=("force_1", "force_2"), units=("1", "1"), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    constraints=(
+        Constraint("travel of mass 1", "m", -TRAVEL, TRAVEL),
+        Constraint("travel of mass 2", "m", -TRAVEL, TRAVEL),
+    ),
+    dt=DT,
+    time_unit="s",
+    horizon=HORIZON,
+    score_range=(30.60, 849.51),
+)
+
+
+class Params(NamedTuple):
+    """Physical constants."""
+
+    mass: float | Float[Array, ""] = 20.0
+    """kg"""
+    stiffness: float | Float[Array, ""] = 2.0
+    """N/m, of each of the three springs."""
+    damping: float | Float[Array, ""] = 4.0
+    """N s/m, of each of the three dampers."""
+    force: float | Float[Array, ""] = 30.0
+    """N at action 1."""
+
+
+class Domain(NamedTuple):
+    """Relative half ranges of the constants; zero is NeoRL-2's own task."""
+
+    stiffness_spread: float = 0.0
+    damping_spread: float = 0.0
+    mass_spread: float = 0.0
+
+
+class State(NamedTuple):
+    motion: Float[Array, " 4"]
+    """(x1, x2, v1, v2)"""
+    targets: Float[Array, " 2"]
+    step: Int[Array, ""]
+
+
+NOMINAL = Params()
+
+
+def derivative(motion: Float[Array, " 4"], force: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
+    """d(x1, x2, v1, v2)/dt in m/s and m/s², forces in N."""
+    x, v = motion[:2], motion[2:]
+    spring = params.stiffness * (x[::-1] - 2 * x)
+    damper = params.damping * (v[::-1] - 2 * v)
+    return jnp.concatenate([v, (spring + damper + force) / params.mass])
+
+
+def advance(motion: Float[Array, " 4"], action: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
+    """One Euler step of (x1, x2, v1, v2) under an action within ±1."""
+    return explicit_step(EULER, lambda y: derivative(y, params.force * action, params), motion, DT)
+
+
+def margins_of(positions: Float[AnyArray, "*n 2"]) -> Float[Array, "*n 2"]:
+    """Distance [m] of each mass to the nearer end of its travel."""
+    return two_sided_margin(positions, -TRAVEL, TRAVEL)
+
+
+def tracking_reward(positions: Float[AnyArray, "*n 2"], targets: Float[AnyArray, "*n 2"]) -> Float[Array, "*n"]:
+    """Σ_i −ln(|x_i − target_i| + 0.01)"""
+    return -jnp.sum(jnp.log(jnp.abs(positions - targets) + 0.01), axis=-1)
+
+
+def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
+    """Constants drawn uniformly within the domain's spreads around the nominal ones."""
+    stiffness, damping, mass = jax.random.uniform(key, (3,), minval=-1.0, maxval=1.0)
+    return NOMINAL._replace(
+        mass=NOMINAL.mass * (1 + domain.mass_spread * mass),
+        stiffness=NOMINAL.stiffness * (1 + domain.stiffness_spread * stiffness),
+        damping=NOMINAL.damping * (1 + domain.damping_spread * damping),
+    )
+
+
+def _observe(state: State) -> Float[Array, " 6"]:
+    return jnp.concatenate([state.motion, state.targets])
+
+
+def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]:
+    """x ~ U(±0.25), v ~ U(±0.1), targets ~ U(±1.5), as NeoRL-2 starts."""
+    drawn = jax.random.uniform(key, (6,), minval=-1.0, maxval=1.0)
+    drawn = drawn * jnp.array([0.25, 0.25, 0.1, 0.1, TARGET_LIMIT, TARGET_LIMIT])
+    state = State(drawn[:4], drawn[4:], jnp.zeros((), jnp.int32))
+    return state, _observe(state)
+
+
+def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Params) -> tuple[State, Timestep]:
+    """One step under two forces within ±1, clipped; the targets may change at its end.
+
+    As in NeoRL-2 an episode never terminates: a mass beyond its travel counts as a violation, but moves on.
+    """
+    motion = advance(state.motion, clip_to(SPEC.action, action), params)
+    drawn = jax.random.uniform(key, (4,), motion.dtype)
+    redraw = (drawn[:2] < 0.5) & (state.step + 1 == REDRAW_STEP)
+    following = State(motion, jnp.where(redraw, TARGET_LIMIT * (2 * drawn[2:] - 1), state.targets), state.step + 1)
+    return following, Timestep(
+        observation=_observe(following),
+        reward=tracking_reward(motion[:2], following.targets),
+        margins=margins_of(motion[:2]),
+        terminated=jnp.asarray(False),
+        truncated=following.step >= HORIZON,
+    )
+
+
+def predict(
+    observation: Float[Array, " 6"], action: Float[Array, " 2"], params: Params
+) -> tuple[Float[Array, " 6"], Float[Array, " 2"]]:
+    """The next observation under unchanged targets, and the margins [m] then."""
+    motion = advance(observation[:4], clip_to(SPEC.action, action), params)
+    return jnp.concatenate([motion, observation[4:]]), margins_of(motion[:2])
+
+
+def applied(observation: Float[Array, " 6"]) -> Float[Array, " 2"]:
+    """The resting action: the observation does not tell which forces were in force."""
+    return jnp.zeros_like(observation[:2])
+
+
+def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*n 2"]:
+    """Margins [m] of logged rows, after the step."""
+    return margins_of(next_observation[..., :2])
+
+
+def logged_reward(
+    observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 6"]
+) -> Float[Array, "*n"]:
+    """The plant's reward of logged rows, from positions and targets after the step."""
+    return tracking_reward(next_observation[..., :2], next_observation[..., 4:])
+
+
+def linear_model(params: Params = NOMINAL) -> tuple[Float[np.ndarray, "4 4"], Float[np.ndarray, "4 2"]]:
+    """A (4, 4) and B (4, 2) of motion⁺ = A motion + B action, exact because the plant is linear."""
+    k, c, m = (float(x) for x in (params.stiffness, params.damping, params.mass))
+    coupling = np.array([[-2.0, 1.0], [1.0, -2.0]])
+    rate = np.block([[np.zeros((2, 2)), np.eye(2)], [k / m * coupling, c / m * coupling]])
+    push = np.vstack([np.zeros((2, 2)), float(params.force) / m * np.eye(2)])
+    return np.eye(4) + DT * rate, DT * push
+
+
+def design_lqr(
+    position_weight: float, velocity_weight: float, action_weight: float, params: Params = NOMINAL
+) -> LinearParams:
+    """The saturated LQR with set-point feedforward on the true model."""
+    a, b = linear_model(params)
+    q = np.diag([position_weight, position_weight, velocity_weight, velocity_weight])
+    k, _ = riccati_gain(a, b, q, action_weight * np.eye(2))
+    f = setpoint_feedforward(a, b, np.eye(2, 4), k)
+    return LinearParams(as_tuples(np.hstack([-k, f])), (0.0, 0.0), SPEC.action.low, SPEC.action.high)
+
+
+PLANT = Plant(
+    spec=SPEC,
+    params=NOMINAL,
+    domain=Domain(),
+    sample_params=sample_params,
+    reset=reset,
+    step=step,
+    predict=predict,
+    applied=applied,
+    fallback=saturated_linear,
+    fallback_params=design_lqr(position_weight=1.0, velocity_weight=0.1, action_weight=0.01),
+)

@@ -1,0 +1,69 @@
+"""Explicit Runge–Kutta methods as coefficient tables (Hairer, Nørsett, Wanner: Solving ODEs I, chapter II.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Float
+
+
+class Tableau(NamedTuple):
+    """A Butcher tableau of an explicit method for autonomous right-hand sides."""
+
+    a: tuple[tuple[float, ...], ...]
+    """Strictly lower triangle, one row per stage after the first."""
+    b: tuple[float, ...]
+    """Weights of the stages."""
+    order: int
+
+
+EULER = Tableau(a=(), b=(1.0,), order=1)
+MIDPOINT = Tableau(a=((0.5,),), b=(0.0, 1.0), order=2)
+RK4 = Tableau(a=((0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), b=(1 / 6, 1 / 3, 1 / 3, 1 / 6), order=4)
+
+RightHandSide = Callable[[Float[Array, " n"]], Float[Array, " n"]]
+
+
+def explicit_step(
+    method: Tableau, f: RightHandSide, y: Float[Array, " n"], h: float | Float[Array, ""]
+) -> Float[Array, " n"]:
+    """One step of size h: y + h Σ b_i k_i with k_i = f(y + h Σ_j a_ij k_j).
+
+    Args:
+        method: the coefficient table.
+        f: the right-hand side of y' = f(y), inputs held during the step.
+        y: the state (n,).
+        h: the step, in the unit of time of `f`.
+
+    Returns:
+        The state (n,) at the end of the step.
+    """
+    slopes = [f(y)]
+    for row in method.a:
+        slopes.append(f(y + h * sum(a * k for a, k in zip(row, slopes, strict=True) if a != 0.0)))
+    return y + h * sum(b * k for b, k in zip(method.b, slopes, strict=True) if b != 0.0)
+
+
+def integrate(
+    method: Tableau, f: RightHandSide, y: Float[Array, " n"], duration: float | Float[Array, ""], substeps: int
+) -> Float[Array, "substeps n"]:
+    """The states at the ends of `substeps` equal steps that together last `duration`.
+
+    Args:
+        method: the coefficient table.
+        f: the right-hand side of y' = f(y).
+        y: the state (n,) at the start.
+        duration: in the unit of time of `f`.
+        substeps: how many steps.
+
+    Returns:
+        States (substeps, n); the last is the state after `duration`.
+    """
+
+    def advance(y: Float[Array, " n"], _: None) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        y = explicit_step(method, f, y, duration / substeps)
+        return y, y
+
+    return jax.lax.scan(advance, y, None, length=substeps)[1]

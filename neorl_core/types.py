@@ -1,0 +1,107 @@
+"""The vocabulary of the core: what a plant is, what a transition is, what a controller is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+Params = Any
+"""A pytree of arrays (physical constants, network weights, controller gains)."""
+
+
+class Space(NamedTuple):
+    """Names, units and bounds of a vector, in physical units."""
+
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+
+class Constraint(NamedTuple):
+    """A hard limit `low <= quantity <= high`; its margin is the signed distance to the nearer limit."""
+
+    name: str
+    unit: str
+    low: float
+    high: float
+
+
+class PlantSpec(NamedTuple):
+    """What is fixed about a plant and may be hashed, written down and compared."""
+
+    name: str
+    observation: Space
+    action: Space
+    constraints: tuple[Constraint, ...]
+    dt: float
+    """Control period, in `time_unit`."""
+    time_unit: str
+    horizon: int
+    """Steps of an episode; reaching it truncates, it never terminates."""
+    score_range: tuple[float, float]
+    """Returns that score 0 and 100 (for double_mass: the published NeoRL-2 normalisation)."""
+
+
+class Transition(NamedTuple):
+    """Logged steps, flat over time; leading axes are (N,) or (B,)."""
+
+    observation: Float[Array, "*n O"]
+    action: Float[Array, "*n A"]
+    reward: Float[Array, "*n"]
+    cost: Float[Array, "*n"]
+    next_observation: Float[Array, "*n O"]
+    terminated: Float[Array, "*n"]
+
+
+class Timestep(NamedTuple):
+    """What a plant answers to an action."""
+
+    observation: Float[Array, " O"]
+    reward: Float[Array, ""]
+    margins: Float[Array, " K"]
+    """Signed distance to each limit in the limit's unit, positive while it holds."""
+    terminated: Bool[Array, ""]
+    truncated: Bool[Array, ""]
+
+
+class Controller(NamedTuple):
+    """Maps observations to physical actions. PID, LQR, a trained policy and the shielded composite are all controllers.
+
+    `applied` is the action that was really in force during the step before `observation` (a shield or an
+    operator may have overruled this controller), so that integral action tracks it without a bump.
+    """
+
+    init: Callable[[Params, Float[Array, " O"]], Params]
+    """(params, first observation) -> controller state."""
+    act: Callable[[Params, Params, Float[Array, " O"], Float[Array, " A"]], tuple[Params, Float[Array, " A"]]]
+    """(params, controller state, observation, applied) -> (controller state, action)."""
+
+
+class Plant(NamedTuple):
+    """A simulated plant: pure functions and their default constants."""
+
+    spec: PlantSpec
+    params: Params
+    """Nominal physical constants, a NamedTuple of scalars."""
+    domain: Params
+    """Default operating domain, a NamedTuple of Python floats (spreads, noise, disturbances)."""
+    sample_params: Callable[[PRNGKeyArray, Params], Params]
+    """(key, domain) -> plant params drawn from the operating domain."""
+    reset: Callable[[PRNGKeyArray, Params], tuple[Params, Float[Array, " O"]]]
+    """(key, params) -> (state, observation)."""
+    step: Callable[[PRNGKeyArray, Params, Float[Array, " A"], Params], tuple[Params, Timestep]]
+    """(key, state, action, params) -> (state, timestep)."""
+    predict: Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float[Array, " O"], Float[Array, " K"]]]
+    """(observation, action, params) -> (next observation, least margins on the way): the shield's noise-free model."""
+    applied: Callable[[Float[Array, " O"]], Float[Array, " A"]]
+    """The action in force when `observation` was taken, as far as the observation tells; else the resting action."""
+    fallback: Controller
+    """The plant's own controller (PI or LQR)."""
+    fallback_params: Params
