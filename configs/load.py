@@ -1,0 +1,195 @@
+"""Reads YAML into strict models; an error names the file, the line, the key and the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+from configs.errors import BadInput
+from configs.run import RunConfig
+
+Model = TypeVar("Model", bound=BaseModel)
+Location = tuple[str | int, ...]
+
+
+def load_run(path: Path | str) -> RunConfig:
+    """Read a run's YAML; its mapping file is taken relative to the run's file.
+
+    Raises:
+        BadInput: when the file is missing, is not YAML, or does not fit the model.
+    """
+    path = Path(path)
+    run = load_yaml(path, RunConfig)
+    if run.data.mapping is None:
+        return run
+    mapping = (path.parent / run.data.mapping).resolve()
+    if not mapping.is_file():
+        raise BadInput(
+            f"expected the mapping file named in {path} to exist, got no file at {mapping}: "
+            "name it relative to the run's file."
+        )
+    return run.model_copy(update={"data": run.data.model_copy(update={"mapping": mapping})})
+
+
+def load_yaml(path: Path | str, model: type[Model]) -> Model:
+    """Read a YAML file into a strict model.
+
+    Args:
+        path: the file.
+        model: a pydantic model, best with `extra="forbid"`.
+
+    Returns:
+        The validated model.
+
+    Raises:
+        BadInput: one sentence that names file, line and key.
+    """
+    path = Path(path)
+    text = _read(path)
+    try:
+        # The pure loader builds plain Python values only, and refuses duplicate keys and unknown tags.
+        root = YAML(typ="safe", pure=True).compose(text)
+        value = YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = error.problem or error.context or "a syntax error"
+        raise BadInput(f"expected YAML in {path}{line}, but {problem}: correct that line.") from error
+    except YAMLError as error:
+        raise BadInput(f"expected YAML in {path}, got {_first_line(error)}: correct the file.") from error
+    if not isinstance(value, dict):
+        got = "an empty file" if value is None else f"a {_kind(value)}"
+        raise BadInput(f"expected keys and values in {path}, got {got}: start from a file in configs/.")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise BadInput(_sentence(path, model, error, _lines(root))) from error
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The cure for a wrong name: the nearest valid one, else all of them.
+
+    Example:
+        >>> nearest("chemical_recator", ["chemical_reactor", "double_mass"])
+        "did you mean 'chemical_reactor'?"
+    """
+    known = sorted(choices)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"choose from {', '.join(known)}." if known else "none is known here."
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        siblings = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+        cure = nearest(path.name, siblings) if siblings else "check the path."
+        raise BadInput(f"expected a YAML file at {path}, got none: {cure}") from error
+    except IsADirectoryError as error:
+        raise BadInput(f"expected a YAML file at {path}, got a folder: name a file in it.") from error
+    except PermissionError as error:
+        raise BadInput(f"expected to read {path}, got no permission: change the file's mode or owner.") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"expected UTF-8 text in {path}, got bytes that are not: save it as UTF-8.") from error
+
+
+def _lines(root: Node | None) -> dict[Location, int]:
+    """Line (from 1) of every key and item."""
+    found: dict[Location, int] = {}
+
+    def visit(node: Node, location: Location) -> None:
+        if isinstance(node, MappingNode):
+            for key, child in node.value:
+                found[(*location, key.value)] = key.start_mark.line + 1
+                visit(child, (*location, key.value))
+        elif isinstance(node, SequenceNode):
+            for index, child in enumerate(node.value):
+                found[(*location, index)] = child.start_mark.line + 1
+                visit(child, (*location, index))
+
+    if root is not None:
+        visit(root, ())
+    return found
+
+
+def _sentence(path: Path, model: type[BaseModel], error: ValidationError, lines: dict[Location, int]) -> str:
+    details = error.errors(include_url=False)
+    # A misspelt key often leaves its right spelling missing as well: the misspelling is the one to show.
+    first = min(details, key=lambda d: d["type"] != "extra_forbidden")
+    more = len({_known(d["loc"], lines) for d in details} - {_known(first["loc"], lines)})
+    others = f" ({more} more after this one)" if more else ""
+    location = _known(first["loc"], lines)
+    where = f"{path}, line {lines[location]}" if location in lines else str(path)
+    parent = ".".join(map(str, location[:-1]))
+    under = f" under '{parent}'" if parent else ""
+    if first["type"] == "extra_forbidden":
+        cure = nearest(str(location[-1]), _keys(model, location[:-1]))
+        return f"expected a known key{under} in {where}, got '{location[-1]}': {cure}{others}"
+    if first["type"] == "missing":
+        return f"expected the key '{'.'.join(map(str, first['loc']))}' in {where}, got none: add it.{others}"
+    key = ".".join(map(str, location))
+    wanted = _wanted(first)
+    if first["type"] == "value_error":
+        return f"'{key}' in {where}: {wanted}.{others}" if key else f"{where}: {wanted}.{others}"
+    got = first["input"]
+    shown = f"a {_kind(got)}" if isinstance(got, dict | list | None) else f"{got!r} (a {_kind(got)})"
+    return f"expected {wanted} for '{key}' in {where}, got {shown}: correct the value.{others}"
+
+
+def _known(location: tuple[int | str, ...], lines: dict[Location, int]) -> Location:
+    """The longest part of a location that is in the file: pydantic appends names of union members."""
+    for end in range(len(location), 0, -1):
+        if location[:end] in lines:
+            return location[:end]
+    return ()
+
+
+def _wanted(detail: Any) -> str:
+    message = str(detail["msg"])
+    for prefix, instead in (
+        ("Input should be a valid dictionary or instance of", "keys and values of"),
+        ("Input should be ", ""),
+        ("Keys should be ", "keys that are "),
+        ("Value error, ", ""),
+        ("String should ", "a string that should "),
+        ("List should ", "a list that should "),
+    ):
+        if message.startswith(prefix):
+            return instead + message.removeprefix(prefix)
+    return message[:1].lower() + message[1:]
+
+
+def _keys(model: type[BaseModel], location: Location) -> list[str]:
+    """Valid keys of the model that sits at a location."""
+    annotation: Any = model
+    for step in location:
+        owner = _model_of(annotation)
+        if owner is not None and step in owner.model_fields:
+            annotation = owner.model_fields[str(step)].annotation
+    owner = _model_of(annotation)
+    return [field.alias or name for name, field in owner.model_fields.items()] if owner else []
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The model in an annotation such as `Model`, `Model | None`, `list[Model]` or `dict[str, Model]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_of(part))), None)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "mapping", list: "list", str: "string", int: "whole number", float: "number", bool: "boolean"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

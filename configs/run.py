@@ -1,0 +1,104 @@
+"""What a run may say: every key of `configs/<plant>.yaml`, its type, range and default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+# Strict mode would refuse a path that YAML can only write as a string.
+FilePath = Annotated[Path, Field(strict=False)]
+
+
+class Strict(BaseModel):
+    """A frozen model that refuses unknown keys, ill-typed values, NaN and infinity."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Data(Strict):
+    """How files named on the command line become a dataset."""
+
+    format: Literal["historian", "neorl2"] = "historian"
+    mapping: FilePath | None = None
+    """Mapping of a historian's tags; relative to the run's own file."""
+    max_quarantined: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+    """Share of rows that may fail validation before the dataset is refused."""
+    held_out: Fraction = 0.2
+    """Share of episodes kept from training, for selection."""
+
+    @model_validator(mode="after")
+    def historian_needs_mapping(self) -> Data:
+        if self.format == "historian" and self.mapping is None:
+            raise ValueError("expected a 'mapping' with format 'historian', got none: name the mapping's file")
+        if self.format == "neorl2" and self.mapping is not None:
+            raise ValueError("expected no 'mapping' with format 'neorl2', got one: take it out")
+        return self
+
+
+class Train(Strict):
+    """The population that is trained."""
+
+    algorithm: Name = "td3_bc"
+    updates: Count = 20_000
+    batch_size: Count = 256
+    seeds: Count = 4
+    checkpoint_every: Count = 2_000
+    """Updates between checkpoints: what a killed run may lose."""
+    hyperparameters: dict[Name, float | int | list[float | int]] = {}
+    """Overrides of the algorithm's own defaults, the same for all members."""
+    grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = {}
+    """Hyper-parameters that members differ in; the population is seeds x the product of these lists."""
+
+
+class Evaluate(Strict):
+    """Off-policy evaluation on held-out episodes, and rollouts for the record."""
+
+    fqe_updates: Count = 4_000
+    bootstraps: Annotated[int, Field(ge=2)] = 1_000
+    discount: Fraction = 0.99
+    confidence: Fraction = 0.95
+    rollouts: Count = 256
+
+
+class Certify(Strict):
+    """The statistical certificate: P(violation) <= p0 with this confidence, over this operating domain."""
+
+    p0: Fraction = 1e-3
+    confidence: Fraction = 0.95
+    max_episodes: Count = 30_000
+    domain: dict[Name, float] = {}
+    """Overrides of the plant's default operating domain."""
+
+
+class Gates(Strict):
+    """What a candidate has to show besides its certificate."""
+
+    beat_plant: bool = True
+    """Whether lower bounds above the plant's own controller are required, on logs and on the twin, or only shown."""
+
+
+class RunConfig(Strict):
+    """One run of the retraining flow."""
+
+    plant: Name
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    data: Data
+    train: Train = Train()
+    evaluate: Evaluate = Evaluate()
+    certify: Certify = Certify()
+    gates: Gates = Gates()
+    approval: Literal["auto", "required"] = "required"
+    concurrency: Literal["wait", "refuse"] = "refuse"
+    """What a second run of the same plant does while one is going on."""
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that the run's results depend on, as JSON, without paths: what digests are taken of.
+
+        The mapping file counts by its content, which the caller adds; approval and concurrency change no result.
+        """
+        return self.model_dump(mode="json", exclude={"data": {"mapping"}, "approval": True, "concurrency": True})
