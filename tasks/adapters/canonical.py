@@ -1,0 +1,128 @@
+"""Canonical bytes, digests and atomic files: what every artefact's identity rests on."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.errors import BadInput
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte string that stands for a JSON value: sorted keys, no white space, UTF-8, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def sha256_hex(data: bytes) -> str:
+    """SHA-256 in lower-case hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_json(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON."""
+    return sha256_hex(canonical_json(value))
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def no_space_is_bad_input(path: Path) -> Iterator[None]:
+    """Turn a full disk, or a quota, into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise BadInput(
+            f"expected room to write {path.name}, got '{error.strerror}' in {path.parent}: "
+            "free some space there or point NEORL_HOME to another disk, then run the same command again."
+        ) from error
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give a finished temporary file its name, durably: readers see the old file or the whole new one."""
+    descriptor = os.open(temporary, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
+    fsync_folder(path.parent)
+
+
+def write_atomic(path: Path, data: bytes) -> Path:
+    """Write a file whole or not at all.
+
+    Raises:
+        BadInput: when the disk or the quota is full; nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with no_space_is_bad_input(path):
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            publish(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Write a JSON value in its canonical form, atomically."""
+    return write_atomic(path, canonical_json(value) + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        BadInput: when the file is missing or is not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise BadInput(f"expected a file at {path}, got none: check the path.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"expected JSON in {path}, got {error}: restore the file or make it again.") from error
+
+
+def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """An npz whose bytes depend on its arrays alone: sorted names, no clock, no compression."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(arrays):
+            member = io.BytesIO()
+            np.lib.format.write_array(member, arrays[name], version=(1, 0), allow_pickle=False)
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3
+            archive.writestr(entry, member.getvalue())
+    return buffer.getvalue()

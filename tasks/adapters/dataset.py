@@ -1,0 +1,311 @@
+"""The dataset store: a manifest names immutable shards, and the manifest's SHA-256 is the dataset's name.
+
+<root>/manifests/<digest>.json   what the dataset is: spec, provenance, shards
+<root>/shards/<sha256>.h5        rows; shared by all manifests, so an append copies nothing
+<root>/views/<sha256>.h5         one virtual file over all shards of a manifest, for other libraries
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput, Refused
+from neorl_core.types import PlantSpec
+from tasks.adapters.canonical import canonical_json, file_sha256, sha256_hex, write_atomic
+from tasks.adapters.shards import LIBVER, ROW_KEYS, Rows, check_content, check_file, open_shard, write_shard
+
+SCHEMA = 1
+SHARD_BYTES = 32 * 2**20
+"""Rows of about this many bytes make a shard; it is the memory that writing takes, whatever the dataset's size."""
+
+
+def spec_record(spec: PlantSpec) -> dict[str, Any]:
+    """A plant's spec as JSON; an infinite bound becomes the string 'inf' or '-inf'."""
+
+    def plain(value: Any) -> Any:
+        if hasattr(value, "_asdict"):
+            return {name: plain(item) for name, item in value._asdict().items()}
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, float) and np.isinf(value):
+            return str(value)
+        return value
+
+    record: dict[str, Any] = plain(spec)
+    return record
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset on disk, opened by its digest; nothing is read before its files' digests are checked."""
+
+    root: Path
+    digest: str
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, root: Path, digest: str, verify: bool = True) -> Dataset:
+        """Open a dataset.
+
+        Args:
+            root: the plant's folder of datasets.
+            digest: the dataset's name.
+            verify: hold every shard's file against its SHA-256 first.
+
+        Raises:
+            BadInput: when there is no such dataset.
+            Refused: when a manifest, shard or view is not what its digest says.
+        """
+        path = root / "manifests" / f"{digest}.json"
+        if not path.exists():
+            raise BadInput(f"expected dataset {digest} in {root}, got no such manifest: ingest its sources again.")
+        data = path.read_bytes()
+        if (got := sha256_hex(data)) != digest:
+            raise Refused(
+                f"expected manifest {path.name} to have SHA-256 {digest}, got {got}: "
+                "restore it from a backup or ingest its sources again."
+            )
+        dataset = cls(root, digest, json.loads(data))
+        if verify:
+            for record in dataset.manifest["shards"]:
+                check_file(dataset.shard_path(record), record)
+        return dataset
+
+    def shard_path(self, record: Mapping[str, Any]) -> Path:
+        """The file of a shard's record in the manifest."""
+        return self.root / "shards" / str(record["file"])
+
+    @property
+    def view_path(self) -> Path:
+        """The virtual file that shows all shards as one."""
+        return self.root / "views" / str(self.manifest["view"]["file"])
+
+    @property
+    def rows(self) -> int:
+        """How many rows all shards hold."""
+        return sum(int(record["rows"]) for record in self.manifest["shards"])
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that have one entry per row."""
+        return tuple(self.manifest["keys"])
+
+    @property
+    def episodes(self) -> npt.NDArray[np.int64]:
+        """Where episodes begin, and one past the last row: (E + 1,)."""
+        return np.append(self._per_episode("episode_starts"), self.rows).astype(np.int64)
+
+    def _per_episode(self, key: str) -> npt.NDArray[Any]:
+        parts, first = [], 0
+        for record in self.manifest["shards"]:
+            with open_shard(self.shard_path(record)) as file:
+                parts.append(file[key][:] + (first if key == "episode_starts" else 0))
+            first += int(record["rows"])
+        return np.concatenate(parts)
+
+    def blocks(self, keys: Sequence[str] | None = None, rows: int = 65536) -> Iterator[Rows]:
+        """Consecutive blocks of at most `rows` rows, in order; a block never spans shards."""
+        names = self._known(keys)
+        for record in self.manifest["shards"]:
+            with open_shard(self.shard_path(record)) as file:
+                for start in range(0, int(record["rows"]), rows):
+                    yield {key: file[key][start : start + rows] for key in names}
+
+    def arrays(self, keys: Sequence[str] | None = None) -> Rows:
+        """All rows, resident, with `episode_starts` (E,): every array (N, ...)."""
+        names = self._known(keys)
+        parts = list(self.blocks(names))
+        arrays = {key: np.concatenate([part[key] for part in parts]) for key in names}
+        return arrays | {"episode_starts": self.episodes[:-1]}
+
+    def _known(self, keys: Sequence[str] | None) -> tuple[str, ...]:
+        names = tuple(key for key in (keys or self.keys) if key != "episode_starts")
+        if unknown := [key for key in names if key not in self.keys]:
+            raise BadInput(f"expected keys among {', '.join(self.keys)}, got '{unknown[0]}': ask for one of those.")
+        return names
+
+    def split(self, held_out: float = 0.2) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Divide episodes by a hash of what they hold, so that an append moves no episode from one side to the other.
+
+        Args:
+            held_out: share of episodes to hold out, between 0 and 1.
+
+        Returns:
+            Episode numbers for training (E - h,) and held out (h,). Each side gets one where there are two or more:
+            a small dataset whose hashes all fall on one side gives up its nearest episode.
+        """
+        digests = self._per_episode("episode_digests")
+        position = digests[:, :8].copy().view(">u8")[:, 0] / 2.0**64
+        out = position < held_out
+        if len(out) > 1 and out.all():
+            out[np.argmax(position)] = False
+        if len(out) > 1 and not out.any():
+            out[np.argmin(position)] = True
+        return np.flatnonzero(~out), np.flatnonzero(out)
+
+    def verify(self) -> None:
+        """Hold every file against its SHA-256 and every shard's rows against their content digest.
+
+        Raises:
+            Refused: naming the shard, view or quarantine file that is not what the manifest says.
+        """
+        for record in self.manifest["shards"]:
+            check_file(self.shard_path(record), record)
+            check_content(self.shard_path(record), record)
+        view = self.manifest["view"]
+        others = [(self.view_path, str(view["sha256"]))]
+        for entry in self.manifest["provenance"]:
+            for source in entry.get("sources", ()):
+                others += [(self.root / part["file"], part["sha256"]) for part in source["quarantine"]]
+        for path, sha256 in others:
+            if not path.exists() or file_sha256(path) != sha256:
+                raise Refused(
+                    f"expected {path.parent.name}/{path.name} to have SHA-256 {sha256}, got another file or none: "
+                    "remove it and ingest the sources again."
+                )
+
+
+class DatasetWriter:
+    """Writes a dataset shard by shard; used as a context manager, and `commit` gives it its name.
+
+    Without `commit` no manifest is written, so a dataset exists whole or not at all; shards left by an interrupted
+    writer are found again by their digest.
+
+    Args:
+        root: the plant's folder of datasets.
+        spec: the plant.
+        parent: the dataset to append to; its shards are named again, not copied.
+        shard_bytes: size at which a shard is closed, at the next end of an episode.
+    """
+
+    def __init__(
+        self, root: Path, spec: PlantSpec, parent: Dataset | None = None, shard_bytes: int = SHARD_BYTES
+    ) -> None:
+        self.root, self.spec, self.shard_bytes = root, spec, shard_bytes
+        self.shards: list[dict[str, Any]] = list(parent.manifest["shards"]) if parent else []
+        self.provenance: list[dict[str, Any]] = list(parent.manifest["provenance"]) if parent else []
+        self.keys: list[str] = list(parent.manifest["keys"]) if parent else []
+        self._parts: list[Rows] = []
+        self._bytes = 0
+        if parent and parent.manifest["spec"] != spec_record(spec):
+            raise BadInput(
+                f"expected dataset {parent.digest} to be of plant {spec.name} as it is now, got another spec: "
+                "ingest its sources again."
+            )
+        (root / "shards").mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._parts.clear()
+
+    def append(self, rows: Rows) -> None:
+        """Add consecutive rows (n, ...); an episode may go on over several calls."""
+        keys = [key for key in ROW_KEYS if key in rows]
+        self.adopt_keys(keys)
+        ends = np.flatnonzero(rows["terminals"] | rows["timeouts"])
+        size = sum(rows[key].nbytes for key in keys)
+        if len(ends) and self._bytes + size >= self.shard_bytes:
+            cut = int(ends[-1]) + 1
+            self._keep({key: rows[key][:cut] for key in keys})
+            self.close_shard()
+            rows = {key: rows[key][cut:] for key in keys}
+        self._keep({key: rows[key] for key in keys})
+
+    def adopt_keys(self, keys: Sequence[str]) -> None:
+        """Hold the keys of rows to come against those already there."""
+        if self.keys and list(keys) != self.keys:
+            raise BadInput(
+                f"expected rows with {', '.join(self.keys)}, got {', '.join(keys)}: "
+                "ingest sources with and without timestamps into datasets of their own."
+            )
+        self.keys = list(keys)
+
+    def _keep(self, rows: Rows) -> None:
+        if len(rows["rewards"]):
+            # A copy, for a slice would keep alive the larger block it was cut from.
+            self._parts.append({key: values.copy() for key, values in rows.items()})
+            self._bytes += sum(values.nbytes for values in rows.values())
+
+    def close_shard(self) -> None:
+        """Write the rows at hand as a shard."""
+        if self._parts:
+            self.adopt_shards([write_shard(self.root / "shards", self._parts)])
+        self._parts, self._bytes = [], 0
+
+    def adopt_shards(self, records: Sequence[dict[str, Any]]) -> None:
+        """Name shards that are in the folder already; one that is named before is a mistake of the caller's sources."""
+        known = {record["sha256"] for record in self.shards}
+        if doubled := [record["file"] for record in records if record["sha256"] in known]:
+            raise BadInput(f"expected new rows, got those of shard {doubled[0]} a second time: give each source once.")
+        self.shards.extend(records)
+
+    def commit(self, provenance: Mapping[str, Any]) -> str:
+        """Write the view and the manifest.
+
+        Args:
+            provenance: where the rows came from: digests of sources, mapping and code; JSON.
+
+        Returns:
+            The dataset's digest.
+
+        Raises:
+            BadInput: when there are no rows, or no room to write.
+        """
+        self.close_shard()
+        if not self.shards:
+            raise BadInput("expected at least one row, got an empty dataset: check the sources and the mapping.")
+        view = _virtual_view(self.root / "shards", self.shards, self.keys)
+        view_sha256 = sha256_hex(view)
+        manifest = {
+            "schema": SCHEMA,
+            "spec": spec_record(self.spec),
+            "provenance": [*self.provenance, dict(provenance)],
+            "keys": self.keys,
+            "shards": self.shards,
+            "view": {"file": f"{view_sha256}.h5", "sha256": view_sha256},
+        }
+        data = canonical_json(manifest)
+        digest = sha256_hex(data)
+        write_atomic(self.root / "views" / f"{view_sha256}.h5", view)
+        write_atomic(self.root / "manifests" / f"{digest}.json", data)
+        return digest
+
+
+def _virtual_view(folder: Path, shards: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> bytes:
+    """An HDF5 file whose datasets lie in the shards; the same shards make the same bytes."""
+    rows = [int(record["rows"]) for record in shards]
+    first = np.cumsum([0, *rows])
+    starts, tails = [], {}
+    for record, offset in zip(shards, first, strict=False):
+        with open_shard(folder / record["file"]) as file:
+            starts.append(file["episode_starts"][:] + offset)
+            tails = {key: file[key].shape[1:] for key in keys}
+    image = io.BytesIO()
+    with h5py.File(image, "w", libver=LIBVER) as view:
+        view.create_dataset("episode_starts", data=np.concatenate(starts), track_times=False)
+        for key in keys:
+            # The low-level interface, because the high-level one stamps virtual datasets with the time.
+            plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plan.set_obj_track_times(False)
+            space = h5py.h5s.create_simple((int(first[-1]), *tails[key]))
+            for record, offset, count in zip(shards, first, rows, strict=False):
+                shape = (count, *tails[key])
+                space.select_hyperslab((int(offset), *(0 for _ in tails[key])), shape)
+                source = f"../shards/{record['file']}".encode()
+                plan.set_virtual(space, source, key.encode(), h5py.h5s.create_simple(shape))
+            space.select_all()
+            kind = h5py.h5t.py_create(ROW_KEYS[key], logical=True)
+            h5py.h5d.create(view.id, name=key.encode(), tid=kind, space=space, dcpl=plan)
+    return image.getvalue()

@@ -1,0 +1,321 @@
+"""Tables judged by pandera (schemas) and Great Expectations (summary tables, with Data Docs that open offline)."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+MAX_CASES = 3
+"""Failure cases that are told of; a schema's report can hold millions."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A number of a summary table and where it should lie."""
+
+    table: Literal["episodes", "dataset"]
+    column: str
+    low: float | None
+    high: float | None
+    refuses: bool
+    """Whether failing it refuses the dataset; otherwise it warns."""
+    reason: str
+    """What to say when it fails: expected, got, cure."""
+    of: Literal["values", "median"] = "values"
+
+
+def check_episode_table(columns: Columns) -> list[str]:
+    """Hold the table of episodes to its schema: unique numbers, whole lengths, finite and ordered statistics.
+
+    Returns:
+        One sentence per failed rule.
+    """
+    import pandera.polars as pa
+    import polars as pl
+
+    frame = pl.DataFrame(dict(columns))
+    # In pandera an infinity is no null, so finiteness is a check of its own.
+    finite = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()), name="is finite")
+    schema = pa.DataFrameSchema(
+        {
+            "episode": pa.Column(pl.Int64, unique=True),
+            "length": pa.Column(pl.Int64, pa.Check.ge(1)),
+        }
+        | {name: pa.Column(pl.Float64, finite) for name in columns if name not in ("episode", "length")},
+        strict=True,
+    )
+    reasons = _failures(schema, frame, "the table of episodes")
+    for name in (key.removesuffix(" mean") for key in columns if key.endswith(" mean")):
+        slack = 1e-6 * (1 + frame[f"{name} max"].abs())
+        ordered = (frame[f"{name} min"] <= frame[f"{name} mean"] + slack) & (
+            frame[f"{name} mean"] <= frame[f"{name} max"] + slack
+        )
+        if not ordered.all():
+            reasons.append(f"expected min <= mean <= max of {name} in every episode, got none such: ingest it again.")
+    return reasons
+
+
+def check_historian_table(frame: pl.DataFrame) -> None:
+    """Hold a historian's long table to its schema: tag, timestamp (UTC), value, status with an OPC UA severity.
+
+    Raises:
+        BadInput: when a column is missing or of another type, or a status has the reserved severity.
+    """
+    import pandera.polars as pa
+    import polars as pl
+
+    severity = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key) // 2**30 < 3), name="severity is known")
+    schema = pa.DataFrameSchema(
+        {
+            "tag": pa.Column(pl.String),
+            "timestamp": pa.Column(pl.Datetime("ns", "UTC")),
+            "value": pa.Column(pl.Float64, nullable=True),
+            "status": pa.Column(pl.UInt32, severity),
+        }
+    )
+    if reasons := _failures(schema, frame, "the historian's table"):
+        raise BadInput(reasons[0])
+
+
+def _failures(schema: Any, frame: pl.DataFrame, what: str) -> list[str]:
+    from pandera.errors import SchemaErrors
+
+    try:
+        schema.validate(frame, lazy=True)
+    except SchemaErrors as error:
+        cases = error.failure_cases.head(MAX_CASES).to_dicts()
+        return [
+            f"expected {what} to hold its schema, got {case['failure_case']} in column {case['column']} "
+            f"({case['check']}): correct the source and ingest it again."
+            for case in cases
+        ]
+    return []
+
+
+def judge(
+    plant: str,
+    digest: str,
+    tables: Mapping[str, Columns],
+    checks: Sequence[Check],
+    found: Sequence[str],
+    folder: Path,
+) -> tuple[list[Check], Path]:
+    """Run checks as Great Expectations suites, one per table, and write the Data Docs.
+
+    Args:
+        plant: for titles.
+        digest: of the dataset.
+        tables: columns by name, by table.
+        checks: what is expected.
+        found: reasons for refusal that were found before; the first page shows them too.
+        folder: of the Data Docs; replaced whole.
+
+    Returns:
+        The checks that failed, and the first page.
+    """
+    gx = _great_expectations()
+    import pandas as pd
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
+    building.chmod(0o755)
+    old = building.with_name(f"{building.name}.old")
+    try:
+        context = gx.get_context(mode="ephemeral")
+        context.variables.progress_bars = {"globally": False}
+        context.delete_data_docs_site("local_site")
+        context.add_data_docs_site(
+            "local_site",
+            {
+                "class_name": "SiteBuilder",
+                "show_how_to_buttons": False,
+                "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(building)},
+                "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+            },
+        )
+        source = context.data_sources.add_pandas(plant)
+        failed: list[Check] = []
+        for name, columns in tables.items():
+            asset = source.add_dataframe_asset(name)
+            suite = context.suites.add(gx.ExpectationSuite(name=f"{plant} {name}"))
+            for i, check in enumerate(checks):
+                if check.table == name:
+                    suite.add_expectation(_expectation(gx.expectations, check, i))
+            definition = context.validation_definitions.add(
+                gx.ValidationDefinition(
+                    name=f"{plant} {name}", data=asset.add_batch_definition_whole_dataframe("all"), suite=suite
+                )
+            )
+            frame = pd.DataFrame({key: np.asarray(values) for key, values in columns.items()})
+            checkpoint = gx.Checkpoint(name=name, validation_definitions=[definition], actions=[])
+            context.checkpoints.add(checkpoint)
+            ran = checkpoint.run(
+                batch_parameters={"dataframe": frame}, run_id=gx.RunIdentifier(run_name=f"dataset {digest[:12]}")
+            )
+            for result in ran.run_results.values():
+                failed += [checks[r.expectation_config.meta["check"]] for r in result.results if not r.success]
+        context.build_data_docs()
+        _make_offline(building)
+        first = _first_page(plant, digest, tables["dataset"], checks, failed, found, building)
+        (building / "index.html").write_text(first, encoding="utf-8")
+        if folder.exists():
+            # Aside first: whoever reads meanwhile, or kills this, never meets half of the old pages.
+            os.replace(folder, old)
+        os.replace(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    return failed, folder / "index.html"
+
+
+def _great_expectations() -> Any:
+    """The library, imported late for its import takes seconds, without its telemetry."""
+    os.environ.update(GX_ANALYTICS_ENABLED="false", DO_NOT_TRACK="true")
+    with warnings.catch_warnings():
+        # It imports sre_constants, deprecated in Python 3.11.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import great_expectations
+    return great_expectations
+
+
+def _expectation(kinds: Any, check: Check, number: int) -> Any:
+    kind = kinds.ExpectColumnValuesToBeBetween if check.of == "values" else kinds.ExpectColumnMedianToBeBetween
+    return kind(
+        column=check.column,
+        min_value=check.low,
+        max_value=check.high,
+        severity="critical" if check.refuses else "warning",
+        meta={"check": number},
+    )
+
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#1c2733;margin:0;background:#fff}
+main,.container-fluid{max-width:1100px;margin:0 auto;padding:1rem 1.5rem}
+h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.1rem;margin:1.4rem 0 .4rem}h4{margin:.3rem 0}
+table{border-collapse:collapse;width:100%;margin:.4rem 0}
+th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #dde3ea;vertical-align:top}
+td.n{text-align:right;font-variant-numeric:tabular-nums}
+.badge{background:#e8edf3;border-radius:3px;padding:0 .35em;font-family:ui-monospace,monospace}
+.alert{background:#f2f5f8;border-left:4px solid #8aa0b6;padding:.4rem .8rem;margin:1rem 0 .3rem}
+.alert h5,.alert h6{margin:0;font-size:1rem}.card{border:1px solid #dde3ea;padding:.4rem .8rem;margin:.4rem 0}
+.ok,.text-success{color:#186a3b}.no,.text-danger{color:#a93226}.warn,.text-warning{color:#9a6700}
+.fa-check-circle::before{content:"✓"}.fa-times::before{content:"✗"}.fa-exclamation-triangle::before{content:"!"}
+i{font-style:normal;font-weight:700}
+.verdict{font-size:1.15rem;font-weight:600}
+nav ul,nav ol{list-style:none;padding:0}nav li{display:inline;margin-right:.8rem}
+.btn-group,.collapse,[data-toggle=collapse],
+.cooltip .top,footer,.ge-walkthrough-modal,.navbar-brand,nav+.card{display:none}
+"""
+
+REMOTE = re.compile(r"<script\b.*?</script>|<link\b[^>]*>|<img\b[^>]*>|<footer\b.*?</footer>|<style\b.*?</style>", re.S)
+ACTIONS = re.compile(
+    r'<div class="card mb-3">\s*<div class="card-header p-2">\s*<strong>Actions</strong>.*?(?=<div class="card d-md)',
+    re.S,
+)
+
+
+def _make_offline(site: Path) -> None:
+    """Take out of the pages what they would fetch from elsewhere, and give them a style that they carry along."""
+    shutil.rmtree(site / "static", ignore_errors=True)
+    for page in site.rglob("*.html"):
+        text = ACTIONS.sub("", REMOTE.sub("", page.read_text(encoding="utf-8")))
+        page.write_text(text.replace("</head>", f"<style>{STYLE}</style></head>", 1), encoding="utf-8")
+
+
+def _first_page(
+    plant: str,
+    digest: str,
+    dataset: Columns,
+    checks: Sequence[Check],
+    failed: Sequence[Check],
+    found: Sequence[str],
+    site: Path,
+) -> str:
+    """The verdict, its reasons and every check, in place of an index that only scripts could fill."""
+    say = html.escape
+    refusals = [*found, *(check.reason for check in failed if check.refuses)]
+    warnings = [check.reason for check in failed if not check.refuses]
+    pages = sorted(path.relative_to(site) for path in (site / "validations").rglob("*.html"))
+    links = " · ".join(f'<a href="{quote(page.as_posix())}">{say(page.parts[1])}</a>' for page in pages)
+    verdict = '<span class="no">refused</span>' if refusals else '<span class="ok">passed</span>'
+    body = [
+        f"<h1>Data validation of {say(plant)}</h1>",
+        f'<p class="verdict">{verdict}: {len(checks) - len(failed)} of {len(checks)} expectations hold</p>',
+        f'<p>Dataset <span class="badge">{say(digest[:12])}</span> · in detail: {links}</p>',
+    ]
+    for title, kind, sentences in (("Reasons", "no", refusals), ("Warnings", "warn", warnings)):
+        if sentences:
+            items = "".join(f'<li class="{kind}">{say(sentence)}</li>' for sentence in sentences)
+            body.append(f"<h2>{title}</h2><ul>{items}</ul>")
+    by_column = {check.column: check for check in checks if check.table == "dataset"}
+
+    def cell(name: str) -> str:
+        check = by_column.get(name)
+        mark = "" if check is None else _mark(check, check in failed) + " "
+        value, wanted = _number(float(dataset[name][0])), say(_wanted(check)) if check else ""
+        return f'<td class="n" title="{wanted}">{mark}{value}</td>'
+
+    whole = [name for name in dataset if ": " not in name]
+    rows = "".join(
+        f"<tr><td>{say(name)}</td>{cell(name)}<td>{_wanted(by_column[name]) if name in by_column else ''}</td></tr>"
+        for name in whole
+    )
+    head = "<tr><th>Quantity</th><th>Observed</th><th>Expected</th></tr>"
+    body.append(f"<h2>The dataset</h2><table>{head}{rows}</table>")
+    pairs = [name.split(": ", 1) for name in dataset if ": " in name]
+    whats = list(dict.fromkeys(what for _, what in pairs))
+    head = "".join(f"<th>{say(what)}</th>" for what in whats)
+    rows = "".join(
+        f"<tr><td>{say(signal)}</td>"
+        + "".join(cell(f"{signal}: {what}") if f"{signal}: {what}" in dataset else "<td></td>" for what in whats)
+        + "</tr>"
+        for signal in dict.fromkeys(signal for signal, _ in pairs)
+    )
+    body.append(f"<h2>Its signals</h2><table><tr><th>Signal</th>{head}</tr>{rows}</table>")
+    limits = "".join(
+        f"<tr><td>{_mark(check, check in failed)}</td><td>{say(check.column)}</td><td>{say(_wanted(check))}</td></tr>"
+        for check in checks
+        if check.table == "episodes"
+    )
+    body.append(f"<h2>Expected of every episode</h2><table>{limits}</table>")
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>Data validation of {say(plant)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _mark(check: Check, failed: bool) -> str:
+    if not failed:
+        return '<i class="ok">✓</i>'
+    return '<i class="no">✗</i>' if check.refuses else '<i class="warn">!</i>'
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value.is_integer() else f"{value:.4g}"
+
+
+def _wanted(check: Check) -> str:
+    if check.low is not None and check.high is not None:
+        return f"{check.low:.4g} to {check.high:.4g}"
+    return f"at least {check.low:.4g}" if check.low is not None else f"at most {check.high:.4g}"

@@ -1,0 +1,112 @@
+"""RFC 6962 Merkle trees: one digest over many records, and short proofs that a record is among them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+
+def leaf_hash(leaf: bytes) -> bytes:
+    """SHA-256(0x00 || leaf). RFC 6962, section 2.1: the prefix keeps a node from posing as a leaf."""
+    return hashlib.sha256(b"\x00" + leaf).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """SHA-256(0x01 || left || right). RFC 6962, section 2.1."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+class MerkleTree:
+    """A tree that grows by appending and keeps only the roots of its complete subtrees: O(log n) memory."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._subtrees: list[bytes] = []
+
+    def append(self, leaf: bytes) -> None:
+        """Add a leaf at the right."""
+        node = leaf_hash(leaf)
+        # Each trailing one bit of the size is a complete subtree that the new leaf completes to a larger one.
+        size = self.size
+        while size & 1:
+            node = node_hash(self._subtrees.pop(), node)
+            size >>= 1
+        self._subtrees.append(node)
+        self.size += 1
+
+    def root(self) -> bytes:
+        """The Merkle tree hash of the leaves so far; SHA-256 of nothing when there are none."""
+        if not self._subtrees:
+            return hashlib.sha256(b"").digest()
+        root = self._subtrees[-1]
+        for subtree in reversed(self._subtrees[:-1]):
+            root = node_hash(subtree, root)
+        return root
+
+
+def merkle_root(leaves: Iterable[bytes]) -> bytes:
+    """The Merkle tree hash of a stream of leaves.
+
+    MTH(D[n]) = H(0x01 || MTH(D[0:k]) || MTH(D[k:n])), k the largest power of two below n (RFC 6962, section 2.1).
+
+    Args:
+        leaves: records as bytes, read once and not kept.
+
+    Returns:
+        32 bytes.
+    """
+    tree = MerkleTree()
+    for leaf in leaves:
+        tree.append(leaf)
+    return tree.root()
+
+
+def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
+    """The sibling hashes from a leaf up to the root (RFC 6962, section 2.1.1, 'audit path').
+
+    Args:
+        leaves: all n records.
+        index: position of the record to prove, from 0.
+
+    Returns:
+        At most ceil(log2 n) hashes of 32 bytes, the leaf's sibling first.
+
+    Raises:
+        IndexError: when the index is not that of a leaf.
+    """
+    if not 0 <= index < len(leaves):
+        raise IndexError(f"expected a leaf between 0 and {len(leaves) - 1}, got {index}")
+    path: list[bytes] = []
+    level = [leaf_hash(leaf) for leaf in leaves]
+    while len(level) > 1:
+        sibling = index ^ 1
+        if sibling < len(level):
+            path.append(level[sibling])
+        paired = [node_hash(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        # A last node without a partner rises as it is, which makes the same tree as the recursive definition.
+        level = paired + level[len(paired) * 2 :]
+        index >>= 1
+    return path
+
+
+def verify_inclusion(root: bytes, leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> bool:
+    """Whether a proof shows that `leaf` is record `index` of the `size` records under `root`.
+
+    Source: RFC 9162, section 2.1.3.2 (the same tree as RFC 6962).
+    """
+    if not 0 <= index < size:
+        return False
+    node, last = leaf_hash(leaf), size - 1
+    for sibling in proof:
+        if last == 0:
+            return False
+        if index & 1 or index == last:
+            node = node_hash(sibling, node)
+            while not index & 1 and index:
+                index >>= 1
+                last >>= 1
+        else:
+            node = node_hash(node, sibling)
+        index >>= 1
+        last >>= 1
+    return last == 0 and node == root

@@ -1,0 +1,121 @@
+"""The 'Interpolative' aggregate of OPC UA Part 13 (1.04, 3.1.8 and 5.4.3.4): a tag's value and status at given times.
+
+Good and Uncertain values count, Bad ones do not (nor Uncertain ones, when asked). Before the first value there is
+BadNoData. A value that was found across Bad or from Uncertain values is UncertainDataSubNormal, and so is one held
+past the end of the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+GOOD = np.uint32(0x00000000)
+UNCERTAIN = np.uint32(0x40000000)
+UNCERTAIN_SUB_NORMAL = np.uint32(0x40A40000)
+BAD = np.uint32(0x80000000)
+BAD_NO_DATA = np.uint32(0x809B0000)
+"""Status codes of OPC UA Part 4; the two highest bits are the severity."""
+
+Times = npt.NDArray[np.int64]
+Statuses = npt.NDArray[np.uint32]
+
+
+class Samples(NamedTuple):
+    """What a historian holds of one tag, in order of time."""
+
+    times: Times
+    """ns since 1970, UTC, strictly increasing (M,)."""
+    values: npt.NDArray[np.float64]
+    """(M,)"""
+    statuses: Statuses
+    """(M,)"""
+
+
+class Resampled(NamedTuple):
+    """A tag at given times."""
+
+    values: npt.NDArray[np.float64]
+    """(G,); NaN where there is none."""
+    statuses: Statuses
+    """(G,)"""
+    reach: Times
+    """ns between the values that were used, or since a held value lost its validity; 0 at a raw value (G,)."""
+    across_bad: npt.NDArray[np.bool_]
+    """Whether Bad values were passed over (G,)."""
+
+
+def severity(statuses: Statuses) -> npt.NDArray[Any]:
+    """0 Good, 1 Uncertain, 2 (or 3) Bad."""
+    return statuses >> 30
+
+
+def interpolative(
+    samples: Samples,
+    at: Times,
+    stepped: bool,
+    uncertain_is_bad: bool = False,
+    end: int | None = None,
+) -> Resampled:
+    """Value and status at each time.
+
+    Sloped: v = v0 + (t − t0)(v1 − v0)/(t1 − t0) between the nearest non-Bad values at t0 ≤ t < t1. Stepped: v = v0.
+
+    Args:
+        samples: the tag's history (M,).
+        at: times (G,), ns, increasing.
+        stepped: whether a value holds until the next.
+        uncertain_is_bad: the aggregate's TreatUncertainAsBad.
+        end: time [ns] up to which the tag is known to be archived; its last value when not given. A tag that is
+            archived only when it changes holds its value until then.
+
+    Returns:
+        Arrays (G,).
+    """
+    found = severity(samples.statuses)
+    usable = (found == 0) | ((found == 1) & (not uncertain_is_bad))
+    usable &= np.isfinite(samples.values)
+    times, values, codes = samples.times[usable], samples.values[usable], samples.statuses[usable]
+    bad_times = samples.times[~usable]
+    if not len(times):
+        nothing = np.full(len(at), np.nan)
+        bad_before = np.searchsorted(bad_times, at, side="right") > 0
+        return Resampled(nothing, np.full(len(at), BAD_NO_DATA), np.zeros(len(at), np.int64), bad_before)
+
+    before = np.searchsorted(times, at, side="right") - 1
+    known = before >= 0
+    before = np.maximum(before, 0)
+    exact = known & (times[before] == at)
+    after = np.minimum(before + 1, len(times) - 1)
+    beyond = known & ~exact & (before == len(times) - 1)
+    passed = np.searchsorted(bad_times, times[before], side="right")
+    if stepped:
+        value = values[before]
+        last_bad = np.searchsorted(bad_times, at, side="right")
+        across = last_bad > passed
+        doubtful = severity(codes[before]) == 1
+        if len(bad_times):
+            reach = np.where(across, at - bad_times[np.minimum(passed, len(bad_times) - 1)], 0)
+        else:
+            reach = np.zeros(len(at), np.int64)
+        beyond &= at > (times[-1] if end is None else end)
+    else:
+        width = times[after] - times[before]
+        share = np.where(width > 0, (at - times[before]) / np.maximum(width, 1), 0.0)
+        value = values[before] + share * (values[after] - values[before])
+        last_bad = np.where(beyond, len(bad_times), np.searchsorted(bad_times, times[after], side="left"))
+        across = last_bad > passed
+        doubtful = (severity(codes[before]) == 1) | (severity(codes[after]) == 1)
+        reach = np.where(beyond, at - times[before], width)
+    across = across & ~exact & known
+    status = np.where(across | doubtful | beyond, UNCERTAIN_SUB_NORMAL, GOOD)
+    status = np.where(exact, codes[before], status)
+    status = np.where(known, status, BAD_NO_DATA)
+    return Resampled(
+        values=np.where(known, value, np.nan),
+        statuses=status.astype(np.uint32),
+        reach=np.where(known & ~exact, reach, 0).astype(np.int64),
+        across_bad=across,
+    )

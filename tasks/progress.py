@@ -1,0 +1,94 @@
+"""Progress of a long stage, with rate and time left: a bar on a terminal, lines in a log, an artifact in Prefect."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+Report = Callable[[int, int, str], None]
+"""(done, total, unit): what a long stage tells of itself."""
+
+SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_ARTIFACTS = 2.0
+
+
+class StageProgress:
+    """Shows `(done, total, unit)` reports of one stage; use it as a context manager and call it.
+
+    Args:
+        stage: name shown before the bar and on the artifact.
+
+    Example:
+        >>> with StageProgress("train") as report:  # doctest: +SKIP
+        ...     report(500, 20_000, "updates")
+    """
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+        self._artifact: object | None = None
+        self._mute = False
+        self._start = self._line = self._published = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __call__(self, done: int, total: int, unit: str) -> None:
+        now = time.monotonic()
+        if self._bar is None and self._console.is_terminal:
+            columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.fields[rate]}"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
+            self._bar.add_task(self._stage, total=total, rate="")
+            self._bar.start()
+        if self._first is None:
+            # What was done before (a resumed run) or while compiling says nothing about the rate.
+            self._first, self._start, self._published = done, now, now - SECONDS_BETWEEN_ARTIFACTS
+            self._line = now
+        rate = (done - self._first) / max(now - self._start, 1e-9) if done > self._first else 0.0
+        left = f", {(total - done) / rate:,.0f} s left" if rate and done < total else ""
+        text = f"{done:,} of {total:,} {unit}" + (f", {rate:,.0f} {unit}/s{left}" if rate else "")
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total, rate=text.split(", ")[0])
+            if rate:
+                self._bar.update(self._bar.task_ids[0], rate=f"{done:,}/{total:,}  {rate:,.0f} {unit}/s")
+        elif now - self._line > SECONDS_BETWEEN_LINES or done >= total:
+            print(f"  {self._stage}: {text}", file=sys.stderr, flush=True)
+            self._line = now
+        if now - self._published >= SECONDS_BETWEEN_ARTIFACTS or done >= total:
+            self._publish(100.0 * done / max(total, 1), text)
+            self._published = now
+
+    def _publish(self, percent: float, text: str) -> None:
+        if self._mute or "prefect" not in sys.modules:  # no flow is running, and importing it takes a second
+            return
+        import httpx
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+        from prefect.context import TaskRunContext
+
+        if TaskRunContext.get() is None:
+            return
+        description = f"{self._stage}: {text}"
+        try:
+            if self._artifact is None:
+                key = f"{self._stage}-progress"
+                self._artifact = create_progress_artifact(percent, key=key, description=description)
+            else:
+                update_progress_artifact(self._artifact, percent, description=description)  # type: ignore[arg-type]
+        except httpx.HTTPError as error:
+            # A picture of the progress is not worth the work it shows; the next stage will tell of a server gone.
+            self._mute = True
+            print(f"  {self._stage}: progress not shown in Prefect ({type(error).__name__})", file=sys.stderr)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
