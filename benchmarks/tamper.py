@@ -1,0 +1,266 @@
+"""Alter copies of a home in every way the threat model names, and count what the audit finds.
+
+    python -m benchmarks.tamper [--home HOME] [--flips 200] [--seed 0]
+
+Needs a home with a ledger, such as `make run` leaves behind; the home itself is only read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from configs.errors import NeoRLError
+from configs.home import Home
+from tasks.adapters.audit import audit
+from tasks.adapters.canonical import sha256_hex
+from tasks.adapters.ledger import ENTRY_TYPE, GENESIS, TABLE, Ledger
+from tasks.adapters.signing import open_keys
+
+COLUMNS = tuple(TABLE.columns.keys())
+TRIGGERS = ("ledger_no_update", "ledger_no_delete", "ledger_next_only")
+"""What whoever holds the database file drops first."""
+
+
+def copy_home(source: Home, target: Path) -> Home:
+    """Copy what the audit reads: the ledger, the trust root, the key and every file that an entry names."""
+    copy = Home(target)
+    wanted = {source.trust, source.root / "ledger.head", source.root / "keys" / "signing.pem"}
+    for entry in Ledger.open(source, write=False).entries():
+        wanted |= {source.root / file["path"] for file in entry.artefacts}
+    for path in (path for path in wanted if path.exists()):
+        destination = target / path.relative_to(source.root)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, destination)
+    with closing(sqlite3.connect(source.ledger)) as database:
+        # Unlike the bytes of the file, this leaves no remains of moved rows, where a flip would change nothing.
+        database.execute("VACUUM INTO ?", (str(copy.ledger),))
+    return copy
+
+
+@contextmanager
+def altered(path: Path) -> Iterator[None]:
+    """Put a file back as it was."""
+    original = path.read_bytes()
+    try:
+        yield
+    finally:
+        path.write_bytes(original)
+
+
+def flip_byte(path: Path, offset: int, mask: int) -> None:
+    """Change one byte of a file in place."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ mask]))
+
+
+def flip_in_row(path: Path, chance: random.Random) -> tuple[int, str]:
+    """Change one byte of one column of one row through SQL, as an administrator of the database could.
+
+    Returns:
+        The row's sequence and the column's name.
+    """
+    with closing(sqlite3.connect(path)) as database:
+        for trigger in TRIGGERS:
+            database.execute(f"DROP TRIGGER IF EXISTS {trigger}")
+        count = database.execute("SELECT COUNT(*) FROM ledger").fetchone()[0]
+        sequence, column = chance.randint(1, count), chance.choice(COLUMNS)
+        (value,) = database.execute(f"SELECT {column} FROM ledger WHERE sequence = ?", (sequence,)).fetchone()
+        if column == "sequence":
+            altered_value: int | str = value + (1 << chance.randint(10, 30))
+        elif value:
+            at = chance.randrange(len(value))
+            altered_value = value[:at] + chr(ord(value[at]) ^ (1 << chance.randrange(7)) or 1) + value[at + 1 :]
+        else:
+            altered_value = "x"
+        database.execute(f"UPDATE ledger SET {column} = ? WHERE sequence = ?", (altered_value, sequence))
+        database.commit()
+    return sequence, column
+
+
+def row_bytes(path: Path, piece: int = 48) -> list[tuple[int, int]]:
+    """Stretches (offset, length) of the database file that hold rows' content, in the table and in its indices."""
+    raw = path.read_bytes()
+    # The first page holds the schema, whose text repeats the genesis digest, and no rows.
+    rows_from = int.from_bytes(raw[16:18], "big")
+    with closing(sqlite3.connect(path)) as database:
+        values = [
+            value.encode()
+            for row in database.execute("SELECT predecessor, digest, timestamp, envelope FROM ledger")
+            for value in row
+        ]
+    # Long values are scattered over overflow pages, so they are looked for in pieces.
+    pieces = {value[at : at + piece] for value in values for at in range(0, len(value), piece)}
+    stretches = []
+    for content in sorted(content for content in pieces if len(content) >= 24):
+        at = raw.find(content, rows_from)
+        while at >= 0:
+            stretches.append((at, len(content)))
+            at = raw.find(content, at + 1)
+    return stretches
+
+
+def resign(home: Home, scratch: Path) -> None:
+    """Sign the whole ledger again with a fresh key, chain and digests included, leaving the trust root alone."""
+    signer, _ = open_keys(Home(scratch), first_use=True)
+    entries = Ledger.open(home, write=False).entries()
+    last = GENESIS
+    with closing(sqlite3.connect(home.ledger)) as database:
+        for trigger in TRIGGERS:
+            database.execute(f"DROP TRIGGER IF EXISTS {trigger}")
+        for entry in entries:
+            payload = {name: getattr(entry, name) for name in COLUMNS if name not in ("digest", "envelope")}
+            payload |= {"artefacts": entry.artefacts, "body": entry.body, "predecessor": last}
+            envelope = signer.seal(ENTRY_TYPE, payload)
+            row = (last, sha256_hex(envelope), envelope.decode(), entry.sequence)
+            database.execute("UPDATE ledger SET predecessor = ?, digest = ?, envelope = ? WHERE sequence = ?", row)
+            last = row[1]
+        database.commit()
+
+
+def truncate(home: Home, keep: int) -> None:
+    """Drop the last entries."""
+    with closing(sqlite3.connect(home.ledger)) as database:
+        for trigger in TRIGGERS:
+            database.execute(f"DROP TRIGGER IF EXISTS {trigger}")
+        database.execute("DELETE FROM ledger WHERE sequence > ?", (keep,))
+        database.commit()
+
+
+def group(home: Home, path: Path) -> str:
+    """Which of the tables of results a file belongs to."""
+    room = path.relative_to(home.root).parts[0]
+    return {"certificates": "certificate", "datasets": "dataset"}.get(room, "model and evidence")
+
+
+def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Counter[str]]:
+    """Alter a copy of a home again and again.
+
+    Args:
+        source: a home whose audit passes.
+        flips: single bytes to change, spread evenly over rows, the database file and the kinds of files.
+        scratch: an empty folder.
+
+    Returns:
+        Per kind of alteration how many were tried and how many found, and what was missed.
+    """
+    chance = random.Random(seed)
+    home = copy_home(source, scratch / "home")
+    ledger = Ledger.open(source, write=False)
+    entries = ledger.entries()
+    head = (source.root / "ledger.head").read_text()
+    results: dict[str, Counter[str]] = {}
+
+    def judge(kind: str, what: str, named: str, heads: tuple[str, ...] = ()) -> None:
+        report = audit(home, heads)
+        found = not report.passed and any(named in f"{check.name} {check.detail}" for check in report.failures)
+        results.setdefault(kind, Counter()).update({"tried": 1, "found": int(found)})
+        if not found:
+            results[kind][f"missed: {what}"] += 1
+
+    if not (clean := audit(home, [head])).passed:
+        raise SystemExit(f"expected a home whose audit passes, got {clean.failures}: mend it first.")
+    files: dict[str, list[Path]] = {}
+    for path in sorted({home.root / file["path"] for entry in entries for file in entry.artefacts}):
+        if path.stat().st_size:
+            files.setdefault(group(home, path), []).append(path)
+    stretches = row_bytes(home.ledger)
+    kinds = ["ledger row", "ledger file", *files]
+    for i in range(flips):
+        kind, mask = kinds[i % len(kinds)], 1 << chance.randrange(8)
+        if kind == "ledger row":
+            with altered(home.ledger):
+                sequence, column = flip_in_row(home.ledger, chance)
+                judge(kind, f"entry {sequence}, column {column}", f"ledger entry {sequence}:")
+        elif kind == "ledger file":
+            start, length = chance.choice(stretches)
+            offset = start + chance.randrange(length)
+            with altered(home.ledger):
+                flip_byte(home.ledger, offset, mask)
+                judge(kind, f"byte {offset}", "")
+        else:
+            path = chance.choice(files[kind])
+            offset = chance.randrange(path.stat().st_size)
+            with altered(path):
+                flip_byte(path, offset, mask)
+                relative = path.relative_to(home.root).as_posix()
+                judge(kind, f"{relative} byte {offset}", relative)
+    for path in (path for paths in files.values() for path in paths):
+        for name, offset in slack(path):
+            with altered(path):
+                flip_byte(path, offset, 1)
+                judge("dataset slack", f"{path.name} {name}", path.relative_to(home.root).as_posix())
+
+    with altered(home.ledger):
+        resign(home, scratch / "other")
+        judge("signed again with a fresh key", "all entries", "ledger entry 1:")
+    own = home.root / "ledger.head"
+    with altered(home.ledger), altered(own):
+        truncate(home, len(entries) - 1)
+        judge("truncated ledger", "last entry", "ledger.head")
+        own.unlink()
+        judge("truncated ledger", "last entry and the home's own head", "head 1", (head,))
+        # All that an older copy of the home would hold, its own head included, and all of it genuine.
+        own.write_text(Ledger.open(home).signed_head())
+        judge("restored older home", "one entry behind", "head 1", (head,))
+    return results
+
+
+def slack(path: Path) -> Iterator[tuple[str, int]]:
+    """A byte of an HDF5 file that holds no dataset's values, which digests of content cannot see."""
+    if path.suffix not in (".h5", ".hdf5"):
+        return
+    import h5py
+
+    used: list[tuple[int, int]] = []
+
+    def note(_: str, node: object) -> None:
+        if not isinstance(node, h5py.Dataset) or node.is_virtual:
+            return
+        if node.chunks is None:
+            offset = node.id.get_offset()
+            used.extend([(offset, node.id.get_storage_size())] if offset is not None else [])
+        else:
+            chunks = (node.id.get_chunk_info(i) for i in range(node.id.get_num_chunks()))
+            used.extend((chunk.byte_offset, chunk.size) for chunk in chunks)
+
+    with h5py.File(path) as file:
+        file.visititems(note)
+    raw = path.read_bytes()
+    # A run of zeros outside all values is padding of the format.
+    for at in range(0, len(raw) - 32, 16):
+        if raw[at : at + 32] == bytes(32) and not any(s < at + 32 and at < s + n for s, n in used):
+            yield "padding", at + 16
+            return
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--home", type=Path, default=Home.locate().root, help="home to copy (default: the current one)")
+    parser.add_argument("--flips", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        results = tamper(Home(options.home.resolve()), options.flips, options.seed, Path(scratch))
+    for kind, count in results.items():
+        print(f"{kind:36s} found {count['found']:4d} of {count['tried']:4d}")
+        for missed in (name for name in count if name.startswith("missed")):
+            print(f"  {missed}")
+    return int(any(count["found"] != count["tried"] for count in results.values()))
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except NeoRLError as error:
+        raise SystemExit(str(error)) from error

@@ -1,0 +1,189 @@
+"""`make bench`: how fast the core trains, certifies and acts on this machine; writes docs/benchmarks.md.
+
+Medians of repeated windows after compilation. Shares of the processor that other programs took are not corrected for:
+run it with nothing else going on.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.plants import PLANTS
+from neorl_core.safety.certify import episode_keys
+from neorl_core.safety.composite import composite_controller, make_composite
+from neorl_core.training import configure, init_population, make_train_chunk, policies, prepare
+from neorl_core.types import Constraint, PlantSpec, Space, Transition
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "training.json"
+TABLES = ROOT / "docs" / "benchmarks.md"
+ROWS = 1_000_000
+CHUNK = 500
+WINDOWS = 5
+
+
+def space(size: int, low: float, high: float) -> Space:
+    return Space(tuple(f"x{i}" for i in range(size)), ("1",) * size, (low,) * size, (high,) * size)
+
+
+SPEC = PlantSpec(
+    name="benchmark",
+    observation=space(11, -10.0, 10.0),
+    action=space(3, -1.0, 1.0),
+    constraints=(Constraint("none", "1", -1e9, 1e9),),
+    dt=1.0,
+    time_unit="s",
+    horizon=1000,
+    score_range=(0.0, 1.0),
+)
+
+
+def transitions(rows: int) -> Transition:
+    """Random transitions of the field's usual size: 11 observations, 3 actions."""
+    random = np.random.default_rng(0)
+    observation = random.standard_normal((rows + 1, 11), np.float32)
+    return Transition(
+        observation=observation[:-1],
+        action=random.uniform(-1, 1, (rows, 3)).astype(np.float32),
+        reward=random.standard_normal(rows, np.float32),
+        cost=np.zeros(rows, np.float32),
+        next_observation=observation[1:],
+        terminated=np.zeros(rows, np.float32),
+    )
+
+
+def windows(work: Callable[[], Any]) -> float:
+    """Median seconds of a call."""
+    times = []
+    for _ in range(WINDOWS):
+        started = time.perf_counter()
+        jax.block_until_ready(work())
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def training(hidden: int, critics: int, members: int) -> list[dict[str, Any]]:
+    """Gradient steps per second and compile seconds of every algorithm at one size."""
+    _, data = prepare(transitions(ROWS), SPEC)
+    found = []
+    for name, algorithm in ALGORITHMS.items():
+        overrides: dict[str, Any] = {"hidden": [hidden, hidden]}
+        if "critics" in algorithm.Config()._asdict():
+            overrides["critics"] = critics
+        config = configure(algorithm, overrides)
+        population = init_population(algorithm, SPEC, config, range(members), {})
+        chunk = make_train_chunk(algorithm, CHUNK, CHUNK, 256)
+        started = time.perf_counter()
+        jax.block_until_ready(chunk(population, data))
+        first = time.perf_counter() - started
+        seconds = windows(lambda chunk=chunk, population=population: chunk(population, data))
+        found.append(
+            {
+                "algorithm": name,
+                "network": f"2x{hidden}",
+                "critics": overrides.get("critics", 0),
+                "members": members,
+                "steps_per_second": members * CHUNK / seconds,
+                "compile_seconds": max(first - seconds, 0.0),
+            }
+        )
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def certification() -> dict[str, Any]:
+    """Shielded episodes per second, and the latency of one shielded action."""
+    plant = PLANTS["chemical_reactor"]
+    algorithm = ALGORITHMS["td3_bc"]
+    state = init_population(algorithm, plant.spec, configure(algorithm, {}), [0], {})
+    log = transitions(1000)
+    reach = np.asarray(plant.spec.observation.low), np.asarray(plant.spec.observation.high)
+    observation = np.random.default_rng(0).uniform(*reach, (1000, 4)).astype(np.float32)
+    action = np.full((1000, 1), plant.spec.action.low[0], np.float32)
+    normaliser, _ = prepare(
+        log._replace(observation=observation, next_observation=observation, action=action), plant.spec
+    )
+    composite = make_composite(plant, policies(algorithm, state, normaliser)[0])
+    controller = composite_controller(plant)
+    from neorl_core.plants.base import rollouts
+
+    keys = episode_keys(0, 0, 512)
+    jax.block_until_ready(rollouts(plant, controller, composite, keys, plant.domain).ret)
+    seconds = windows(lambda: rollouts(plant, controller, composite, keys, plant.domain).ret)
+    act = jax.jit(controller.act)
+    seen = jnp.asarray(observation[0])
+    memory = controller.init(composite, seen)
+    jax.block_until_ready(act(composite, memory, seen, plant.applied(seen)))
+    applied = plant.applied(seen)
+    times = []
+    for _ in range(2000):
+        started = time.perf_counter()
+        jax.block_until_ready(act(composite, memory, seen, applied))
+        times.append(time.perf_counter() - started)
+    p50, p99 = np.percentile(times, [50, 99]) * 1e6
+    return {"episodes_per_second": 512 / seconds, "action_us_p50": float(p50), "action_us_p99": float(p99)}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Made by `make bench` on {result['date']}: {result['machine']}, JAX {result['jax']}. "
+        f"{ROWS:,} transitions of 11 observations and 3 actions, batch 256, metrics thinned in jit; medians of "
+        f"{WINDOWS} windows of {CHUNK} gradient steps. Steps of all members of a population count.",
+        "",
+        "| algorithm | network | critics | members | gradient steps/s | trace and compile, s |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['algorithm']} | {r['network']} | {r['critics'] or '–'} | {r['members']} | {r['steps_per_second']:,.0f} "
+        f"| {r['compile_seconds']:.1f} |"
+        for r in result["training"]
+    ]
+    c = result["certification"]
+    lines += [
+        "",
+        "| chemical_reactor, shielded policy with a 12-step look-ahead | |",
+        "|---|---|",
+        f"| certification episodes (60 steps) per second | {c['episodes_per_second']:,.0f} |",
+        f"| one shielded action from Python, median | {c['action_us_p50']:.0f} µs |",
+        f"| one shielded action from Python, 99th percentile | {c['action_us_p99']:.0f} µs |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {jax.device_count()} {jax.default_backend()} device(s)",
+        "jax": jax.__version__,
+        "training": [
+            *training(256, 2, 1),
+            *training(64, 2, 1),
+            *training(64, 10, 1),
+            *training(64, 2, 4),
+        ],
+        "certification": certification(),
+    }
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    TABLES.write_text(table(result))
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

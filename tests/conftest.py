@@ -1,0 +1,67 @@
+"""Fixtures that more than one test file uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from configs.home import Home
+
+if TYPE_CHECKING:
+    from flows.services import Services
+
+# The servers and libraries that tests start must be quiet and offline, as the product is.
+os.environ.update(
+    DO_NOT_TRACK="true",
+    PREFECT_SERVER_ANALYTICS_ENABLED="false",
+    MLFLOW_DISABLE_TELEMETRY="true",
+    MLFLOW_MODEL_CATALOG_URI="",
+    GX_ANALYTICS_ENABLED="false",
+    # The commands that tests start compile the same programs.
+    JAX_COMPILATION_CACHE_DIR=str(Path(__file__).parents[1] / ".pytest_cache" / "jax"),
+)
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def dmsd_train() -> Path:
+    """The official DMSD training data."""
+    path = SHARED / "dmsd" / "DMSD-high-100000-train.npz"
+    if not path.exists():
+        pytest.skip("the official DMSD data is not beside this checkout")
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty NeoRL home of the test's own."""
+    root = tmp_path / "home"
+    monkeypatch.setenv("NEORL_HOME", str(root))
+    return root
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """Real Prefect and MLflow servers and a worker, started once: their first start takes many seconds."""
+    from flows.services import down, up
+
+    for name in ("NEORL_PREFECT_URL", "NEORL_MLFLOW_URL"):
+        os.environ.pop(name, None)
+    found = up(Home(tmp_path_factory.mktemp("services") / "home"))
+    yield found
+    down(found.home)
+    ours = [s.process for s in (found.prefect, found.mlflow, found.worker) if s and s.process]
+    assert not [process for process in ours if process.alive]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file's tests on one worker, and all that need servers together: their first start takes many seconds."""
+    for item in items:
+        served = "services" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("services" if served else item.path.name))

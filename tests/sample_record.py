@@ -1,0 +1,158 @@
+"""A retraining's record as the flow would hand it over, small enough for tests of the report and the registry."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.run import Data, RunConfig
+from neorl_core.plants import PLANTS
+from neorl_core.safety.composite import make_composite
+from tasks.adapters.bundle import save_bundle
+from tasks.adapters.canonical import sha256_hex, write_json
+from tasks.report import Record
+
+PLANT = PLANTS["chemical_reactor"]
+CLAIM = (
+    "P(an episode of 60 steps under domain chemical_reactor/standard violates 316 <= reactor temperature <= 332 K) <= "
+    "0.001 with confidence 95 %, for composite 0123456789ab on twin cdef01234567"
+)
+
+
+def spread(value: float, half: float) -> dict[str, float]:
+    """An interval."""
+    return {"value": value, "lower": value - half, "upper": value + half}
+
+
+def write_bundle(folder: Path) -> str:
+    """The plant's own controller as a bundle: it needs no training."""
+    return save_bundle(folder, make_composite(PLANT), "chemical_reactor", {"note": "sample"})
+
+
+def _arrays(folder: Path) -> tuple[Path, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    steps = np.arange(1, 401) * 50
+    losses = {name: np.exp(-steps / 5e3) + 0.05 * rng.random((4, 400)) for name in ("critic_loss", "actor_loss")}
+    np.savez(folder / "curves.npz", step=steps, **losses)
+    t = np.arange(60)
+    traces: dict[str, np.ndarray] = {}
+    for i, name in enumerate(("plant controller", "candidate", "champion")):
+        goal = np.where(t < 20, 0.875, np.where(t < 40, 0.89, 0.865))
+        concentration = goal + 0.012 * np.exp(-(t % 20) / (2.0 + 3 * i)) * np.cos(t / (3 + i))
+        temperature = 324.5 - 120 * (concentration - 0.877) + 0.1 * rng.standard_normal(60)
+        coolant = 298.5 + 1.5 * np.sin(t / 6 + i)
+        traces[f"{name}/observations"] = np.stack([concentration, temperature, coolant, goal], axis=1)
+        traces[f"{name}/actions"] = coolant[:, None]
+        traces[f"{name}/handed_over"] = np.zeros(60, bool)
+    np.savez(folder / "trajectories.npz", allow_pickle=False, **traces)
+    return folder / "curves.npz", folder / "trajectories.npz"
+
+
+def _certificate(folder: Path, name: str, composite: str) -> dict[str, Any]:
+    path = write_json(folder / f"{name}.dsse.json", {"payload": name})
+    return {
+        "path": str(path),
+        "claim": CLAIM,
+        "passed": True,
+        "attempt": 1 if name == "fallback" else 2,
+        "alpha": 0.025,
+        "episodes": 4097,
+        "violations": 0,
+        "upper_bound": 0.0009,
+        "handovers": 12,
+        "composite": composite,
+    }
+
+
+def _evaluation(trajectories: Path) -> dict[str, Any]:
+    members = [{"index": i, "ope": spread(-1.2 + 0.1 * i, 0.08), "cost_ope": spread(0.01 * i, 0.005)} for i in range(4)]
+
+    def controller(value: float, half: float, violated: int = 0) -> dict[str, Any]:
+        counts = {"violated": violated, "episodes": 256, "handovers_per_episode": 0.2, "least_margins": [2.1]}
+        return {"return": spread(value, half), "score": 100 * (value + 1), **counts}
+
+    rollouts = {
+        "controllers": {
+            "plant controller": controller(-0.231, 0.011),
+            "candidate": controller(-0.128, 0.009),
+            "champion": controller(-0.152, 0.010),
+        },
+        "differences": {"plant controller": spread(0.103, 0.012), "champion": spread(0.024, 0.007)},
+        "member_scores": [spread(80 + 2.5 * i, 1.5) for i in range(4)],
+        "score": 87.5,
+        "trajectories": str(trajectories),
+    }
+    return {
+        "selected": 3,
+        "members": members,
+        "behaviour": {"value": -1.1},
+        "difference": spread(0.21, 0.06),
+        "rollouts": rollouts,
+    }
+
+
+def sample_record(folder: Path, **changes: Any) -> tuple[Record, Path]:
+    """A record whose gates all passed, and the bundle that it is about."""
+    bundle = folder / "bundle"
+    composite = write_bundle(bundle)
+    curves, trajectories = _arrays(folder / "arrays")
+    docs = folder / "docs" / "index.html"
+    docs.parent.mkdir(parents=True, exist_ok=True)
+    docs.write_text("<p>Data Docs</p>")
+    digests = {name: sha256_hex(name.encode()) for name in ("dataset", "config", "code", "lock", "certificate")}
+    members = [
+        {"index": i, "seed": i, "hyperparameters": {"alpha": 2.5}, "path": str(bundle), "digest": composite}
+        for i in range(4)
+    ]
+    record = Record(
+        run=RunConfig(plant="chemical_reactor", data=Data(mapping=Path("configs/mappings/chemical_reactor.yaml"))),
+        run_key=sha256_hex(b"run"),
+        verdict="waiting",
+        headline="Better than the plant's own controller on held-out logs, certified, and waiting for a reviewer.",
+        dataset={
+            "plant": "chemical_reactor",
+            "digest": digests["dataset"],
+            "path": str(folder / "dataset"),
+            "rows": 46_512,
+            "episodes": 775,
+            "quarantined": 31,
+            "quarantine_path": str(folder / "quarantine.parquet"),
+            "sources": [{"path": "reactor_log.parquet", "sha256": sha256_hex(b"source")}],
+        },
+        validation={"passed": True, "reasons": [], "summary_path": "", "data_docs": str(docs)},
+        population={
+            "path": str(folder),
+            "digest": sha256_hex(b"population"),
+            "members": members,
+            "curves_path": str(curves),
+            "updates": 20_000,
+            "steps_per_second": 5120.0,
+        },
+        evaluation=_evaluation(trajectories),
+        certificates={
+            "fallback": _certificate(folder, "fallback", composite),
+            "candidate": _certificate(folder, "candidate", composite),
+        },
+        gates=[
+            {"name": "data", "passed": True, "detail": "all expectations hold"},
+            {"name": "twin", "passed": True, "detail": "one-step error on held-out logs at most 6.1% of the spread"},
+            {"name": "ope", "passed": True, "detail": "estimated gain over the logged controller +0.21"},
+            {"name": "fallback", "passed": True, "detail": "0 violations in 3327 episodes, attempt 1, α = 0.05"},
+            {"name": "statistical", "passed": True, "detail": "0 violations in 4097 episodes, attempt 2, α = 0.025"},
+            {"name": "servability", "passed": True, "detail": "16 answers agree, p99 310 µs"},
+        ],
+        digests={"composite": composite, **digests, "ledger_head": json.dumps({"payload": "x" * 300})},
+        champion={"version": "2", "url": "", "composite": sha256_hex(b"champion")},
+        links={"Prefect run": "http://127.0.0.1:4200/runs/flow-run/1", "Data Docs": docs.as_uri()},
+        ledger={"size": 14, "last": sha256_hex(b"last"), "root": sha256_hex(b"root")},
+        history=[
+            {"sequence": 1, "timestamp": "2026-11-20T14:00:00Z", "kind": "attempt", "detail": "number 1 of the lineage"}
+        ],
+        seconds={"ingest": 3.1, "validate": 8.4, "train": 41.0, "certify": 22.5},
+    )
+    return replace(record, **changes), bundle

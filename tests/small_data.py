@@ -1,0 +1,47 @@
+"""Small datasets through the real ingest, for the tests of single tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.home import Home
+from configs.run import RunConfig
+from neorl_core.plants import PLANTS
+from tasks.adapters.dataset import Dataset, DatasetWriter
+from tasks.adapters.plant_log import generate
+from tasks.ingest import ingest
+
+PLANT = "chemical_reactor"
+MAPPING = Path(__file__).parents[1] / "configs" / "mappings" / "chemical_reactor.yaml"
+
+
+def reactor_run(**settings: Any) -> RunConfig:
+    """A run of the reactor, small wherever a test does not say otherwise."""
+    data = {"mapping": MAPPING, "held_out": 0.3}
+    train = {"updates": 40, "batch_size": 32, "seeds": 2, "checkpoint_every": 20}
+    train["hyperparameters"] = {"critics": 2, "hidden": [8]}
+    evaluate = {"fqe_updates": 40, "bootstraps": 50, "rollouts": 16, "discount": 0.95}
+    parts: dict[str, Any] = {"data": data, "train": train, "evaluate": evaluate}
+    for name, value in settings.items():
+        parts[name] = {**parts[name], **value} if name in parts else value
+    return RunConfig(plant=PLANT, **parts)
+
+
+def reactor_dataset(home: Home, folder: Path, weeks: float, seed: int = 0) -> dict[str, Any]:
+    """Weeks of the reactor's log as a dataset of the home."""
+    log = generate(PLANT, folder / f"log-{seed}", seed, weeks)
+    return ingest(home, reactor_run(), [Path(log["path"])])
+
+
+def altered(reference: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:
+    """The same dataset elsewhere with some arrays made anew: name -> function of the array."""
+    rows = Dataset.open(Path(reference["path"]), reference["digest"]).arrays()
+    for name, change in changes.items():
+        rows[name] = np.asarray(change(rows[name]), rows[name].dtype)
+    with DatasetWriter(folder, PLANTS[reference["plant"]].spec) as writer:
+        writer.append(rows)
+        digest = writer.commit({"sources": []})
+    return {**reference, "path": str(folder), "digest": digest}

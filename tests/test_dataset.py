@@ -1,0 +1,270 @@
+"""The dataset store: what it gives back, what its digests cover, and what it does when something breaks."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import textwrap
+import tracemalloc
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from configs.errors import BadInput, Refused
+from neorl_core.plants import PLANTS
+from tasks.adapters import shards
+from tasks.adapters.dataset import Dataset, DatasetWriter
+from tasks.adapters.merkle import verify_inclusion
+from tasks.adapters.shards import Rows, prove_block
+
+SPEC = PLANTS["double_mass"].spec
+
+
+def make_rows(episodes: int, steps: int = 50, seed: int = 0, timestamps: bool = True) -> Rows:
+    """Whole episodes of random numbers."""
+    rng = np.random.default_rng(seed)
+    n = episodes * steps
+    ends = np.arange(n) % steps == steps - 1
+    first = np.arange(n) // steps % 2 == 0
+    rows: Rows = {
+        "observations": rng.normal(size=(n, 6)).astype(np.float32),
+        "actions": rng.normal(size=(n, 2)).astype(np.float32),
+        "rewards": rng.normal(size=n).astype(np.float32),
+        "next_observations": rng.normal(size=(n, 6)).astype(np.float32),
+        "costs": np.zeros(n, np.float32),
+        "terminals": ends & first,
+        "timeouts": ends & ~first,
+        "constraint_costs": np.zeros((n, 2), np.float32),
+        "timestamps": np.arange(n, dtype=np.int64) * 10**9,
+    }
+    return rows if timestamps else {key: values for key, values in rows.items() if key != "timestamps"}
+
+
+def write(root: Path, *parts: Rows, parent: Dataset | None = None, shard_bytes: int = 20_000) -> Dataset:
+    with DatasetWriter(root, SPEC, parent, shard_bytes) as writer:
+        for part in parts:
+            writer.append(part)
+        digest = writer.commit({"made": "by a test"})
+    return Dataset.open(root, digest)
+
+
+def sliced(rows: Rows, size: int) -> list[Rows]:
+    return [{k: v[i : i + size] for k, v in rows.items()} for i in range(0, len(rows["rewards"]), size)]
+
+
+def test_gives_back_what_was_written(tmp_path: Path) -> None:
+    rows = make_rows(40)
+    held = write(tmp_path, *sliced(rows, 77))
+    assert len(held.manifest["shards"]) > 3
+    arrays = held.arrays()
+    for key, values in rows.items():
+        np.testing.assert_array_equal(arrays[key], values)
+        assert arrays[key].dtype == values.dtype
+    np.testing.assert_array_equal(held.episodes, np.arange(0, 2001, 50))
+    np.testing.assert_array_equal(arrays["episode_starts"], np.arange(0, 2000, 50))
+    assert held.rows == 2000
+
+
+def test_blocks_are_consecutive_and_hold_only_what_was_asked(tmp_path: Path) -> None:
+    rows = make_rows(40)
+    blocks = list(write(tmp_path, rows).blocks(["rewards", "terminals"], rows=64))
+    assert {frozenset(block) for block in blocks} == {frozenset(["rewards", "terminals"])}
+    assert max(len(block["rewards"]) for block in blocks) <= 64
+    np.testing.assert_array_equal(np.concatenate([block["rewards"] for block in blocks]), rows["rewards"])
+    with pytest.raises(BadInput, match="got 'reward'"):
+        next(write(tmp_path, rows).blocks(["reward"]))
+
+
+def test_the_same_rows_make_the_same_digest_and_the_same_bytes(tmp_path: Path) -> None:
+    rows = make_rows(40)
+    one, two = write(tmp_path / "a", *sliced(rows, 50)), write(tmp_path / "b", *sliced(rows, 50))
+    assert one.digest == two.digest
+    for path in sorted((tmp_path / "a").rglob("*.*")):
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
+    rows["rewards"][7] += 1
+    assert write(tmp_path / "c", *sliced(rows, 50)).digest != one.digest
+
+
+def test_content_digest_ignores_how_the_file_is_laid_out(tmp_path: Path) -> None:
+    held = write(tmp_path, make_rows(40))
+    record = held.manifest["shards"][0]
+    with h5py.File(held.shard_path(record)) as file, h5py.File(tmp_path / "other.h5", "w") as other:
+        for key in file:
+            other.create_dataset(key, data=file[key][:], chunks=True, compression="gzip", track_times=True)
+    with h5py.File(tmp_path / "other.h5") as other:
+        assert shards.content_digest(other) == record["content"]
+
+
+def test_content_digest_is_that_of_rfc_6962(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A second implementation: RFC 6962, section 2.1, by its recursive definition.
+    def tree(records: list[bytes]) -> bytes:
+        if len(records) == 1:
+            return hashlib.sha256(b"\0" + records[0]).digest()
+        k = 1
+        while k * 2 < len(records):
+            k *= 2
+        return hashlib.sha256(b"\1" + tree(records[:k]) + tree(records[k:])).digest()
+
+    monkeypatch.setattr(shards, "BLOCK_ROWS", 16)
+    held = write(tmp_path, make_rows(1, steps=100), shard_bytes=10**9)
+    arrays = held.arrays()
+    keys = ["observations", "actions", "rewards", "next_observations", "costs", "terminals", "timeouts"]
+    keys += ["constraint_costs", "timestamps"]
+    kinds = ["<f4"] * 5 + ["|b1"] * 2 + ["<f4", "<i8"]
+    shapes = {"observations": [6], "actions": [2], "next_observations": [6], "constraint_costs": [2]}
+    header = [f'["{k}","{t}",{str(shapes.get(k, [])).replace(" ", "")}]' for k, t in zip(keys, kinds, strict=True)]
+    records = [f'{{"block_rows":16,"episodes":1,"keys":[{",".join(header)}],"rows":100}}'.encode()]
+    records += [b"".join(arrays[key][i : i + 16].tobytes() for key in keys) for i in range(0, 100, 16)]
+    episode = b"".join(arrays[key].tobytes() for key in keys)
+    records += [bytes(8) + hashlib.sha256(episode).digest()]
+    assert held.manifest["shards"][0]["content"] == tree(records).hex()
+
+
+def test_a_block_of_rows_is_provable_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "BLOCK_ROWS", 64)
+    held = write(tmp_path, make_rows(40), shard_bytes=10**9)
+    record = held.manifest["shards"][0]
+    proof = prove_block(held.shard_path(record), 5)
+    path = [bytes.fromhex(node) for node in proof["path"]]
+    root, leaf = bytes.fromhex(record["content"]), bytes.fromhex(proof["leaf"])
+    assert leaf.startswith(held.arrays()["observations"][320:384].tobytes())
+    assert verify_inclusion(root, leaf, proof["index"], proof["size"], path)
+    assert not verify_inclusion(root, leaf[:-1] + b"!", proof["index"], proof["size"], path)
+
+
+def test_an_append_names_old_shards_and_copies_nothing(tmp_path: Path) -> None:
+    old = write(tmp_path, make_rows(40))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
+    new = write(tmp_path, make_rows(10, seed=1), parent=old)
+    assert new.manifest["shards"][: len(before)] == old.manifest["shards"]
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
+    assert new.rows == 2500
+    np.testing.assert_array_equal(new.episodes, np.arange(0, 2501, 50))
+    np.testing.assert_array_equal(Dataset.open(tmp_path, old.digest).arrays()["rewards"], make_rows(40)["rewards"])
+
+
+def test_splits_survive_appends_and_hold_out_about_the_share_asked_for(tmp_path: Path) -> None:
+    old = write(tmp_path, make_rows(200, steps=5))
+    new = write(tmp_path, make_rows(203, steps=5, seed=1), parent=old)
+    train, held_out = new.split(0.2)
+    assert sorted([*train, *held_out]) == list(range(403))
+    np.testing.assert_array_equal(held_out[held_out < 200], old.split(0.2)[1])
+    # Nor does it matter where an episode stands: here the 203 new ones come before the 200 old ones.
+    turned = write(tmp_path / "turned", make_rows(203, steps=5, seed=1), make_rows(200, steps=5))
+    np.testing.assert_array_equal(np.sort((turned.split(0.2)[1] - 203) % 403), held_out)
+    # 4 standard deviations of a binomial with n = 403, p = 0.2 around its mean.
+    assert 81 - 32 < len(held_out) < 81 + 32
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_split_of_few_episodes_leaves_no_side_empty(tmp_path: Path, seed: int) -> None:
+    train, held_out = write(tmp_path, make_rows(2, seed=seed)).split(0.01)
+    assert (len(train), len(held_out)) == (1, 1)
+
+
+def test_the_view_shows_all_shards_as_one_file(tmp_path: Path) -> None:
+    rows = make_rows(40)
+    held = write(tmp_path, *sliced(rows, 50))
+    with h5py.File(held.view_path) as view:
+        for key, values in rows.items():
+            np.testing.assert_array_equal(view[key][:], values)
+        np.testing.assert_array_equal(view["episode_starts"][:], held.episodes[:-1])
+
+
+def test_every_changed_byte_is_refused_and_the_record_named(tmp_path: Path) -> None:
+    held = write(tmp_path, *sliced(make_rows(20), 50))
+    rng = np.random.default_rng(0)
+    for path in (p for p in sorted(tmp_path.rglob("*.*")) if p.is_file()):
+        whole = path.read_bytes()
+        for at in rng.integers(len(whole), size=8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.integers(8)]) + whole[at + 1 :])
+            with pytest.raises(Refused, match=path.name):
+                Dataset.open(tmp_path, held.digest).verify()
+        path.write_bytes(whole)
+    Dataset.open(tmp_path, held.digest).verify()
+
+
+def test_rows_that_differ_from_their_content_digest_are_refused(tmp_path: Path) -> None:
+    held = write(tmp_path, make_rows(20))
+    record = dict(held.manifest["shards"][0])
+    shards.check_content(held.shard_path(record), record)
+    with pytest.raises(Refused, match=record["file"]):
+        shards.check_content(held.shard_path(record), record | {"content": "0" * 64})
+
+
+def test_a_truncated_or_missing_shard_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    held = write(tmp_path, make_rows(20))
+    path = held.shard_path(held.manifest["shards"][0])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(Refused, match=path.name):
+        Dataset.open(tmp_path, held.digest)
+    with pytest.raises(Refused, match="whole HDF5 file"):
+        Dataset.open(tmp_path, held.digest, verify=False).arrays()
+    path.unlink()
+    with pytest.raises(Refused, match="no such file"):
+        Dataset.open(tmp_path, held.digest)
+
+
+def test_unknown_digest_empty_dataset_and_open_episode(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such manifest"):
+        Dataset.open(tmp_path, "0" * 64)
+    with pytest.raises(BadInput, match="empty dataset"):
+        write(tmp_path)
+    with pytest.raises(Refused, match="mark it as a timeout"):
+        write(tmp_path, {key: values[:-1] for key, values in make_rows(2).items()})
+    assert not (tmp_path / "manifests").exists()
+
+
+def test_an_append_must_be_of_the_same_plant_and_keys_and_be_new(tmp_path: Path) -> None:
+    old = write(tmp_path, make_rows(4))
+    with pytest.raises(BadInput, match="second time"):
+        write(tmp_path, make_rows(4), parent=old)
+    with pytest.raises(BadInput, match="timestamps"):
+        write(tmp_path, make_rows(4, timestamps=False), parent=old)
+    with pytest.raises(BadInput, match="another spec"):
+        DatasetWriter(tmp_path, SPEC._replace(horizon=7), old)
+
+
+def test_writing_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> None:
+    def peak(blocks: int) -> int:
+        tracemalloc.start()
+        with DatasetWriter(tmp_path / str(blocks), SPEC, shard_bytes=300_000) as writer:
+            for seed in range(blocks):
+                writer.append(make_rows(20, seed=seed))
+            writer.commit({})
+        _, highest = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return highest
+
+    peak(4)  # what is imported and cached on first use
+    # 20 times the rows; the manifest's records, 300 bytes per shard, are all that may grow.
+    assert peak(160) < 1.1 * peak(8) + 160 * 2000
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    # A child process with a quota on its files' size, for a disk cannot be filled in a test.
+    script = textwrap.dedent(
+        """
+        import resource, signal, sys
+        from pathlib import Path
+        from configs.errors import BadInput
+        from tests.test_dataset import make_rows, write
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+        try:
+            write(Path(sys.argv[1]), make_rows(40), shard_bytes=10**9)
+        except BadInput as error:
+            print(error)
+        """
+    )
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("expected room to write")
+    assert "free some space" in done.stdout
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

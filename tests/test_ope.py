@@ -1,0 +1,251 @@
+"""Fitted Q evaluation against dynamic programming, Lyapunov equations and a bootstrap that refits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.linalg import solve_discrete_lyapunov
+from scipy.stats import spearmanr
+
+from neorl_core.ope import fqe
+from neorl_core.ope.metrics import coverage, rank_correlation, regret_at_k
+
+Floats = npt.NDArray[np.float64]
+KEY = jax.random.key(0)
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def logs_of(
+    observation: Floats,
+    action: Floats,
+    reward: Floats,
+    next_observation: Floats,
+    lengths: list[int],
+    cost: Floats | None = None,
+    terminated: Floats | None = None,
+) -> fqe.LoggedSteps:
+    """Windows of the given lengths; by default nothing terminates and nothing costs."""
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    zero = np.zeros(len(reward))
+    return fqe.LoggedSteps(
+        *(jnp.asarray(x) for x in (observation, action, reward)),
+        jnp.asarray(zero if cost is None else cost),
+        jnp.asarray(next_observation),
+        jnp.asarray(zero if terminated is None else terminated),
+        jnp.asarray(np.append(episode[1:] == episode[:-1], False)),
+        jnp.asarray(episode),
+        jnp.asarray(np.concatenate([[0], np.cumsum(lengths)[:-1]])),
+    )
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("discount", [0.9, 0.99])
+def test_a_table_has_the_value_of_dynamic_programming(discount: float) -> None:
+    # Source: V = (I - discount P_pi)^-1 r_pi (Puterman 1994, theorem 6.1.1), solved here by NumPy.
+    rng = np.random.default_rng(3)
+    states, actions, copies = 4, 3, 5
+    targets = rng.integers(0, states, (states, actions, copies))
+    end = rng.random((states, actions, copies)) < 0.1
+    reward, cost = rng.normal(size=(2, states, actions))
+    policy = rng.integers(0, actions, states)
+    # Each pair of state and action occurs `copies` times, so that frequencies are the probabilities themselves.
+    s, a, c = (x.ravel() for x in np.indices((states, actions, copies)))
+    following = targets[s, a, c]
+    one_hot_s, one_hot_a = np.eye(states), np.eye(actions)
+    logs = logs_of(
+        one_hot_s[s], one_hot_a[a], reward[s, a], one_hot_s[following], [len(s)], cost[s, a], end[s, a, c] * 1.0
+    )
+    logs = logs._replace(followed=jnp.ones(len(s), bool), starts=jnp.asarray([17]))
+    decisions = fqe.Decisions(jnp.asarray(one_hot_a[policy[following]]), jnp.asarray(one_hot_a[policy[s[[17]]]]))
+    got = fqe.evaluate(fqe.init_features(KEY, logs, 8).layers, logs, decisions, KEY, discount, 10, 0.0)
+
+    go_on = np.zeros((states, states))
+    for i in range(states):
+        for j in range(copies):
+            go_on[i, targets[i, policy[i], j]] += (1 - end[i, policy[i], j]) / copies
+    for which, signal in enumerate((reward, cost)):
+        value = np.linalg.solve(np.eye(states) - discount * go_on, signal[np.arange(states), policy])
+        np.testing.assert_allclose(got.value[which], value[s[17]], rtol=1e-8)
+
+
+A = np.array([[0.9, 0.2], [0.0, 0.8]])
+B = np.array([[0.0], [0.5]])
+GAIN, LOGGED_GAIN = np.array([[-0.3, -0.4]]), np.array([[-0.1, 0.0]])
+NOISE, DISCOUNT = 0.1, 0.9
+
+
+def linear_logs(seed: int, episodes: int, steps: int, noise: float = NOISE) -> fqe.LoggedSteps:
+    """x' = A x + B u + noise, reward -(|x|^2 + u^2), u = LOGGED_GAIN x + exploration."""
+    rng = np.random.default_rng(seed)
+    rows: list[tuple[Floats, Floats, Floats]] = []
+    x = rng.normal(size=(episodes, 2))
+    for _ in range(steps):
+        u = x @ LOGGED_GAIN.T + 0.5 * rng.normal(size=(episodes, 1))
+        following = x @ A.T + u @ B.T + noise * rng.normal(size=x.shape)
+        rows.append((x, u, following))
+        x = following
+    o, u, n = (np.stack(part, axis=1).reshape(episodes * steps, -1) for part in zip(*rows, strict=True))
+    reward = -(o**2).sum(axis=1) - (u**2).sum(axis=1)
+    return logs_of(o, u, reward, n, [steps] * episodes)
+
+
+def linear_decisions(logs: fqe.LoggedSteps, gain: Floats = GAIN) -> fqe.Decisions:
+    return fqe.Decisions(logs.next_observation @ gain.T, logs.observation[logs.starts] @ gain.T)
+
+
+def linear_value(x: Floats, noise: float, gain: Floats = GAIN) -> Floats:
+    """V(x) = -x'Px - discount/(1-discount) noise^2 tr P with P = Q + K'RK + discount (A+BK)'P(A+BK), Q = R = I."""
+    closed = A + B @ gain
+    p = solve_discrete_lyapunov(np.sqrt(DISCOUNT) * closed.T, np.eye(2) + gain.T @ gain)
+    value: Floats = -np.einsum("ni,ij,nj->n", x, p, x) - DISCOUNT / (1 - DISCOUNT) * noise**2 * np.trace(p)
+    return value
+
+
+@pytest.mark.usefixtures("double")
+def test_a_linear_system_has_the_value_of_its_lyapunov_equation() -> None:
+    # Source: the discounted LQR's Lyapunov equation, solved by SciPy; without noise it holds along every path.
+    logs = linear_logs(0, 20, 10, noise=0.0)
+    got = fqe.evaluate(fqe.init_features(KEY, logs, 4).layers, logs, linear_decisions(logs), KEY, DISCOUNT, 10, 0.0)
+    expected = linear_value(np.asarray(logs.observation[logs.starts]), 0.0).mean()
+    np.testing.assert_allclose(got.value[0], expected, rtol=1e-8)
+    assert bool(got.supported)
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    # Source: truth is the Lyapunov value at the logs' own distribution of initial states, x ~ N(0, I).
+    closed = A + B @ GAIN
+    p = solve_discrete_lyapunov(np.sqrt(DISCOUNT) * closed.T, np.eye(2) + GAIN.T @ GAIN)
+    truth = -np.trace(p) - DISCOUNT / (1 - DISCOUNT) * NOISE**2 * np.trace(p)
+    layers = fqe.init_features(KEY, linear_logs(0, 2, 2), 2).layers
+    many = [linear_logs(seed, 60, 12) for seed in range(200)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *many)
+
+    def bounds(logs: fqe.LoggedSteps) -> tuple[jax.Array, jax.Array]:
+        return fqe.interval(fqe.evaluate(layers, logs, linear_decisions(logs), KEY, DISCOUNT, 400).draws[:, 0], 0.9)
+
+    lower, upper = jax.jit(jax.vmap(bounds))(stacked)
+    # Within 3 standard errors of 90 % (.021 at 200 sets), less the usual few points that a percentile interval loses.
+    assert 0.82 <= float(coverage(lower, upper, jnp.full(200, truth))) <= 0.96
+
+
+def refit(logs: fqe.LoggedSteps, weights: Floats) -> float:
+    """FQE's fixed point on 1, inputs and products by weighted least squares; NumPy, no influence function."""
+
+    def phi(o: Floats, a: Floats) -> Floats:
+        x = np.concatenate([o, a], axis=1)
+        i, j = np.triu_indices(3)
+        return np.concatenate([np.ones((len(x), 1)), x, x[:, i] * x[:, j]], axis=1)
+
+    host = jax.tree.map(np.asarray, logs)
+    decisions = jax.tree.map(np.asarray, linear_decisions(logs))
+    use = weights[host.episode] * host.followed
+    now, following = phi(host.observation, host.action), phi(host.next_observation, decisions.next_action)
+    theta = np.linalg.solve((now * use[:, None]).T @ (now - DISCOUNT * following), now.T @ (use * host.reward))
+    start = phi(host.observation[host.starts], decisions.initial_action) @ theta
+    return float(weights @ start / weights.sum())
+
+
+@pytest.mark.usefixtures("double")
+def test_the_bootstrap_is_that_of_refitting_every_resample() -> None:
+    logs = linear_logs(5, 200, 10)
+    # A network of zeros adds no feature, so that both implementations use the same ones.
+    layers = jax.tree.map(jnp.zeros_like, fqe.init_features(KEY, logs, 2).layers)
+    got = fqe.evaluate(layers, logs, linear_decisions(logs), KEY, DISCOUNT, 500, 0.0)
+    np.testing.assert_allclose(got.value[0], refit(logs, np.ones(200)), rtol=1e-8)
+    # `evaluate` splits its key into one per resample.
+    weights = np.stack([fqe.resample_weights(key, 200) for key in jax.random.split(KEY, 500)[:100]])
+    refits = np.array([refit(logs, w) for w in weights])
+    assert np.corrcoef(refits, got.draws[:100, 0])[0, 1] > 0.98
+    np.testing.assert_allclose(got.draws[:100, 0].std(), refits.std(), rtol=0.1)
+
+
+def test_a_policy_that_leaves_the_logs_is_not_supported() -> None:
+    logs = linear_logs(1, 30, 20)
+    layers = fqe.init_features(KEY, logs, 8).layers
+    runaway = fqe.evaluate(layers, logs, linear_decisions(logs, np.array([[0.0, 1.0]])), KEY, 0.99, 11)
+    near = fqe.evaluate(layers, logs, linear_decisions(logs), KEY, 0.99, 11)
+    # A + B K then has an eigenvalue of 1.3, so that the quadratic cost grows without end.
+    assert float(runaway.spectral_radius) > 1.0
+    assert not bool(runaway.supported)
+    assert bool(near.supported)
+    assert 10 < float(near.effective_rows) < 30 * 19
+
+
+def test_logged_decisions_are_the_next_row_s_action() -> None:
+    column = np.arange(5.0)[:, None]
+    decisions = fqe.logged_decisions(logs_of(column, 10 * column, column[:, 0], column + 1, [3, 2]))
+    assert decisions.next_action[:, 0].tolist() == [10, 20, 20, 40, 40]
+    assert decisions.initial_action[:, 0].tolist() == [0, 30]
+
+
+def test_returns_are_summed_within_windows_and_count_when_seen() -> None:
+    # Worked by hand: window (1, 2, 4) is cut by time, window (8, 16) terminates; discount 1/2.
+    column = np.zeros((5, 1))
+    logs = logs_of(column, column, np.zeros(5), column, [3, 2], terminated=np.array([0.0, 0, 0, 0, 1]))
+    signal = jnp.asarray([[1.0], [2], [4], [8], [16]])
+    returns, seen = fqe.horizon_returns(signal, logs, jnp.asarray([0.0, 0.5]))
+    assert returns[:, 0, 0].tolist() == [1, 2, 4, 8, 16]
+    assert returns[:, 0, 1].tolist() == [3, 4, 4, 16, 16]
+    # Unseen shares 1/8, 1/4, 1/2 are more than a tenth; after a termination nothing is left to see.
+    assert seen[:, 1].tolist() == [0, 0, 0, 1, 1]
+    assert seen[:, 0].tolist() == [1, 1, 1, 1, 1]
+
+
+def test_features_learn_alike_in_chunks_and_nothing_is_compiled_twice() -> None:
+    logs = linear_logs(2, 30, 20)
+    targets, start = fqe.feature_targets(logs), fqe.init_features(KEY, logs, 8)
+    whole, first_loss = fqe.train_features(start, KEY, logs, targets, 40, 80)
+    halves = start
+    for _ in range(2):
+        halves, _ = fqe.train_features(halves, KEY, logs, targets, 20, 80)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(halves), strict=True):
+        np.testing.assert_array_equal(a, b)
+    trained, last_loss = fqe.train_features(whole, KEY, logs, targets, 40, 80)
+    assert float(last_loss) < float(first_loss)
+
+    fqe.evaluate(trained.layers, logs, linear_decisions(logs), KEY, 0.99, 11)
+    compiled = fqe.evaluate._cache_size()
+    fqe.evaluate(trained.layers, logs, fqe.logged_decisions(logs), jax.random.key(1), 0.9, 11)
+    assert fqe.evaluate._cache_size() == compiled
+
+
+def test_the_official_data_s_own_controller_is_worth_its_mean_reward(dmsd_train: Path) -> None:
+    # Source: NeoRL-2's data; from any start the value of going on for ever is near mean reward / (1 - discount).
+    with np.load(dmsd_train, allow_pickle=False) as data:
+        o, a, r, n = (data[key][:20_000] for key in ("obs", "action", "reward", "next_obs"))
+    centre, spread = o.mean(axis=0), o.std(axis=0)
+    logs = logs_of((o - centre) / spread, a, r, (n - centre) / spread, [100] * 200)
+    logs = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, logs)
+    state, _ = fqe.train_features(fqe.init_features(KEY, logs), KEY, logs, fqe.feature_targets(logs), 500, 500)
+    logged = fqe.evaluate(state.layers, logs, fqe.logged_decisions(logs), KEY)
+    assert bool(logged.supported)
+    np.testing.assert_allclose(logged.value[0], r.mean() / 0.01, rtol=0.05)
+    # Doing nothing was never logged away from rest: nothing can be said of it.
+    nothing = fqe.Decisions(jnp.zeros_like(logs.action), jnp.zeros((200, 2), jnp.float32))
+    assert float(fqe.evaluate(state.layers, logs, nothing, KEY).effective_rows) < 0.02 * len(r)
+
+
+def test_metrics() -> None:
+    rng = np.random.default_rng(0)
+    estimate, truth = np.round(rng.normal(size=(2, 12)), 1)
+    # Source: SciPy's spearmanr, with ties.
+    np.testing.assert_allclose(
+        rank_correlation(jnp.asarray(estimate), jnp.asarray(truth)), spearmanr(estimate, truth)[0], atol=1e-6
+    )
+    # Worked by hand: the two best-looking policies are worth 1 and 3, the best of all 5.
+    estimate, truth = jnp.asarray([4.0, 3.0, 2.0, 1.0]), jnp.asarray([1.0, 3.0, 5.0, 0.0])
+    assert float(regret_at_k(estimate, truth, 1)) == 4
+    assert float(regret_at_k(estimate, truth, 2)) == 2
+    assert float(regret_at_k(estimate, truth, 3)) == 0
+    assert float(coverage(jnp.asarray([0.0, 0.0]), jnp.asarray([1.0, 1.0]), jnp.asarray([0.5, 2.0]))) == 0.5

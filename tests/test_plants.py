@@ -1,0 +1,326 @@
+"""The plants against outside values: pc-gym's reactor (shared truth 1.1) and NeoRL-2's double mass (truth 1.4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+from scipy.optimize import brentq, minimize
+
+from neorl_core.plants import LOGGED, PLANTS
+from neorl_core.plants import chemical_reactor as reactor
+from neorl_core.plants import double_mass as masses
+from neorl_core.plants.base import clip_to, rollout
+from neorl_core.plants.integrators import EULER, MIDPOINT, RK4, Tableau, explicit_step, integrate
+from neorl_core.types import Controller, Plant
+
+STEP = {name: jax.jit(plant.step) for name, plant in PLANTS.items()}
+RESET = {name: jax.jit(jax.vmap(plant.reset)) for name, plant in PLANTS.items()}
+JACOBIAN = jax.jit(jax.jacobian(reactor.derivative))
+
+
+SAMPLED = jax.jit(jax.vmap(reactor.sample_params, (0, None)))(
+    jax.random.split(jax.random.key(0), 1000), reactor.Domain()
+)
+
+
+def steady(temperature: float) -> np.ndarray:
+    return np.array([float(reactor.steady_concentration(temperature, reactor.NOMINAL)), temperature])
+
+
+def reactor_equations(_: float, y: np.ndarray, coolant: float) -> list[float]:
+    """Truth 1.1, written a second time."""
+    rate = 7.2e10 * np.exp(-8750 / y[1]) * y[0]
+    return [1 - y[0] - rate, 350 - y[1] + 5e4 / 239 * rate + 5e4 / 23900 * (coolant - y[1])]
+
+
+def temperatures_at(coolant: float, low: float, high: float) -> float:
+    return brentq(lambda t: float(reactor.steady_coolant(t, reactor.NOMINAL)) - coolant, low, high, xtol=1e-9)
+
+
+@pytest.mark.parametrize("method", [EULER, MIDPOINT, RK4])
+def test_a_method_converges_with_its_order(method: Tableau) -> None:
+    # y' = -y², y(0) = 1 has the solution 1/(1 + t).
+    with jax.enable_x64(True):
+        errors = [
+            abs(float(integrate(method, lambda y: -(y**2), jnp.ones(1), 1.0, n)[-1, 0]) - 0.5) for n in (16, 32, 64)
+        ]
+    slopes = np.log2(np.array(errors[:-1]) / np.array(errors[1:]))
+    assert slopes[-1] == pytest.approx(method.order, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("coolant", "low", "high", "concentration", "temperature", "stable"),
+    [
+        # Truth 1.1; the unstable states' concentrations are not given there.
+        (300.0, 315.0, 335.0, 0.87725, 324.475, True),
+        (295.0, 310.0, 330.0, 0.92677, 317.742, True),
+        (302.0, 315.0, 333.0, 0.83479, 328.702, True),
+        (300.0, 340.0, 360.0, None, 350.0, False),
+        (300.0, 360.0, 380.0, None, 369.7, False),
+    ],
+)
+def test_steady_states(
+    coolant: float, low: float, high: float, concentration: float | None, temperature: float, stable: bool
+) -> None:
+    with jax.enable_x64(True):
+        y = jnp.asarray(steady(temperatures_at(coolant, low, high)))
+        rest = reactor.derivative(y, coolant, 0.0, reactor.NOMINAL)
+        jacobian = JACOBIAN(y, coolant, 0.0, reactor.NOMINAL)
+    assert np.abs(rest).max() < 1e-6
+    assert y[1] == pytest.approx(temperature, abs=5e-4 if stable else 0.05)
+    if concentration is not None:
+        assert y[0] == pytest.approx(concentration, abs=5e-6)
+    assert (np.linalg.eigvals(np.asarray(jacobian)).real.max() < 0) == stable
+
+
+@pytest.mark.parametrize(("coolant", "peak"), [(303.0, 333.0), (304.0, 464.0)])
+def test_runaway_begins_between_303_and_304_kelvin(coolant: float, peak: float) -> None:
+    with jax.enable_x64(True):
+        y = jnp.asarray(steady(temperatures_at(300.0, 315.0, 335.0)))
+
+        def step(y: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            y = explicit_step(RK4, lambda y: reactor.derivative(y, coolant, 0.0, reactor.NOMINAL), y, 5e-4)
+            return y, y[1]
+
+        path = jax.lax.scan(step, y, None, 60_000)[1]
+    found = np.asarray(path).max()
+    exact = solve_ivp(reactor_equations, (0, 30), y, "LSODA", args=(coolant,), rtol=1e-10, atol=1e-10, max_step=0.05)
+    assert found == pytest.approx(exact.y[1].max(), abs=0.1)
+    # Truth 1.1. The spike at 304 K lasts seconds: its top is 469.6 K, seen every 0.1 min 465.7, every 26 s 462.7.
+    assert found == pytest.approx(peak, abs=1.0 if coolant == 303.0 else 6.0)
+
+
+def test_five_substeps_are_within_2e_7_kelvin_of_an_adaptive_solver() -> None:
+    # Truth 1.1, at Tc = 302, from the tracking task's start; the reference is SciPy's DOP853.
+    y0 = np.array([0.8, 330.0])
+    with jax.enable_x64(True):
+        y = jnp.asarray(y0)
+        ours = [y]
+        advance = jax.jit(reactor.advance)
+        for _ in range(reactor.HORIZON):
+            ours.append(advance(ours[-1], 302.0, 0.0, reactor.NOMINAL)[0])
+
+    times = np.arange(reactor.HORIZON + 1) * 26 / 60
+    theirs = solve_ivp(
+        reactor_equations, (0, times[-1]), y0, "DOP853", args=(302.0,), t_eval=times, rtol=1e-12, atol=1e-12
+    ).y.T
+    assert np.abs(np.stack(ours) - theirs)[:, 1].max() < 2e-7
+
+
+def test_the_oracle_of_the_tracking_task() -> None:
+    # Truth 1.1: noise-free NMPC, horizon 17, no move penalty, no preview: cost 0.0798, IAE 0.236, T in [318.5, 327.9].
+    window = 17
+    targets = np.repeat([0.85, 0.9, 0.87], 20)
+    with jax.enable_x64(True):
+
+        def cost(moves: jax.Array, y: jax.Array, setpoint: jax.Array) -> jax.Array:
+            def step(y: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+                y = reactor.advance(y, u, 0.0, reactor.NOMINAL)[0]
+                return y, reactor.cost(y[0], setpoint)
+
+            return jnp.sum(jax.lax.scan(step, y, 298.5 + 3.5 * moves)[1])
+
+        graded = jax.jit(jax.value_and_grad(cost))
+
+        def objective(moves: np.ndarray, y: jax.Array, setpoint: float) -> tuple[float, np.ndarray]:
+            value, gradient = graded(jnp.asarray(moves), y, setpoint)
+            return float(value), np.asarray(gradient)
+
+        state, observation = reactor.start(0.8, 330.0, 298.0, jnp.array([0.85, 0.9, 0.87]))
+        step = STEP["chemical_reactor"]
+        moves, total, iae, seen = np.zeros(window), 0.0, 0.0, []
+        for setpoint in targets:
+            assert float(observation[3]) == setpoint
+            found = minimize(
+                objective,
+                moves,
+                args=(observation[:2], setpoint),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=[(-1, 1)] * window,
+                options={"ftol": 1e-10, "gtol": 1e-7},
+            )
+            moves = np.append(found.x[1:], found.x[-1])
+            state, now = step(jax.random.key(0), state, jnp.array([298.5 + 3.5 * found.x[0]]), reactor.NOMINAL)
+            observation = now.observation
+            assert not now.terminated
+            total -= float(now.reward)
+            iae += abs(float(observation[0] - observation[3]))
+            seen.append(float(observation[1]))
+    assert total == pytest.approx(0.0798, abs=2e-4)
+    assert iae == pytest.approx(0.236, abs=1e-3)
+    assert min(seen) == pytest.approx(318.5, abs=0.05)
+    assert max(seen) == pytest.approx(327.9, abs=0.05)
+    assert bool(now.truncated)
+
+
+def test_set_points_of_the_certified_task_rest_between_322_and_326_kelvin() -> None:
+    keys = jax.random.split(jax.random.key(0), 1000)
+    states, observations = RESET["chemical_reactor"](keys, SAMPLED)
+    low, high = (float(reactor.steady_concentration(t, reactor.NOMINAL)) for t in (326.0, 322.0))
+    assert low <= states.setpoints.min() < low + 0.001
+    assert high - 0.001 < states.setpoints.max() <= high
+    assert np.abs(observations[:, 1] - 324.0).max() < 2.5 + 6 * 0.1
+    assert jnp.std(states.feed_deviation) == pytest.approx(0.5, rel=0.1)
+
+
+def test_disturbances_are_those_of_the_domain() -> None:
+    params = SAMPLED
+    for drawn, nominal in ((params.reaction_rate, 7.2e10), (params.cooling_rate, 5e4 / 23900)):
+        ratio = np.asarray(drawn) / nominal
+        assert 0.99 <= ratio.min() < 0.991
+        assert 1.009 < ratio.max() <= 1.0100001
+    one = jax.tree.map(lambda x: x[0], params)
+    state = jax.tree.map(
+        lambda x: x[0], RESET["chemical_reactor"](jax.random.split(jax.random.key(2), 1000), params)[0]
+    )
+
+    def step(state: reactor.State, key: jax.Array) -> tuple[reactor.State, tuple[jax.Array, jax.Array]]:
+        state, now = reactor.step(key, state, jnp.array([299.5]), one)
+        return state, (state.feed_deviation, now.observation[1] - state.temperature)
+
+    feed, noise = jax.lax.scan(step, state, jax.random.split(jax.random.key(3), 20_000))[1]
+    feed, noise = np.asarray(feed), np.asarray(noise)
+    # An AR(1) sequence's correlation falls by exp(-dt/tau) per step; the clip at three sd hardly changes it.
+    assert np.corrcoef(feed[:-1], feed[1:])[0, 1] == pytest.approx(np.exp(-26 / 60 / 5), abs=0.01)
+    assert feed.std() == pytest.approx(0.5, rel=0.1)
+    assert np.abs(feed).max() <= 1.5
+    assert noise.std() == pytest.approx(0.1, rel=0.03)
+
+
+def test_a_trip_ends_the_episode_and_costs_more_than_staying() -> None:
+    state, _ = reactor.start(0.8, 331.9, 310.0, jnp.array([0.85]))
+    step = STEP["chemical_reactor"]
+    _, hot = step(jax.random.key(0), state, jnp.array([310.0]), reactor.NOMINAL)
+    assert bool(hot.terminated)
+    assert hot.margins[0] < 0
+    concentrations = [float(reactor.steady_concentration(t, reactor.NOMINAL)) for t in (316.0, 322.0, 326.0, 332.0)]
+    worst = max(concentrations[0] - concentrations[2], concentrations[1] - concentrations[3])
+    assert worst < 0.11
+    assert hot.reward < -reactor.HORIZON * (worst / 0.3) ** 2
+    _, cool = step(jax.random.key(0), state, jnp.array([290.0]), reactor.NOMINAL)
+    # The margin is the least on the way: the step's start is 0.1 K below the limit, its end far below.
+    assert float(cool.margins[0]) == pytest.approx(0.1, abs=1e-3)
+    assert not cool.terminated
+
+
+def test_a_step_has_the_gradient_of_its_finite_difference() -> None:
+    with jax.enable_x64(True):
+        state, _ = reactor.start(0.87, 325.0, 300.0, jnp.array([0.88]))
+
+        def temperature(rate: jax.Array) -> jax.Array:
+            params = reactor.NOMINAL._replace(reaction_rate=rate * 7.2e10)
+            return reactor.step(jax.random.key(0), state, jnp.array([300.0]), params)[0].temperature
+
+        temperature = jax.jit(temperature)
+        slope = float(jax.jit(jax.grad(temperature))(jnp.asarray(1.0)))
+        difference = float(temperature(jnp.asarray(1 + 1e-6)) - temperature(jnp.asarray(1 - 1e-6))) / 2e-6
+    assert slope == pytest.approx(difference, rel=1e-5)
+    assert slope > 1.0
+
+
+def test_the_double_mass_is_that_of_the_official_data(dmsd_train: Path) -> None:
+    # Truth 1.4: the equations reproduce the data to 2.2e-7 and the rewards to 9.5e-7.
+    with np.load(dmsd_train, allow_pickle=False) as data:
+        rows = {name: data[name].astype(float) for name in ("obs", "action", "next_obs", "reward")}
+    with jax.enable_x64(True):
+        predict = jax.jit(jax.vmap(lambda o, a: masses.predict(o, a, masses.NOMINAL)[0]))
+        predicted = np.asarray(predict(rows["obs"], rows["action"]))
+        reward = np.asarray(masses.logged_reward(rows["obs"], rows["action"], rows["next_obs"]))
+        margins = np.asarray(masses.logged_margins(rows["next_obs"]))
+    assert np.abs(predicted - rows["next_obs"])[:, :4].max() < 2.5e-7
+    assert np.abs(reward - rows["reward"].ravel()).max() < 1e-6
+    assert margins.min() > 0.1
+    first = rows["obs"].reshape(-1, 100, 6)[:, 0]
+    assert np.abs(first[:, :2]).max() <= 0.25
+    assert np.abs(first[:, 2:4]).max() <= 0.1
+    # Targets move only between the 50th step's two ends, each in about half of the episodes.
+    moved = (rows["obs"][:, 4:] != rows["next_obs"][:, 4:]).reshape(-1, 100, 2)
+    assert set(np.nonzero(moved.any((0, 2)))[0]) == {49}
+    assert np.abs(moved[:, 49].mean(0) - 0.5).max() < 0.05
+    assert np.abs(predicted[:, 4:] - rows["obs"][:, 4:]).max() == 0
+
+
+def test_a_hand_worked_step_of_the_double_mass() -> None:
+    # x1' = .1 + .2*.5 = .2; v1' = .5 + .01*(-4*.1 + 2*.2 - 8*.5 + 4*0 + 30*1) = .76
+    # x2' = .2; v2' = .01*(-4*.2 + 2*.1 + 4*.5 - 30*.5) = -.136
+    state = masses.State(jnp.array([0.1, 0.2, 0.5, 0.0]), jnp.array([0.2, -0.8]), jnp.asarray(0))
+    following, now = STEP["double_mass"](jax.random.key(0), state, jnp.array([2.0, -0.5]), masses.NOMINAL)
+    np.testing.assert_allclose(following.motion, [0.2, 0.2, 0.76, -0.136], rtol=1e-5)
+    assert float(now.reward) == pytest.approx(-np.log(0.01) - np.log(1.01), rel=1e-5)
+    np.testing.assert_allclose(now.margins, [2.6, 2.6], rtol=1e-6)
+
+
+def test_targets_of_the_double_mass_are_redrawn_halfway() -> None:
+    keys = jax.random.split(jax.random.key(0), 400)
+    resting = Controller(lambda p, o: (), lambda p, s, o, a: (s, jnp.zeros(2)))
+
+    def episode(key: jax.Array) -> jax.Array:
+        run = rollout(masses.PLANT, resting, (), key, masses.NOMINAL)
+        return run.next_observations[:, 4:] != run.observations[:, 4:]
+
+    moved = np.asarray(jax.jit(jax.vmap(episode))(keys))
+    assert set(np.nonzero(moved.any((0, 2)))[0]) == {49}
+    # Three standard deviations of a fair coin's mean over 400 tosses; both coins fall together in a quarter.
+    assert np.abs(moved[:, 49].mean(0) - 0.5).max() < 0.075
+    assert abs(moved[:, 49].all(1).mean() - 0.25) < 0.065
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_every_plant_keeps_the_contract(plant: Plant) -> None:
+    spec = plant.spec
+    hash(plant)
+    assert PLANTS[spec.name] is plant
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        params = jax.jit(plant.sample_params)(jax.random.key(0), plant.domain)
+        state, observation = jax.jit(plant.reset)(jax.random.key(1), params)
+        assert observation.shape == (spec.observation.size,)
+        middle = (jnp.asarray(spec.action.low) + jnp.asarray(spec.action.high)) / 2
+        step = STEP[spec.name]
+        following, now = step(jax.random.key(2), state, middle, params)
+        compiled = step._cache_size()
+        step(jax.random.key(3), following, middle + 0.01, params)
+    assert step._cache_size() == compiled
+    assert jax.tree.structure(following) == jax.tree.structure(state)
+    assert [x.dtype for x in jax.tree.leaves(following)] == [x.dtype for x in jax.tree.leaves(state)]
+    assert (now.margins.shape, now.reward.shape) == ((len(spec.constraints),), ())
+    assert all(
+        low <= x <= high for low, x, high in zip(spec.observation.low, observation, spec.observation.high, strict=True)
+    )
+    # Beyond its range an actuator does no more than at its end, and NaN is not made good.
+    far = step(jax.random.key(2), state, jnp.asarray(spec.action.high) + 100, params)[1]
+    end = step(jax.random.key(2), state, jnp.asarray(spec.action.high), params)[1]
+    np.testing.assert_array_equal(far.observation, end.observation)
+    assert np.isnan(clip_to(spec.action, jnp.full(spec.action.size, jnp.nan))).all()
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_the_prediction_is_the_undisturbed_step(plant: Plant) -> None:
+    state, observation = jax.jit(plant.reset)(jax.random.key(1), plant.params)
+    action = jnp.asarray(plant.spec.action.low) * 0.7 + jnp.asarray(plant.spec.action.high) * 0.3
+    now = STEP[plant.spec.name](jax.random.key(2), state, action, plant.params)[1]
+    predicted, margins = jax.jit(plant.predict)(observation, action, plant.params)
+    np.testing.assert_allclose(predicted, now.observation, rtol=1e-6)
+    np.testing.assert_allclose(margins, now.margins, atol=1e-4)
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_logged_rows_are_scored_as_the_plant_scores_them(plant: Plant) -> None:
+    run = jax.jit(lambda key: rollout(plant, plant.fallback, plant.fallback_params, key, plant.params))(
+        jax.random.key(0)
+    )
+    signals = LOGGED[plant.spec.name]
+    np.testing.assert_allclose(signals.reward(run.observations, run.actions, run.next_observations), run.rewards, 1e-5)
+    # The plant takes the least margin on the way, the log only knows the end of the step.
+    assert (signals.margins(run.next_observations) >= run.margins - 1e-4).all()
+
+
+def test_a_logged_trip_costs_as_much_as_a_simulated_one() -> None:
+    rows = jnp.array([[0.86, 325.0, 300.0, 0.90], [0.80, 333.0, 302.0, 0.86]])
+    reward = reactor.logged_reward(rows[:1], rows[:1, 2:3], rows[1:])
+    assert float(reward[0]) == pytest.approx(-(0.2**2) - 10.0, rel=1e-5)

@@ -1,0 +1,128 @@
+"""Training as a task: as many updates as asked for, resumable to the bit, and plain about what it cannot use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.adapters.bundle import load_bundle
+from tasks.train import train
+from tests.small_data import PLANT, reactor_dataset, reactor_run
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A dataset of seventeen hours of the reactor's log."""
+    folder = tmp_path_factory.mktemp("train")
+    return reactor_dataset(Home(folder / "home"), folder, 0.1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(reference: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The population of a run that nothing disturbed."""
+    return train(Home(tmp_path_factory.mktemp("calm")), reactor_run(), reference)
+
+
+def test_every_member_is_a_composite_that_could_ship(undisturbed: dict[str, Any], reference: dict[str, Any]) -> None:
+    assert [(m["index"], m["seed"]) for m in undisturbed["members"]] == [(0, 0), (1, 1)]
+    assert len({m["digest"] for m in undisturbed["members"]}) == 2
+    for member in undisturbed["members"]:
+        plant, composite = load_bundle(Path(member["path"]), member["digest"])
+        assert plant.spec.name == PLANT
+        assert composite.policy is not None
+    assert undisturbed["updates"] == 40
+    assert 0 < undisturbed["rows"] < reference["rows"]
+    with np.load(undisturbed["curves_path"]) as curves:
+        assert curves["step"][-1] == 40
+        assert set(curves) > {"step", "critic_loss", "actor_loss"}
+        for name in curves:
+            assert np.all(np.isfinite(curves[name])), name
+
+
+@pytest.mark.parametrize("checkpoint_every", [16, 40, 1000])
+def test_the_config_alone_says_how_many_updates(
+    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path, checkpoint_every: int
+) -> None:
+    told: list[tuple[int, int, str]] = []
+    run = reactor_run(train={"checkpoint_every": checkpoint_every})
+    found = train(Home(tmp_path), run, reference, lambda *args: told.append(args))
+    assert found["updates"] == 40
+    assert told[0] == (0, 40, "updates")
+    assert told[-1] == (40, 40, "updates")
+    # How often a checkpoint is kept changes nothing in what is learnt.
+    assert found["digest"] == undisturbed["digest"]
+    assert [m["digest"] for m in found["members"]] == [m["digest"] for m in undisturbed["members"]]
+
+
+class _Killed(Exception):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
+    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    def die(done: int, *_: Any) -> None:
+        if done > 0:
+            raise _Killed
+
+    home, told = Home(tmp_path), []
+    with pytest.raises(_Killed):
+        train(home, reactor_run(), reference, die)
+    found = train(home, reactor_run(), reference, lambda done, *_: told.append(done))
+    assert told[0] == 20
+    assert found["digest"] == undisturbed["digest"]
+    with np.load(found["curves_path"]) as resumed, np.load(undisturbed["curves_path"]) as whole:
+        for name in whole:
+            np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+    # Once more, and nothing is left to do.
+    told.clear()
+    assert train(home, reactor_run(), reference, lambda done, *_: told.append(done))["digest"] == found["digest"]
+    assert told == [40]
+
+
+def test_a_grid_varies_the_members(reference: dict[str, Any], tmp_path: Path) -> None:
+    settings = {"updates": 20, "seeds": 1, "grid": {"alpha": [0.5, 2.5]}}
+    found = train(Home(tmp_path), reactor_run(train=settings), reference)
+    assert [m["hyperparameters"] for m in found["members"]] == [{"alpha": 0.5}, {"alpha": 2.5}]
+    assert len({m["digest"] for m in found["members"]}) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"algorithm": "cql"}, ["train.algorithm", "bc", "td3_bc", "'cql'"]),
+        ({"hyperparameters": {"learning_rate": 0.1}}, ["learning_rate", "critic_lr"]),
+        ({"hyperparameters": {"critics": 2.5}}, ["critics", "2.5"]),
+        ({"grid": {"temperature": [1.0]}}, ["temperature"]),
+        ({"grid": {"hidden": [8.0]}}, ["hidden"]),
+    ],
+)
+def test_what_is_not_known_is_one_sentence(
+    reference: dict[str, Any], tmp_path: Path, settings: dict[str, Any], named: list[str]
+) -> None:
+    with pytest.raises(BadInput) as error:
+        train(Home(tmp_path), reactor_run(train=settings), reference)
+    text = str(error.value)
+    assert "expected" in text
+    assert text.count(". ") == 0
+    assert all(name in text for name in named), text
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_population_that_diverged_is_refused(reference: dict[str, Any], tmp_path: Path) -> None:
+    wild = {"hyperparameters": {"critics": 2, "hidden": [8], "critic_lr": 1e30, "actor_lr": 1e30}}
+    with pytest.raises(Refused, match=r"divergence of every member.*lower the learning rates") as error:
+        train(Home(tmp_path), reactor_run(train=wild), reference)
+    assert str(error.value).count(". ") == 0
+    assert not (tmp_path / "bundles").exists()
+
+
+def test_a_member_that_diverged_is_left_out(reference: dict[str, Any], tmp_path: Path) -> None:
+    settings = {"seeds": 1, "grid": {"critic_lr": [3e-4, 1e30]}}
+    found = train(Home(tmp_path), reactor_run(train=settings), reference)
+    assert [m["hyperparameters"] for m in found["members"]] == [{"critic_lr": 3e-4}]
