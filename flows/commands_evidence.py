@@ -155,19 +155,18 @@ def keys_pin(
     Example: neorl keys pin --note "plant 7, signing host"
     """
     from tasks.adapters.canonical import write_atomic
-    from tasks.adapters.signing import TrustRoot, key_id, open_keys, project_trust, trust_yaml
+    from tasks.adapters.signing import PROJECT_TRUST, TrustRoot, key_id, open_keys, trust_yaml
 
     signer, _ = open_keys(Home.locate(), first_use=False)
-    path = project_trust()
-    if path.exists() and key_id(signer.public) not in TrustRoot.read(path).keys:
+    if PROJECT_TRUST.exists() and key_id(signer.public) not in TrustRoot.read(PROJECT_TRUST).keys:
         raise Refused(
-            f"expected no other pinned keys, got some in {path}: add this one there by hand after asking their owner."
+            f"expected no other pinned keys, got some in {PROJECT_TRUST}: add this one there by hand after asking "
+            "their owner."
         )
-    if not path.exists():
-        write_atomic(path, trust_yaml(signer.public, note))
-    emit(
-        {"id": key_id(signer.public), "pinned_in": str(path)}, as_json, [f"{key_id(signer.public)} is pinned in {path}"]
-    )
+    if not PROJECT_TRUST.exists():
+        write_atomic(PROJECT_TRUST, trust_yaml(signer.public, note))
+    name = key_id(signer.public)
+    emit({"id": name, "pinned_in": str(PROJECT_TRUST)}, as_json, [f"{name} is pinned in {PROJECT_TRUST}"])
 
 
 def report(plant: Annotated[str, typer.Argument(help="The plant's name.")], as_json: AsJson = False) -> None:

@@ -23,26 +23,27 @@ class StageProgress:
 
     Args:
         stage: name shown before the bar and on the artifact.
+        clock: seconds that only grow.
 
     Example:
         >>> with StageProgress("train") as report:  # doctest: +SKIP
         ...     report(500, 20_000, "updates")
     """
 
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
+    def __init__(self, stage: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stage, self._clock = stage, clock
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
         self._artifact: object | None = None
         self._mute = False
-        self._start = self._line = self._published = time.monotonic()
+        self._start = self._line = self._published = clock()
         self._first: int | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __call__(self, done: int, total: int, unit: str) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self._bar is None and self._console.is_terminal:
             columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.fields[rate]}"))
             self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters import ledger as room
 from tasks.adapters.champions import approve, champion, moment, open_approval, promote, reject
 from tasks.adapters.ledger import Ledger
 from tests.evidence import PLANT, certify, crown
@@ -41,12 +41,12 @@ def test_the_last_promotion_is_champion(ledger: Ledger) -> None:
     assert champion(history, PLANT, at="2999-12-31") == second
 
 
-def test_who_was_champion_at_a_date(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The clock is replaced, nothing of ours.
-    monkeypatch.setattr(room, "_now", lambda: "2090-03-01T12:00:00.000000Z")
-    first = crown(ledger, A)
-    monkeypatch.setattr(room, "_now", lambda: "2090-03-02T23:59:59.000000Z")
-    second = crown(ledger, B)
+def test_who_was_champion_at_a_date(ledger: Ledger) -> None:
+    def at(*moment: int) -> Ledger:
+        return Ledger.open(ledger.home, clock=lambda: datetime(*moment, tzinfo=UTC))  # type: ignore[misc]
+
+    first = crown(at(2090, 3, 1, 12), A)
+    second = crown(at(2090, 3, 2, 23, 59, 59), B)
     history = ledger.entries()
     assert champion(history, PLANT, at="2090-03-01") == first
     assert champion(history, PLANT, at="2090-03-01T11:59:59Z") is None

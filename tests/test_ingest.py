@@ -229,12 +229,11 @@ def test_a_termination_is_not_also_a_timeout(tmp_path: Path, home: Path) -> None
     assert np.flatnonzero(rows["timeouts"]).tolist() == list(range(39, 200, STEPS))
 
 
-def test_a_quarantine_of_many_rows_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.adapters.rows.PART_RECORDS", 30)
+def test_a_quarantine_of_many_rows_is_written_in_parts(tmp_path: Path) -> None:
     arrays = archive()
     names = {"observations": "obs", "actions": "action", "next_observations": "next_obs", "rewards": "reward"}
     names |= {"terminals": "done", "timeouts": "truncated"}
-    quarantine = Quarantine(tmp_path, SPEC)
+    quarantine = Quarantine(tmp_path, SPEC, part_records=30)
     for start in range(0, 200, 20):
         block = {key: arrays[name][start : start + 20] for key, name in names.items()}
         quarantine.add("x", np.arange(start, start + 20), np.full(20, "bad", dtype=object), block)

@@ -292,10 +292,9 @@ def test_a_full_disk_is_one_sentence_and_nothing_half_written(ledger: Ledger) ->
     assert Ledger.open(ledger.home).verify()["size"] == 1
 
 
-def test_time_never_runs_backwards(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The clock is replaced, nothing of ours.
-    times = iter(["2026-11-20T10:00:00.000000Z", "2026-11-20T09:00:00.000000Z"])
-    monkeypatch.setattr(room, "_now", lambda: next(times))
+def test_time_never_runs_backwards(home: Path) -> None:
+    times = iter([datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 9, tzinfo=UTC)])
+    ledger = Ledger.open(Home(home), clock=lambda: next(times))
     assert ledger.append("note", {}).timestamp == "2026-11-20T10:00:00.000000Z"
     assert ledger.append("note", {}).timestamp == "2026-11-20T10:00:00.000000Z"
 

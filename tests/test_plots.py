@@ -41,14 +41,11 @@ def _episode(offset: float) -> dict[str, np.ndarray]:
     return {"observations": rows, "actions": 298 + offset + 0 * t[:, None]}
 
 
-def test_svg_of_trajectories_shows_units_limits_and_legend_and_is_deterministic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As text, so that it can be read here; shipped pictures draw glyphs as paths.
-    monkeypatch.setitem(__import__("tasks.adapters.plots", fromlist=["STYLE"]).STYLE, "svg.fonttype", "none")
+def test_svg_of_trajectories_shows_units_limits_and_legend_and_is_deterministic(tmp_path: Path) -> None:
     controllers = {"candidate": _episode(0.0), "plant controller": _episode(1.0)}
     first = plot_trajectories(tmp_path / "a.svg", REACTOR, controllers).read_bytes()
     assert first == plot_trajectories(tmp_path / "b.svg", REACTOR, controllers).read_bytes()
+    # Glyphs are drawn as paths; matplotlib keeps what they spell in comments.
     text = first.decode()
     for words in ("temperature [K]", "concentration [mol/L]", "time [min]", "set point", "beyond a limit", "candidate"):
         assert words in text

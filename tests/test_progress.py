@@ -7,7 +7,6 @@ import pty
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ PROJECT = Path(__file__).parents[1]
 
 
 class Clock:
-    """Stands for `time.monotonic`."""
+    """Seconds that go on when told to."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -28,14 +27,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(time, "monotonic", found)
-    return found
+def clock() -> Clock:
+    return Clock()
 
 
 def test_a_log_gets_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with StageProgress("train") as report:
+    with StageProgress("train", clock) as report:
         for done in range(0, 3001, 100):
             report(done, 3000, "updates")
             clock.now += 1.0
@@ -52,7 +49,7 @@ def test_a_log_gets_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixt
 
 
 def test_what_was_done_before_and_compiling_do_not_count(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with StageProgress("train") as report:
+    with StageProgress("train", clock) as report:
         clock.now += 60.0  # compiling
         report(2000, 3000, "updates")
         assert capsys.readouterr().err == ""
@@ -62,14 +59,14 @@ def test_what_was_done_before_and_compiling_do_not_count(clock: Clock, capsys: p
 
 
 def test_a_stage_that_found_all_done_says_no_rate(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with StageProgress("train") as report:
+    with StageProgress("train", clock) as report:
         report(3000, 3000, "updates")
     assert capsys.readouterr().err == "  train: 3,000 of 3,000 updates\n"
 
 
 def test_a_total_may_grow(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     # A violation makes the test of a certificate longer.
-    with StageProgress("certify") as report:
+    with StageProgress("certify", clock) as report:
         report(0, 3000, "episodes")
         clock.now += 20.0
         report(1000, 3000, "episodes")
@@ -82,7 +79,7 @@ def test_a_total_may_grow(clock: Clock, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_an_empty_stage_is_no_division_by_zero(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with StageProgress("ingest") as report:
+    with StageProgress("ingest", clock) as report:
         report(0, 0, "sources")
     assert capsys.readouterr().err == "  ingest: 0 of 0 sources\n"
 

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters import signing
 from tasks.adapters.canonical import canonical_json
 from tasks.adapters.signing import Signer, TrustRoot, key_id, open_keys, pae, read_secret, trust_yaml, write_secret
 
@@ -159,17 +158,14 @@ def test_a_lost_trust_root_is_not_replaced(home: Path) -> None:
         open_keys(Home(home), first_use=False)
 
 
-def test_the_project_s_pins_come_before_the_home_s(
-    home: Path, trust: TrustRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(signing, "project_trust", lambda: trust.source)
+def test_the_project_s_pins_come_before_the_home_s(home: Path, trust: TrustRoot) -> None:
     with pytest.raises(Refused, match="pin it there"):
-        open_keys(Home(home), first_use=True)
+        open_keys(Home(home), first_use=True, project=trust.source)
     assert not Home(home).trust.exists()
     given = home / "given.yaml"
     given.write_bytes(trust.source.read_bytes())
-    assert TrustRoot.locate(Home(home)).source == trust.source
-    assert TrustRoot.locate(Home(home), given).source == given
+    assert TrustRoot.locate(Home(home), project=trust.source).source == trust.source
+    assert TrustRoot.locate(Home(home), given, project=trust.source).source == given
 
 
 def test_secrets_that_others_may_read_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,12 @@ def read_neorl2(path: Path, spec: PlantSpec, logged: LoggedSignals, block_rows: 
     }
     if not path.is_file():
         raise BadInput(f"expected a NeoRL-2 file at {path}, got none: check the path.")
+    for block in _read_blocks(path, widths, block_rows):
+        yield with_costs(block, logged)
+
+
+def _read_blocks(path: Path, widths: Mapping[str, int], block_rows: int) -> Iterator[Rows]:
+    """The archive's rows, block after block, as they stand."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name: _read_header(archive, path, name) for name in widths}
@@ -76,8 +82,7 @@ def read_neorl2(path: Path, spec: PlantSpec, logged: LoggedSignals, block_rows: 
                     _parse_header(stream, path, name)
                 for start in range(0, count, block_rows):
                     n = min(block_rows, count - start)
-                    raw = {name: _read_rows(streams[name], members[name], n, path) for name in widths}
-                    yield with_costs(_named(raw), logged)
+                    yield _named({name: _read_rows(streams[name], members[name], n, path) for name in widths})
                 for name, stream in streams.items():
                     # Reading past the end is what makes zipfile compare the member's checksum.
                     if stream.read(1):
@@ -85,7 +90,8 @@ def read_neorl2(path: Path, spec: PlantSpec, logged: LoggedSignals, block_rows: 
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
         raise BadInput(f"expected a whole npz archive in {path.name}, got '{error}': copy the file again.") from error
     except (RuntimeError, NotImplementedError) as error:
-        # What zipfile raises for an encrypted member and for a compression that it does not know.
+        # What zipfile raises for an encrypted member and for a compression that it does not know; what is made of
+        # the rows runs outside of this generator, so its errors do not come by here.
         raise BadInput(
             f"expected an npz archive that NumPy can read in {path.name}, got '{error}': save it again with "
             "np.savez_compressed, without a password."

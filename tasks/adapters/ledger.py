@@ -70,9 +70,11 @@ class Entry:
 class Ledger:
     """Reads are verified: no entry is returned whose signature, chain or columns do not hold."""
 
-    def __init__(self, home: Home, engine: sql.Engine, trust: TrustRoot, signer: Signer | None) -> None:
+    def __init__(
+        self, home: Home, engine: sql.Engine, trust: TrustRoot, signer: Signer | None, clock: Callable[[], datetime]
+    ) -> None:
         self.home, self.trust = home, trust
-        self._engine, self._signer = engine, signer
+        self._engine, self._signer, self._clock = engine, signer, clock
         self._entries: list[Entry] = []
         self._tree = MerkleTree()
 
@@ -82,13 +84,22 @@ class Ledger:
         return bool(os.environ.get("NEORL_LEDGER_URL")) or home.ledger.exists()
 
     @classmethod
-    def open(cls, home: Home, *, trust: Path | None = None, url: str | None = None, write: bool = True) -> Ledger:
+    def open(
+        cls,
+        home: Home,
+        *,
+        trust: Path | None = None,
+        url: str | None = None,
+        write: bool = True,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> Ledger:
         """Open the ledger of a home.
 
         Args:
             trust: file of pinned public keys, in place of the project's or the home's.
             url: SQLAlchemy URL; else `NEORL_LEDGER_URL`, else SQLite in the home.
             write: False only reads: nothing is created, and no private key is needed.
+            clock: tells the time in UTC.
 
         Raises:
             BadInput: when there is no ledger to read, or the trust root is missing.
@@ -100,7 +111,7 @@ class Ledger:
         home.root.mkdir(parents=True, exist_ok=True)
         engine = _engine(url)
         if not write:
-            return cls(home, engine, TrustRoot.locate(home, trust), None)
+            return cls(home, engine, TrustRoot.locate(home, trust), None, clock)
         try:
             with engine.connect() as connection:
                 connection.execute(CreateTable(TABLE, if_not_exists=True))
@@ -113,7 +124,7 @@ class Ledger:
                 f"expected a database at {engine.url}, got '{error.orig}': restore it from its backup."
             ) from error
         signer, root = open_keys(home, first_use=first_use, trust=trust)
-        return cls(home, engine, root, signer)
+        return cls(home, engine, root, signer, clock)
 
     def entries(self, kind: str | None = None, plant: str | None = None) -> list[Entry]:
         """Verified entries in order, all or those of a kind and a plant.
@@ -172,7 +183,7 @@ class Ledger:
                 "predecessor": history[-1].digest if history else GENESIS,
                 "sequence": len(history) + 1,
                 # Never before the last entry, whatever the clock does: "champion at a date" relies on the order.
-                "timestamp": max(_now(), history[-1].timestamp if history else ""),
+                "timestamp": max(_timestamp(self._clock()), history[-1].timestamp if history else ""),
             }
             envelope = self.seal(ENTRY_TYPE, payload)
             row = {key: payload[key] for key in ("sequence", "predecessor", "timestamp", "kind", "plant")}
@@ -319,5 +330,5 @@ def _engine(url: str) -> sql.Engine:
     return engine
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+def _timestamp(moment: datetime) -> str:
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -23,22 +23,20 @@ RANGE_TOLERANCE = 0.01
 CONTINUITY_TOLERANCE = 1e-4
 """Share of a signal's range by which next_observations may differ from the next row's observations."""
 
-PART_RECORDS = 65536
-"""Records after which a quarantine file is closed; a longer quarantine has several."""
-
 Mask = npt.NDArray[np.bool_]
 
 
 class Quarantine:
-    """Rows that failed, in Parquet files of about `PART_RECORDS` records: source, row, timestamp, reason, values.
+    """Rows that failed, in Parquet files of about `part_records` records: source, row, timestamp, reason, values.
 
     Args:
         folder: where the files go; made when the first record comes.
         spec: names the values' columns.
+        part_records: records after which a file is closed; a longer quarantine has several.
     """
 
-    def __init__(self, folder: Path, spec: PlantSpec) -> None:
-        self.folder, self.spec = folder, spec
+    def __init__(self, folder: Path, spec: PlantSpec, part_records: int = 65536) -> None:
+        self.folder, self.spec, self.part_records = folder, spec, part_records
         self.reasons: Counter[str] = Counter()
         self.digests: list[str] = []
         self._columns: list[dict[str, npt.NDArray[Any]]] = []
@@ -60,7 +58,7 @@ class Quarantine:
             columns |= {f"{key}.{name}" if name else key: values[:, i] for i, name in enumerate(names)}
         self._columns.append(columns)
         self._waiting += len(numbers)
-        if self._waiting >= PART_RECORDS:
+        if self._waiting >= self.part_records:
             self.close()
 
     @property

@@ -26,6 +26,8 @@ from configs.home import Home
 from tasks.adapters.canonical import canonical_json, write_atomic
 
 ENVELOPE_KEYS = {"payload", "payloadType", "signatures"}
+PROJECT_TRUST = Path(configs.__path__[0]) / "trust.yaml"
+"""Where a project pins the keys that it trusts."""
 
 
 def key_id(public: Ed25519PublicKey) -> str:
@@ -109,9 +111,9 @@ class TrustRoot:
         return cls(keys, path)
 
     @classmethod
-    def locate(cls, home: Home, file: Path | None = None) -> TrustRoot:
+    def locate(cls, home: Home, file: Path | None = None, project: Path = PROJECT_TRUST) -> TrustRoot:
         """The trust root in force: the file given, else the project's `configs/trust.yaml`, else the home's own."""
-        return cls.read(file or next((path for path in (project_trust(), home.trust) if path.exists()), home.trust))
+        return cls.read(file or next((path for path in (project, home.trust) if path.exists()), home.trust))
 
     def unseal(self, payload_type: str, envelope: bytes) -> Any:
         """Check an envelope and return its payload.
@@ -159,12 +161,9 @@ class TrustRoot:
         return payload
 
 
-def project_trust() -> Path:
-    """Where a project pins the keys that it trusts."""
-    return Path(configs.__path__[0]) / "trust.yaml"
-
-
-def open_keys(home: Home, *, first_use: bool, trust: Path | None = None) -> tuple[Signer, TrustRoot]:
+def open_keys(
+    home: Home, *, first_use: bool, trust: Path | None = None, project: Path = PROJECT_TRUST
+) -> tuple[Signer, TrustRoot]:
     """The home's signing key and the trust root.
 
     On first use a key is made (PEM, PKCS #8, mode 0600) and, where the project pins none, its public half is pinned
@@ -173,6 +172,7 @@ def open_keys(home: Home, *, first_use: bool, trust: Path | None = None) -> tupl
     Args:
         first_use: whether nothing has been signed for this home yet.
         trust: a file of pinned keys that overrides the project's and the home's.
+        project: where the project pins the keys that it trusts.
 
     Raises:
         Refused: when the key is not pinned, is missing though records exist, or may be read by others.
@@ -191,9 +191,9 @@ def open_keys(home: Home, *, first_use: bool, trust: Path | None = None) -> tupl
             )
             write_secret(path, pem)
         signer = _read_key(path)
-        if first_use and trust is None and not project_trust().exists() and not home.trust.exists():
+        if first_use and trust is None and not project.exists() and not home.trust.exists():
             write_atomic(home.trust, trust_yaml(signer.public, "pinned on first use"))
-    root = TrustRoot.locate(home, trust)
+    root = TrustRoot.locate(home, trust, project)
     if key_id(signer.public) not in root.keys:
         raise Refused(
             f"expected this home's signing key {key_id(signer.public)} among those pinned in {root.source}, got "
