@@ -23,6 +23,7 @@ os.environ.update(
     GX_ANALYTICS_ENABLED="false",
     # The commands that tests start compile the same programs.
     JAX_COMPILATION_CACHE_DIR=str(Path(__file__).parents[1] / ".pytest_cache" / "jax"),
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
 )
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -61,7 +62,12 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests on one worker, and all that need servers together: their first start takes many seconds."""
+    """Keep a file's tests on one worker, and all that need servers together: their first start takes many seconds.
+
+    The longest groups are handed out first, so that the workers finish together.
+    """
     for item in items:
         served = "services" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("services" if served else item.path.name))
+    longest = ("services", "served")
+    items.sort(key=lambda item: not set(longest) & set(getattr(item, "fixturenames", ())))
