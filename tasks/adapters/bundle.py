@@ -174,11 +174,18 @@ def _recorded(
     import jax
 
     if observations is None:
-        keys = jax.random.split(jax.random.key(0), 16)
-        observations = np.asarray(jax.vmap(lambda key: plant.reset(key, plant.params)[1])(keys))
+        observations = _starts(plant)
     if applied is None:
-        applied = np.asarray(jax.vmap(plant.applied)(np.asarray(observations, np.float32)))
+        applied = np.asarray(jax.jit(jax.vmap(plant.applied))(np.asarray(observations, np.float32)))
     return np.asarray(observations, np.float32), np.asarray(applied, np.float32)
+
+
+@cache
+def _starts(plant: Plant) -> np.ndarray:
+    import jax
+
+    reset = jax.jit(jax.vmap(lambda key: plant.reset(key, plant.params)[1]))
+    return np.asarray(reset(jax.random.split(jax.random.key(0), 16)))
 
 
 def save_bundle(
