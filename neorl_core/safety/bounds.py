@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 FloatVector = npt.NDArray[np.float64]
 
@@ -56,7 +56,7 @@ def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float
     _check_probability("alpha", alpha)
     if violations == episodes:
         return 1.0
-    return float(stats.beta.ppf(1.0 - alpha, violations + 1, episodes - violations))
+    return float(special.betainccinv(violations + 1, episodes - violations, alpha))
 
 
 def clopper_pearson_lower(violations: int, episodes: int, alpha: float) -> float:
@@ -72,11 +72,11 @@ def rollouts_needed(p0: float, violations: int, alpha: float) -> int:
     _check_probability("p0", p0)
     _check_probability("alpha", alpha)
     low, high = violations, violations + 1
-    while stats.binom.cdf(violations, high, p0) > alpha:
+    while special.bdtr(violations, high, p0) > alpha:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if stats.binom.cdf(violations, middle, p0) > alpha:
+        if special.bdtr(violations, middle, p0) > alpha:
             low = middle
         else:
             high = middle
@@ -168,13 +168,21 @@ def certification_probability(p: float, boundaries: Sequence[int]) -> float:
     certified, done = 0.0, 0
     for k, boundary in enumerate(boundaries):
         # Counts beyond the last boundary never certify, so they may drop out of the array.
-        arrivals = stats.binom.pmf(np.arange(kept), boundary - done, p)
+        arrivals = _binomial(np.arange(kept), boundary - done, p)
         counts = np.convolve(counts, arrivals)[:kept]
         # A path with fewer violations has certified already.
         certified += float(counts[k])
         counts[k] = 0.0
         done = boundary
     return certified
+
+
+def _binomial(k: npt.NDArray[np.int64], n: int, p: float) -> FloatVector:
+    """P(Binomial(n, p) = k): `n! / (k! (n - k)!) p^k (1 - p)^(n - k)`, 0 beyond n."""
+    # scipy.stats has it too, but takes a second to import, which every command would pay.
+    choices = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(np.maximum(n - k, 0) + 1)
+    probability = np.exp(choices + special.xlogy(k, p) + special.xlog1py(n - k, -p))
+    return np.where(k <= n, probability, 0.0)
 
 
 def hoeffding_half_width(episodes: int, delta: float, low: float = 0.0, high: float = 1.0) -> float:
@@ -206,7 +214,7 @@ def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     mean = float(x.mean())
     if x.size == 1:
         return Interval(mean, -math.inf, math.inf)
-    half = float(stats.t.ppf(0.5 + confidence / 2.0, x.size - 1) * x.std(ddof=1) / math.sqrt(x.size))
+    half = float(special.stdtrit(x.size - 1, 0.5 + confidence / 2.0) * x.std(ddof=1) / math.sqrt(x.size))
     return Interval(mean, mean - half, mean + half)
 
 
