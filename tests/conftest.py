@@ -24,6 +24,8 @@ os.environ.update(
     # The commands that tests start compile the same programs.
     JAX_COMPILATION_CACHE_DIR=str(Path(__file__).parents[1] / ".pytest_cache" / "jax"),
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+    # Most of the tests' time goes into compiling programs that then run once: XLA need not make them fast.
+    JAX_DISABLE_MOST_OPTIMIZATIONS="true",
 )
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
