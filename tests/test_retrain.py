@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,9 +211,10 @@ def test_kill_9_between_checkpoints_changes_nothing(
             break
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
     finished = command("retrain", str(config), "--data", str(log))
     assert finished["exit"] == 0, finished
+    assert re.search(r"train: goes on from [1-3]00 of 400 updates", finished["stderr"]), finished["stderr"]
     assert {"ingest", "validate"} <= set(finished["reused"])
     # A home of its own with the same dataset, undisturbed.
     calm = Home(tmp_path / "calm")
