@@ -53,8 +53,6 @@ class StageProgress:
             # What was done before (a resumed run) or while compiling says nothing about the rate.
             self._first, self._start, self._published = done, now, now - SECONDS_BETWEEN_ARTIFACTS
             self._line = now
-            if 0 < done < total:
-                self._console.print(f"  {self._stage}: goes on from {done:,} of {total:,} {unit}", highlight=False)
         rate = (done - self._first) / max(now - self._start, 1e-9) if done > self._first else 0.0
         left = f", {(total - done) / rate:,.0f} s left" if rate and done < total else ""
         text = f"{done:,} of {total:,} {unit}" + (f", {rate:,.0f} {unit}/s{left}" if rate else "")

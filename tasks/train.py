@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
         if (latest := checkpoints.latest()) is not None:
             kept, _ = checkpoints.restore({"population": population, "curves": curves})
             done, population, curves = latest, kept["population"], kept["curves"]
+            print(f"  train: goes on from {done:,} of {updates:,} updates", file=sys.stderr, flush=True)
         first, started = done, time.monotonic()
         while done < updates:
             if progress:
