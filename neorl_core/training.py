@@ -22,7 +22,7 @@ Hyperparameters = dict[str, Float[Array, ""]]
 
 
 class Algorithm(NamedTuple):
-    """An offline RL algorithm as pure functions. Its state is a NamedTuple of arrays with a field `actor`."""
+    """An offline RL algorithm as pure functions. Its state is a NamedTuple of arrays."""
 
     name: str
     Config: Callable[..., Any]
@@ -35,6 +35,8 @@ class Algorithm(NamedTuple):
     """(state, batches (batches_per_update, B, ...), key) -> (state, metrics)."""
     act: Callable[[Any, Float[Array, "*n O"]], Float[Array, "*n A"]]
     """(state, normalised observation) -> unit action."""
+    actor: Callable[[Any], Params]
+    """state -> weights of the deterministic actor that ships: `actor_apply` of them equals `act`."""
 
 
 class TrainState(NamedTuple):
@@ -268,4 +270,4 @@ def member(population: TrainState, index: int) -> TrainState:
 def policies(algorithm: Algorithm, population: TrainState, normaliser: Normaliser) -> list[Policy]:
     """What each member would ship."""
     size = population.step.shape[0]
-    return [Policy(member(population, i).learner.actor, normaliser) for i in range(size)]
+    return [Policy(algorithm.actor(member(population, i).learner), normaliser) for i in range(size)]

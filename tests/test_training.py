@@ -84,6 +84,7 @@ CENSUS = Algorithm(
     init=lambda key, spec, config: Census(jnp.zeros(1), jnp.zeros(ROWS, jnp.int32), jnp.int32(0)),
     update=census_update,
     act=lambda state, observation: observation[..., :1],
+    actor=lambda state: {},
 )
 
 

@@ -52,4 +52,6 @@ def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]
     return actor_apply(state.actor, observation)
 
 
-BC = Algorithm(name="bc", Config=Config, batches_per_update=1, init=init, update=update, act=act)
+BC = Algorithm(
+    name="bc", Config=Config, batches_per_update=1, init=init, update=update, act=act, actor=lambda s: s.actor
+)

@@ -116,4 +116,6 @@ def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]
     return actor_apply(state.actor, observation)
 
 
-TD3_BC = Algorithm(name="td3_bc", Config=Config, batches_per_update=2, init=init, update=update, act=act)
+TD3_BC = Algorithm(
+    name="td3_bc", Config=Config, batches_per_update=2, init=init, update=update, act=act, actor=lambda s: s.actor
+)
