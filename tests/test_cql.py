@@ -15,8 +15,8 @@ from neorl_core.algorithms import CQL, SAC_N, cql, losses
 from neorl_core.networks import critics_apply, gaussian_apply, log_prob
 from neorl_core.training import init_population, make_train_chunk, member
 from neorl_core.types import Transition
-from tests.test_algorithms import Layers, backward, batch_of, forward, spec
-from tests.test_sac import Chain, assert_same, assert_state_is, away_from_targets, drawn, joined, numpy_update
+from tests.by_hand import Layers, backward, batch_of, forward, spec, start
+from tests.test_sac import PLAIN, Chain, assert_same, assert_state_is, away_from_targets, drawn, joined, numpy_update
 
 
 def test_the_conservative_loss_by_hand() -> None:
@@ -38,7 +38,7 @@ def test_the_multiplier_rises_while_the_conservative_loss_is_above_its_threshold
     weights, update = {}, jax.jit(CQL.update)
     for threshold in (-50.0, 50.0):
         config = CQL.Config(hidden=(5,), alpha=2.0, alpha_lr=0.1, threshold=threshold)
-        state = CQL.init(jax.random.key(0), spec(3, 2), config)
+        state = start(CQL, config)
         state, metrics = update(state, batches, jax.random.key(1))
         assert float(metrics["alpha"]) == 2.0
         weights[threshold] = float(update(state, batches, jax.random.key(2))[1]["alpha"])
@@ -55,7 +55,7 @@ def test_gradients_agree_with_finite_differences() -> None:
         check_grads(jax.jit(losses.multiplier_loss), (one, -one, one / 2), order=1, modes="rev", rtol=1e-6)
         batch: Transition = jax.tree.map(lambda x: x[0], batch_of(rng, 1, 8))
         y, weight = jnp.asarray(rng.normal(size=8)), jnp.asarray(0.7)
-        state = CQL.init(jax.random.key(0), spec(3, 2), CQL.Config(hidden=(5,)))
+        state = start(CQL, CQL.Config(hidden=(5,)))
         uniform, noise = jnp.asarray(rng.uniform(-1, 1, (8, 3, 2))), jnp.asarray(rng.normal(size=(2, 8, 3, 2)))
         proposed = cql.proposals(state.actor, batch, uniform, noise)
         loss = jax.jit(lambda c: cql.critic_loss(c, batch, y, *proposed, weight)[0])
@@ -80,9 +80,16 @@ def draws(key: jax.Array, rows: int, actions: int) -> tuple[np.ndarray, np.ndarr
 def test_one_update_equals_the_numpy_derivation(entropy: float) -> None:
     with jax.enable_x64(True):
         config = CQL.Config(
-            hidden=(6, 5), alpha=1.5, entropy_backup=entropy, tau=0.1, actor_lr=0.01, critic_lr=0.02, temperature=0.5
+            hidden=(6, 5),
+            alpha=1.5,
+            entropy_backup=entropy,
+            tau=0.1,
+            actor_lr=0.01,
+            critic_lr=0.02,
+            temperature=0.5,
+            **PLAIN,
         )
-        state = CQL.init(jax.random.key(0), spec(3, 2), config)
+        state = start(CQL, config)
         state = state._replace(sac=away_from_targets(state.sac))
         batches, key = batch_of(np.random.default_rng(2), 1, 16), jax.random.key(5)
         sac_noise, uniform, noise = draws(key, 16, 2)
@@ -117,8 +124,8 @@ def test_without_conservatism_and_with_entropy_it_is_sac_with_two_critics() -> N
     with jax.enable_x64(True):
         shared = {"hidden": (6, 5), "actor_lr": 3e-3, "critic_lr": 3e-3, "temperature_lr": 1e-2, "critics": 2}
         batches, key = batch_of(np.random.default_rng(4), 1, 16), jax.random.key(2)
-        sac = SAC_N.init(jax.random.key(0), spec(3, 2), SAC_N.Config(**shared))
-        state = CQL.init(jax.random.key(0), spec(3, 2), CQL.Config(**shared, alpha=0.0, entropy_backup=1.0))
+        sac = start(SAC_N, SAC_N.Config(**shared))
+        state = start(CQL, CQL.Config(**shared, alpha=0.0, entropy_backup=1.0))
         sac_update, update = jax.jit(SAC_N.update), jax.jit(CQL.update)
         for i in range(3):
             sac, _ = sac_update(sac, batches, jax.random.fold_in(key, i))
@@ -130,7 +137,7 @@ def test_proposals_carry_the_density_of_the_policy_that_drew_them() -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(3)
         batch: Transition = jax.tree.map(lambda x: 0.3 * x[0], batch_of(rng, 1, 6))
-        actor = CQL.init(jax.random.key(0), spec(3, 2), CQL.Config(hidden=(5,))).actor
+        actor = start(CQL, CQL.Config(hidden=(5,))).actor
         uniform, noise = jnp.asarray(rng.uniform(-1, 1, (6, 4, 2))), jnp.asarray(rng.uniform(-2, 2, (2, 6, 4, 2)))
         actions, density = cql.proposals(actor, batch, uniform, noise)
         assert actions.shape == (6, 12, 2)
@@ -149,7 +156,7 @@ def test_the_sampled_integral_is_that_of_quadrature() -> None:
     """The mean over 30 000 proposals of all three kinds: each third alone estimates the same integral."""
     rng = np.random.default_rng(3)
     n = 10_000
-    state = CQL.init(jax.random.key(0), spec(3, 1), CQL.Config(hidden=(16,)))
+    state = start(CQL, CQL.Config(hidden=(16,)), actions=1)
     critics = jax.tree.map(lambda x: 2.0 * x, state.sac.critics)
     batch: Transition = jax.tree.map(lambda x: jnp.float32(x[0]), batch_of(rng, 1, 2, actions=1))
     uniform, noise = rng.uniform(-1, 1, (2, n, 1)).astype(np.float32), rng.normal(size=(2, 2, n, 1)).astype(np.float32)

@@ -20,7 +20,7 @@ from neorl_core.algorithms import SAC_N, TD3_BC, bc, cql, losses, sac_n, td3_bc
 from neorl_core.networks import Params
 from neorl_core.training import polyak
 from neorl_core.types import Transition
-from tests.test_algorithms import spec
+from tests.by_hand import spec
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "d3rlpy.npz", allow_pickle=False)
 CONFIG = json.loads(str(GOLDEN["config"]))

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+from neorl_core import optimisers
 from neorl_core.algorithms import EDAC, SAC_N, edac, losses, sac_n
 from neorl_core.networks import Gaussian, critics_apply, gaussian_apply, log_prob
 from neorl_core.training import init_population, make_train_chunk, member
 from neorl_core.types import Transition
-from tests.test_algorithms import Adam, Layers, backward, batch_of, forward, layers_of, spec
+from tests.by_hand import Adam, Layers, backward, batch_of, forward, layers_of, spec, start
 
+PLAIN = {"actor_recipe": optimisers.TD3, "critic_recipe": optimisers.TD3}
+"""Adam without clipping, as the derivations have it."""
 CriticGradients = Callable[[list[Layers], dict[str, np.ndarray], np.ndarray], list[Layers]]
 """(critics, batch, targets) -> gradients, written in NumPy."""
 
@@ -188,9 +191,16 @@ def test_gradients_of_losses_agree_with_finite_differences() -> None:
 def test_one_update_of_sac_n_with_one_critic_equals_the_numpy_derivation() -> None:
     with jax.enable_x64(True):
         config = SAC_N.Config(
-            hidden=(5, 4), critics=1, tau=0.1, actor_lr=0.01, critic_lr=0.02, temperature=0.5, temperature_lr=0.03
+            hidden=(5, 4),
+            critics=1,
+            tau=0.1,
+            actor_lr=0.01,
+            critic_lr=0.02,
+            temperature=0.5,
+            temperature_lr=0.03,
+            **PLAIN,
         )
-        state = away_from_targets(SAC_N.init(jax.random.key(0), spec(3, 2), config))
+        state = away_from_targets(start(SAC_N, config))
         batches, key = batch_of(np.random.default_rng(2), 1, 16), jax.random.key(5)
         after, metrics = jax.jit(SAC_N.update)(state, batches, key)
         noise = np.asarray(jax.random.normal(key, (2, 16, 2)))
@@ -200,8 +210,8 @@ def test_one_update_of_sac_n_with_one_critic_equals_the_numpy_derivation() -> No
 
 def test_one_update_of_edac_equals_the_numpy_derivation() -> None:
     with jax.enable_x64(True):
-        config = EDAC.Config(hidden=(6, 5), critics=4, diversity=3.0, actor_lr=0.01, critic_lr=0.02)
-        state = away_from_targets(EDAC.init(jax.random.key(0), spec(3, 2), config))
+        config = EDAC.Config(hidden=(6, 5), critics=4, diversity=3.0, actor_lr=0.01, critic_lr=0.02, **PLAIN)
+        state = away_from_targets(start(EDAC, config))
         batches, key = batch_of(np.random.default_rng(2), 1, 16), jax.random.key(5)
 
         def gradients(critics: list[Layers], b: dict[str, np.ndarray], y: np.ndarray) -> list[Layers]:
@@ -218,7 +228,7 @@ def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
         rng = np.random.default_rng(2)
         batch: Transition = jax.tree.map(lambda x: x[0], batch_of(rng, 1, 8))
         y, noise = jnp.asarray(rng.normal(size=8)), jnp.asarray(rng.normal(size=(8, 2)))
-        state = EDAC.init(jax.random.key(0), spec(3, 2), EDAC.Config(hidden=(5,), critics=3, diversity=2.0))
+        state = start(EDAC, EDAC.Config(hidden=(5,), critics=3, diversity=2.0))
         of_critics = jax.jit(lambda c: edac.critic_loss(c, state, batch, y)[0])
         check_grads(of_critics, (state.critics,), order=1, modes="rev", rtol=1e-5)
         of_actor = jax.jit(lambda a: sac_n.actor_loss(a, state.critics, batch, noise, jnp.asarray(0.3))[0])
@@ -227,7 +237,7 @@ def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
 
 def test_action_gradients_are_slopes_along_the_action() -> None:
     with jax.enable_x64(True):
-        state = EDAC.init(jax.random.key(0), spec(3, 2), EDAC.Config(hidden=(5,), critics=3))
+        state = start(EDAC, EDAC.Config(hidden=(5,), critics=3))
         batch: Transition = jax.tree.map(lambda x: x[0], batch_of(np.random.default_rng(2), 1, 6))
         slopes = edac.action_gradients(state.critics, batch.observation, batch.action)
         for i in range(2):
@@ -238,7 +248,7 @@ def test_action_gradients_are_slopes_along_the_action() -> None:
 
 def test_edac_without_diversity_is_sac_n() -> None:
     batches, key = jax.tree.map(jnp.float32, batch_of(np.random.default_rng(4), 1, 16)), jax.random.key(2)
-    state = EDAC.init(jax.random.key(0), spec(3, 2), EDAC.Config(hidden=(5,), critics=3, diversity=0.0))
+    state = start(EDAC, EDAC.Config(hidden=(5,), critics=3, diversity=0.0))
     edac_update, sac_update = jax.jit(EDAC.update), jax.jit(SAC_N.update)
     assert_same(edac_update(state, batches, key)[0], sac_update(state, batches, key)[0], 1e-6)
     pressed = state._replace(hyper={**state.hyper, "diversity": jnp.asarray(1.0)})
@@ -247,7 +257,7 @@ def test_edac_without_diversity_is_sac_n() -> None:
 
 
 def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
-    state = SAC_N.init(jax.random.key(0), spec(3, 2), SAC_N.Config(hidden=(8,), critics=2))
+    state = start(SAC_N, SAC_N.Config(hidden=(8,), critics=2))
     batch: Transition = jax.tree.map(lambda x: jnp.float32(x[0]), batch_of(np.random.default_rng(5), 1, 6))
     noise, one = jnp.zeros((6, 2)), jnp.float32(1.0)
     ended = sac_n.targets(state, batch._replace(terminated=jnp.ones(6)), noise, one)
@@ -330,7 +340,7 @@ def test_the_critics_find_the_soft_values_of_a_tabular_mdp() -> None:
 
 
 def test_what_ships_is_the_mean_action() -> None:
-    state = SAC_N.init(jax.random.key(0), spec(3, 2), SAC_N.Config(hidden=(8,), critics=2))
+    state = start(SAC_N, SAC_N.Config(hidden=(8,), critics=2))
     o = jnp.asarray(np.random.default_rng(5).normal(size=(6, 3)), jnp.float32)
     distribution = gaussian_apply(state.actor, o)
     np.testing.assert_allclose(SAC_N.act(state, o), np.tanh(distribution.mean), rtol=1e-6)

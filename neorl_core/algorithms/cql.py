@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from neorl_core import optimisers
 from neorl_core.algorithms import losses, sac_n
 from neorl_core.networks import Ensemble, Params, critics_apply, gaussian_apply, squash
-from neorl_core.training import Algorithm, Metrics, adam_step
+from neorl_core.optimisers import Optimiser, Recipe
+from neorl_core.training import Algorithm, Metrics
 from neorl_core.types import PlantSpec, Transition
 
 SAMPLES = 10
@@ -39,12 +40,14 @@ class Config(NamedTuple):
     critic_lr: float = 3e-4
     temperature: float = 1.0
     temperature_lr: float = 1e-4
+    actor_recipe: Recipe = optimisers.SAC
+    critic_recipe: Recipe = optimisers.SAC
 
 
 class State(NamedTuple):
     sac: sac_n.State
     log_multiplier: Float[Array, ""]
-    multiplier_optimiser: optax.OptState
+    multiplier_optimiser: Optimiser
 
     @property
     def actor(self) -> Params:
@@ -54,7 +57,7 @@ class State(NamedTuple):
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """A fresh state of SAC and a multiplier of one."""
     log_multiplier = jnp.zeros(())
-    return State(sac_n.init(key, spec, config), log_multiplier, optax.scale_by_adam().init(log_multiplier))
+    return State(sac_n.init(key, spec, config), log_multiplier, optimisers.init(Recipe(), log_multiplier))
 
 
 def proposals(
@@ -126,7 +129,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     weight = h["alpha"] * jnp.exp(state.log_multiplier)
     gradient, metrics = critic_gradient(sac.critics, batch, target, proposed, log_density, weight)
     slope = jax.grad(losses.multiplier_loss)(state.log_multiplier, metrics["conservative_loss"], h["threshold"])
-    multiplier = adam_step(state.log_multiplier, slope, state.multiplier_optimiser, h["alpha_lr"])
+    multiplier = optimisers.step(state.log_multiplier, slope, state.multiplier_optimiser, h["alpha_lr"])
     sac, actor_metrics = sac_n.update_actor(sac_n.step_critics(sac, gradient), batch, noise[1])
     return State(sac, *multiplier), metrics | actor_metrics | {"q": jnp.mean(target), "alpha": weight}
 

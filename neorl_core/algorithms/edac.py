@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neorl_core import optimisers
 from neorl_core.algorithms import losses, sac_n
 from neorl_core.networks import Ensemble, critics_apply
+from neorl_core.optimisers import Recipe
 from neorl_core.training import Metrics
 from neorl_core.types import Transition
 
@@ -30,6 +32,8 @@ class Config(NamedTuple):
     critic_lr: float = 3e-4
     temperature: float = 1.0
     temperature_lr: float = 3e-4
+    actor_recipe: Recipe = optimisers.SAC
+    critic_recipe: Recipe = optimisers.SAC
 
 
 def action_gradients(

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from neorl_core import optimisers
 from neorl_core.algorithms import losses
 from neorl_core.networks import (
     Ensemble,
@@ -26,7 +26,8 @@ from neorl_core.networks import (
     mean_actor,
     squash,
 )
-from neorl_core.training import Algorithm, Hyperparameters, Metrics, adam_step, hyperparameters, polyak
+from neorl_core.optimisers import Optimiser, Recipe
+from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
 from neorl_core.types import PlantSpec, Transition
 
 
@@ -42,6 +43,9 @@ class Config(NamedTuple):
     temperature: float = 1.0
     """Where the temperature starts; it is adapted to an entropy of minus the number of actions."""
     temperature_lr: float = 3e-4
+    actor_recipe: Recipe = optimisers.SAC
+    critic_recipe: Recipe = optimisers.SAC
+    """The paper has no clipping; the field's later practice has."""
 
 
 class State(NamedTuple):
@@ -49,9 +53,9 @@ class State(NamedTuple):
     critics: Ensemble
     critics_target: Ensemble
     log_temperature: Float[Array, ""]
-    actor_optimiser: optax.OptState
-    critics_optimiser: optax.OptState
-    temperature_optimiser: optax.OptState
+    actor_optimiser: Optimiser
+    critics_optimiser: Optimiser
+    temperature_optimiser: Optimiser
     hyper: Hyperparameters
 
 
@@ -62,9 +66,16 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
     actor = gaussian_init(actor_key, *sizes, config.hidden)
     critics = critics_init(critic_key, *sizes, config.hidden, config.critics)
     log_temperature = jnp.log(jnp.asarray(config.temperature, jnp.result_type(float)))
-    adam = optax.scale_by_adam()
-    optimisers = adam.init(actor), adam.init(critics), adam.init(log_temperature)
-    return State(actor, critics, critics, log_temperature, *optimisers, hyperparameters(config))
+    return State(
+        actor,
+        critics,
+        critics_target=critics,
+        log_temperature=log_temperature,
+        actor_optimiser=optimisers.init(config.actor_recipe, actor),
+        critics_optimiser=optimisers.init(config.critic_recipe, critics),
+        temperature_optimiser=optimisers.init(Recipe(), log_temperature),
+        hyper=hyperparameters(config),
+    )
 
 
 def targets(
@@ -106,7 +117,7 @@ def temperature_loss(log_temperature: Float[Array, ""], log_prob: Float[Array, "
 
 def step_critics(state: State, gradient: Ensemble) -> State:
     """One step of all critics down `gradient`."""
-    critics, optimiser = adam_step(state.critics, gradient, state.critics_optimiser, state.hyper["critic_lr"])
+    critics, optimiser = optimisers.step(state.critics, gradient, state.critics_optimiser, state.hyper["critic_lr"])
     return state._replace(critics=critics, critics_optimiser=optimiser)
 
 
@@ -116,9 +127,9 @@ def update_actor(state: State, batch: Transition, noise: Float[Array, "B A"]) ->
     temperature = jnp.exp(state.log_temperature)
     of_actor = jax.value_and_grad(actor_loss, has_aux=True)
     (loss, log_prob), gradient = of_actor(state.actor, state.critics, batch, noise, temperature)
-    actor, actor_optimiser = adam_step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
+    actor, actor_optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
     slope = jax.grad(temperature_loss)(state.log_temperature, log_prob, batch.action.shape[-1])
-    log_temperature, temperature_optimiser = adam_step(
+    log_temperature, temperature_optimiser = optimisers.step(
         state.log_temperature, slope, state.temperature_optimiser, h["temperature_lr"]
     )
     state = state._replace(
