@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+# A number, sizes of layers, a name, or a recipe of an optimiser: the algorithm says which of its settings takes what.
+Setting = float | int | Name | list[float | int] | dict[Name, JsonValue]
 # Strict mode would refuse a path that YAML can only write as a string.
 FilePath = Annotated[Path, Field(strict=False)]
 
@@ -49,7 +51,7 @@ class Train(Strict):
     seeds: Count = 4
     checkpoint_every: Count = 2_000
     """Updates between checkpoints: what a killed run may lose."""
-    hyperparameters: dict[Name, float | int | list[float | int]] = {}
+    hyperparameters: dict[Name, Setting] = {}
     """Overrides of the algorithm's own defaults, the same for all members."""
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = {}
     """Hyper-parameters that members differ in; the population is seeds x the product of these lists."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -10,34 +11,44 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 Params = dict[str, Any]
-"""Weights of one network: `{"Dense_0": {"kernel", "bias"}, ...}`."""
+"""Weights of one network: `{"Dense_0": {"kernel", "bias"}, ...}`, and `"LayerNorm_0": {"scale", "bias"}, ...`."""
 
 Ensemble = tuple[Params, ...]
 """Weights of separate networks of one shape. Apart, not stacked: XLA's batched product is slower on a CPU."""
+
+LOG_STD_RANGE = (-5.0, 2.0)
+"""Bounds of a Gaussian actor's log standard deviation before the tanh, as Haarnoja et al. 2018's code has them."""
+WITHIN = 1.0 - 1e-6
+"""Logged unit actions are pulled this far inside before atanh, which is infinite at 1."""
 
 
 class MLP(nn.Module):
     """Dense layers with ReLU between them; the last is linear. Weights follow the precision of the input."""
 
     features: tuple[int, ...]
+    layer_norm: bool = False
+    """Whether each hidden layer is normalised after its ReLU (Ball et al. 2023, arXiv 2302.02948, section 4.2)."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
         for width in self.features[:-1]:
             x = nn.relu(nn.Dense(width, param_dtype=x.dtype)(x))
+            if self.layer_norm:
+                x = nn.LayerNorm(param_dtype=x.dtype)(x)
         return nn.Dense(self.features[-1], param_dtype=x.dtype)(x)
 
 
-def mlp_init(key: PRNGKeyArray, inputs: int, features: tuple[int, ...]) -> Params:
+def mlp_init(key: PRNGKeyArray, inputs: int, features: tuple[int, ...], layer_norm: bool = False) -> Params:
     """Fresh weights of an MLP from `inputs` numbers to `features[-1]`."""
-    params: Params = MLP(features).init(key, jnp.zeros((inputs,)))["params"]
+    params: Params = MLP(features, layer_norm).init(key, jnp.zeros((inputs,)))["params"]
     return params
 
 
 def mlp_apply(params: Params, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
-    """Apply an MLP; its widths are read off the weights, so that arrays are all that a policy needs."""
-    features = tuple(params[f"Dense_{i}"]["bias"].shape[-1] for i in range(len(params)))
-    output: Any = MLP(features).apply({"params": params}, x)
+    """Apply an MLP; its shape is read off the weights, so that arrays are all that a policy needs."""
+    layers = sum(name.startswith("Dense_") for name in params)
+    features = tuple(params[f"Dense_{i}"]["bias"].shape[-1] for i in range(layers))
+    output: Any = MLP(features, "LayerNorm_0" in params).apply({"params": params}, x)
     result: Float[Array, "*n F"] = output
     return result
 
@@ -52,9 +63,62 @@ def actor_apply(params: Params, observation: Float[Array, "*n O"]) -> Float[Arra
     return jnp.tanh(mlp_apply(params, observation))
 
 
-def critics_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], count: int) -> Ensemble:
+class Gaussian(NamedTuple):
+    """A diagonal normal distribution before the tanh that squashes it into unit actions."""
+
+    mean: Float[Array, "*n A"]
+    log_std: Float[Array, "*n A"]
+
+
+def gaussian_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
+    """Fresh weights of a tanh-Gaussian actor: an MLP whose last layer gives means, then log deviations."""
+    return mlp_init(key, observations, (*hidden, 2 * actions))
+
+
+def gaussian_apply(params: Params, observation: Float[Array, "*n O"]) -> Gaussian:
+    """The distribution at normalised observations; log deviations are clipped to `LOG_STD_RANGE`."""
+    mean, log_std = jnp.split(mlp_apply(params, observation), 2, axis=-1)
+    return Gaussian(mean, jnp.clip(log_std, *LOG_STD_RANGE))
+
+
+def mean_actor(params: Params) -> Params:
+    """The deterministic actor tanh(mean) of a tanh-Gaussian one, as weights for `actor_apply`: what ships."""
+    last = f"Dense_{len(params) - 1}"
+    actions = params[last]["bias"].shape[-1] // 2
+    return {**params, last: jax.tree.map(lambda x: x[..., :actions], params[last])}
+
+
+def squash(distribution: Gaussian, noise: Float[Array, "*n A"]) -> tuple[Float[Array, "*n A"], Float[Array, "*n"]]:
+    """A unit action drawn with standard normal `noise`, and its log density.
+
+    `a = tanh(u)`, `u = mean + std noise`, `log pi(a) = sum log N(u) - log(1 - tanh(u)^2)`; the last term is written
+    as `2 (log 2 - u - softplus(-2 u))`, which does not underflow.
+
+    Source: Haarnoja et al. 2018 (arXiv 1812.05905), appendix C, equation 26.
+    """
+    raw = distribution.mean + jnp.exp(distribution.log_std) * noise
+    return jnp.tanh(raw), _log_density(distribution, noise, raw)
+
+
+def log_prob(distribution: Gaussian, action: Float[Array, "*n A"]) -> Float[Array, "*n"]:
+    """Log density of a given unit action, such as a logged one; at the edges it is that of `WITHIN`."""
+    raw = jnp.arctanh(jnp.clip(action, -WITHIN, WITHIN))
+    return _log_density(distribution, (raw - distribution.mean) * jnp.exp(-distribution.log_std), raw)
+
+
+def _log_density(distribution: Gaussian, noise: Float[Array, "*n A"], raw: Float[Array, "*n A"]) -> Float[Array, "*n"]:
+    normal = -0.5 * noise**2 - distribution.log_std - 0.5 * math.log(2 * math.pi)
+    squashing = 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
+    total: Float[Array, "*n"] = jnp.sum(normal - squashing, axis=-1)
+    return total
+
+
+def critics_init(
+    key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], count: int, layer_norm: bool = False
+) -> Ensemble:
     """Fresh weights of `count` separate critics."""
-    return tuple(mlp_init(k, observations + actions, (*hidden, 1)) for k in jax.random.split(key, count))
+    keys = jax.random.split(key, count)
+    return tuple(mlp_init(k, observations + actions, (*hidden, 1), layer_norm) for k in keys)
 
 
 def critics_apply(

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
+from neorl_core import optimisers
 from neorl_core.networks import Normaliser, Policy, normalise, to_unit
 from neorl_core.types import Params, PlantSpec, Transition
 
@@ -22,7 +22,7 @@ Hyperparameters = dict[str, Float[Array, ""]]
 
 
 class Algorithm(NamedTuple):
-    """An offline RL algorithm as pure functions. Its state is a NamedTuple of arrays with a field `actor`."""
+    """An offline RL algorithm as pure functions. Its state is a NamedTuple of arrays."""
 
     name: str
     Config: Callable[..., Any]
@@ -35,6 +35,8 @@ class Algorithm(NamedTuple):
     """(state, batches (batches_per_update, B, ...), key) -> (state, metrics)."""
     act: Callable[[Any, Float[Array, "*n O"]], Float[Array, "*n A"]]
     """(state, normalised observation) -> unit action."""
+    actor: Callable[[Any], Params]
+    """state -> weights of the deterministic actor that ships: `actor_apply` of them equals `act`."""
 
 
 class TrainState(NamedTuple):
@@ -52,7 +54,8 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any]) -> Any:
 
     Args:
         algorithm: whose `Config` is meant.
-        overrides: values by field name; integers pass for floats and lists for tuples.
+        overrides: values by field name; integers pass for floats, lists for tuples, and what `optimisers.parse` reads
+            for recipes.
 
     Returns:
         A `Config`.
@@ -71,6 +74,11 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any]) -> Any:
             defaults[name] = value
         elif kind is tuple and isinstance(value, list | tuple) and all(type(v) is int and v > 0 for v in value):
             defaults[name] = tuple(value)
+        elif kind is optimisers.Recipe:
+            try:
+                defaults[name] = optimisers.parse(value)
+            except ValueError as error:
+                raise ValueError(f"in {name} of {algorithm.name}: {error}") from error
         else:
             raise ValueError(f"expected {name} of {algorithm.name} to be like {defaults[name]!r}, got {value!r}.")
     return algorithm.Config(**defaults)
@@ -79,14 +87,6 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any]) -> Any:
 def hyperparameters(config: Any) -> Hyperparameters:
     """The floats of a config as arrays (a population's may be arrays already)."""
     return {k: jnp.asarray(v) for k, v in config._asdict().items() if isinstance(v, float | jax.Array)}
-
-
-def adam_step(
-    params: Params, gradient: Params, optimiser: optax.OptState, learning_rate: Float[Array, ""]
-) -> tuple[Params, optax.OptState]:
-    """One step of Adam (Kingma & Ba 2015, algorithm 1) whose learning rate is an array."""
-    direction, optimiser = optax.scale_by_adam().update(gradient, optimiser)
-    return jax.tree.map(lambda p, d: p - learning_rate * d, params, direction), optimiser
 
 
 def polyak(target: Params, online: Params, tau: Float[Array, ""]) -> Params:
@@ -268,4 +268,4 @@ def member(population: TrainState, index: int) -> TrainState:
 def policies(algorithm: Algorithm, population: TrainState, normaliser: Normaliser) -> list[Policy]:
     """What each member would ship."""
     size = population.step.shape[0]
-    return [Policy(member(population, i).learner.actor, normaliser) for i in range(size)]
+    return [Policy(algorithm.actor(member(population, i).learner), normaliser) for i in range(size)]

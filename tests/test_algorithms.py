@@ -13,29 +13,8 @@ from jax.test_util import check_grads
 from neorl_core.algorithms import ALGORITHMS, BC, TD3_BC, losses, td3_bc
 from neorl_core.networks import critics_apply, policy_act
 from neorl_core.training import init_population, make_train_chunk, member, policies, prepare
-from neorl_core.types import PlantSpec, Space, Transition
-
-Layers = list[list[np.ndarray]]
-"""[[kernel, bias], ...]"""
-
-
-def spec(observations: int, actions: int) -> PlantSpec:
-    def space(n: int, bound: float) -> Space:
-        return Space(tuple(f"v{i}" for i in range(n)), ("1",) * n, (-bound,) * n, (bound,) * n)
-
-    return PlantSpec("toy", space(observations, 10.0), space(actions, 1.0), (), 1.0, "s", 10, (0.0, 1.0))
-
-
-def batch_of(rng: np.random.Generator, *shape: int, observations: int = 3, actions: int = 2) -> Transition:
-    return Transition(
-        observation=jnp.asarray(rng.normal(size=(*shape, observations))),
-        action=jnp.asarray(rng.uniform(-1, 1, size=(*shape, actions))),
-        reward=jnp.asarray(rng.normal(size=shape)),
-        cost=jnp.zeros(shape),
-        next_observation=jnp.asarray(rng.normal(size=(*shape, observations))),
-        terminated=jnp.asarray(rng.integers(0, 2, size=shape).astype(float)),
-    )
-
+from neorl_core.types import Space, Transition
+from tests.by_hand import Adam, Layers, backward, batch_of, forward, layers_of, spec, start
 
 # Losses, one transition each: values worked by hand from the cited equations.
 
@@ -75,47 +54,7 @@ def test_gradients_of_losses_agree_with_finite_differences() -> None:
         check_grads(losses.td3_bc_actor_loss, (q[0], jnp.asarray(0.7), a, b), order=1, atol=1e-6, rtol=1e-6)
 
 
-# A second TD3+BC: forward and backward passes by hand.
-
-
-def layers_of(params: Any) -> Layers:
-    return [[np.array(params[f"Dense_{i}"][k]) for k in ("kernel", "bias")] for i in range(len(params))]
-
-
-def forward(layers: Layers, x: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    inputs = []
-    for i, (kernel, bias) in enumerate(layers):
-        inputs.append(x)
-        x = x @ kernel + bias
-        x = np.maximum(x, 0.0) if i < len(layers) - 1 else x
-    return x, inputs
-
-
-def backward(layers: Layers, inputs: list[np.ndarray], grad: np.ndarray) -> tuple[Layers, np.ndarray]:
-    grads: Layers = []
-    for i in reversed(range(len(layers))):
-        grads.insert(0, [inputs[i].T @ grad, grad.sum(axis=0)])
-        grad = grad @ layers[i][0].T
-        grad = grad * (inputs[i] > 0) if i else grad
-    return grads, grad
-
-
-class Adam:
-    """Kingma & Ba 2015, algorithm 1, with its default constants."""
-
-    def __init__(self, layers: Layers) -> None:
-        self.t, self.m, self.v = 0, np.zeros(sum(p.size for l in layers for p in l)), 0.0
-
-    def step(self, layers: Layers, grads: Layers, rate: float) -> None:
-        self.t += 1
-        g = np.concatenate([p.ravel() for layer in grads for p in layer])
-        self.m, self.v = 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g**2
-        step = rate * (self.m / (1 - 0.9**self.t)) / (np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8)
-        at = 0
-        for layer in layers:
-            for j, p in enumerate(layer):
-                layer[j] = p - step[at : at + p.size].reshape(p.shape)
-                at += p.size
+# A second TD3+BC.
 
 
 def numpy_update(state: td3_bc.State, batches: Transition, noises: list[np.ndarray], c: td3_bc.Config) -> Any:
@@ -157,7 +96,7 @@ def numpy_update(state: td3_bc.State, batches: Transition, noises: list[np.ndarr
 def test_one_update_equals_the_numpy_derivation() -> None:
     with jax.enable_x64(True):
         config = TD3_BC.Config(hidden=(5, 4), critics=3, alpha=2.0, tau=0.1, actor_lr=0.01, critic_lr=0.02, noise=0.4)
-        state = TD3_BC.init(jax.random.key(0), spec(3, 2), config)
+        state = start(TD3_BC, config)
         # Targets that differ from the online networks, as they do after the first update.
         state = state._replace(
             actor_target=jax.tree.map(lambda x: x + 0.1, state.actor),
@@ -166,7 +105,7 @@ def test_one_update_equals_the_numpy_derivation() -> None:
         batches = batch_of(np.random.default_rng(2), 2, 16)
         key = jax.random.key(5)
         noises = [np.asarray(jax.random.normal(k, (16, 2))) for k in jax.random.split(key)]
-        after, metrics = TD3_BC.update(state, batches, key)
+        after, metrics = jax.jit(TD3_BC.update)(state, batches, key)
         expected = numpy_update(state, batches, noises, config)
         got = (
             layers_of(after.actor),
@@ -181,7 +120,7 @@ def test_one_update_equals_the_numpy_derivation() -> None:
 
 def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
     with jax.enable_x64(True):
-        state = TD3_BC.init(jax.random.key(0), spec(3, 2), TD3_BC.Config(hidden=(5,)))
+        state = start(TD3_BC, TD3_BC.Config(hidden=(5,)))
         batch = batch_of(np.random.default_rng(2), 8)
         y = jnp.asarray(np.random.default_rng(3).normal(size=8))
         check_grads(lambda c: td3_bc.critic_loss(c, batch, y), (state.critics,), order=1, modes="rev", rtol=1e-5)
@@ -202,17 +141,17 @@ def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
 
 def test_without_q_weight_td3_bc_is_bc() -> None:
     batches = batch_of(np.random.default_rng(4), 2, 16)
-    state = TD3_BC.init(jax.random.key(0), spec(3, 2), TD3_BC.Config(hidden=(5,), alpha=0.0, actor_lr=1e-2))
-    clone = BC.init(jax.random.key(1), spec(3, 2), BC.Config(hidden=(5,), actor_lr=1e-2))._replace(actor=state.actor)
-    after, _ = TD3_BC.update(state, batches, jax.random.key(2))
-    cloned, _ = BC.update(clone, jax.tree.map(lambda x: x[1:], batches), jax.random.key(3))
+    state = start(TD3_BC, TD3_BC.Config(hidden=(5,), alpha=0.0, actor_lr=1e-2))
+    clone = start(BC, BC.Config(hidden=(5,), actor_lr=1e-2))._replace(actor=state.actor)
+    after, _ = jax.jit(TD3_BC.update)(state, batches, jax.random.key(2))
+    cloned, _ = jax.jit(BC.update)(clone, jax.tree.map(lambda x: x[1:], batches), jax.random.key(3))
     for one, other in zip(jax.tree.leaves(after.actor), jax.tree.leaves(cloned.actor), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
     assert not np.allclose(after.actor["Dense_0"]["kernel"], state.actor["Dense_0"]["kernel"])
 
 
 def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
-    state = TD3_BC.init(jax.random.key(0), spec(3, 2), TD3_BC.Config(hidden=(16,), noise=0.0))
+    state = start(TD3_BC, TD3_BC.Config(hidden=(16,), noise=0.0))
     batch = batch_of(np.random.default_rng(5), 6)
     ended = td3_bc.targets(state, batch._replace(terminated=jnp.ones(6)), jax.random.key(0))
     np.testing.assert_allclose(ended, batch.reward, rtol=1e-6)
@@ -252,9 +191,9 @@ def test_algorithms_promote_nothing_silently_and_stay_within_bounds(name: str) -
     algorithm = ALGORITHMS[name]
     # optax's Adam itself raises a float to an integer's power, so types are compared instead of made strict.
     with jax.numpy_rank_promotion("raise"):
-        state = algorithm.init(jax.random.key(0), spec(3, 2), algorithm.Config(hidden=(5,)))
+        state = start(algorithm, algorithm.Config(hidden=(5,)))
         batches = jax.tree.map(jnp.float32, batch_of(np.random.default_rng(6), algorithm.batches_per_update, 8))
-        after, metrics = algorithm.update(state, batches, jax.random.key(1))
+        after, metrics = jax.jit(algorithm.update)(state, batches, jax.random.key(1))
         assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
         assert all(x.shape == () for x in metrics.values())
         assert np.all(np.abs(algorithm.act(after, 100.0 * batches.observation)) <= 1.0)

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from configs.errors import BadInput
 from configs.load import load_run, load_yaml, nearest
 from configs.run import RunConfig
+from neorl_core.algorithms import TD3_BC
+from neorl_core.optimisers import Recipe
+from neorl_core.training import configure
 
 SMALLEST = "plant: double_mass\ndata:\n  format: neorl2\n"
 
@@ -35,6 +38,15 @@ def test_whole_numbers_are_numbers_and_lists_nest(tmp_path: Path) -> None:
     train = load_run(write(tmp_path, text)).train
     assert train.hyperparameters == {"alpha": 1, "hidden": [64, 64]}
     assert train.grid == {"tau": [1.0, 0.0025]}
+
+
+def test_a_recipe_of_an_optimiser_is_a_name_or_its_fields(tmp_path: Path) -> None:
+    recipes = "{actor_recipe: {schedule: cosine, steps: 6000}, critic_recipe: sac}"
+    run = load_run(write(tmp_path, SMALLEST + f"train:\n  hyperparameters: {recipes}\n"))
+    config = configure(TD3_BC, run.train.hyperparameters)
+    assert config.actor_recipe == Recipe(schedule="cosine", steps=6000)
+    assert config.critic_recipe == Recipe(clip=1.0)
+    assert run.identity()["train"]["hyperparameters"]["critic_recipe"] == "sac"
 
 
 def test_a_mapping_is_named_relative_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.stats import norm
 
 from neorl_core.networks import (
     Normaliser,
@@ -14,10 +15,15 @@ from neorl_core.networks import (
     actor_init,
     critics_apply,
     critics_init,
+    gaussian_apply,
+    gaussian_init,
+    log_prob,
+    mean_actor,
     mlp_apply,
     mlp_init,
     normalise,
     policy_act,
+    squash,
     to_physical,
     to_unit,
 )
@@ -82,3 +88,40 @@ def test_policy_acts_in_physical_units_over_any_leading_axes() -> None:
     one = numpy_mlp(policy.params, (observation[3, 1] - np.asarray(NORMALISER.mean)) / np.asarray(NORMALISER.scale))
     np.testing.assert_allclose(actions[3, 1], [300.0, 0.0] + np.array([10.0, 2.5]) * np.tanh(one), rtol=1e-5)
     np.testing.assert_allclose(policy_act(policy, observation[3, 1]), actions[3, 1], rtol=1e-6)
+
+
+def test_layer_norm_equals_numpy() -> None:
+    x = RNG.normal(size=(7, 3)).astype(np.float32)
+    params = mlp_init(jax.random.key(0), 3, (5, 4, 2), layer_norm=True)
+    params = jax.tree.map(lambda p: p + 0.1, params)
+    y = x
+    for i in range(3):
+        y = y @ np.asarray(params[f"Dense_{i}"]["kernel"]) + np.asarray(params[f"Dense_{i}"]["bias"])
+        if i < 2:
+            y = np.maximum(y, 0.0)
+            y = (y - y.mean(axis=1, keepdims=True)) / np.sqrt(y.var(axis=1, keepdims=True) + 1e-6)
+            y = y * np.asarray(params[f"LayerNorm_{i}"]["scale"]) + np.asarray(params[f"LayerNorm_{i}"]["bias"])
+    np.testing.assert_allclose(mlp_apply(params, x), y, atol=1e-5)
+
+
+def test_a_squashed_gaussian_has_the_density_of_the_change_of_variables() -> None:
+    # Source: SciPy's normal density and the Jacobian of tanh; a density integrates to one.
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda p: p + 0.05, gaussian_init(jax.random.key(3), 3, 1, (6,)))
+        x = jnp.asarray(RNG.normal(size=(5, 3)))
+        distribution = gaussian_apply(params, x)
+        noise = jnp.asarray(RNG.normal(size=(5, 1)))
+        action, density = squash(distribution, noise)
+        raw = np.arctanh(np.asarray(action))
+        mean, std = np.asarray(distribution.mean), np.exp(np.asarray(distribution.log_std))
+        expected = (norm.logpdf(raw, mean, std) - np.log(1 - np.asarray(action) ** 2)).sum(axis=1)
+        np.testing.assert_allclose(density, expected, rtol=1e-9)
+        np.testing.assert_allclose(log_prob(distribution, action), density, rtol=1e-9)
+        grid = jnp.linspace(-1 + 1e-9, 1 - 1e-9, 200_001)[:, None]
+        one = jax.tree.map(lambda p: jnp.broadcast_to(p[0], (200_001, 1)), distribution)
+        area = np.trapezoid(np.exp(np.asarray(log_prob(one, grid))), np.asarray(grid[:, 0]))
+        np.testing.assert_allclose(area, 1.0, rtol=1e-3)
+        np.testing.assert_allclose(actor_apply(mean_actor(params), x), np.tanh(mean), rtol=1e-9)
+    # A logged action at the very edge has a finite density.
+    single = jax.tree.map(jnp.float32, distribution)
+    assert np.isfinite(log_prob(single, jnp.ones((5, 1), jnp.float32))).all()

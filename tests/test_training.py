@@ -84,6 +84,7 @@ CENSUS = Algorithm(
     init=lambda key, spec, config: Census(jnp.zeros(1), jnp.zeros(ROWS, jnp.int32), jnp.int32(0)),
     update=census_update,
     act=lambda state, observation: observation[..., :1],
+    actor=lambda state: {},
 )
 
 
@@ -116,7 +117,8 @@ def test_metrics_are_means_over_their_window() -> None:
 def test_cuts_leave_no_trace_and_nothing_is_traced_twice(name: str) -> None:
     algorithm = ALGORITHMS[name]
     _, data = prepare(logged(), SPEC)
-    fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,)), [0, 7], {})
+    few = {"critics": 2} if "critics" in algorithm.Config()._asdict() else {}
+    fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,), **few), [0, 7], {})
     whole, whole_metrics = make_train_chunk(algorithm, 24, 4, 16)(fresh, data)
     short = make_train_chunk(algorithm, 8, 4, 16)
     state, parts = fresh, []

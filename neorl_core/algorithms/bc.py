@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from neorl_core import optimisers
 from neorl_core.algorithms import losses
 from neorl_core.networks import Params, actor_apply, actor_init
-from neorl_core.training import Algorithm, Hyperparameters, Metrics, adam_step, hyperparameters
+from neorl_core.optimisers import Optimiser, Recipe
+from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters
 from neorl_core.types import PlantSpec, Transition
 
 
@@ -20,18 +21,19 @@ class Config(NamedTuple):
 
     hidden: tuple[int, ...] = (64, 64)
     actor_lr: float = 1e-3
+    actor_recipe: Recipe = optimisers.TD3
 
 
 class State(NamedTuple):
     actor: Params
-    actor_optimiser: optax.OptState
+    actor_optimiser: Optimiser
     hyper: Hyperparameters
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """Fresh parameters and optimiser."""
     actor = actor_init(key, spec.observation.size, spec.action.size, config.hidden)
-    return State(actor, optax.scale_by_adam().init(actor), hyperparameters(config))
+    return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
 
 
 def actor_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
@@ -43,7 +45,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     """One gradient step; `batches` is (1, B, ...)."""
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, batch)
-    actor, optimiser = adam_step(state.actor, gradient, state.actor_optimiser, state.hyper["actor_lr"])
+    actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, state.hyper["actor_lr"])
     return State(actor, optimiser, state.hyper), {"actor_loss": loss}
 
 
@@ -52,4 +54,6 @@ def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]
     return actor_apply(state.actor, observation)
 
 
-BC = Algorithm(name="bc", Config=Config, batches_per_update=1, init=init, update=update, act=act)
+BC = Algorithm(
+    name="bc", Config=Config, batches_per_update=1, init=init, update=update, act=act, actor=lambda s: s.actor
+)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -62,3 +65,76 @@ def td3_bc_actor_loss(
     Fujimoto & Gu 2021 (arXiv 2106.06860), equation 3 with the sign of a loss.
     """
     return -weight * q + behaviour_cloning_loss(action, logged)
+
+
+def soft_td_target(
+    r_t: Float[Array, ""],
+    discount: Float[Array, ""],
+    terminated: Float[Array, ""],
+    q_next: Float[Array, " C"],
+    log_prob_next: Float[Array, ""],
+    temperature: Float[Array, ""],
+) -> Float[Array, ""]:
+    """Bootstrapped return with the least of the critics and the entropy of the policy.
+
+    `y = r + discount (1 - terminated) (min_i Q'_i(s', a') - beta log pi(a' | s'))`, `a'` drawn from the policy.
+
+    An et al. 2021 (arXiv 2110.01548), equation 2; with two critics Haarnoja et al. 2018 (arXiv 1812.05905).
+    """
+    return td_target(r_t, discount, terminated, q_next - jnp.broadcast_to(temperature * log_prob_next, q_next.shape))
+
+
+def sac_actor_loss(
+    q: Float[Array, " C"], log_prob: Float[Array, ""], temperature: Float[Array, ""]
+) -> Float[Array, ""]:
+    """`beta log pi(a | s) - min_i Q_i(s, a)`, `a` drawn from the policy by reparametrisation.
+
+    An et al. 2021 (arXiv 2110.01548), equation 2 with the sign of a loss.
+    """
+    return temperature * log_prob - jnp.min(q)
+
+
+def temperature_loss(
+    log_temperature: Float[Array, ""], log_prob: Float[Array, ""], target_entropy: Float[Array, ""]
+) -> Float[Array, ""]:
+    """`-beta (log pi(a | s) + H)`: the temperature rises while the policy's entropy is below H.
+
+    Haarnoja et al. 2018 (arXiv 1812.05905), equation 18.
+    """
+    return -jnp.exp(log_temperature) * (log_prob + target_entropy)
+
+
+def diversity_loss(gradients: Float[Array, "C A"]) -> Float[Array, ""]:
+    """How alike the critics' slopes along the action are: `sum_{i != j} <g_i, g_j> / (C - 1)`, g of unit length.
+
+    With unit vectors the sum over pairs is `|sum_i g_i|^2 - sum_i |g_i|^2`. A critic that is flat counts as zero.
+
+    An et al. 2021 (arXiv 2110.01548), equation 4.
+    """
+    squared = jnp.sum(gradients**2, axis=1, keepdims=True)
+    unit = gradients * jnp.broadcast_to(jax.lax.rsqrt(jnp.maximum(squared, 1e-12)), gradients.shape)
+    pairs = jnp.sum(jnp.sum(unit, axis=0) ** 2) - jnp.sum(unit**2)
+    return pairs / max(gradients.shape[0] - 1, 1)
+
+
+def conservative_loss(
+    q: Float[Array, " K"], log_density: Float[Array, " K"], q_logged: Float[Array, ""]
+) -> Float[Array, ""]:
+    """How far Q over all actions lies above Q of the LOGGED action: `log int exp Q(s, a) da - Q(s, a_logged)`.
+
+    The integral is estimated by importance sampling: the mean of `exp(Q(s, a_k)) / mu(a_k)` over K actions drawn
+    with densities mu.
+
+    Kumar et al. 2020 (arXiv 2006.04779), equation 4, sampled as in its appendix F.
+    """
+    return jax.nn.logsumexp(q - log_density) - math.log(q.shape[0]) - q_logged
+
+
+def multiplier_loss(
+    log_multiplier: Float[Array, ""], conservative: Float[Array, ""], threshold: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Dual ascent on the weight of the conservative loss: `-exp(w) (conservative - threshold)`.
+
+    Kumar et al. 2020 (arXiv 2006.04779), appendix F (the Lagrange version), with the sign of a loss.
+    """
+    return -jnp.exp(log_multiplier) * (conservative - threshold)

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from neorl_core import optimisers
 from neorl_core.algorithms import losses
 from neorl_core.networks import Ensemble, Params, actor_apply, actor_init, critics_apply, critics_init
-from neorl_core.training import Algorithm, Hyperparameters, Metrics, adam_step, hyperparameters, polyak
+from neorl_core.optimisers import Optimiser, Recipe
+from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
 from neorl_core.types import PlantSpec, Transition
 
 
@@ -27,6 +28,8 @@ class Config(NamedTuple):
     critic_lr: float = 3e-4
     noise: float = 0.2
     noise_clip: float = 0.5
+    actor_recipe: Recipe = optimisers.TD3
+    critic_recipe: Recipe = optimisers.TD3
 
 
 class State(NamedTuple):
@@ -34,8 +37,8 @@ class State(NamedTuple):
     critics: Ensemble
     actor_target: Params
     critics_target: Ensemble
-    actor_optimiser: optax.OptState
-    critics_optimiser: optax.OptState
+    actor_optimiser: Optimiser
+    critics_optimiser: Optimiser
     hyper: Hyperparameters
 
 
@@ -45,8 +48,15 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     sizes = spec.observation.size, spec.action.size
     actor = actor_init(actor_key, *sizes, config.hidden)
     critics = critics_init(critic_key, *sizes, config.hidden, config.critics)
-    adam = optax.scale_by_adam()
-    return State(actor, critics, actor, critics, adam.init(actor), adam.init(critics), hyperparameters(config))
+    return State(
+        actor,
+        critics,
+        actor_target=actor,
+        critics_target=critics,
+        actor_optimiser=optimisers.init(config.actor_recipe, actor),
+        critics_optimiser=optimisers.init(config.critic_recipe, critics),
+        hyper=hyperparameters(config),
+    )
 
 
 def critic_loss(critics: Ensemble, batch: Transition, target: Float[Array, " B"]) -> Float[Array, ""]:
@@ -79,7 +89,7 @@ def update_critics(state: State, batch: Transition, key: PRNGKeyArray) -> tuple[
     """One step of all critics towards `targets`."""
     target = targets(state, batch, key)
     loss, gradient = jax.value_and_grad(critic_loss)(state.critics, batch, target)
-    critics, optimiser = adam_step(state.critics, gradient, state.critics_optimiser, state.hyper["critic_lr"])
+    critics, optimiser = optimisers.step(state.critics, gradient, state.critics_optimiser, state.hyper["critic_lr"])
     metrics = {"critic_loss": loss, "q": jnp.mean(target)}
     return state._replace(critics=critics, critics_optimiser=optimiser), metrics
 
@@ -88,7 +98,7 @@ def update_actor(state: State, batch: Transition) -> tuple[State, Metrics]:
     """One step of the actor, then of every target network (they are delayed together)."""
     h = state.hyper
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, state.critics, batch, h["alpha"])
-    actor, optimiser = adam_step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
+    actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
     state = state._replace(
         actor=actor,
         actor_optimiser=optimiser,
@@ -116,4 +126,6 @@ def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]
     return actor_apply(state.actor, observation)
 
 
-TD3_BC = Algorithm(name="td3_bc", Config=Config, batches_per_update=2, init=init, update=update, act=act)
+TD3_BC = Algorithm(
+    name="td3_bc", Config=Config, batches_per_update=2, init=init, update=update, act=act, actor=lambda s: s.actor
+)

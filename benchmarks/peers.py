@@ -1,0 +1,64 @@
+"""d3rlpy's training in windows, run by a Python of its own that has it: see `PEERS` in benchmarks/speed.py.
+
+    PYTHON benchmarks/peers.py TRANSITIONS.npz WIDTH BATCH
+
+Answers each line `algorithm steps` on standard input with `seconds seconds_of_sampling` on standard output. A step is
+what d3rlpy's own training loop does, a batch sampled and an update, without its logger and progress bar.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import d3rlpy
+import numpy as np
+from d3rlpy.models.encoders import VectorEncoderFactory
+
+EPISODE = 1000
+
+
+def algorithms(width: int, batch: int) -> dict[str, Any]:
+    """d3rlpy's algorithms with their own defaults, which are the papers' and ours, but for the networks' size."""
+    encoder = VectorEncoderFactory([width, width])
+    shared = {"batch_size": batch, "actor_encoder_factory": encoder, "critic_encoder_factory": encoder}
+    return {
+        "td3_bc": d3rlpy.algos.TD3PlusBCConfig(**shared).create(),
+        "iql": d3rlpy.algos.IQLConfig(**shared, value_encoder_factory=encoder).create(),
+        "cql": d3rlpy.algos.CQLConfig(**shared, n_action_samples=10).create(),
+    }
+
+
+def main() -> None:
+    path, width, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    data = np.load(path)
+    rows = len(data["rewards"])
+    timeouts = (np.arange(1, rows + 1) % EPISODE == 0).astype(np.float32)
+    timeouts[-1] = 1.0
+    answers, sys.stdout = sys.stdout, sys.stderr  # d3rlpy logs to standard output
+    dataset = d3rlpy.dataset.MDPDataset(
+        observations=data["observations"],
+        actions=data["actions"],
+        rewards=data["rewards"],
+        terminals=np.zeros(rows, np.float32),
+        timeouts=timeouts,
+        action_space=d3rlpy.ActionSpace.CONTINUOUS,
+    )
+    found = algorithms(width, batch)
+    for algorithm in found.values():
+        algorithm.create_impl(data["observations"].shape[1:], data["actions"].shape[1])
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        name, steps = line.split()
+        sampling, started = 0.0, time.perf_counter()
+        for _ in range(int(steps)):
+            before = time.perf_counter()
+            transitions = dataset.sample_transition_batch(batch)
+            sampling += time.perf_counter() - before
+            found[name].update(transitions)
+        print(time.perf_counter() - started, sampling, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,332 @@
+"""How fast the core trains beside d3rlpy and beside what the machine could do at best; part of `make bench`.
+
+One run, windows in turn: ours, d3rlpy's (where a Python that has it is named by NEORL_PEERS_PYTHON or --peers), and
+the best matrix product. A window counts only while other processes use less than a tenth of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.windows import Kept, interleaved
+from configs.run import Train
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.training import Algorithm, TrainState, configure, init_population, make_train_chunk, prepare
+from neorl_core.types import Constraint, PlantSpec, Space, Transition
+
+ROWS, WIDTH, BATCH = 1_000_000, 256, 256
+OBSERVATIONS, ACTIONS = 11, 3
+OURS = {"td3_bc": 500, "iql": 500, "cql": 50}
+"""Gradient steps of a window: about a second's work."""
+PEERS = {"td3_bc": 100, "iql": 80, "cql": 15}
+BARS = {"td3_bc": 4.7, "iql": 4.5, "cql": 2.65}
+"""Steps per second as multiples of d3rlpy's that are asked for."""
+OVERRIDES: dict[str, dict[str, Any]] = {"cql": {"alpha_lr": 1e-4}}
+"""What makes ours the peer's algorithm: d3rlpy adapts CQL's alpha."""
+
+
+def space(size: int, low: float, high: float) -> Space:
+    return Space(tuple(f"x{i}" for i in range(size)), ("1",) * size, (low,) * size, (high,) * size)
+
+
+SPEC = PlantSpec(
+    name="benchmark",
+    observation=space(OBSERVATIONS, -10.0, 10.0),
+    action=space(ACTIONS, -1.0, 1.0),
+    constraints=(Constraint("none", "1", -1e9, 1e9),),
+    dt=1.0,
+    time_unit="s",
+    horizon=1000,
+    score_range=(0.0, 1.0),
+)
+
+
+def transitions(rows: int) -> Transition:
+    """Random transitions of the field's usual size: 11 observations, 3 actions."""
+    random = np.random.default_rng(0)
+    observation = random.standard_normal((rows + 1, OBSERVATIONS), np.float32)
+    return Transition(
+        observation=observation[:-1],
+        action=random.uniform(-1, 1, (rows, ACTIONS)).astype(np.float32),
+        reward=random.standard_normal(rows, np.float32),
+        cost=np.zeros(rows, np.float32),
+        next_observation=observation[1:],
+        terminated=np.zeros(rows, np.float32),
+    )
+
+
+def set_up(name: str) -> tuple[Algorithm, TrainState]:
+    """An algorithm at the benchmark's size with the peer's defaults: twin critics, Adam without clipping."""
+    algorithm = ALGORITHMS[name]
+    known = algorithm.Config()._asdict()
+    wanted = {"hidden": [WIDTH, WIDTH], "critics": 2, "actor_recipe": "td3", "critic_recipe": "td3"}
+    chosen = {key: value for key, value in wanted.items() if key in known} | OVERRIDES.get(name, {})
+    return algorithm, init_population(algorithm, SPEC, configure(algorithm, chosen), [0], {})
+
+
+def silent(algorithm: Algorithm) -> Algorithm:
+    """The algorithm without its metrics."""
+    return algorithm._replace(update=lambda state, batches, key: (algorithm.update(state, batches, key)[0], {}))
+
+
+def finish(work: Any) -> None:
+    """Wait for what JAX computes."""
+    jax.block_until_ready(work)
+
+
+def ours(algorithm: Algorithm, population: TrainState, data: Transition, steps: int) -> Callable[[], None]:
+    chunk = make_train_chunk(algorithm, steps, steps, BATCH)
+    return lambda: finish(chunk(population, data))
+
+
+@contextmanager
+def peers(python: str | None, raw: Transition) -> Iterator[dict[str, Callable[[], float]]]:
+    """d3rlpy's windows by algorithm, in a process of its own; none without a Python that has it."""
+    if not python:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "transitions.npz"
+        np.savez(path, observations=raw.observation, actions=raw.action, rewards=raw.reward)
+        script = Path(__file__).with_name("peers.py")
+        process = subprocess.Popen(
+            [python, str(script), str(path), str(WIDTH), str(BATCH)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "ready":
+            raise SystemExit(f"expected {python} to have d3rlpy 2.8.1 and torch, got none: see benchmarks/peers.py.")
+
+        def window(name: str) -> float:
+            print(name, PEERS[name], file=process.stdin, flush=True)
+            return float(process.stdout.readline().split()[0])
+
+        try:
+            yield {name: lambda name=name: window(name) for name in PEERS if name in ALGORITHMS}
+        finally:
+            process.stdin.close()
+            process.wait()
+
+
+def products() -> dict[int, Callable[[], None]]:
+    """Chains of float32 matrix products by size: the best of them is the machine's rate."""
+
+    def chain(size: int) -> Callable[[], None]:
+        x = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32) / np.sqrt(size))
+        repeated = jax.jit(lambda x: jax.lax.fori_loop(0, repeats(size), lambda _, y: y @ x, x))
+        return lambda: finish(repeated(x))
+
+    return {size: chain(size) for size in (512, 1024, 2048)}
+
+
+def repeats(size: int) -> int:
+    """Products in a window: about 2e11 operations."""
+    return max(int(1e11 / size**3), 1)
+
+
+def minimal_flop(name: str) -> float:
+    """Operations of one gradient step that the equations ask for: products only, nothing computed twice.
+
+    A layer's product costs as much again for its weights' gradient and once more for its input's, which the first
+    layer of a network that learns does without.
+    """
+    hidden, inputs = WIDTH * WIDTH, OBSERVATIONS + ACTIONS
+    critic, first = inputs * WIDTH + hidden + WIDTH, inputs * WIDTH
+    actor, value = OBSERVATIONS * WIDTH + hidden + ACTIONS * WIDTH, OBSERVATIONS * WIDTH + hidden + WIDTH
+    actor_learns, value_learns = 3 * actor - OBSERVATIONS * WIDTH, 3 * value - OBSERVATIONS * WIDTH
+    critics_learn, samples = 2 * (3 * critic - first), 10
+    products = {
+        # Target action and values; both critics; every other step the actor through the first critic.
+        "td3_bc": actor + 2 * critic + critics_learn + (actor_learns + 2 * critic) / 2,
+        # Values at s and s', twin targets, twin critics, actor.
+        "iql": value_learns + value + 2 * critic + critics_learn + actor_learns,
+        # Critics at the logged and the sampled actions; the policy at s' and s; the actor through both critics.
+        "cql": critics_learn * (3 * samples + 1) + 2 * critic + actor + actor_learns + 4 * critic,
+    }
+    return 2.0 * BATCH * products[name]
+
+
+def executed_flop(name: str) -> float:
+    """Operations of one gradient step as XLA counts those of the program it compiled, elementwise ones included.
+
+    It counts a loop's body once, so this is taken with a batch that CQL does not cut into chunks, and scaled.
+    """
+    algorithm, population = set_up(name)
+    rows = BATCH - 1
+    batches = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * algorithm.batches_per_update), transitions(rows))
+    one = jax.tree.map(lambda x: x[0], population.learner)
+    analysis = jax.jit(algorithm.update).lower(one, batches, jax.random.key(0)).compile().cost_analysis()
+    return float(analysis["flops"]) / algorithm.batches_per_update * BATCH / rows
+
+
+def compile_seconds(name: str) -> float:
+    """Seconds of tracing and compiling a chunk, in this process."""
+    algorithm, population = set_up(name)
+    data = jax.eval_shape(lambda: prepared_like(ROWS))
+    started = time.perf_counter()
+    make_train_chunk(algorithm, OURS[name], OURS[name], BATCH).lower(population, data).compile()  # type: ignore[attr-defined]
+    return time.perf_counter() - started
+
+
+def prepared_like(rows: int) -> Transition:
+    _, few = prepare(transitions(8), SPEC)
+    return jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), few)
+
+
+def cold_and_warm(name: str) -> tuple[float, float]:
+    """`compile_seconds` in a fresh process, then in another that finds the first one's compilation cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        }
+        command = [sys.executable, "-m", "benchmarks.speed", "--compile", name]
+        runs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    cold, warm = (float(run.stdout.split()[-1]) for run in runs)
+    return cold, warm
+
+
+def checkpoint_seconds(population: TrainState) -> float:
+    """Median seconds of saving a state as the pipeline does."""
+    from tasks.adapters.checkpoints import Checkpoints
+
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder), {"benchmark": 1}) as checkpoints:
+        step = iter(range(100))
+        return interleaved({"save": lambda: checkpoints.save(next(step), {"population": population}, {})}, 5, 5)[
+            "save"
+        ].seconds
+
+
+def measure(python: str | None, rounds: int = 7, limit: float = 120.0) -> dict[str, Any]:
+    """Everything, as JSON."""
+    raw = transitions(ROWS)
+    started = time.perf_counter()
+    _, data = jax.block_until_ready(prepare(raw, SPEC))
+    preparing = time.perf_counter() - started
+    names = [name for name in OURS if name in ALGORITHMS]
+    found = {name: set_up(name) for name in names}
+    works: dict[str, Callable[[], float | None]] = {name: ours(*found[name], data, OURS[name]) for name in names}
+    td3_bc, population = found["td3_bc"]
+    works["td3_bc without metrics"] = ours(silent(td3_bc), population, data, OURS["td3_bc"])
+    works |= {f"product {size}": work for size, work in products().items()}
+    with peers(python, raw) as theirs:
+        works |= {f"d3rlpy {name}": work for name, work in theirs.items()}
+        kept = interleaved(works, rounds, limit)
+    gemm = max(2.0 * size**3 * repeats(size) / kept[f"product {size}"].seconds for size in products())
+    result = [row(name, kept, gemm) for name in names]
+    plan, rate = Train(), OURS["td3_bc"] / kept["td3_bc without metrics"].seconds
+    saving = checkpoint_seconds(population)
+    return {
+        "gemm_gflops": gemm / 1e9,
+        "rows": result,
+        "overhead": {
+            "normalisation": preparing * rate / plan.updates,
+            "metrics": kept["td3_bc"].seconds / kept["td3_bc without metrics"].seconds - 1.0,
+            "checkpoints": saving * rate / plan.checkpoint_every,
+            "prepare_seconds": preparing,
+            "checkpoint_seconds": saving,
+        },
+        "windows": {name: {"all": k.windows, "quiet": k.quiet} for name, k in kept.items()},
+        "peers": bool(python),
+    }
+
+
+def row(name: str, kept: dict[str, Kept], gemm: float) -> dict[str, Any]:
+    mine, peer = kept[name], kept.get(f"d3rlpy {name}")
+    rate = OURS[name] / mine.seconds
+    cold, warm = cold_and_warm(name)
+    return {
+        "algorithm": name,
+        "steps_per_second": rate,
+        "peer_steps_per_second": peer and PEERS[name] / peer.seconds,
+        "ratio": peer and rate / (PEERS[name] / peer.seconds),
+        "bar": BARS[name],
+        "quiet": bool(mine.quiet and (peer is None or peer.quiet)),
+        "executed_mflop": executed_flop(name) / 1e6,
+        "minimal_mflop": minimal_flop(name) / 1e6,
+        "share_of_limit": rate * minimal_flop(name) / gemm,
+        "compile_cold_seconds": cold,
+        "compile_warm_seconds": warm,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The comparison as Markdown."""
+    peer = (
+        "d3rlpy 2.8.1, in turn with ours" if result["peers"] else "d3rlpy was not measured: name a Python that has it"
+    )
+    lines = [
+        "## Beside a peer and beside the machine",
+        "",
+        f"{ROWS:,} transitions of {OBSERVATIONS} observations and {ACTIONS} actions, batch {BATCH}, 2x{WIDTH}, twin "
+        f"critics, one member, metrics included; {peer} (NEORL_PEERS_PYTHON). Medians of the windows in which other "
+        "processes used under a tenth of a core. The limit is the minimal operations of a step at the rate of this "
+        f"machine's best float32 matrix product, {result['gemm_gflops']:.0f} GFLOP/s.",
+        "",
+        "| algorithm | steps/s | d3rlpy | ratio (asked) | MFLOP a step: executed | minimal | share of the limit "
+        "| trace and compile, s | with a warm cache |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in result["rows"]:
+        theirs = f"{r['peer_steps_per_second']:.1f}" if r["peer_steps_per_second"] else "–"
+        ratio = f"{r['ratio']:.2f}" if r["ratio"] else "–"
+        lines.append(
+            f"| {r['algorithm']}{'' if r['quiet'] else ' (not quiet)'} | {r['steps_per_second']:.1f} | {theirs} "
+            f"| {ratio} ({r['bar']}) | {r['executed_mflop']:.0f} | {r['minimal_mflop']:.0f} "
+            f"| {r['share_of_limit']:.0%} | {r['compile_cold_seconds']:.1f} | {r['compile_warm_seconds']:.1f} |"
+        )
+    o = result["overhead"]
+    total = o["normalisation"] + o["metrics"] + o["checkpoints"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"On top of TD3+BC's bare steps, at the pipeline's defaults: metrics {o['metrics']:.1%}, checkpoints "
+            f"{o['checkpoints']:.1%}, normalisation {o['normalisation']:.1%}, together {total:.1%}.",
+            "",
+        ]
+    )
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """What this module and `benchmarks.training` can be told."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--peers", default=os.environ.get("NEORL_PEERS_PYTHON"), help="a Python that has d3rlpy")
+    found.add_argument("--rounds", type=int, default=7, help="quiet windows of each program")
+    found.add_argument("--limit", type=float, default=120.0, help="seconds after which windows stop")
+    return found
+
+
+def main() -> None:
+    known = parser(__doc__)
+    known.add_argument("--compile", choices=sorted(OURS), help="only print the seconds of one compilation")
+    options = known.parse_args()
+    if options.compile:
+        print(compile_seconds(options.compile))
+        return
+    result = measure(options.peers, options.rounds, options.limit)
+    print(json.dumps(result))
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

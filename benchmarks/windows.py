@@ -1,0 +1,86 @@
+"""Measuring beside other work: windows of several programs in turn, kept only while nothing else used the machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import psutil
+
+QUIET = 0.1
+"""Cores that other processes may use during a window that counts."""
+
+
+class Kept(NamedTuple):
+    """What the windows of one program came to."""
+
+    seconds: float
+    """Median over the quiet windows, or over all of them where none was quiet."""
+    windows: int
+    quiet: int
+
+    @property
+    def note(self) -> str:
+        return "" if self.quiet else " (not quiet)"
+
+
+def _busy() -> float:
+    """Processor seconds of the whole machine since it started."""
+    times = psutil.cpu_times()
+    # What the hypervisor took is somebody's work as well; a guest's time is in the user's already.
+    return times.user + times.nice + times.system + times.irq + times.softirq + getattr(times, "steal", 0.0)
+
+
+def _own() -> float:
+    """Processor seconds of this process and of those it started that still live."""
+    me = psutil.Process()
+    found = 0.0
+    for process in (me, *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        found += times.user + times.system
+    return found
+
+
+def timed(work: Callable[[], float | None]) -> tuple[float, float]:
+    """Seconds of one call, by its own account if it returns a number, and how many cores others used meanwhile."""
+    busy, own, started = _busy(), _own(), time.perf_counter()
+    said = work()
+    elapsed = time.perf_counter() - started
+    others = max((_busy() - busy) - (_own() - own), 0.0) / elapsed
+    return (elapsed if said is None else said), others
+
+
+def interleaved(
+    works: Mapping[str, Callable[[], float | None]], rounds: int, limit: float, warm_up: bool = True
+) -> dict[str, Kept]:
+    """Run every program in turn until each has `rounds` quiet windows, or `limit` seconds are over.
+
+    Args:
+        works: calls that make one window; they return None, or the seconds that they took themselves.
+        rounds: quiet windows wanted of each.
+        limit: seconds after which no new round starts; there is at least one round.
+        warm_up: whether a first call of each, which compiles, is left out.
+
+    Returns:
+        What was measured, by name.
+    """
+    if warm_up:
+        for work in works.values():
+            work()
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    started = time.perf_counter()
+    while True:
+        for name, work in works.items():
+            found[name].append(timed(work))
+        quiet = {name: [s for s, others in windows if others <= QUIET] for name, windows in found.items()}
+        if min(map(len, quiet.values())) >= rounds or time.perf_counter() - started > limit:
+            break
+    return {
+        name: Kept(statistics.median(quiet[name] or [s for s, _ in windows]), len(windows), len(quiet[name]))
+        for name, windows in found.items()
+    }

@@ -1,0 +1,150 @@
+"""CQL(H) (Kumar et al. 2020, arXiv 2006.04779): SAC whose critics are pushed down where the data have no actions."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from neorl_core import optimisers
+from neorl_core.algorithms import losses, sac_n
+from neorl_core.networks import Ensemble, Params, critics_apply, gaussian_apply, squash
+from neorl_core.optimisers import Optimiser, Recipe
+from neorl_core.training import Algorithm, Metrics
+from neorl_core.types import PlantSpec, Transition
+
+SAMPLES = 10
+"""Actions per state and proposal: uniform, the policy's at the state, the policy's at the next state."""
+CHUNKS = 8
+"""Parts of the batch whose gradients are summed one after the other, so that their activations stay in the cache."""
+
+
+class Config(NamedTuple):
+    """Defaults of CQL; a population may vary the floats."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    critics: int = 2
+    alpha: float = 5.0
+    """Weight of the conservative loss beside a TD error without the paper's factor of one half."""
+    alpha_lr: float = 0.0
+    """Above zero alpha is multiplied by a Lagrange multiplier that holds the conservative loss at `threshold`."""
+    threshold: float = 5.0
+    entropy_backup: float = 0.0
+    """Share of the policy's entropy in the target. The paper's operator has none; 1 is SAC's."""
+    discount: float = 0.99
+    tau: float = 0.005
+    actor_lr: float = 1e-4
+    critic_lr: float = 3e-4
+    temperature: float = 1.0
+    temperature_lr: float = 1e-4
+    actor_recipe: Recipe = optimisers.SAC
+    critic_recipe: Recipe = optimisers.SAC
+
+
+class State(NamedTuple):
+    sac: sac_n.State
+    log_multiplier: Float[Array, ""]
+    multiplier_optimiser: Optimiser
+
+    @property
+    def actor(self) -> Params:
+        return self.sac.actor
+
+
+def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
+    """A fresh state of SAC and a multiplier of one."""
+    log_multiplier = jnp.zeros(())
+    return State(sac_n.init(key, spec, config), log_multiplier, optimisers.init(Recipe(), log_multiplier))
+
+
+def proposals(
+    actor: Params, batch: Transition, uniform: Float[Array, "B N A"], noise: Float[Array, "2 B N A"]
+) -> tuple[Float[Array, "B K A"], Float[Array, "B K"]]:
+    """K = 3 N actions for every state, and their log densities.
+
+    A third each is uniform over [-1, 1]^A, from the policy at the state, and from the policy at the next state.
+    """
+    sample = jax.vmap(squash, in_axes=(None, 1), out_axes=1)
+    here, here_density = sample(gaussian_apply(actor, batch.observation), noise[0])
+    there, there_density = sample(gaussian_apply(actor, batch.next_observation), noise[1])
+    even_density = jnp.full_like(here_density, -uniform.shape[2] * math.log(2.0))
+    actions = jnp.concatenate([uniform, here, there], axis=1)
+    return actions, jnp.concatenate([even_density, here_density, there_density], axis=1)
+
+
+def critic_loss(
+    critics: Ensemble,
+    batch: Transition,
+    target: Float[Array, " B"],
+    actions: Float[Array, "B K A"],
+    log_density: Float[Array, "B K"],
+    weight: Float[Array, ""],
+) -> tuple[Float[Array, ""], Metrics]:
+    """Mean over the batch of `losses.td_loss` plus `weight` times `losses.conservative_loss`, summed over critics."""
+    every = jnp.concatenate([batch.action[:, None], actions], axis=1)
+    observation = jnp.broadcast_to(batch.observation[:, None], (*every.shape[:2], batch.observation.shape[-1]))
+    q = critics_apply(critics, observation, every)
+    error = jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q[:, :, 0], target))
+    of_critics = jax.vmap(jax.vmap(losses.conservative_loss), in_axes=(0, None, 0))
+    conservative = jnp.mean(of_critics(q[:, :, 1:], log_density, q[:, :, 0]))
+    loss = error + weight * len(critics) * conservative
+    return loss, {"critic_loss": loss, "conservative_loss": conservative}
+
+
+def critic_gradient(
+    critics: Ensemble,
+    batch: Transition,
+    target: Float[Array, " B"],
+    actions: Float[Array, "B K A"],
+    log_density: Float[Array, "B K"],
+    weight: Float[Array, ""],
+) -> tuple[Ensemble, Metrics]:
+    """Gradient of `critic_loss`, summed over chunks of the batch."""
+    rows = target.shape[0]
+    chunks = math.gcd(rows, CHUNKS)
+    cut = jax.tree.map(lambda x: x.reshape(chunks, rows // chunks, *x.shape[1:]), (batch, target, actions, log_density))
+
+    def add(total: Ensemble, part: tuple[Transition, Array, Array, Array]) -> tuple[Ensemble, Metrics]:
+        gradient, metrics = jax.grad(critic_loss, has_aux=True)(critics, *part, weight)
+        return jax.tree.map(jnp.add, total, gradient), metrics
+
+    total, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, critics), cut)
+    return jax.tree.map(lambda g: g / chunks, total), jax.tree.map(jnp.mean, metrics)
+
+
+def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
+    """One gradient step; `batches` is (1, B, ...). Target and actor draw the same noise as SAC's do."""
+    sac, h = state.sac, state.sac.hyper
+    batch: Transition = jax.tree.map(lambda x: x[0], batches)
+    rows, actions = batch.action.shape
+    keys = jax.random.split(jax.random.fold_in(key, 1))
+    uniform = jax.random.uniform(keys[0], (rows, SAMPLES, actions), batch.action.dtype, -1.0, 1.0)
+    proposal_noise = jax.random.normal(keys[1], (2, rows, SAMPLES, actions), batch.action.dtype)
+    noise = jax.random.normal(key, (2, rows, actions), batch.action.dtype)
+    target = sac_n.targets(sac, batch, noise[0], h["entropy_backup"])
+    proposed, log_density = proposals(sac.actor, batch, uniform, proposal_noise)
+    weight = h["alpha"] * jnp.exp(state.log_multiplier)
+    gradient, metrics = critic_gradient(sac.critics, batch, target, proposed, log_density, weight)
+    slope = jax.grad(losses.multiplier_loss)(state.log_multiplier, metrics["conservative_loss"], h["threshold"])
+    multiplier = optimisers.step(state.log_multiplier, slope, state.multiplier_optimiser, h["alpha_lr"])
+    sac, actor_metrics = sac_n.update_actor(sac_n.step_critics(sac, gradient), batch, noise[1])
+    return State(sac, *multiplier), metrics | actor_metrics | {"q": jnp.mean(target), "alpha": weight}
+
+
+def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
+    """Unit action for a normalised observation: tanh of the mean."""
+    return sac_n.act(state.sac, observation)
+
+
+CQL = Algorithm(
+    name="cql",
+    Config=Config,
+    batches_per_update=1,
+    init=init,
+    update=update,
+    act=act,
+    actor=lambda s: sac_n.SAC_N.actor(s.sac),
+)
