@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,7 @@ def fit_recording(
         "seeds": seeds,
         "core": core_digest(),
     }
-    with Checkpoints(out / "checkpoints", identity) as checkpoints:
+    with _alone(out / "checkpoints"), Checkpoints(out / "checkpoints", identity) as checkpoints:
         keeper = _Keeper(checkpoints, save_seconds, progress)
         try:
             fitted = fit(
@@ -110,6 +112,21 @@ def fit_recording(
     if not fitted.sound.any():
         raise Refused("expected a seed whose training stayed finite, got none: lower the learning rates with --set.")
     return {**_write(out, fitted, log, identity), "folder": str(out), "steps_per_second": seeds * keeper.rate()}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep others out of a folder; the system lets go of it when the process ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(
+                f"expected nobody else to train in {folder.parent}, got another run there: wait for it, or name "
+                "another folder with --out."
+            ) from None
+        yield
 
 
 class _Keeper:
@@ -142,9 +159,9 @@ class _Keeper:
     def leave(self) -> str:
         """Save before an interruption ends the run; says where it can go on."""
         if self._last is None or self._last.done == 0:
-            return "nothing was trained yet"
+            return "nothing was trained yet: give the same command again"
         self._save(self._last)
-        return f"kept at update {self._last.done:,} in {self._checkpoints.folder}"
+        return f"kept at update {self._last.done:,} in {self._checkpoints.folder}: give the same command again to go on"
 
     def rate(self) -> float:
         """Updates per second of one member after the first chunk, which compiles; 0 where there was no other."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configs.errors import Refused
 from flows.cli import run
 from neorl_core.fit import fit
 from neorl_core.networks import policy_act
@@ -118,18 +119,19 @@ def test_a_killed_run_goes_on_to_the_same_bytes_without_servers_or_their_package
 def test_an_interrupted_run_says_where_it_goes_on(
     file: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reached = 0
+    log, reached = read(file), 0
 
     def interrupt(updates: int, *_: Any) -> None:
         nonlocal reached
         if updates:
+            with pytest.raises(Refused, match=f"expected nobody else to train in {tmp_path}, got another run"):
+                fit_recording(log, tmp_path, "td3_bc", **SETTINGS)
             reached = updates
             signal.raise_signal(signal.SIGINT)
 
-    log = read(file)
     with pytest.raises(KeyboardInterrupt):
         fit_recording(log, tmp_path, "td3_bc", **SETTINGS, progress=interrupt)
-    assert f"kept at update {reached:,} in {tmp_path / 'checkpoints'}" in capsys.readouterr().err
+    assert f"kept at update {reached:,} in {tmp_path / 'checkpoints'}: give the same" in capsys.readouterr().err
     told: list[int] = []
     fit_recording(log, tmp_path, "td3_bc", **SETTINGS, progress=lambda updates, *_: told.append(updates))
     assert told[0] == reached > 0
