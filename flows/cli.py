@@ -19,6 +19,7 @@ PANELS = {
     "services": [commands_services.up, commands_services.down, commands_services.status, commands_services.doctor],
     "data": [commands_data.plants, commands_data.generate, commands_data.ingest],
     "models": [
+        commands_models.train,
         commands_models.retrain,
         commands_models.candidates,
         commands_models.approve,

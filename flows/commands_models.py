@@ -1,8 +1,9 @@
-"""Commands about candidates and champions: retrain, candidates, approve, reject, history."""
+"""Commands about policies, candidates and champions: train, retrain, candidates, approve, reject, history."""
 
 from __future__ import annotations
 
 import getpass
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,64 @@ Plant = Annotated[str, typer.Argument(help="The plant's name, such as chemical_r
 Version = Annotated[str, typer.Argument(help="The candidate's version in the registry.")]
 Who = Annotated[str, typer.Option("--by", help="Who decides; your user name otherwise.")]
 Note = Annotated[str, typer.Option("--note", help="Why, for the record.")]
+
+
+def train(
+    file: Annotated[Path, typer.Argument(help="An HDF5 file of D4RL or DSRL.")],
+    algorithm: Annotated[str, typer.Option(help="What learns, such as td3_bc.")] = "td3_bc",
+    updates: Annotated[int, typer.Option(help="Gradient steps.", min=1)] = 100_000,
+    seeds: Annotated[int, typer.Option(help="Policies to train, from seeds 0, 1, ...", min=1)] = 1,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyper-parameter, as alpha=1 or hidden=[256,256]; repeat it.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Transitions per gradient step.", min=1)] = 256,
+    horizon: Annotated[
+        int | None,
+        typer.Option(help="Steps of a time limit, where the file has neither timeouts nor next_observations."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for what comes of it; FILE-ALGORITHM otherwise.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train on one file with the core alone: no server, no gates, no certificate.
+
+    A run that was interrupted goes on where it was when the same command is given again.
+
+    Example: neorl train hopper-medium-v2.hdf5 --algorithm td3_bc --updates 100000 --set alpha=1
+    """
+    from tasks.adapters.recordings import read
+    from tasks.fit import checked_overrides, fit_recording, in_words
+    from tasks.progress import StageProgress
+
+    overrides = dict(map(_setting, settings or []))
+    checked_overrides(algorithm, overrides)
+    with StageProgress("read") as progress:
+        log = read(file, horizon, progress)
+    if not as_json:
+        print(log, flush=True)
+    folder = out or Path(f"{file.stem}-{algorithm}")
+    with StageProgress("train") as progress:
+        result = fit_recording(
+            log,
+            folder,
+            algorithm,
+            updates=updates,
+            seeds=seeds,
+            overrides=overrides,
+            batch_size=batch_size,
+            progress=progress,
+        )
+    emit(result, as_json, in_words(result))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """`name=value`; the value is JSON where it can be, else text."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise BadInput(f"expected --set name=value, got '{text}': write for example --set alpha=1.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def retrain(

@@ -15,6 +15,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.algorithms import ALGORITHMS
+from neorl_core.fit import schedule
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
@@ -29,8 +30,6 @@ from tasks.adapters.provenance import core_digest
 from tasks.logs import read_logs
 from tasks.progress import Report
 
-LOG_POINTS = 200
-"""Rows of the learning curves."""
 ENVELOPE_SIGMAS = 1.0
 """How far beyond the training data, in its standard deviations, the shield lets the policy act."""
 
@@ -73,7 +72,7 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
         "core": core_digest(),
     }
     key = digest_json(identity)[:16]
-    plan = _schedule(run.train.updates, run.train.checkpoint_every, algorithm.batches_per_update)
+    plan = schedule(run.train.updates, run.train.checkpoint_every, algorithm.batches_per_update)
     log_every, chunk, updates = plan
     step_chunk = make_train_chunk(algorithm, chunk, log_every, run.train.batch_size)
     names = jax.eval_shape(step_chunk, population, data)[1]
@@ -131,16 +130,6 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
         "steps_per_second": (updates - first) * len(described) / max(seconds, 1e-9),
         "rows": len(logs.episode),
     }
-
-
-def _schedule(updates: int, checkpoint_every: int, batches: int) -> tuple[int, int, int]:
-    """Updates per row of the curves, per chunk (a multiple of it), and in all: chunks of one length, compiled once."""
-    log_every = max(updates // LOG_POINTS // batches, 1) * batches
-    rows = -(-updates // log_every)
-    # A divisor of the rows, so that how often a run is saved changes nothing of what it computes.
-    divisors = [n for n in range(1, rows + 1) if rows % n == 0]
-    chunk = min(divisors, key=lambda n: abs(n * log_every - checkpoint_every))
-    return log_every, chunk * log_every, rows * log_every
 
 
 def _keep(home: Home, spec: PlantSpec, policy: Policy, member: dict[str, Any], data: Transition) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""D4RL and DSRL files as their projects write them, small.
+
+Sources: D4RL's scripts/generation/mujoco/collect_data.py and generate_ant_maze_datasets.py (keys, types, gzip, infos,
+metadata); DSRL's scripts/process_dataset.py (seven keys, arrays squeezed, so that one action becomes (N,)).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def walk(n: int, seed: int = 0, observations: int = 3, actions: int = 1) -> Arrays:
+    """Rows of a random linear plant in episodes of random length; some terminate, some are cut, the last is open."""
+    rng = np.random.default_rng(seed)
+    ends = np.sort(rng.choice(n - 1, max(n // 20, 2), replace=False))
+    terminals, timeouts = np.zeros(n, bool), np.zeros(n, bool)
+    terminals[ends[::2]] = timeouts[ends[1::2]] = True
+    action = rng.uniform(-1, 1, (n, actions)).astype(np.float32)
+    now, after = (np.empty((n, observations), np.float32) for _ in range(2))
+    x = rng.normal(size=observations)
+    for i in range(n):
+        now[i] = x
+        x = 0.9 * x + 0.3 * action[i, 0] + 0.05 * rng.normal(size=observations)
+        after[i] = x
+        if terminals[i] or timeouts[i]:
+            x = rng.normal(size=observations)
+    reward = -np.sum(now**2, axis=1) - 0.1 * np.sum(action**2, axis=1)
+    return {
+        "observations": now,
+        "actions": action,
+        "rewards": reward.astype(np.float32),
+        "next_observations": after,
+        "terminals": terminals,
+        "timeouts": timeouts,
+    }
+
+
+def write_d4rl(path: Path, arrays: Arrays, **changed: Any) -> Path:
+    """A file with infos and metadata beside the arrays; a change to None leaves a key out."""
+    held = {key: value for key, value in (arrays | changed).items() if value is not None}
+    with h5py.File(path, "w") as file:
+        for key, values in held.items():
+            file.create_dataset(key, data=values, compression="gzip" if np.ndim(values) else None)
+        file["infos/qpos"] = np.zeros((len(arrays["rewards"]), 2), np.float32)
+        file["infos/action_log_probs"] = np.zeros(len(arrays["rewards"]), np.float32)
+        file["metadata/algorithm"] = np.bytes_("SAC")
+        file["metadata/iteration"] = np.int32(3)
+        file["metadata/policy/fc0/weight"] = np.zeros((4, 3), np.float32)
+    return path
+
+
+def write_dsrl(path: Path, arrays: Arrays, **changed: Any) -> Path:
+    """A file of DSRL's seven keys, squeezed; costs are 1 where the first observation exceeds 1."""
+    held: Arrays = {**arrays, "costs": (arrays["observations"][:, 0] > 1).astype(np.float32), **changed}
+    with h5py.File(path, "w") as file:
+        for key, values in held.items():
+            file.create_dataset(key, data=np.squeeze(values), compression="gzip")
+    return path
