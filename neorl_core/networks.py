@@ -113,6 +113,41 @@ def _log_density(distribution: Gaussian, noise: Float[Array, "*n A"], raw: Float
     return total
 
 
+class NormalActor(NamedTuple):
+    """A normal distribution over unit actions whose mean has passed a tanh and whose deviation is the same everywhere.
+
+    The policy of the code of Kostrikov et al. 2021 (arXiv 2110.06169) and of its peers. Logged actions at the bounds
+    have ordinary densities under it, where those of a tanh-Gaussian grow without limit.
+    """
+
+    mean: Params
+    """Weights of the deterministic actor: what ships."""
+    log_std: Float[Array, " A"]
+
+
+def normal_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> NormalActor:
+    """Fresh weights, with deviation 1."""
+    return NormalActor(actor_init(key, observations, actions, hidden), jnp.zeros(actions))
+
+
+def normal_apply(actor: NormalActor, observation: Float[Array, "*n O"]) -> Gaussian:
+    """The distribution at normalised observations, over the actions themselves."""
+    mean = actor_apply(actor.mean, observation)
+    return Gaussian(mean, _along(mean, jnp.clip(actor.log_std, *LOG_STD_RANGE)))
+
+
+def normal_sample(distribution: Gaussian, noise: Float[Array, "*n A"]) -> Float[Array, "*n A"]:
+    """`clip(mean + std noise, -1, 1)`, noise standard normal: the plant has no action beyond the bounds."""
+    return jnp.clip(distribution.mean + jnp.exp(distribution.log_std) * noise, -1.0, 1.0)
+
+
+def normal_log_prob(distribution: Gaussian, action: Float[Array, "*n A"]) -> Float[Array, "*n"]:
+    """Log density of a given action: `-sum ((a - mean) / std)^2 / 2 + log std + log(2 pi) / 2`."""
+    noise = (action - distribution.mean) * jnp.exp(-distribution.log_std)
+    total: Float[Array, "*n"] = jnp.sum(-0.5 * noise**2 - distribution.log_std - 0.5 * math.log(2 * math.pi), axis=-1)
+    return total
+
+
 def critics_init(
     key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], count: int, layer_norm: bool = False
 ) -> Ensemble:

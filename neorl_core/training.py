@@ -104,7 +104,7 @@ def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Trans
     terminations it would change what ending an episode is worth, so there it stays.
 
     Args:
-        transitions: (N, ...), physical units.
+        transitions: (N, ...), physical units, each episode's in order of time; only `next_action` looks at the order.
         spec: the plant.
 
     Returns:
@@ -130,7 +130,23 @@ def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Trans
         cost=jnp.asarray(transitions.cost),
         next_observation=normalise(normaliser, jnp.asarray(transitions.next_observation)),
         terminated=jnp.asarray(transitions.terminated, dtype),
+        next_action=to_unit(normaliser, jnp.asarray(successors(transitions))),
     )
+
+
+def successors(transitions: Transition) -> np.ndarray[Any, Any]:
+    """The actions (N, A) that were logged at each next observation: the next row's, where it continues this one.
+
+    A row continues another when it observes, bit for bit, what the other saw next; where none does, the answer is NaN.
+    What the transitions say themselves counts first.
+    """
+    if transitions.next_action is not None:
+        return np.asarray(transitions.next_action)
+    action, after = np.asarray(transitions.action), np.asarray(transitions.next_observation)
+    follows = np.all(after[:-1] == np.asarray(transitions.observation)[1:], axis=1)
+    found = np.full_like(action, np.nan)
+    found[:-1][follows] = action[1:][follows]
+    return found
 
 
 def explored_range(

@@ -58,6 +58,9 @@ class Transition(NamedTuple):
     cost: Float[Array, "*n"]
     next_observation: Float[Array, "*n O"]
     terminated: Float[Array, "*n"]
+    next_action: Float[Array, "*n A"] | None = None
+    """What was logged at `next_observation`, NaN where nothing was; `training.prepare` finds it for those that need it.
+    """
 
 
 class Timestep(NamedTuple):

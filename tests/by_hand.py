@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -30,6 +32,7 @@ def batch_of(rng: np.random.Generator, *shape: int, observations: int = 3, actio
         cost=jnp.zeros(shape),
         next_observation=jnp.asarray(rng.normal(size=(*shape, observations))),
         terminated=jnp.asarray(rng.integers(0, 2, size=shape).astype(float)),
+        next_action=jnp.asarray(rng.uniform(-1, 1, size=(*shape, actions))),
     )
 
 
@@ -74,6 +77,18 @@ class Adam:
 
 
 def start(algorithm: Algorithm, config: Any, seed: int = 0, observations: int = 3, actions: int = 2) -> Any:
-    """A fresh state; compiled, because flax's initialisation is slow one operation at a time."""
-    fresh = jax.jit(algorithm.init, static_argnums=(1, 2))
-    return fresh(jax.random.key(seed), spec(observations, actions), config)
+    """A fresh state. Configs that differ in their floats share what is compiled."""
+    floats = {name: value for name, value in config._asdict().items() if isinstance(value, float)}
+    fresh = _fresh(algorithm, spec(observations, actions), config._replace(**dict.fromkeys(floats, 0.0)))
+    return fresh(jax.random.key(seed), floats)
+
+
+@lru_cache(maxsize=64)
+def _fresh(algorithm: Algorithm, plant: PlantSpec, config: Any) -> Callable[..., Any]:
+    return jax.jit(lambda key, floats: algorithm.init(key, plant, config._replace(**floats)))
+
+
+def tracked(target: Layers, online: Layers, tau: float) -> Layers:
+    """A target network after its step towards the online one."""
+    pairs = zip(target, online, strict=True)
+    return [[(1 - tau) * t + tau * p for t, p in zip(ts, ps, strict=True)] for ts, ps in pairs]

@@ -16,6 +16,7 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from neorl_core.algorithms import TD3_BC
+from neorl_core.optimisers import Recipe
 from neorl_core.training import TrainState, init_population, make_train_chunk
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.checkpoints import Checkpoints, state_digest
@@ -34,7 +35,10 @@ SPEC = PlantSpec(
 
 
 def fresh() -> TrainState:
-    return init_population(TD3_BC, SPEC, TD3_BC.Config(hidden=(8,)), [0, 1], {"alpha": [1.0, 2.0]})
+    # After 20 gradients, a third of the next step has been accumulated.
+    recipe = Recipe(clip=1.0, schedule="cosine", steps=99, accumulate=3)
+    config = TD3_BC.Config(hidden=(8,), critic_recipe=recipe)
+    return init_population(TD3_BC, SPEC, config, [0, 1], {"alpha": [1.0, 2.0]})
 
 
 def data() -> Transition:

@@ -138,3 +138,64 @@ def multiplier_loss(
     Kumar et al. 2020 (arXiv 2006.04779), appendix F (the Lagrange version), with the sign of a loss.
     """
     return -jnp.exp(log_multiplier) * (conservative - threshold)
+
+
+def expectile_loss(error: Float[Array, ""], expectile: Float[Array, ""]) -> Float[Array, ""]:
+    """Asymmetric square `|tau - 1(u < 0)| u^2`, least at the tau-expectile; at tau = 1/2 half the square.
+
+    With `u = Q(s, a) - V(s)` Kostrikov, Nair & Levine 2021 (arXiv 2110.06169), equation 5.
+    """
+    return jnp.where(error < 0.0, 1.0 - expectile, expectile) * error**2
+
+
+MAX_WEIGHT = 100.0
+"""Bound of an exponentiated advantage, as the code of Kostrikov et al. 2021 has it."""
+
+
+def advantage_weight(advantage: Float[Array, ""], beta: Float[Array, ""]) -> Float[Array, ""]:
+    """`min(exp(beta A(s, a)), 100)`; not differentiated through.
+
+    Kostrikov, Nair & Levine 2021 (arXiv 2110.06169), equation 7, clipped as in their code.
+    """
+    return jnp.exp(jnp.minimum(beta * advantage, math.log(MAX_WEIGHT)))
+
+
+def weighted_regression_loss(log_prob: Float[Array, ""], weight: Float[Array, ""]) -> Float[Array, ""]:
+    """Weighted maximum likelihood of the logged action: `-w log pi(a|s)`.
+
+    Kostrikov, Nair & Levine 2021 (arXiv 2110.06169), equation 7 with the sign of a loss.
+    """
+    return -weight * log_prob
+
+
+def penalised_td_target(
+    r_t: Float[Array, ""],
+    discount: Float[Array, ""],
+    terminated: Float[Array, ""],
+    q_next: Float[Array, " C"],
+    penalty: Float[Array, ""],
+    action: Float[Array, " A"],
+    logged: Float[Array, " A"],
+) -> Float[Array, ""]:
+    """`y = r + discount (1 - terminated) (min_i Q'_i(s', a') - beta |a' - b'|^2)`, with b' logged at s'.
+
+    Where no action was logged at s' (NaN) nothing is known to differ from it, so the penalty is left out.
+
+    Tarasov et al. 2023 (arXiv 2305.09836), section 3, the critic's penalty.
+    """
+    distance = jnp.sum(jnp.where(jnp.isnan(logged), 0.0, action - logged) ** 2)
+    return td_target(r_t, discount, terminated, q_next - jnp.broadcast_to(penalty * distance, q_next.shape))
+
+
+def rebrac_actor_loss(
+    q: Float[Array, ""],
+    weight: Float[Array, ""],
+    penalty: Float[Array, ""],
+    action: Float[Array, " A"],
+    logged: Float[Array, " A"],
+) -> Float[Array, ""]:
+    """`-lambda Q(s, pi(s)) + beta |pi(s) - a|^2`, a sum over the action's dimensions.
+
+    Tarasov et al. 2023 (arXiv 2305.09836), section 3, the actor's penalty, with lambda of `q_weight` as in their code.
+    """
+    return -weight * q + penalty * jnp.sum((action - logged) ** 2)

@@ -65,15 +65,20 @@ def critic_loss(critics: Ensemble, batch: Transition, target: Float[Array, " B"]
     return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
 
 
-def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """`losses.td_target` at the smoothed action of the target actor."""
-    h = state.hyper
+def next_action(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, "B A"]:
+    """`losses.smoothed_action` of the target actor at the next observation."""
     noise = jax.random.normal(key, batch.action.shape, batch.action.dtype)
     smoothed = jax.vmap(losses.smoothed_action, in_axes=(0, 0, None, None))
-    action = smoothed(actor_apply(state.actor_target, batch.next_observation), noise, h["noise"], h["noise_clip"])
+    action = actor_apply(state.actor_target, batch.next_observation)
+    return smoothed(action, noise, state.hyper["noise"], state.hyper["noise_clip"])
+
+
+def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
+    """`losses.td_target` at the smoothed action of the target actor."""
+    action = next_action(state, batch, key)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 1))
-    return target(batch.reward, h["discount"], batch.terminated, q_next)
+    return target(batch.reward, state.hyper["discount"], batch.terminated, q_next)
 
 
 def actor_loss(actor: Params, critics: Ensemble, batch: Transition, alpha: Float[Array, ""]) -> Float[Array, ""]:

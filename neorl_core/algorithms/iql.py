@@ -1,0 +1,142 @@
+"""Implicit Q-learning (Kostrikov, Nair & Levine 2021, arXiv 2110.06169), with any number of critics."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from neorl_core import optimisers
+from neorl_core.algorithms import losses
+from neorl_core.networks import (
+    Ensemble,
+    NormalActor,
+    Params,
+    actor_apply,
+    critics_apply,
+    critics_init,
+    mlp_apply,
+    mlp_init,
+    normal_apply,
+    normal_init,
+    normal_log_prob,
+)
+from neorl_core.optimisers import Optimiser, Recipe
+from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
+from neorl_core.types import PlantSpec, Transition
+
+
+class Config(NamedTuple):
+    """Defaults of IQL, the paper's for locomotion; a population may vary the floats.
+
+    The paper's code lets the actor's rate fall along a cosine over the whole run, as most peers do:
+    `actor_recipe: {schedule: cosine, steps: <updates of the run>}`.
+    """
+
+    hidden: tuple[int, ...] = (64, 64)
+    critics: int = 2
+    expectile: float = 0.7
+    beta: float = 3.0
+    """Weight of the advantage: 0 clones, larger is greedier."""
+    discount: float = 0.99
+    tau: float = 0.005
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    """Of the critics and of the value."""
+    actor_recipe: Recipe = optimisers.TD3
+    critic_recipe: Recipe = optimisers.TD3
+
+
+class State(NamedTuple):
+    actor: NormalActor
+    value: Params
+    critics: Ensemble
+    critics_target: Ensemble
+    actor_optimiser: Optimiser
+    value_optimiser: Optimiser
+    critics_optimiser: Optimiser
+    hyper: Hyperparameters
+
+
+def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
+    """Fresh actor, value and critics, the critics' targets equal to them, and optimisers."""
+    actor_key, value_key, critic_key = jax.random.split(key, 3)
+    sizes = spec.observation.size, spec.action.size
+    actor = normal_init(actor_key, *sizes, config.hidden)
+    value = mlp_init(value_key, spec.observation.size, (*config.hidden, 1))
+    critics = critics_init(critic_key, *sizes, config.hidden, config.critics)
+    return State(
+        actor,
+        value,
+        critics,
+        critics_target=critics,
+        actor_optimiser=optimisers.init(config.actor_recipe, actor),
+        value_optimiser=optimisers.init(config.critic_recipe, value),
+        critics_optimiser=optimisers.init(config.critic_recipe, critics),
+        hyper=hyperparameters(config),
+    )
+
+
+def value_loss(
+    value: Params, batch: Transition, q: Float[Array, " B"], expectile: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, " B"]]:
+    """Mean over the batch of `losses.expectile_loss`, and the advantages `Q(s, a) - V(s)`."""
+    advantage = q - mlp_apply(value, batch.observation)[..., 0]
+    return jnp.mean(jax.vmap(losses.expectile_loss, in_axes=(0, None))(advantage, expectile)), advantage
+
+
+def targets(state: State, batch: Transition) -> Float[Array, " B"]:
+    """`losses.td_target` of V(s') (equation 6): no action is asked for that was not logged."""
+    v_next = mlp_apply(state.value, batch.next_observation)  # (B, 1)
+    target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 0))
+    return target(batch.reward, state.hyper["discount"], batch.terminated, v_next)
+
+
+def critic_loss(critics: Ensemble, batch: Transition, target: Float[Array, " B"]) -> Float[Array, ""]:
+    """Mean over the batch of `losses.td_loss` (equation 6)."""
+    q = critics_apply(critics, batch.observation, batch.action)
+    return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
+
+
+def actor_loss(actor: NormalActor, batch: Transition, weight: Float[Array, " B"]) -> Float[Array, ""]:
+    """Mean over the batch of `losses.weighted_regression_loss` on the logged actions."""
+    log_prob = normal_log_prob(normal_apply(actor, batch.observation), batch.action)
+    return jnp.mean(jax.vmap(losses.weighted_regression_loss)(log_prob, weight))
+
+
+def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
+    """One step of everything on one batch; `batches` is (1, B, ...).
+
+    Every gradient is taken at the parameters before the step, so that V(s) is evaluated once. The paper's code steps
+    the value first; its algorithm 1 extracts the policy after all else.
+    """
+    batch: Transition = jax.tree.map(lambda x: x[0], batches)
+    h = state.hyper
+    q = jnp.min(critics_apply(state.critics_target, batch.observation, batch.action), axis=0)
+    value_step = jax.value_and_grad(value_loss, has_aux=True)(state.value, batch, q, h["expectile"])
+    (v_loss, advantage), value_gradient = value_step
+    target = targets(state, batch)
+    q_loss, critics_gradient = jax.value_and_grad(critic_loss)(state.critics, batch, target)
+    weight = jax.vmap(losses.advantage_weight, in_axes=(0, None))(advantage, h["beta"])
+    pi_loss, actor_gradient = jax.value_and_grad(actor_loss)(state.actor, batch, weight)
+
+    value, value_optimiser = optimisers.step(state.value, value_gradient, state.value_optimiser, h["critic_lr"])
+    critics, critics_optimiser = optimisers.step(
+        state.critics, critics_gradient, state.critics_optimiser, h["critic_lr"]
+    )
+    actor, actor_optimiser = optimisers.step(state.actor, actor_gradient, state.actor_optimiser, h["actor_lr"])
+    critics_target = polyak(state.critics_target, critics, h["tau"])
+    state = State(actor, value, critics, critics_target, actor_optimiser, value_optimiser, critics_optimiser, h)
+    return state, {"actor_loss": pi_loss, "critic_loss": q_loss, "value_loss": v_loss, "q": jnp.mean(target)}
+
+
+def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
+    """The mean, a unit action, for a normalised observation."""
+    return actor_apply(state.actor.mean, observation)
+
+
+IQL = Algorithm(
+    name="iql", Config=Config, batches_per_update=1, init=init, update=update, act=act, actor=lambda s: s.actor.mean
+)
