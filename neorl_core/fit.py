@@ -184,9 +184,13 @@ def _check(transitions: Transition, spec: PlantSpec) -> None:
         raise ValueError("expected at least one transition, got none: check what was read.")
     widths = {"observation": (spec.observation.size,), "action": (spec.action.size,)}
     widths["next_observation"] = widths["observation"]
+    widths["next_action"] = widths["action"]
     for name, values in transitions._asdict().items():
+        if values is None:
+            continue
         shape = (rows, *widths.get(name, ()))
         if np.shape(values) != shape:
             raise ValueError(f"expected {name} of shape {shape}, got {np.shape(values)}: check it against the spec.")
-        if not np.isfinite(values).all():
+        # NaN is how a next action says that none was logged.
+        if name != "next_action" and not np.isfinite(values).all():
             raise ValueError(f"expected finite numbers in {name}, got NaN or infinity: leave those rows out.")
