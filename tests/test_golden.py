@@ -61,7 +61,8 @@ class Record:
 
 
 def batch() -> Transition:
-    columns = {name: jnp.asarray(GOLDEN[f"batch/{name}"], jnp.float64) for name in Transition._fields if name != "cost"}
+    told = ("observation", "action", "reward", "next_observation", "terminated")
+    columns = {name: jnp.asarray(GOLDEN[f"batch/{name}"], jnp.float64) for name in told}
     return Transition(**columns, cost=jnp.zeros(CONFIG["rows"]))
 
 

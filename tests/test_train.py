@@ -95,7 +95,7 @@ def test_a_grid_varies_the_members(reference: dict[str, Any], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"algorithm": "cql"}, ["train.algorithm", "bc", "td3_bc", "'cql'"]),
+        ({"algorithm": "dqn"}, ["train.algorithm", "bc", "td3_bc", "'dqn'"]),
         ({"hyperparameters": {"learning_rate": 0.1}}, ["learning_rate", "critic_lr"]),
         ({"hyperparameters": {"critics": 2.5}}, ["critics", "2.5"]),
         ({"grid": {"temperature": [1.0]}}, ["temperature"]),
