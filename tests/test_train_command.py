@@ -129,8 +129,13 @@ def test_an_interrupted_run_says_where_it_goes_on(
             reached = updates
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        fit_recording(log, tmp_path, "td3_bc", **SETTINGS, progress=interrupt)
+    # A shell lets what it starts in the background ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit_recording(log, tmp_path, "td3_bc", **SETTINGS, progress=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert f"kept at update {reached:,} in {tmp_path / 'checkpoints'}: give the same" in capsys.readouterr().err
     told: list[int] = []
     fit_recording(log, tmp_path, "td3_bc", **SETTINGS, progress=lambda updates, *_: told.append(updates))
