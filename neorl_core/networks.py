@@ -22,6 +22,38 @@ WITHIN = 1.0 - 1e-6
 """Logged unit actions are pulled this far inside before atanh, which is infinite at 1."""
 
 
+@jax.custom_vjp
+def product(x: Float[Array, "*n I"], kernel: Float[Array, "I F"]) -> Float[Array, "*n F"]:
+    """`x @ kernel`, whose gradient for the kernel comes out row by row as the kernel lies in memory.
+
+    JAX's own rule gives that gradient as the transpose of `g^T x`, and on a CPU all that follows it (Adam's moments,
+    the new weights) then reads memory across its rows.
+    """
+    return x @ kernel
+
+
+def _product_forward(
+    x: Float[Array, "*n I"], kernel: Float[Array, "I F"]
+) -> tuple[Float[Array, "*n F"], tuple[Float[Array, "*n I"], Float[Array, "I F"]]]:
+    return product(x, kernel), (x, kernel)
+
+
+def _product_backward(
+    saved: tuple[Float[Array, "*n I"], Float[Array, "I F"]], g: Float[Array, "*n F"]
+) -> tuple[Float[Array, "*n I"], Float[Array, "I F"]]:
+    x, kernel = saved
+    rows, cotangents = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+    back = jax.lax.dot_general(g, kernel, (((g.ndim - 1,), (1,)), ((), ())))
+    return back, jax.lax.dot_general(rows, cotangents, (((0,), (0,)), ((), ())))
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+def _dot_general(x: Array, kernel: Array, *_: Any, **__: Any) -> Array:
+    return product(x, kernel)
+
+
 class MLP(nn.Module):
     """Dense layers with ReLU between them; the last is linear. Weights follow the precision of the input."""
 
@@ -32,10 +64,10 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
         for width in self.features[:-1]:
-            x = nn.relu(nn.Dense(width, param_dtype=x.dtype)(x))
+            x = nn.relu(nn.Dense(width, param_dtype=x.dtype, dot_general=_dot_general)(x))
             if self.layer_norm:
                 x = nn.LayerNorm(param_dtype=x.dtype)(x)
-        return nn.Dense(self.features[-1], param_dtype=x.dtype)(x)
+        return nn.Dense(self.features[-1], param_dtype=x.dtype, dot_general=_dot_general)(x)
 
 
 def mlp_init(key: PRNGKeyArray, inputs: int, features: tuple[int, ...], layer_norm: bool = False) -> Params:

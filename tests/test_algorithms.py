@@ -116,7 +116,7 @@ def test_one_update_equals_the_numpy_derivation() -> None:
 
 def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
     with jax.enable_x64(True):
-        state = start(TD3_BC, TD3_BC.Config(hidden=(5,)))
+        state = start(TD3_BC, TD3_BC.Config(hidden=(5,), critics=3))
         batch = batch_of(np.random.default_rng(2), 8)
         y = jnp.asarray(np.random.default_rng(3).normal(size=8))
         loss = jax.jit(lambda c: td3_bc.critic_loss(c, batch, y))
@@ -134,6 +134,15 @@ def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
         ours = jax.grad(td3_bc.actor_loss)(state.actor, state.critics, batch, jnp.asarray(2.5))
         for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(jax.grad(fixed)(state.actor)), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+def test_the_actor_follows_the_first_of_twin_critics_and_the_least_of_an_ensemble() -> None:
+    batch = batch_of(np.random.default_rng(2), 8)
+    for critics, seen in ((2, 1), (3, 3)):
+        state = start(TD3_BC, TD3_BC.Config(hidden=(5,), critics=critics))
+        gradient = jax.grad(td3_bc.actor_loss, argnums=1)(state.actor, state.critics, batch, jnp.asarray(2.5))
+        sizes = [max(float(jnp.abs(x).max()) for x in jax.tree.leaves(critic)) for critic in gradient]
+        assert [size > 0 for size in sizes] == [i < seen for i in range(critics)]
 
 
 def test_without_q_weight_td3_bc_is_bc() -> None:

@@ -81,7 +81,6 @@ def of_bc(golden: Record) -> tuple[Found, Found]:
 
 
 def of_td3_bc(golden: Record) -> tuple[Found, Found]:
-    """d3rlpy's actor climbs the first critic, as the paper's does; ours the least of them, which of one is the same."""
     config = TD3_BC.Config(discount=CONFIG["discount"], tau=CONFIG["tau"], noise=0.0, alpha=golden.config["alpha"])
     state = TD3_BC.init(jax.random.key(0), SPEC, config)._replace(
         actor=golden.network("before/actor"),
@@ -92,7 +91,7 @@ def of_td3_bc(golden: Record) -> tuple[Found, Found]:
     target = td3_bc.targets(state, batch(), jax.random.key(0))
     critics_gradient = jax.grad(td3_bc.critic_loss)(state.critics, batch(), target)
     critics = descend(state.critics, critics_gradient)
-    gradient = jax.grad(td3_bc.actor_loss)(state.actor, critics[:1], batch(), state.hyper["alpha"])
+    gradient = jax.grad(td3_bc.actor_loss)(state.actor, critics, batch(), state.hyper["alpha"])
     actor = descend(state.actor, gradient)
     after = {"actor": actor, "actor_target": polyak(state.actor_target, actor, state.hyper["tau"])}
     tracked = polyak(state.critics_target, critics, state.hyper["tau"])

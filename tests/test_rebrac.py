@@ -96,7 +96,7 @@ def test_without_the_critics_penalty_it_is_td3_bc_with_layer_norm(actor_penalty:
     """
     with jax.enable_x64(True):
         rates = {"actor_lr": 0.01, "critic_lr": 0.02, "tau": 0.1}
-        state = state_apart(actor_penalty=actor_penalty, critic_penalty=0.0, **rates)
+        state = state_apart(actor_penalty=actor_penalty, critic_penalty=0.0, critics=3, **rates)
         batches = batch_of(np.random.default_rng(4), 2, 16)
         hyper = start(TD3_BC, TD3_BC.Config(alpha=alpha, **rates)).hyper
         ours, _ = jax.jit(REBRAC.update)(state, batches, jax.random.key(1))

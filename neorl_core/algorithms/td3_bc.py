@@ -21,6 +21,8 @@ class Config(NamedTuple):
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 2
+    pessimists: int = 1
+    """How many critics the actor follows the least of; one in the paper, all where an ensemble is to hold it back."""
     alpha: float = 2.5
     discount: float = 0.99
     tau: float = 0.005
@@ -81,10 +83,18 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
     return target(batch.reward, state.hyper["discount"], batch.terminated, q_next)
 
 
+def followed(critics: Ensemble) -> Ensemble:
+    """The critics that the actor climbs the least of: the first of the paper's two, all of an ensemble.
+
+    A third critic and more are there for their pessimism (An et al. 2021, arXiv 2110.01548), which the actor must see.
+    """
+    return critics[:1] if len(critics) == 2 else critics
+
+
 def actor_loss(actor: Params, critics: Ensemble, batch: Transition, alpha: Float[Array, ""]) -> Float[Array, ""]:
     """Mean over the batch of `losses.td3_bc_actor_loss`."""
     action = actor_apply(actor, batch.observation)
-    q = jnp.min(critics_apply(critics, batch.observation, action), axis=0)
+    q = jnp.min(critics_apply(followed(critics), batch.observation, action), axis=0)
     weight = jax.lax.stop_gradient(losses.q_weight(alpha, q))
     loss = jax.vmap(losses.td3_bc_actor_loss, in_axes=(0, None, 0, 0))
     return jnp.mean(loss(q, weight, action, batch.action))
