@@ -52,7 +52,7 @@ CONFIG: dict[str, Any] = {
             "soft_q_backup": True,
             "n_critics": 2,
         },
-        "iql": {"expectile": 0.8, "weight_temp": 2.0, "max_weight": 1.5, "n_critics": 2},
+        "iql": {"expectile": 0.8, "weight_temp": 2.0, "max_weight": 100.0, "n_critics": 2},
         # Its temperature, which the paper has not, is taken to zero below.
         "awac": {"lam": 0.7, "n_action_samples": 1, "n_critics": 2},
     },

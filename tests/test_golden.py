@@ -16,8 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.algorithms import SAC_N, TD3_BC, bc, cql, losses, sac_n, td3_bc
-from neorl_core.networks import Params
+from neorl_core.algorithms import AWAC, IQL, SAC_N, TD3_BC, awac, bc, cql, iql, losses, sac_n, td3_bc
+from neorl_core.networks import (
+    NormalActor,
+    Params,
+    critics_apply,
+    mlp_apply,
+    normal_apply,
+    normal_sample,
+)
 from neorl_core.training import polyak
 from neorl_core.types import Transition
 from tests.by_hand import spec
@@ -156,11 +163,86 @@ def of_cql(golden: Record) -> tuple[Found, Found]:
     return {**gradients, "log_alpha": slope, **many("critic", gradient)}, {**after, "log_alpha": log_alpha}
 
 
+def log_deviation(raw: jax.Array, low: float, high: float) -> jax.Array:
+    """d3rlpy's free log deviation: a sigmoid between its bounds, where ours is clipped to them."""
+    return low + (high - low) * jax.nn.sigmoid(raw)
+
+
+def normal_actor(golden: Record, stage: str = "before") -> tuple[Params, jax.Array]:
+    return golden.network(f"{stage}/actor"), golden[f"{stage}/actor_log_std"]
+
+
+def of_iql(golden: Record) -> tuple[Found, Found]:
+    """d3rlpy weighs the regression by the value after its step, as the paper's code does; ours by that before."""
+    c = golden.config
+    config = IQL.Config(discount=CONFIG["discount"], tau=CONFIG["tau"], expectile=c["expectile"], beta=c["weight_temp"])
+    mean, raw = normal_actor(golden)
+    state = IQL.init(jax.random.key(0), SPEC, config)._replace(
+        value=golden.network("before/value"),
+        critics=golden.ensemble("before/critic"),
+        critics_target=golden.ensemble("before/critic_target"),
+    )
+    q = jnp.min(critics_apply(state.critics_target, batch().observation, batch().action), axis=0)
+    value_gradient, _ = jax.grad(iql.value_loss, has_aux=True)(state.value, batch(), q, state.hyper["expectile"])
+    gradient = jax.grad(iql.critic_loss)(state.critics, batch(), iql.targets(state, batch()))
+    value, critics = descend(state.value, value_gradient), descend(state.critics, gradient)
+    advantage = q - mlp_apply(value, batch().observation)[:, 0]
+    weight = jax.vmap(losses.advantage_weight, in_axes=(0, None))(advantage, state.hyper["beta"])
+
+    def loss(mean: Params, raw: jax.Array) -> jax.Array:
+        return iql.actor_loss(NormalActor(mean, log_deviation(raw, -5.0, 2.0)), batch(), weight)
+
+    slopes = dict(zip(("actor", "actor_log_std"), jax.grad(loss, argnums=(0, 1))(mean, raw), strict=True))
+    before = {"actor": mean, "actor_log_std": raw}
+    tracked = polyak(state.critics_target, critics, state.hyper["tau"])
+    after = {name: descend(before[name], slopes[name]) for name in slopes}
+    return (
+        {**slopes, "value": value_gradient, **many("critic", gradient)},
+        {**after, "value": value, **many("critic", critics), **many("critic_target", tracked)},
+    )
+
+
+def of_awac(golden: Record) -> tuple[Found, Found]:
+    """d3rlpy draws the target's action from another distribution than the actor's, so that the value there is taken
+    as given; it sums over the batch what ours averages, with weights that add up to the number of rows."""
+    config = AWAC.Config(discount=CONFIG["discount"], tau=CONFIG["tau"], temperature=golden.config["lam"])
+    mean, raw = normal_actor(golden)
+    state = AWAC.init(jax.random.key(0), SPEC, config)._replace(
+        critics=golden.ensemble("before/critic"), critics_target=golden.ensemble("before/critic_target")
+    )
+    bootstrap = jax.vmap(losses.td_target, in_axes=(0, None, 0, 0))
+    told = golden["target"][:, None]
+    target = bootstrap(batch().reward, state.hyper["discount"], batch().terminated, told)
+    gradient = jax.grad(awac.critic_loss)(state.critics, batch(), target)
+    critics = descend(state.critics, gradient)
+    distribution = normal_apply(NormalActor(mean, log_deviation(raw, -6.0, 0.0)), batch().observation)
+    drawn = normal_sample(distribution, golden["draws/normal_1"][0])
+    q, v = (jnp.min(critics_apply(critics, batch().observation, a), axis=0) for a in (batch().action, drawn))
+    weight = jax.vmap(losses.advantage_weight, in_axes=(0, None))(q - v, 1.0 / state.hyper["temperature"])
+    rows = CONFIG["rows"]
+
+    def loss(mean: Params, raw: jax.Array) -> jax.Array:
+        actor = NormalActor(mean, log_deviation(raw, -6.0, 0.0))
+        return rows * awac.actor_loss(actor, batch(), rows * weight / jnp.sum(weight))
+
+    slopes = dict(zip(("actor", "actor_log_std"), jax.grad(loss, argnums=(0, 1))(mean, raw), strict=True))
+    before = {"actor": mean, "actor_log_std": raw}
+    tracked = polyak(state.critics_target, critics, state.hyper["tau"])
+    after = {name: descend(before[name], slopes[name]) for name in slopes}
+    unmoved = {"log_temperature": golden.scalar("before/log_temperature")}
+    return (
+        {**slopes, **many("critic", gradient)},
+        {**after, **unmoved, **many("critic", critics), **many("critic_target", tracked)},
+    )
+
+
 CASES: dict[str, Callable[[Record], tuple[Found, Found]]] = {
     "bc": of_bc,
     "td3_bc": of_td3_bc,
     "sac": of_sac,
     "cql": of_cql,
+    "iql": of_iql,
+    "awac": of_awac,
 }
 """Golden name -> (gradients, parameters after one step of plain descent) by our functions."""
 
@@ -174,9 +256,11 @@ def test_one_update_equals_d3rlpys(name: str) -> None:
             assert held == set(found), "everything that the peer changed must be compared"
             for part, ours in found.items():
                 is_network = isinstance(ours, dict)
-                theirs = golden.network(f"{stage}/{part}") if is_network else golden.scalar(f"{stage}/{part}")
+                theirs = golden.network(f"{stage}/{part}") if is_network else golden[f"{stage}/{part}"]
                 for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-                    np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-5, err_msg=f"{stage} of {part}")
+                    np.testing.assert_allclose(
+                        jnp.atleast_1d(one), other, atol=1e-5, rtol=1e-5, err_msg=f"{stage} of {part}"
+                    )
                 if stage == "gradient":
                     assert max(np.abs(x).max() for x in jax.tree.leaves(theirs)) > 1e-3, f"{part} must have a gradient"
 
