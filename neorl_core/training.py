@@ -137,14 +137,14 @@ def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Trans
 def successors(transitions: Transition) -> np.ndarray[Any, Any]:
     """The actions (N, A) that were logged at each next observation: the next row's, where it continues this one.
 
-    A row continues another when it observes, bit for bit, what the other saw next; where none does, the answer is NaN.
-    What the transitions say themselves counts first.
+    A row continues another when it observes, bit for bit, what the other saw next; where none does, the
+    answer is +inf. What the transitions say themselves counts first.
     """
     if transitions.next_action is not None:
         return np.asarray(transitions.next_action)
     action, after = np.asarray(transitions.action), np.asarray(transitions.next_observation)
     follows = np.all(after[:-1] == np.asarray(transitions.observation)[1:], axis=1)
-    found = np.full_like(action, np.nan)
+    found = np.full_like(action, np.inf)
     found[:-1][follows] = action[1:][follows]
     return found
 
@@ -269,7 +269,7 @@ def make_train_chunk(
     return jax.jit(jax.vmap(member, in_axes=(0, None)))
 
 
-def diverged(metrics: Metrics, limit: float = 1e6) -> Bool[Array, " P"]:
+def diverged(metrics: Mapping[str, Any], limit: float = 1e6) -> Bool[Array, " P"]:
     """Which members left the finite: any metric not finite, or beyond `limit` (prepared rewards have deviation 1)."""
     bad = [~(jnp.abs(x) <= limit) for x in jax.tree.leaves(metrics)]
     return jnp.any(jnp.stack(bad), axis=(0, 2))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,18 +12,20 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.fit import schedule
+from neorl_core.fit import resident, schedule
+from neorl_core.fit import train as train_chunks
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from neorl_core.safety.shield import default_shield, envelope_of
-from neorl_core.training import configure, diverged, init_population, make_train_chunk, members, policies, prepare
+from neorl_core.training import configure, diverged, init_population, members, policies, prepare
 from neorl_core.types import PlantSpec, Transition
 from tasks.adapters.bundle import composite_digest, save_bundle
 from tasks.adapters.canonical import digest_json, npz_bytes, write_atomic, write_json
 from tasks.adapters.checkpoints import Checkpoints
 from tasks.adapters.dataset import Dataset
 from tasks.adapters.provenance import core_digest
+from tasks.keeper import Keeper
 from tasks.logs import read_logs
 from tasks.progress import Report
 
@@ -73,41 +72,27 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
     }
     key = digest_json(identity)[:16]
     plan = schedule(run.train.updates, run.train.checkpoint_every, algorithm.batches_per_update)
-    log_every, chunk, updates = plan
-    step_chunk = make_train_chunk(algorithm, chunk, log_every, run.train.batch_size)
-    names = jax.eval_shape(step_chunk, population, data)[1]
-    curves = {name: jnp.full((shape.shape[0], updates // log_every), jnp.nan) for name, shape in names.items()}
     # Another cadence of saving has its own folder: its chunks would not fit.
-    with Checkpoints(home.room("checkpoints", run.plant, f"{key}-{chunk}"), identity) as checkpoints:
-        done = 0
-        if (latest := checkpoints.latest()) is not None:
-            kept, _ = checkpoints.restore({"population": population, "curves": curves})
-            done, population, curves = latest, kept["population"], kept["curves"]
-            print(f"  train: goes on from {done:,} of {updates:,} updates", file=sys.stderr, flush=True)
-        first, started = done, time.monotonic()
-        while done < updates:
-            if progress:
-                progress(done, updates, "updates")
-            population, metrics = step_chunk(population, data)
-            if np.asarray(diverged(metrics)).all():
-                raise Refused(
-                    f"expected training to stay finite, got divergence of every member by update "
-                    f"{done + chunk}: lower the learning rates in 'train.hyperparameters'."
-                )
-            at = done // log_every
-            curves = {
-                name: rows.at[:, at : at + chunk // log_every].set(metrics[name]) for name, rows in curves.items()
-            }
-            done += chunk
-            checkpoints.save(done, {"population": population, "curves": curves}, {})
-    seconds = time.monotonic() - started
-    if progress:
-        progress(updates, updates, "updates")
+    with Checkpoints(home.room("checkpoints", run.plant, f"{key}-{plan.chunk}"), identity) as checkpoints:
+        keeper = Keeper(checkpoints, progress)
+        try:
+            reached = train_chunks(
+                algorithm,
+                population,
+                resident(data),
+                plan,
+                run.train.batch_size,
+                resume=keeper.resume,
+                report=keeper.report,
+            )
+        except FloatingPointError as error:
+            cure = f"{str(error).rstrip('.')} in 'train.hyperparameters'"
+            raise Refused(f"{cure} ({keeper.leave()}).") from error
     folder = home.room("runs", run.plant, "populations", key)
-    found = policies(algorithm, population, normaliser)
+    found = policies(algorithm, reached.population, normaliser)
     described = members(seeds, run.train.grid)
     # What has diverged once is left out, whatever it came to later; the curves, saved with the state, remember it.
-    lasting = ~np.asarray(diverged(curves))
+    lasting = ~np.asarray(diverged(reached.curves))
     sound = [m for m in described if lasting[m["index"]]]
     if not sound:
         raise Refused(
@@ -117,17 +102,16 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
     entries = [_keep(home, plant.spec, found[m["index"]], m, logs.transitions) for m in sound]
     digest = digest_json({"identity": identity, "members": [entry["digest"] for entry in entries]})
     curves_path = folder / "curves.npz"
-    steps = np.arange(1, updates // log_every + 1) * log_every
-    arrays = {"step": steps, **{name: np.asarray(rows) for name, rows in curves.items()}}
-    write_atomic(curves_path, npz_bytes(arrays))
+    steps = np.arange(plan.log_every, plan.updates + 1, plan.log_every)
+    write_atomic(curves_path, npz_bytes({"step": steps, **reached.curves}))
     write_json(folder / "population.json", {"identity": identity, "members": entries, "digest": digest})
     return {
         "path": str(folder),
         "digest": digest,
         "members": entries,
         "curves_path": str(curves_path),
-        "updates": updates,
-        "steps_per_second": (updates - first) * len(described) / max(seconds, 1e-9),
+        "updates": plan.updates,
+        "steps_per_second": keeper.rate() * len(described),
         "rows": len(logs.episode),
     }
 
