@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,7 +68,10 @@ class Keeper:
 
     def report(self, state: Progress, updates: int) -> None:
         """Save when it is time to, and pass on how far training came."""
-        self._last, done = state, state.done
+        done = state.done
+        if self._last is None and done:
+            print(f"  train: goes on from {done:,} of {updates:,} updates", file=sys.stderr, flush=True)
+        self._last = state
         self._reached.append((done, time.monotonic()))
         due = time.monotonic() - self._saved >= self._seconds and done - self._kept >= self._updates
         if done == updates or due:

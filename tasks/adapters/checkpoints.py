@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from tasks.adapters.canonical import (
     sha256_hex,
     write_json,
 )
+
+# What fails in Orbax's threads comes back from the next call and is told in one sentence there.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
@@ -92,9 +96,7 @@ class Checkpoints:
         Raises:
             BadInput: when the disk or the quota is full; earlier checkpoints stay.
         """
-        try:
-            self.wait()
-        finally:
+        with _full_disk_is_bad_input(self.folder):
             self._manager.close()
 
     def latest(self) -> int | None:
