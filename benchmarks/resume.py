@@ -24,7 +24,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "resume.json"
-UPDATES, CHUNK = 2_000, 40
+UPDATES, CHUNK = 1_000, 40
 LATER = 0.03
 """A kill comes up to this many seconds after its step was reached: in the middle of a chunk or of a save."""
 
