@@ -158,8 +158,8 @@ def test_what_is_drawn_over_a_run_is_uniform_over_all_rows(dataset: Dataset, all
 def test_the_shape_worked_by_hand_and_too_little_memory() -> None:
     # Six observations and two actions: 4 (12 + 4 + 3) bytes.
     assert row_bytes(SPEC) == 76
-    # 10^6 / 2 / 76 = 6578 rows; blocks of 6578 // 64 = 102 rows, 64 of them; 1024 draws are two of 512 rows, 5 blocks.
-    assert shape_of(1_000_000, SPEC, 1024) == Shape(102, 64, 5)
+    # 10^6 / 2 / 76 = 6578 rows; 64 blocks of 6578 // 64 = 102 rows; 4096 draws are eight of 512 rows, 5 blocks.
+    assert shape_of(1_000_000, SPEC, 4096) == Shape(102, 64, 5)
     assert shape_of(1_000_000, SPEC, 1).turn == 1
     assert shape_of(1_000_000, SPEC, 10**9).turn == 16
     assert shape_of(10**9, SPEC, 1024).block == 4096

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from neorl_core.fit import Source
-from neorl_core.preparation import Moments, Scaling, merged, moments, scaled
+from neorl_core.preparation import Moments, Scaling, merged, moments, scaled, successors
 from neorl_core.types import PlantSpec, Transition
 from tasks.adapters.dataset import Dataset
 from tasks.adapters.shards import Rows
@@ -32,7 +32,7 @@ MOST_ROWS = 4096
 """Rows of a block, at most."""
 IN_WINDOW = 0.5
 """Share of the memory that the window takes; the rest is for its copy in motion and what is being read."""
-DRAWS = 2
+DRAWS = 8
 """How often a row is drawn, on average, while it is in the window; where the window is small, more often."""
 
 
@@ -94,12 +94,15 @@ class Ring:
         return reduce(merged, (moments(_transitions(rows)) for rows in self._blocks()))
 
     def read(self, start: int, rows: int) -> Transition:
-        """`rows` rows from `start` on, round the ring, with the next action of the last one, too."""
+        """`rows` rows from `start` on, round the ring, with the next actions."""
         start %= len(self)
         parts = [self._span(start, min(start + rows + 1, len(self)))]
         if (beyond := start + rows + 1 - len(self)) > 0:
             parts.append(self._span(0, beyond))
-        return _transitions({key: np.concatenate([part[key] for part in parts]) for key in KEYS})
+        joined = _transitions({key: np.concatenate([part[key] for part in parts]) for key in KEYS})
+        # One row more than asked for was read, to know the next action of the last one.
+        found: Transition = jax.tree.map(lambda x: x[:rows], joined._replace(next_action=successors(joined)))
+        return found
 
     def _span(self, start: int, stop: int) -> Rows:
         first, last = self._in_dataset(start), self._in_dataset(stop - 1) + 1
@@ -173,9 +176,8 @@ class Stream:
         return self._window
 
     def _read(self, blocks: Any) -> Transition:
-        size = self._shape.block
-        parts = [scaled(self._how, self._ring.read(self._start(number), size)) for number in blocks]
-        return jax.tree.map(lambda *x: jnp.concatenate([part[:size] for part in x]), *parts)
+        parts = [self._ring.read(self._start(number), self._shape.block) for number in blocks]
+        return scaled(self._how, jax.tree.map(lambda *x: np.concatenate(x), *parts))
 
     def _start(self, number: int) -> int:
         """The first row of a block, by its number."""
