@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test coverage lint bench chaos tamper picture services lock clean
+.PHONY: run test coverage lint bench chaos resume streaming tamper picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up & up=$$!; \
@@ -30,6 +30,12 @@ bench: $(READY)  ## speed and time tables, kept under benchmarks/results
 
 chaos: $(READY)  ## kill -9 a retrain at ten random moments, then finish it
 	$(BIN)/python -m benchmarks.chaos
+
+resume: $(READY)  ## kill -9 the training of every algorithm at twenty random steps and compare bits
+	$(BIN)/python -m benchmarks.resume
+
+streaming: $(READY)  ## training on data four times as large as its memory beside resident data
+	$(BIN)/python -m benchmarks.streaming
 
 tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 	$(BIN)/python -m benchmarks.tamper

@@ -51,6 +51,8 @@ class Train(Strict):
     seeds: Count = 4
     checkpoint_every: Count = 2_000
     """Updates between checkpoints: what a killed run may lose."""
+    memory_mb: Annotated[float, Field(gt=0.0)] | None = None
+    """What the transitions may take of the device's memory, 10^6 bytes; what does not fit is streamed from disk."""
     hyperparameters: dict[Name, Setting] = {}
     """Overrides of the algorithm's own defaults, the same for all members."""
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = {}

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import Bool, Float, Int
 
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.networks import Policy
 from neorl_core.training import (
     Algorithm,
-    Metrics,
     TrainState,
     configure,
     diverged,
@@ -32,17 +31,42 @@ LONGEST_ROW = 500
 """Gradient steps of a row, at most: what a slow algorithm needs for them is how long an interruption may wait."""
 
 
+class Plan(NamedTuple):
+    """How a run is cut, so that one compiled program serves all of it; all in gradient steps."""
+
+    log_every: int
+    """Of a row of the curves."""
+    chunk: int
+    """Between two returns to Python, a multiple of `log_every`."""
+    updates: int
+    """In all, a multiple of `chunk`."""
+
+
 class Progress(NamedTuple):
     """A run at some point: all that going on from there needs."""
 
     population: TrainState
-    curves: Metrics
-    """Metric -> (P, L); NaN where training has not come yet."""
+    curves: dict[str, Float[np.ndarray, "P L"]]
+    """Metric by name; NaN where training has not come yet."""
 
     @property
     def done(self) -> int:
         """Updates made."""
-        return int(self.population.step[0])
+        return int(on_host(self.population.step)[0])
+
+
+class Source(NamedTuple):
+    """Where a run's prepared transitions come from."""
+
+    shapes: Transition
+    """Like any answer of `at`: arrays, or shapes and types."""
+    at: Callable[[int], Transition]
+    """Updates made -> the transitions that the next chunk draws from, on the device. It depends on nothing else."""
+
+
+def resident(data: Transition) -> Source:
+    """All of the data, all of the time."""
+    return Source(data, lambda done: data)
 
 
 class Fitted(NamedTuple):
@@ -70,8 +94,8 @@ class Fitted(NamedTuple):
         return "\n".join(lines)
 
 
-def schedule(updates: int, chunk: int, batches: int) -> tuple[int, int, int]:
-    """How a run is cut, so that one compiled program serves all of it.
+def schedule(updates: int, chunk: int, batches: int) -> Plan:
+    """Cut a run.
 
     Args:
         updates: gradient steps asked for.
@@ -79,13 +103,81 @@ def schedule(updates: int, chunk: int, batches: int) -> tuple[int, int, int]:
         batches: the algorithm's `batches_per_update`.
 
     Returns:
-        Gradient steps per row of the curves, per chunk (a multiple of it) and in all (a multiple of both, the least
-        that is not below `updates`). The chunk changes neither of the other two.
+        The plan, whose `updates` are the least that fit and are not fewer than asked for. The chunk changes neither of
+        the other two.
     """
     log_every = max(min(updates // CURVE_ROWS, LONGEST_ROW) // batches, 1) * batches
     rows = -(-updates // log_every)
     divisors = [n for n in range(1, rows + 1) if rows % n == 0]
-    return log_every, min(divisors, key=lambda n: abs(n * log_every - chunk)) * log_every, rows * log_every
+    return Plan(log_every, min(divisors, key=lambda n: abs(n * log_every - chunk)) * log_every, rows * log_every)
+
+
+def train(
+    algorithm: Algorithm,
+    fresh: TrainState,
+    source: Source,
+    plan: Plan,
+    batch_size: int,
+    *,
+    resume: Callable[[Progress], Progress] | None = None,
+    report: Callable[[Progress, int], None] | None = None,
+) -> Progress:
+    """The loop over chunks: every run of the pipeline and of `fit` goes through it.
+
+    Args:
+        algorithm: what to train.
+        fresh: from `init_population`.
+        source: the data.
+        plan: from `schedule`.
+        batch_size: transitions per gradient step.
+        resume: given the fresh start, returns where to begin: itself, or what an earlier run's `report` was told.
+        report: told of the progress and of the updates in all, at the start and after every chunk. Saving, evaluating
+            and showing are its affair; what it raises ends the run.
+
+    Returns:
+        The progress at the end.
+
+    Raises:
+        ValueError: when what `resume` gives does not fit the plan.
+        FloatingPointError: when every member diverged; the state that `report` was told of last is the last good one.
+    """
+    advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, batch_size)
+    names = jax.eval_shape(advance, fresh, source.shapes)[1]
+    rows = plan.updates // plan.log_every
+    state = Progress(fresh, {k: np.full((x.shape[0], rows), np.nan, x.dtype) for k, x in names.items()})
+    state = state if resume is None else resume(state)
+    if state.done % plan.chunk:
+        raise ValueError(
+            f"expected to go on from a multiple of {plan.chunk} updates, got {state.done}: keep the same chunk."
+        )
+    if report:
+        report(state, plan.updates)
+    for done in range(state.done, plan.updates, plan.chunk):
+        population, metrics = advance(state.population, source.at(done))
+        told = on_host(metrics)
+        if np.asarray(diverged(told)).all():
+            raise FloatingPointError(
+                f"expected training to stay finite, got divergence of every member by update {done + plan.chunk}: "
+                "lower the learning rates."
+            )
+        state = Progress(population, {k: _filled(x, told[k], done // plan.log_every) for k, x in state.curves.items()})
+        if report:
+            report(state, plan.updates)
+    return state
+
+
+def on_host(tree: Any) -> Any:
+    """Every array as NumPy's, whole, on whatever devices and processes its parts are."""
+    if all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree)):
+        return jax.tree.map(np.asarray, tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def _filled(curve: np.ndarray, rows: np.ndarray, at: int) -> np.ndarray:
+    """A copy, for what `report` was told of before must stay as it was."""
+    curve = np.array(curve)
+    curve[:, at : at + rows.shape[1]] = rows
+    return curve
 
 
 def fit(
@@ -114,8 +206,8 @@ def fit(
         grid: values of numeric hyper-parameters in which members differ.
         batch_size: transitions per gradient step.
         chunk: gradient steps between two calls of `report`; no result depends on it.
-        resume: given the fresh start, returns where to begin: itself, or what an earlier run's `report` was told.
-        report: told of the progress and of the updates in all, at the start and after every chunk.
+        resume: as in `train`.
+        report: as in `train`.
 
     Returns:
         Policies and curves, ordered as `members`.
@@ -132,38 +224,17 @@ def fit(
     _check(transitions, spec)
     config = configure(learner, overrides or {})
     fresh = init_population(learner, spec, config, seeds, grid or {})
-    log_every, chunk, updates = schedule(updates, chunk, learner.batches_per_update)
+    plan = schedule(updates, chunk, learner.batches_per_update)
     normaliser, data = prepare(transitions, spec)
-    advance = make_train_chunk(learner, chunk, log_every, batch_size)
-    names = jax.eval_shape(advance, fresh, data)[1]
-    state = Progress(fresh, {k: jnp.full((x.shape[0], updates // log_every), jnp.nan) for k, x in names.items()})
-    state = state if resume is None else jax.tree.map(jnp.asarray, resume(state))
-    if state.done % chunk:
-        raise ValueError(
-            f"expected to go on from a multiple of {chunk} updates, got {state.done}: keep the same chunk."
-        )
-    if report:
-        report(state, updates)
-    while (done := state.done) < updates:
-        population, metrics = advance(state.population, data)
-        if np.asarray(diverged(metrics)).all():
-            raise FloatingPointError(
-                f"expected training to stay finite, got divergence of every member by update {done + chunk}: lower the "
-                "learning rates."
-            )
-        at = done // log_every
-        curves = {k: x.at[:, at : at + chunk // log_every].set(metrics[k]) for k, x in state.curves.items()}
-        state = Progress(population, curves)
-        if report:
-            report(state, updates)
+    state = train(learner, fresh, resident(data), plan, batch_size, resume=resume, report=report)
     return Fitted(
         algorithm=learner.name,
         config=config,
         policies=tuple(policies(learner, state.population, normaliser)),
         members=tuple(members(seeds, grid or {})),
         sound=~np.asarray(diverged(state.curves)),
-        steps=np.arange(1, updates // log_every + 1) * log_every,
-        curves={name: np.asarray(rows) for name, rows in state.curves.items()},
+        steps=np.arange(plan.log_every, plan.updates + 1, plan.log_every),
+        curves=state.curves,
     )
 
 
@@ -191,6 +262,6 @@ def _check(transitions: Transition, spec: PlantSpec) -> None:
         shape = (rows, *widths.get(name, ()))
         if np.shape(values) != shape:
             raise ValueError(f"expected {name} of shape {shape}, got {np.shape(values)}: check it against the spec.")
-        # NaN is how a next action says that none was logged.
-        if name != "next_action" and not np.isfinite(values).all():
+        # Infinity is how a next action says that none was logged.
+        if not (np.isfinite(values) | ((name == "next_action") & np.isposinf(values))).all():
             raise ValueError(f"expected finite numbers in {name}, got NaN or infinity: leave those rows out.")

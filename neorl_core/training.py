@@ -13,7 +13,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from neorl_core import optimisers
-from neorl_core.networks import Normaliser, Policy, normalise, to_unit
+from neorl_core.networks import Normaliser, Policy
+from neorl_core.preparation import prepare as prepare
+from neorl_core.preparation import successors as successors
 from neorl_core.types import Params, PlantSpec, Transition
 
 Metrics = dict[str, Float[Array, "..."]]
@@ -92,81 +94,6 @@ def hyperparameters(config: Any) -> Hyperparameters:
 def polyak(target: Params, online: Params, tau: Float[Array, ""]) -> Params:
     """Target networks: `target + tau (online - target)`."""
     return jax.tree.map(lambda t, o: t + tau * (o - t), target, online)
-
-
-def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Transition]:
-    """Turn physical transitions into what the learners see, once, before training.
-
-    Observations become zero mean and unit deviation (a column that hardly moves keeps deviation 1), rewards unit
-    deviation. Actions go to [-1, 1] by the range that the logs explored, widened by a tenth on both sides within the
-    action space's bounds: a policy cannot command what the plant has never been near. Where no transition
-    terminates, the rewards' mean is taken off as well, which shifts every value alike and moves no policy; with
-    terminations it would change what ending an episode is worth, so there it stays.
-
-    Args:
-        transitions: (N, ...), physical units, each episode's in order of time; only `next_action` looks at the order.
-        spec: the plant.
-
-    Returns:
-        The normaliser that must ship with the policy, and the transitions as arrays on the device.
-    """
-    observation = np.asarray(transitions.observation)
-    dtype = observation.dtype
-    deviation = observation.std(axis=0, dtype=np.float64)
-    low, high = explored_range(np.asarray(transitions.action), spec)
-    normaliser = Normaliser(
-        mean=jnp.asarray(observation.mean(axis=0, dtype=np.float64), dtype),
-        scale=jnp.asarray(np.where(deviation > 1e-6, deviation, 1.0), dtype),
-        action_centre=jnp.asarray((high + low) / 2, dtype),
-        action_half_range=jnp.asarray((high - low) / 2, dtype),
-    )
-    reward = np.asarray(transitions.reward, np.float64)
-    spread = reward.std()
-    shift = 0.0 if np.any(np.asarray(transitions.terminated)) else reward.mean()
-    return normaliser, Transition(
-        observation=normalise(normaliser, jnp.asarray(observation)),
-        action=to_unit(normaliser, jnp.asarray(transitions.action)),
-        reward=jnp.asarray((reward - shift) / (spread if spread > 1e-6 else 1.0), dtype),
-        cost=jnp.asarray(transitions.cost),
-        next_observation=normalise(normaliser, jnp.asarray(transitions.next_observation)),
-        terminated=jnp.asarray(transitions.terminated, dtype),
-        next_action=to_unit(normaliser, jnp.asarray(successors(transitions))),
-    )
-
-
-def successors(transitions: Transition) -> np.ndarray[Any, Any]:
-    """The actions (N, A) that were logged at each next observation: the next row's, where it continues this one.
-
-    A row continues another when it observes, bit for bit, what the other saw next; where none does, the answer is NaN.
-    What the transitions say themselves counts first.
-    """
-    if transitions.next_action is not None:
-        return np.asarray(transitions.next_action)
-    action, after = np.asarray(transitions.action), np.asarray(transitions.next_observation)
-    follows = np.all(after[:-1] == np.asarray(transitions.observation)[1:], axis=1)
-    found = np.full_like(action, np.nan)
-    found[:-1][follows] = action[1:][follows]
-    return found
-
-
-def explored_range(
-    action: np.ndarray[Any, Any], spec: PlantSpec, widening: float = 0.1
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The range of logged actions (N, A), widened by a share of itself and kept within the action space's bounds.
-
-    An action that was never moved has explored nothing: it keeps its whole range.
-
-    Returns:
-        Lowest and highest action (A,), float64.
-    """
-    low, high = np.asarray(spec.action.low, np.float64), np.asarray(spec.action.high, np.float64)
-    least, most = action.min(axis=0).astype(np.float64), action.max(axis=0).astype(np.float64)
-    reach = most - least
-    moved = reach > 1e-6 * (high - low)
-    return (
-        np.where(moved, np.maximum(low, least - widening * reach), low),
-        np.where(moved, np.minimum(high, most + widening * reach), high),
-    )
 
 
 def members(seeds: Sequence[int], grid: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
@@ -269,7 +196,7 @@ def make_train_chunk(
     return jax.jit(jax.vmap(member, in_axes=(0, None)))
 
 
-def diverged(metrics: Metrics, limit: float = 1e6) -> Bool[Array, " P"]:
+def diverged(metrics: Mapping[str, Any], limit: float = 1e6) -> Bool[Array, " P"]:
     """Which members left the finite: any metric not finite, or beyond `limit` (prepared rewards have deviation 1)."""
     bad = [~(jnp.abs(x) <= limit) for x in jax.tree.leaves(metrics)]
     return jnp.any(jnp.stack(bad), axis=(0, 2))

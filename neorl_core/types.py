@@ -59,7 +59,9 @@ class Transition(NamedTuple):
     next_observation: Float[Array, "*n O"]
     terminated: Float[Array, "*n"]
     next_action: Float[Array, "*n A"] | None = None
-    """What was logged at `next_observation`, NaN where nothing was; `training.prepare` finds it for those that need it.
+    """What was logged at `next_observation`, +inf where nothing was; `training.prepare` finds it.
+
+    Not NaN, which differs from itself: processes that share an array compare what each of them holds.
     """
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import platform
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import jax
 import numpy as np
 
 from configs.errors import BadInput, Refused
-from neorl_core.fit import Fitted, Progress, fit, known_algorithm
+from neorl_core.fit import Fitted, fit, known_algorithm
 from neorl_core.training import configure
 from tasks.adapters.canonical import npz_bytes, write_atomic, write_json
 from tasks.adapters.checkpoints import Checkpoints
@@ -25,6 +22,7 @@ from tasks.adapters.plots import plot_curves
 from tasks.adapters.policy_file import save_policy
 from tasks.adapters.provenance import core_digest
 from tasks.adapters.recordings import Recording
+from tasks.keeper import Keeper, alone
 from tasks.progress import Report
 
 SCHEMA = "neorl/run/1"
@@ -90,8 +88,8 @@ def fit_recording(
         "seeds": seeds,
         "core": core_digest(),
     }
-    with _alone(out / "checkpoints"), Checkpoints(out / "checkpoints", identity) as checkpoints:
-        keeper = _Keeper(checkpoints, save_seconds, progress)
+    with alone(out / "checkpoints"), Checkpoints(out / "checkpoints", identity) as checkpoints:
+        keeper = Keeper(checkpoints, progress, seconds=save_seconds)
         try:
             fitted = fit(
                 log.transitions,
@@ -105,74 +103,13 @@ def fit_recording(
                 report=keeper.report,
             )
         except FloatingPointError as error:
-            raise Refused(f"{str(error).rstrip('.')} with --set.") from error
+            raise Refused(f"{str(error).rstrip('.')} with --set ({keeper.leave()}).") from error
         except KeyboardInterrupt:
-            print(f"\n  {keeper.leave()}", file=sys.stderr, flush=True)
+            print(f"\n  {keeper.leave()}: give the same command again to go on", file=sys.stderr, flush=True)
             raise
     if not fitted.sound.any():
         raise Refused("expected a seed whose training stayed finite, got none: lower the learning rates with --set.")
     return {**_write(out, fitted, log, identity), "folder": str(out), "steps_per_second": seeds * keeper.rate()}
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep others out of a folder; the system lets go of it when the process ends, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused(
-                f"expected nobody else to train in {folder.parent}, got another run there: wait for it, or name "
-                "another folder with --out."
-            ) from None
-        yield
-
-
-class _Keeper:
-    """Saves what `fit` reports, now and then and at the end."""
-
-    def __init__(self, checkpoints: Checkpoints, seconds: float, progress: Report | None) -> None:
-        self._checkpoints, self._seconds, self._progress = checkpoints, seconds, progress
-        self._last: Progress | None = None
-        self._saved = time.monotonic()
-        self._reached: list[tuple[int, float]] = []
-
-    def resume(self, fresh: Progress) -> Progress:
-        """Where the last run of this folder came to, else the fresh start."""
-        if self._checkpoints.latest() is None:
-            return fresh
-        kept, _ = self._checkpoints.restore(fresh._asdict())
-        return Progress(**kept)
-
-    def report(self, state: Progress, updates: int) -> None:
-        """Save when it is time to, and pass on how far training came."""
-        now = time.monotonic()
-        self._last = state
-        self._reached.append((state.done, now))
-        if state.done == updates or now - self._saved >= self._seconds:
-            self._save(state)
-            self._saved = time.monotonic()
-        if self._progress:
-            self._progress(state.done, updates, "updates")
-
-    def leave(self) -> str:
-        """Save before an interruption ends the run; says where it can go on."""
-        if self._last is None or self._last.done == 0:
-            return "nothing was trained yet: give the same command again"
-        self._save(self._last)
-        return f"kept at update {self._last.done:,} in {self._checkpoints.folder}: give the same command again to go on"
-
-    def rate(self) -> float:
-        """Updates per second of one member after the first chunk, which compiles; 0 where there was no other."""
-        if len(self._reached) < 3:
-            return 0.0
-        (before, begun), (after, ended) = self._reached[1], self._reached[-1]
-        return (after - before) / (ended - begun)
-
-    def _save(self, state: Progress) -> None:
-        if self._checkpoints.latest() != state.done:
-            self._checkpoints.save(state.done, state._asdict(), {})
 
 
 def _write(out: Path, fitted: Fitted, log: Recording, identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,18 +14,22 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.fit import schedule
+from neorl_core.fit import Plan, Source, resident, schedule
+from neorl_core.fit import train as train_chunks
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.plants import PLANTS
+from neorl_core.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.safety.composite import make_composite
 from neorl_core.safety.shield import default_shield, envelope_of
-from neorl_core.training import configure, diverged, init_population, make_train_chunk, members, policies, prepare
-from neorl_core.types import PlantSpec, Transition
+from neorl_core.training import Algorithm, configure, diverged, init_population, members, policies
+from neorl_core.types import PlantSpec
 from tasks.adapters.bundle import composite_digest, save_bundle
 from tasks.adapters.canonical import digest_json, npz_bytes, write_atomic, write_json
 from tasks.adapters.checkpoints import Checkpoints
 from tasks.adapters.dataset import Dataset
 from tasks.adapters.provenance import core_digest
+from tasks.adapters.stream import Ring, Stream, row_bytes, shape_of
+from tasks.keeper import Keeper
 from tasks.logs import read_logs
 from tasks.progress import Report
 
@@ -61,9 +64,6 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
         population = init_population(algorithm, plant.spec, config, seeds, run.train.grid)
     except ValueError as error:
         raise BadInput(f"in 'train': {error}") from error
-    store = Dataset.open(Path(dataset["path"]), dataset["digest"])
-    logs = read_logs(store, store.split(run.data.held_out)[0])
-    normaliser, data = prepare(logs.transitions, plant.spec)
     identity = {
         "dataset": dataset["digest"],
         "train": run.train.model_dump(mode="json", exclude={"checkpoint_every"}),
@@ -72,73 +72,95 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
         "core": core_digest(),
     }
     key = digest_json(identity)[:16]
-    plan = schedule(run.train.updates, run.train.checkpoint_every, algorithm.batches_per_update)
-    log_every, chunk, updates = plan
-    step_chunk = make_train_chunk(algorithm, chunk, log_every, run.train.batch_size)
-    names = jax.eval_shape(step_chunk, population, data)[1]
-    curves = {name: jnp.full((shape.shape[0], updates // log_every), jnp.nan) for name, shape in names.items()}
+    store = Dataset.open(Path(dataset["path"]), dataset["digest"])
+    rows = _rows(run, store, plant.spec, algorithm)
     # Another cadence of saving has its own folder: its chunks would not fit.
-    with Checkpoints(home.room("checkpoints", run.plant, f"{key}-{chunk}"), identity) as checkpoints:
-        done = 0
-        if (latest := checkpoints.latest()) is not None:
-            kept, _ = checkpoints.restore({"population": population, "curves": curves})
-            done, population, curves = latest, kept["population"], kept["curves"]
-            print(f"  train: goes on from {done:,} of {updates:,} updates", file=sys.stderr, flush=True)
-        first, started = done, time.monotonic()
-        while done < updates:
-            if progress:
-                progress(done, updates, "updates")
-            population, metrics = step_chunk(population, data)
-            if np.asarray(diverged(metrics)).all():
-                raise Refused(
-                    f"expected training to stay finite, got divergence of every member by update "
-                    f"{done + chunk}: lower the learning rates in 'train.hyperparameters'."
-                )
-            at = done // log_every
-            curves = {
-                name: rows.at[:, at : at + chunk // log_every].set(metrics[name]) for name, rows in curves.items()
-            }
-            done += chunk
-            checkpoints.save(done, {"population": population, "curves": curves}, {})
-    seconds = time.monotonic() - started
-    if progress:
-        progress(updates, updates, "updates")
+    place = home.room("checkpoints", run.plant, f"{key}-{rows.plan.chunk}")
+    with rows.open() as source, Checkpoints(place, identity) as checkpoints:
+        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every if rows.streamed else 0)
+        try:
+            reached = train_chunks(
+                algorithm,
+                population,
+                source,
+                rows.plan,
+                run.train.batch_size,
+                resume=keeper.resume,
+                report=keeper.report,
+            )
+        except FloatingPointError as error:
+            cure = f"{str(error).rstrip('.')} in 'train.hyperparameters'"
+            raise Refused(f"{cure} ({keeper.leave()}).") from error
     folder = home.room("runs", run.plant, "populations", key)
-    found = policies(algorithm, population, normaliser)
+    found = policies(algorithm, reached.population, rows.scaling.normaliser)
     described = members(seeds, run.train.grid)
     # What has diverged once is left out, whatever it came to later; the curves, saved with the state, remember it.
-    lasting = ~np.asarray(diverged(curves))
+    lasting = ~np.asarray(diverged(reached.curves))
     sound = [m for m in described if lasting[m["index"]]]
     if not sound:
         raise Refused(
             "expected a member whose training stayed finite, got none: lower the learning rates in "
             "'train.hyperparameters'."
         )
-    entries = [_keep(home, plant.spec, found[m["index"]], m, logs.transitions) for m in sound]
+    entries = [_keep(home, plant.spec, found[m["index"]], m, rows.known) for m in sound]
     digest = digest_json({"identity": identity, "members": [entry["digest"] for entry in entries]})
     curves_path = folder / "curves.npz"
-    steps = np.arange(1, updates // log_every + 1) * log_every
-    arrays = {"step": steps, **{name: np.asarray(rows) for name, rows in curves.items()}}
-    write_atomic(curves_path, npz_bytes(arrays))
+    steps = np.arange(rows.plan.log_every, rows.plan.updates + 1, rows.plan.log_every)
+    write_atomic(curves_path, npz_bytes({"step": steps, **reached.curves}))
     write_json(folder / "population.json", {"identity": identity, "members": entries, "digest": digest})
     return {
         "path": str(folder),
         "digest": digest,
         "members": entries,
         "curves_path": str(curves_path),
-        "updates": updates,
-        "steps_per_second": (updates - first) * len(described) / max(seconds, 1e-9),
-        "rows": len(logs.episode),
+        "updates": rows.plan.updates,
+        "steps_per_second": keeper.rate() * len(described),
+        "rows": rows.known.rows,
     }
 
 
-def _keep(home: Home, spec: PlantSpec, policy: Policy, member: dict[str, Any], data: Transition) -> dict[str, Any]:
+class _Rows(NamedTuple):
+    """The training episodes, how they are scaled, and how training is cut."""
+
+    known: Moments
+    scaling: Scaling
+    plan: Plan
+    streamed: bool
+    open: Callable[[], AbstractContextManager[Source]]
+
+
+def _rows(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm) -> _Rows:
+    """Resident where they fit into the memory that the run allows, else streamed."""
+    episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
+    ring = Ring(store, episodes)
+    memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
+    if memory is None or len(ring) * row_bytes(spec) <= memory:
+        transitions = read_logs(store, episodes).transitions
+        known = moments(transitions)
+        how = scaling(known, spec)
+        plan = schedule(run.train.updates, run.train.checkpoint_every, batches)
+        return _Rows(known, how, plan, False, lambda: nullcontext(resident(scaled(how, transitions))))
+    known = ring.moments()
+    how = scaling(known, spec)
+    # The window moves with the rows of the curves, which no cadence of saving changes.
+    plan = schedule(run.train.updates, 1, batches)
+    shape = shape_of(memory, spec, plan.log_every * run.train.batch_size)
+
+    @contextmanager
+    def stream() -> Iterator[Source]:
+        with Stream(ring, how, shape, plan.chunk, run.seed) as window:
+            yield window.source()
+
+    return _Rows(known, how, plan, True, stream)
+
+
+def _keep(home: Home, spec: PlantSpec, policy: Policy, member: dict[str, Any], known: Moments) -> dict[str, Any]:
     """Write one member as a bundle: its policy behind a shield that knows how far its data reach."""
     plant = PLANTS[spec.name]
     normaliser: Normaliser = policy.normaliser
     envelope = envelope_of(
-        jnp.asarray(data.observation.min(axis=0)),
-        jnp.asarray(data.observation.max(axis=0)),
+        jnp.asarray(known.observation_low),
+        jnp.asarray(known.observation_high),
         normaliser.scale,
         ENVELOPE_SIGMAS,
     )

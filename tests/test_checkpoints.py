@@ -83,6 +83,25 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
             checkpoints.restore({"x": jnp.float32(0)}, 2)
 
 
+def test_the_best_by_its_estimate_outlives_the_newest(tmp_path: Path) -> None:
+    scores = {2: 0.5, 4: 3.0, 6: float("nan"), 8: None, 10: 2.0, 12: None}
+    with Checkpoints(tmp_path, IDENTITY, keep=2) as checkpoints:
+        assert checkpoints.best() is None
+        for step, score in scores.items():
+            checkpoints.save(step, {"x": jnp.float32(step)}, {}, score)
+    with Checkpoints(tmp_path, IDENTITY, keep=2) as checkpoints:
+        assert (checkpoints.best(), checkpoints.latest()) == (4, 12)
+        assert sorted(int(path.name) for path in (tmp_path / "steps").iterdir()) == [4, 10, 12]
+        assert checkpoints.restore({"x": jnp.float32(0)}, 4)[0]["x"] == 4.0
+
+
+def test_a_save_that_was_waited_for_survives_any_kill(tmp_path: Path) -> None:
+    with start_writer("waited", tmp_path) as writer:
+        assert writer.wait(timeout=120) == -signal.SIGKILL
+    with Checkpoints(tmp_path, {"run": 1}, keep=3) as checkpoints:
+        assert checkpoints.restore({"x": np.zeros(1_000_000)}, 1)[0]["x"].any()
+
+
 def test_another_run_is_refused_with_the_difference_named(tmp_path: Path) -> None:
     Checkpoints(tmp_path, IDENTITY).close()
     other = {"config": {"hidden": [8], "critics": 4}, "dataset": "d0", "code": "c1"}
@@ -106,6 +125,7 @@ def test_another_structure_and_altered_bytes_are_refused(tmp_path: Path) -> None
 def test_damaged_arrays_are_refused(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, IDENTITY) as checkpoints:
         checkpoints.save(1, {"x": jnp.arange(256.0)}, {})
+        checkpoints.wait()
         for file in (tmp_path / "steps" / "1" / "state" / "d").iterdir():
             file.write_bytes(file.read_bytes()[:-40])
         for file in (tmp_path / "steps" / "1" / "state" / "ocdbt.process_0" / "d").iterdir():
@@ -130,12 +150,19 @@ WRITER = """
     big = np.random.default_rng(0).normal(size=1_000_000)
     if mode == "full":
         checkpoints.save(1, {"x": big}, {})
+        checkpoints.wait()
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
         try:
             checkpoints.save(2, {"x": big + 1}, {})
+            checkpoints.wait()
         except BadInput as error:
             print(error)
+    elif mode == "waited":
+        checkpoints.save(1, {"x": big}, {})
+        checkpoints.wait()
+        checkpoints.save(2, {"x": big}, {})
+        os.kill(os.getpid(), signal.SIGKILL)
     else:
         for step in range(1, 10_000):
             checkpoints.save(step, {"x": big + step}, {})
@@ -153,14 +180,14 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_last_whole_one(tmp_path: Path
         assert writer.stdout is not None
         for _ in range(2):
             last = int(writer.stdout.readline())
-        # The third save has started or is about to; wherever the kill lands, the second is on disk.
+        # The second save has begun, so that the first is on disk, wherever the kill lands.
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
         last = max([last, *map(int, writer.stdout.read().split())])
     (tmp_path / "steps" / f"{last + 5}.orbax-checkpoint-tmp-7" / "state").mkdir(parents=True)
     with Checkpoints(tmp_path, {"run": 1}, keep=3) as checkpoints:
         found = checkpoints.latest()
-        assert found in (last, last + 1)
+        assert found in (last - 1, last, last + 1)
         state, _ = checkpoints.restore({"x": np.zeros(1_000_000)})
     np.testing.assert_array_equal(state["x"], np.random.default_rng(0).normal(size=1_000_000) + found)
 

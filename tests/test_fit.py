@@ -174,6 +174,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         (log._replace(action=log.action[:, 0]), r"expected action of shape \(200, 1\), got \(200,\)"),
         (log._replace(next_observation=log.next_observation[:-1]), r"next_observation .* got \(199, 2\)"),
         (log._replace(reward=nan), "expected finite numbers in reward"),
+        (log._replace(next_action=np.full_like(log.action, np.nan)), "expected finite numbers in next_action"),
         (jax.tree.map(lambda x: x[:0], log), "expected at least one transition"),
     ]:
         with pytest.raises(ValueError, match=says):

@@ -32,7 +32,9 @@ def test_the_target_pays_for_leaving_the_action_that_was_logged_next() -> None:
     target = losses.penalised_td_target(*given, jnp.float32(0.0), q, jnp.float32(0.2), action, logged)
     assert float(target) == pytest.approx(1.0 + 0.5 * (2.0 - 0.2 * 1.25))
     assert float(losses.penalised_td_target(*given, jnp.float32(1.0), q, jnp.float32(0.2), action, logged)) == 1.0
-    unknown = losses.penalised_td_target(*given, jnp.float32(0.0), q, jnp.float32(0.2), action, logged * jnp.nan)
+    unknown = losses.penalised_td_target(
+        *given, jnp.float32(0.0), q, jnp.float32(0.2), action, jnp.full_like(logged, jnp.inf)
+    )
     assert float(unknown) == 2.0
     loss = losses.rebrac_actor_loss(jnp.float32(3.0), jnp.float32(2.0), jnp.float32(0.1), action, logged)
     assert float(loss) == pytest.approx(-6.0 + 0.125)
@@ -53,12 +55,12 @@ def test_targets_equal_the_numpy_derivation() -> None:
     with jax.enable_x64(True):
         state = state_apart(critic_penalty=0.3, discount=0.9, noise=0.4)
         batch, key = batch_of(np.random.default_rng(2), 16), jax.random.key(5)
-        batch = batch._replace(next_action=batch.next_action.at[3].set(jnp.nan))
+        batch = batch._replace(next_action=batch.next_action.at[3].set(jnp.inf))
         o2, b2 = np.asarray(batch.next_observation), np.asarray(batch.next_action)
         noise = np.clip(0.4 * np.asarray(jax.random.normal(key, (16, 2))), -0.5, 0.5)
         a2 = np.clip(np.tanh(forward(layers_of(state.actor_target), o2)[0]) + noise, -1, 1)
         q2 = np.min([normed_forward(c, np.concatenate([o2, a2], axis=1)) for c in state.critics_target], axis=0)
-        penalty = np.nan_to_num(np.sum((a2 - b2) ** 2, axis=1))
+        penalty = np.where(np.isinf(b2).any(axis=1), 0.0, np.sum((a2 - b2) ** 2, axis=1))
         assert penalty[3] == 0.0
         y = np.asarray(batch.reward) + 0.9 * (1 - np.asarray(batch.terminated)) * (q2 - 0.3 * penalty)
         np.testing.assert_allclose(jax.jit(rebrac.targets)(state, batch, key), y, rtol=1e-9)
@@ -120,7 +122,7 @@ def test_the_next_action_is_the_next_rows_where_that_row_goes_on() -> None:
     zeros = np.zeros(6, np.float32)
     # Rows 0 to 2 are one episode, 3 to 4 another; row 5 does not continue 4, and nothing follows it.
     raw = Transition(observation, action, zeros, zeros, after, zeros)
-    found = np.float32([1, 2, np.nan, 4, np.nan, np.nan])
+    found = np.float32([1, 2, np.inf, 4, np.inf, np.inf])
     np.testing.assert_array_equal(successors(raw)[:, 0], found)
     normaliser, data = prepare(raw, spec(2, 1)._replace(action=spec(2, 1).action._replace(low=(-10.0,), high=(10.0,))))
     half, centre = float(normaliser.action_half_range[0]), float(normaliser.action_centre[0])

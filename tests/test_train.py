@@ -85,6 +85,25 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
     assert told == [40]
 
 
+def test_what_does_not_fit_is_streamed_and_resumed_to_the_bit(
+    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    def die(done: int, *_: Any) -> None:
+        if done == 20:
+            raise _Killed
+
+    # 500-odd rows of 52 bytes are resident in a megabyte, and four times what 7 kB may hold.
+    resident = train(Home(tmp_path / "resident"), reactor_run(train={"memory_mb": 1.0}), reference)
+    assert [m["digest"] for m in resident["members"]] == [m["digest"] for m in undisturbed["members"]]
+    run = reactor_run(train={"memory_mb": undisturbed["rows"] * 52 / 4e6, "checkpoint_every": 10})
+    streamed = train(Home(tmp_path / "calm"), run, reference)
+    assert streamed["rows"] == undisturbed["rows"]
+    assert streamed["members"][0]["digest"] != undisturbed["members"][0]["digest"]
+    with pytest.raises(_Killed):
+        train(Home(tmp_path / "wild"), run, reference, die)
+    assert train(Home(tmp_path / "wild"), run, reference)["digest"] == streamed["digest"]
+
+
 def test_a_grid_varies_the_members(reference: dict[str, Any], tmp_path: Path) -> None:
     settings = {"updates": 20, "seeds": 1, "grid": {"alpha": [0.5, 2.5]}}
     found = train(Home(tmp_path), reactor_run(train=settings), reference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from scipy import stats
 
 from neorl_core.algorithms import ALGORITHMS, BC, TD3_BC
+from neorl_core.fit import Plan, Progress, Source, resident, train
 from neorl_core.networks import policy_act
 from neorl_core.training import (
     Algorithm,
@@ -25,6 +27,8 @@ from neorl_core.training import (
     prepare,
 )
 from neorl_core.types import PlantSpec, Space, Transition
+from tasks.adapters.checkpoints import Checkpoints
+from tasks.keeper import Keeper
 
 SPEC = PlantSpec(
     name="toy",
@@ -113,23 +117,57 @@ def test_metrics_are_means_over_their_window() -> None:
     np.testing.assert_allclose(metrics["drawn"], [[20.0, 52.0, 84.0]])
 
 
+class Killed(Exception):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+def killed_at_random(
+    algorithm: Algorithm, fresh: TrainState, source: Source, plan: Plan, folder: Path, seed: int
+) -> Progress:
+    """A run through real checkpoints that dies three times at random chunks, before or after it saved."""
+    rng = np.random.default_rng(seed)
+    for kill in (True, True, True, False):
+        with Checkpoints(folder, {"algorithm": algorithm.name}) as checkpoints:
+            keeper = Keeper(checkpoints)
+            left, saves = rng.integers(1, 4) if kill else 99, rng.integers(2)
+
+            def report(state: Progress, updates: int, keeper: Any = keeper, saves: Any = saves) -> None:
+                nonlocal left
+                left -= 1
+                if saves or left:
+                    keeper.report(state, updates)
+                if not left:
+                    raise Killed
+
+            try:
+                return train(algorithm, fresh, source, plan, 16, resume=keeper.resume, report=report)
+            except Killed:
+                continue
+    raise AssertionError("the last run is not killed")
+
+
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_cuts_leave_no_trace_and_nothing_is_traced_twice(name: str) -> None:
+def test_cuts_and_kills_leave_no_trace_and_nothing_is_traced_twice(name: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS[name]
     _, data = prepare(logged(), SPEC)
     few = {"critics": 2} if "critics" in algorithm.Config()._asdict() else {}
     fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,), **few), [0, 7], {})
     whole, whole_metrics = make_train_chunk(algorithm, 24, 4, 16)(fresh, data)
-    short = make_train_chunk(algorithm, 8, 4, 16)
+    short = make_train_chunk(algorithm, 4, 4, 16)
     state, parts = fresh, []
-    for _ in range(3):
+    for _ in range(6):
         state, metrics = short(state, data)
         parts.append(metrics)
     assert bits(state) == bits(whole)
     assert bits(jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)) == bits(whole_metrics)
     short(state, jax.tree.map(lambda x: x + 0, data))
     assert short._cache_size() == 1  # type: ignore[attr-defined]
-    assert make_train_chunk(algorithm, 8, 4, 16) is short
+    assert make_train_chunk(algorithm, 4, 4, 16) is short
+    resumed = killed_at_random(
+        algorithm, fresh, resident(data), Plan(4, 4, 24), tmp_path, sorted(ALGORITHMS).index(name)
+    )
+    assert bits(resumed.population) == bits(whole)
+    assert bits(resumed.curves) == bits(whole_metrics)
     # The same seed gives the same bits again, another seed does not.
     assert bits(make_train_chunk(algorithm, 24, 4, 16)(fresh, data)[0]) == bits(whole)
     assert bits(member(whole, 0).learner.actor) != bits(member(whole, 1).learner.actor)

@@ -179,11 +179,11 @@ def penalised_td_target(
 ) -> Float[Array, ""]:
     """`y = r + discount (1 - terminated) (min_i Q'_i(s', a') - beta |a' - b'|^2)`, with b' logged at s'.
 
-    Where no action was logged at s' (NaN) nothing is known to differ from it, so the penalty is left out.
+    Where no action was logged at s' (infinity) nothing is known to differ from it, so the penalty is left out.
 
     Tarasov et al. 2023 (arXiv 2305.09836), section 3, the critic's penalty.
     """
-    distance = jnp.sum(jnp.where(jnp.isnan(logged), 0.0, action - logged) ** 2)
+    distance = jnp.sum(jnp.where(jnp.isinf(logged), 0.0, action - logged) ** 2)
     return td_target(r_t, discount, terminated, q_next - jnp.broadcast_to(penalty * distance, q_next.shape))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
 
 from configs.errors import BadInput, Refused
 from tasks.adapters.canonical import (
@@ -22,6 +24,9 @@ from tasks.adapters.canonical import (
     sha256_hex,
     write_json,
 )
+
+# What fails in Orbax's threads comes back from the next call and is told in one sentence there.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
@@ -44,7 +49,7 @@ class Checkpoints:
         folder: where they are kept; made when absent.
         identity: what the run is (configuration, dataset digest, code digest, ...), as JSON. A folder that holds
             another run's checkpoints is refused.
-        keep: how many of the newest are retained.
+        keep: how many of the newest are retained. The one with the highest score is retained besides.
 
     Raises:
         Refused: when the folder belongs to another identity; the message names every difference.
@@ -58,9 +63,14 @@ class Checkpoints:
     def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int = 2) -> None:
         self.folder = folder.resolve()
         _check_identity(self.folder / "identity.json", identity)
-        # Saving is synchronous: a state is far below a megabyte, and a save that returned is on disk.
+        newest = policies.LatestN(keep)
+        best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True, create=True
+            best_fn=_score,
+            preservation_policy=policies.AnyPreservationPolicy([newest, best]),
+            enable_async_checkpointing=True,
+            cleanup_tmp_directories=True,
+            create=True,
         )
         with _full_disk_is_bad_input(self.folder):
             self._manager = ocp.CheckpointManager(self.folder / "steps", options=options)
@@ -71,24 +81,47 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def wait(self) -> None:
+        """Wait until what is being written is on disk.
+
+        Raises:
+            BadInput: when the disk or the quota is full; earlier checkpoints stay.
+        """
+        with _full_disk_is_bad_input(self.folder):
+            self._manager.wait_until_finished()
+
     def close(self) -> None:
-        """Wait for what is being written, and let go of the folder."""
-        self._manager.close()
+        """Wait for what is being written, and let go of the folder.
+
+        Raises:
+            BadInput: when the disk or the quota is full; earlier checkpoints stay.
+        """
+        with _full_disk_is_bad_input(self.folder):
+            self._manager.close()
 
     def latest(self) -> int | None:
         """The newest finished checkpoint's step, or None; what a kill left half-written does not count."""
+        self.wait()
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
-        """Write a state; when this returns, it survives a kill.
+    def best(self) -> int | None:
+        """The step of the finished checkpoint with the highest score, or None where none has a score."""
+        self.wait()
+        scored = [step for step in self._manager.all_steps() if self._manager.metrics(step)]
+        return self._manager.best_step() if scored else None
+
+    def save(self, step: int, state: Any, extra: Mapping[str, Any], score: float | None = None) -> None:
+        """Begin to write a state and return; it survives a kill once it is whole, at the latest after `wait`.
 
         Args:
             step: gradient steps made.
             state: a pytree of plain arrays (keys as their uint32 data, as `TrainState` holds them).
             extra: JSON that belongs to it, such as the curves so far.
+            score: an off-policy estimate of its value; one that is not finite counts as none.
 
         Raises:
-            BadInput: when the disk or the quota is full; earlier checkpoints stay.
+            BadInput: when the disk or the quota is full, which may show only in the next call of any method; earlier
+                checkpoints stay.
         """
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.dtype(object)), jax.dtypes.prng_key):
@@ -98,7 +131,8 @@ class Checkpoints:
             extra=ocp.args.JsonSave({"digest": state_digest(state), "extra": dict(extra)}),
         )
         with _full_disk_is_bad_input(self.folder):
-            self._manager.save(step, args=items, force=True)
+            metrics = {"score": float(score)} if score is not None and np.isfinite(score) else None
+            self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def restore(self, template: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Read a state back, bit for bit.
@@ -137,6 +171,10 @@ class Checkpoints:
                 f"altered, delete {self.folder / 'steps' / str(found)} to resume from the one before."
             )
         return state, extra
+
+
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics["score"]
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

@@ -121,6 +121,18 @@ class Dataset:
                 for start in range(0, int(record["rows"]), rows):
                     yield {key: file[key][start : start + rows] for key in names}
 
+    def read(self, start: int, stop: int, keys: Sequence[str] | None = None) -> Rows:
+        """Rows [start, stop), wherever shards end."""
+        names, first, parts = self._known(keys), 0, []
+        for record in self.manifest["shards"]:
+            last = first + int(record["rows"])
+            if first < stop and start < last:
+                with open_shard(self.shard_path(record)) as file:
+                    inside = slice(max(start - first, 0), min(stop, last) - first)
+                    parts.append({key: file[key][inside] for key in names})
+            first = last
+        return {key: np.concatenate([part[key] for part in parts]) for key in names}
+
     def arrays(self, keys: Sequence[str] | None = None) -> Rows:
         """All rows, resident, with `episode_starts` (E,): every array (N, ...)."""
         names = self._known(keys)

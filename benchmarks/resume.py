@@ -1,0 +1,149 @@
+"""`make resume`: kill -9 a training process at random steps, start it again, and compare with an undisturbed run.
+
+For every algorithm one run is left in peace and another is killed again and again, each time a random moment after it
+reached a random step; it goes on from its own checkpoints. In the end both must have the same bits: parameters,
+optimisers, keys and learning curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "resume.json"
+UPDATES, CHUNK = 1_000, 40
+LATER = 0.03
+"""A kill comes up to this many seconds after its step was reached: in the middle of a chunk or of a save."""
+
+
+def child(name: str, folder: Path) -> None:
+    """Train to the end, telling of every chunk; a state is saved after each."""
+    from neorl_core.algorithms import ALGORITHMS
+    from neorl_core.fit import Plan, resident, train
+    from neorl_core.training import configure, init_population, prepare
+    from neorl_core.types import PlantSpec, Space, Transition
+    from tasks.adapters.checkpoints import Checkpoints, state_digest
+    from tasks.keeper import Keeper
+
+    spec = PlantSpec(
+        name="toy",
+        observation=Space(("x", "y", "z"), ("1",) * 3, (-9.0,) * 3, (9.0,) * 3),
+        action=Space(("u", "v"), ("1",) * 2, (-1.0,) * 2, (1.0,) * 2),
+        constraints=(),
+        dt=1.0,
+        time_unit="s",
+        horizon=10,
+        score_range=(0.0, 1.0),
+    )
+    rng = np.random.default_rng(0)
+    x, u = rng.normal(size=(1001, 3)).astype(np.float32), rng.uniform(-1, 1, size=(1000, 2)).astype(np.float32)
+    zeros = np.zeros(1000, np.float32)
+    _, data = prepare(Transition(x[:-1], u, -np.sum(x[1:] ** 2, axis=1), zeros, x[1:], zeros), spec)
+    algorithm = ALGORITHMS[name]
+    small = {"hidden": [16], "critics": 2}
+    config = configure(algorithm, {k: v for k, v in small.items() if k in algorithm.Config._fields})
+    fresh = init_population(algorithm, spec, config, [0, 1], {})
+
+    def progress(done: int, *_: Any) -> None:
+        print(done, flush=True)
+
+    with Checkpoints(folder, {"algorithm": name}) as checkpoints:
+        keeper = Keeper(checkpoints, progress)
+        plan = Plan(CHUNK, CHUNK, UPDATES)
+        reached = train(algorithm, fresh, resident(data), plan, 32, resume=keeper.resume, report=keeper.report)
+    print(state_digest(reached._asdict()), flush=True)
+
+
+def run(name: str, folder: Path, until: int = UPDATES, later: float = 0.0) -> dict[str, Any]:
+    """Start a child and let it run to its end, or kill it once it says that it reached a step.
+
+    Returns:
+        {began, reached, digest}; a killed one has no digest.
+    """
+    command = [sys.executable, "-m", "benchmarks.resume", "--child", name, "--folder", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said: list[str] = []
+        for line in process.stdout:
+            said.append(line.strip())
+            if until < UPDATES and said[-1].isdigit() and int(said[-1]) >= until:
+                time.sleep(later)
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        said += process.stdout.read().split()
+        left, told = process.wait(), process.stderr.read()
+    steps = [int(word) for word in said if word.isdigit() and len(word) < 20]
+    if left not in (0, -signal.SIGKILL) or not steps:
+        raise SystemExit(f"resume: {name} left with {left}:\n{told[-3000:]}")
+    return {"began": steps[0], "reached": steps[-1], "digest": said[-1] if left == 0 else None}
+
+
+def harass(name: str, kills: int, moments: random.Random, folder: Path) -> dict[str, Any]:
+    """One algorithm's row."""
+    expected = run(name, folder / f"{name}-calm")["digest"]
+    lives = []
+    for step in sorted(moments.randrange(0, UPDATES) for _ in range(kills)):
+        lives.append(run(name, folder / f"{name}-wild", step, moments.uniform(0.0, LATER)))
+    last = run(name, folder / f"{name}-wild")
+    begins = [life["began"] for life in (*lives[1:], last)]
+    lost = [life["reached"] - began for life, began in zip(lives, begins, strict=True)]
+    return {
+        "algorithm": name,
+        "kills": sum(life["digest"] is None for life in lives),
+        "resumed_at": begins,
+        "lost": lost,
+        "digest": last["digest"],
+        "same": last["digest"] == expected,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--algorithms", nargs="*", help="all by default")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments.child, arguments.folder)
+        return 0
+    from neorl_core.algorithms import ALGORITHMS
+
+    moments, rows = random.Random(arguments.seed), []
+    with tempfile.TemporaryDirectory(prefix="neorl-resume-") as name:
+        folder = Path(name)
+        # What is compiled once need not be compiled in every life.
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        os.environ.update(cache)
+        print("| algorithm | kills | resumed at steps | updates made again, mean | same bits |\n|---|---|---|---|---|")
+        for algorithm in arguments.algorithms or ALGORITHMS:
+            row = harass(algorithm, arguments.kills, moments, folder)
+            rows.append(row)
+            span = f"{min(row['resumed_at']):,} to {max(row['resumed_at']):,}"
+            lost = sum(row["lost"]) / max(len(row["lost"]), 1)
+            print(
+                f"| {algorithm} | {row['kills']} | {span} | {lost:.0f} | {'yes' if row['same'] else 'NO'} |", flush=True
+            )
+    result = {"date": datetime.now(UTC).date().isoformat(), "updates": UPDATES, "chunk": CHUNK, "rows": rows}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if all(row["same"] and row["kills"] == arguments.kills for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
