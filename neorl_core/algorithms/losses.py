@@ -199,3 +199,21 @@ def rebrac_actor_loss(
     Tarasov et al. 2023 (arXiv 2305.09836), section 3, the actor's penalty, with lambda of `q_weight` as in their code.
     """
     return -weight * q + penalty * jnp.sum((action - logged) ** 2)
+
+
+ROBUST = 3.0
+"""Deviations within which an error counts by its square."""
+
+
+def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""]) -> Float[Array, ""]:
+    """Negative log likelihood of an error, up to a constant: `rho(error / sigma) + log sigma`.
+
+    `rho(z) = z^2 / 2` within k = 3 deviations and `k |z| - k^2 / 2` beyond, so that no error pulls harder than one of
+    three deviations. For normal errors this is the likelihood of PETS (Chua et al. 2018, arXiv 1805.12114, equation 1)
+    in all but three of a thousand.
+
+    Huber 1964 (Annals of Mathematical Statistics 35), equation 3.2 with its example (iii).
+    """
+    size = jnp.abs(error) * jnp.exp(-log_deviation)
+    near = jnp.minimum(size, ROBUST)
+    return near * (size - 0.5 * near) + log_deviation
