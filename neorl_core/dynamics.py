@@ -15,7 +15,6 @@ Everything is in the units of `training.prepare`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,7 +24,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neorl_core import optimisers
-from neorl_core.algorithms import losses
 from neorl_core.networks import Params, mlp_apply, mlp_init
 from neorl_core.optimisers import Optimiser, Recipe
 from neorl_core.types import Transition
@@ -40,6 +38,8 @@ SCALES = (1.0, 0.1, 0.01)
 """Where each direction's logarithm turns, in units of the normalised numbers."""
 LOG_DEVIATION = (-5.0, 0.25)
 """Where the learned bounds of a log deviation start (PETS: half of log variances -10 and 0.5)."""
+ROBUST = 3.0
+"""Deviations within which an error counts by its square."""
 BOUND_WEIGHT = 0.01
 """Pulls the learned bounds together, as in PETS."""
 
@@ -138,12 +138,26 @@ def predict(member: Params, observation: Float[Array, " O"], action: Float[Array
     return Outcome(mean, log_deviation, reward, jax.nn.sigmoid(logit))
 
 
+def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""]) -> Float[Array, ""]:
+    """Negative log likelihood of an error, up to a constant: `rho(error / sigma) + log sigma`.
+
+    `rho(z) = z^2 / 2` within k = 3 deviations and `k |z| - k^2 / 2` beyond, so that no error pulls harder than one of
+    three deviations. For normal errors this is the likelihood of PETS (Chua et al. 2018, arXiv 1805.12114, equation 1)
+    in all but three of a thousand.
+
+    Huber 1964 (Annals of Mathematical Statistics 35), equation 3.2 with its example (iii).
+    """
+    size = jnp.abs(error) * jnp.exp(-log_deviation)
+    near = jnp.minimum(size, ROBUST)
+    return near * (size - 0.5 * near) + log_deviation
+
+
 def loss(member: Params, t: Transition) -> Float[Array, ""]:
     """Negative log likelihood of one transition: its next observation, its reward and whether it terminated."""
     mean, log_deviation = transition(member, t.observation, t.action)
     reward, logit = judge(member, t.observation, t.action, t.next_observation)
-    moved = jnp.sum(jax.vmap(losses.robust_gaussian_loss)(t.next_observation - mean, log_deviation))
-    paid = losses.robust_gaussian_loss(t.reward - reward, member["reward_log_deviation"])
+    moved = jnp.sum(jax.vmap(robust_gaussian_loss)(t.next_observation - mean, log_deviation))
+    paid = robust_gaussian_loss(t.reward - reward, member["reward_log_deviation"])
     ended = jax.nn.softplus(logit) - t.terminated * logit
     return moved + paid + ended + BOUND_WEIGHT * jnp.sum(member["most"] - member["least"])
 
@@ -181,3 +195,65 @@ def elites(model: Model, count: int) -> Params:
     """The members with the least held-out loss."""
     best = jnp.argsort(model.error)[:count]
     return jax.tree.map(lambda x: x[best], model.members)
+
+
+class Imagined(NamedTuple):
+    """Steps of policies in the ensemble, with leading axes (members, starts of each, H)."""
+
+    observation: Float[Array, "*n O"]
+    action: Float[Array, "*n A"]
+    reward: Float[Array, "*n"]
+    next_observation: Float[Array, "*n O"]
+    terminated: Float[Array, "*n"]
+    """Probability that the step terminates."""
+    alive: Float[Array, "*n"]
+    """Probability that the episode had not ended before the step."""
+    disagreement: Float[Array, "*n"]
+    """Of the members, as `disagreement` has it."""
+
+
+def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
+    """How far the members' next observations lie apart: `sqrt(mean_i var_m s'_{m,i})`, normalised units.
+
+    The epistemic part of an ensemble's variance (Lu et al. 2022, arXiv 2110.04135, section 4.1), without the logarithm.
+    """
+    return jnp.sqrt(jnp.mean(jnp.var(means, axis=0)) + 1e-12)
+
+
+def rollouts(
+    members: Params,
+    policy: Callable[[Float[Array, " O"]], Float[Array, " A"]],
+    starts: Float[Array, "M B O"],
+    horizon: int,
+) -> Imagined:
+    """What a policy would do in the plant that each member believes in, without noise; differentiable.
+
+    Args:
+        members: (M, ...) weights.
+        policy: normalised observation -> unit action.
+        starts: (M, B, O), where each member's rollouts begin.
+        horizon: steps H.
+
+    Returns:
+        The steps, (M, B, H, ...).
+    """
+    count = starts.shape[0]
+    every = jax.vmap(transition, in_axes=(0, None, None))
+
+    def one(member: Params, number: Int[Array, ""], start: Float[Array, " O"]) -> Imagined:
+        def step(
+            carry: tuple[Float[Array, " O"], Float[Array, ""]], _: None
+        ) -> tuple[tuple[Float[Array, " O"], Float[Array, ""]], Imagined]:
+            observation, alive = carry
+            action = policy(observation)
+            means, _ = every(members, observation, action)
+            following = means[number]
+            reward, logit = judge(member, observation, action, following)
+            ending = jax.nn.sigmoid(logit)
+            record = Imagined(observation, action, reward, following, ending, alive, disagreement(means))
+            return (following, alive * (1.0 - ending)), record
+
+        return jax.lax.scan(step, (start, jnp.ones((), start.dtype)), length=horizon)[1]
+
+    of_member = jax.vmap(one, in_axes=(None, None, 0))
+    return jax.vmap(of_member, in_axes=(0, 0, 0))(members, jnp.arange(count), starts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from neorl_core.training import (
     init_population,
     make_train_chunk,
     members,
+    phase,
     policies,
     prepare,
 )
@@ -70,13 +72,14 @@ class Fitted(NamedTuple):
         return "\n".join(lines)
 
 
-def schedule(updates: int, chunk: int, batches: int) -> tuple[int, int, int]:
+def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> tuple[int, int, int]:
     """How a run is cut, so that one compiled program serves all of it.
 
     Args:
         updates: gradient steps asked for.
         chunk: gradient steps wished for between two returns to Python.
         batches: the algorithm's `batches_per_update`.
+        warm_up: gradient steps of another program at the start, rounded up to whole rows; a chunk ends there.
 
     Returns:
         Gradient steps per row of the curves, per chunk (a multiple of it) and in all (a multiple of both, the least
@@ -84,7 +87,8 @@ def schedule(updates: int, chunk: int, batches: int) -> tuple[int, int, int]:
     """
     log_every = max(min(updates // CURVE_ROWS, LONGEST_ROW) // batches, 1) * batches
     rows = -(-updates // log_every)
-    divisors = [n for n in range(1, rows + 1) if rows % n == 0]
+    common = math.gcd(rows, -(-warm_up // log_every)) if warm_up < updates else rows
+    divisors = [n for n in range(1, common + 1) if common % n == 0]
     return log_every, min(divisors, key=lambda n: abs(n * log_every - chunk)) * log_every, rows * log_every
 
 
@@ -132,7 +136,8 @@ def fit(
     _check(transitions, spec)
     config = configure(learner, overrides or {})
     fresh = init_population(learner, spec, config, seeds, grid or {})
-    log_every, chunk, updates = schedule(updates, chunk, learner.batches_per_update)
+    warm_up = config.warm_up_updates if learner.warm_up else 0
+    log_every, chunk, updates = schedule(updates, chunk, learner.batches_per_update, warm_up)
     normaliser, data = prepare(transitions, spec)
     advance = make_train_chunk(learner, chunk, log_every, batch_size)
     names = jax.eval_shape(advance, fresh, data)[1]
@@ -145,6 +150,7 @@ def fit(
     if report:
         report(state, updates)
     while (done := state.done) < updates:
+        advance = make_train_chunk(phase(learner, config, done), chunk, log_every, batch_size)
         population, metrics = advance(state.population, data)
         if np.asarray(diverged(metrics)).all():
             raise FloatingPointError(

@@ -37,6 +37,16 @@ class Algorithm(NamedTuple):
     """(state, normalised observation) -> unit action."""
     actor: Callable[[Any], Params]
     """state -> weights of the deterministic actor that ships: `actor_apply` of them equals `act`."""
+    warm_up: Callable[[Any, Transition, PRNGKeyArray], tuple[Any, Metrics]] | None = None
+    """What `update` is in the first `config.warm_up_updates` gradient steps, where there is such a part: a model that
+    must be learned first. It returns metrics of the same names."""
+
+
+def phase(algorithm: Algorithm, config: Any, done: int) -> Algorithm:
+    """The algorithm as it learns after `done` gradient steps: while it warms up, `warm_up` is its update."""
+    if algorithm.warm_up is None or done >= config.warm_up_updates:
+        return algorithm
+    return algorithm._replace(update=algorithm.warm_up)
 
 
 class TrainState(NamedTuple):

@@ -20,7 +20,16 @@ from neorl_core.networks import Normaliser, Policy
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from neorl_core.safety.shield import default_shield, envelope_of
-from neorl_core.training import configure, diverged, init_population, make_train_chunk, members, policies, prepare
+from neorl_core.training import (
+    configure,
+    diverged,
+    init_population,
+    make_train_chunk,
+    members,
+    phase,
+    policies,
+    prepare,
+)
 from neorl_core.types import PlantSpec, Transition
 from tasks.adapters.bundle import composite_digest, save_bundle
 from tasks.adapters.canonical import digest_json, npz_bytes, write_atomic, write_json
@@ -72,7 +81,8 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
         "core": core_digest(),
     }
     key = digest_json(identity)[:16]
-    plan = schedule(run.train.updates, run.train.checkpoint_every, algorithm.batches_per_update)
+    warm_up = config.warm_up_updates if algorithm.warm_up else 0
+    plan = schedule(run.train.updates, run.train.checkpoint_every, algorithm.batches_per_update, warm_up)
     log_every, chunk, updates = plan
     step_chunk = make_train_chunk(algorithm, chunk, log_every, run.train.batch_size)
     names = jax.eval_shape(step_chunk, population, data)[1]
@@ -88,6 +98,7 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
         while done < updates:
             if progress:
                 progress(done, updates, "updates")
+            step_chunk = make_train_chunk(phase(algorithm, config, done), chunk, log_every, run.train.batch_size)
             population, metrics = step_chunk(population, data)
             if np.asarray(diverged(metrics)).all():
                 raise Refused(

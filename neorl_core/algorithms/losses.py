@@ -201,19 +201,18 @@ def rebrac_actor_loss(
     return -weight * q + penalty * jnp.sum((action - logged) ** 2)
 
 
-ROBUST = 3.0
-"""Deviations within which an error counts by its square."""
+def imagined_loss(
+    reward: Float[Array, " H"],
+    alive: Float[Array, " H"],
+    disagreement: Float[Array, " H"],
+    discount: Float[Array, ""],
+    penalty: Float[Array, ""],
+) -> Float[Array, ""]:
+    """`-(1 - discount) / (1 - discount^H) sum_t discount^t alive_t (r_t - penalty u_t)`: a weighted mean per step.
 
-
-def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""]) -> Float[Array, ""]:
-    """Negative log likelihood of an error, up to a constant: `rho(error / sigma) + log sigma`.
-
-    `rho(z) = z^2 / 2` within k = 3 deviations and `k |z| - k^2 / 2` beyond, so that no error pulls harder than one of
-    three deviations. For normal errors this is the likelihood of PETS (Chua et al. 2018, arXiv 1805.12114, equation 1)
-    in all but three of a thousand.
-
-    Huber 1964 (Annals of Mathematical Statistics 35), equation 3.2 with its example (iii).
+    Heess et al. 2015 (arXiv 1510.09142), equation 2, of a learned model, with the penalised reward of Yu et al. 2020
+    (arXiv 2005.13239), equation 6, whose u is here the ensemble's disagreement.
     """
-    size = jnp.abs(error) * jnp.exp(-log_deviation)
-    near = jnp.minimum(size, ROBUST)
-    return near * (size - 0.5 * near) + log_deviation
+    weight = discount ** jnp.arange(reward.shape[0], dtype=reward.dtype)
+    penalised = reward - jnp.broadcast_to(penalty, reward.shape) * disagreement
+    return -jnp.sum(weight * alive * penalised) / jnp.sum(weight)
