@@ -16,15 +16,16 @@ Everything is in the units of `training.prepare`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from neorl_core import optimisers
-from neorl_core.networks import Params, mlp_apply, mlp_init
+from neorl_core.networks import Ensemble, Params, mlp_apply, mlp_init
 from neorl_core.optimisers import Optimiser, Recipe
 from neorl_core.types import Transition
 
@@ -47,8 +48,8 @@ BOUND_WEIGHT = 0.01
 class Model(NamedTuple):
     """The ensemble and what training it remembers."""
 
-    members: Params
-    """Weights with a leading axis M."""
+    members: Ensemble
+    """M members' weights."""
     optimiser: Optimiser
     error: Float[Array, " M"]
     """Running mean of each member's held-out loss."""
@@ -82,7 +83,7 @@ def init(
         members: M.
         recipe: of the optimiser.
     """
-    weights = jax.vmap(lambda k: _member(k, observations, actions, hidden))(jax.random.split(key, members))
+    weights = tuple(_member(k, observations, actions, hidden) for k in jax.random.split(key, members))
     return Model(weights, optimisers.init(recipe, weights), jnp.zeros(members))
 
 
@@ -177,8 +178,8 @@ def update(model: Model, batch: Transition, learning_rate: Float[Array, ""]) -> 
     apart = held_out(batch).astype(batch.reward.dtype)
     count, rest = jnp.sum(apart), jnp.sum(1.0 - apart)
 
-    def total(members: Params) -> tuple[Float[Array, ""], Float[Array, " M"]]:
-        each = jax.vmap(jax.vmap(loss, in_axes=(None, 0)), in_axes=(0, None))(members, batch)
+    def total(members: Ensemble) -> tuple[Float[Array, ""], Float[Array, " M"]]:
+        each = jnp.stack([jax.vmap(loss, in_axes=(None, 0))(member, batch) for member in members])
         return jnp.sum(each @ (1.0 - apart)) / jnp.maximum(rest, 1.0), each @ apart / jnp.maximum(count, 1.0)
 
     (value, error), gradient = jax.value_and_grad(total, has_aux=True)(model.members)
@@ -191,10 +192,11 @@ def update(model: Model, batch: Transition, learning_rate: Float[Array, ""]) -> 
     }
 
 
-def elites(model: Model, count: int) -> Params:
-    """The members with the least held-out loss."""
+def elites(model: Model, count: int) -> Ensemble:
+    """The `count` members with the least held-out loss."""
     best = jnp.argsort(model.error)[:count]
-    return jax.tree.map(lambda x: x[best], model.members)
+    chosen = jax.tree.map(lambda *x: jnp.stack(x)[best], *model.members)
+    return tuple(jax.tree.map(lambda x, i=i: x[i], chosen) for i in range(count))
 
 
 class Imagined(NamedTuple):
@@ -221,7 +223,7 @@ def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
 
 
 def rollouts(
-    members: Params,
+    members: Ensemble,
     policy: Callable[[Float[Array, " O"]], Float[Array, " A"]],
     starts: Float[Array, "M B O"],
     horizon: int,
@@ -229,7 +231,7 @@ def rollouts(
     """What a policy would do in the plant that each member believes in, without noise; differentiable.
 
     Args:
-        members: (M, ...) weights.
+        members: M members' weights.
         policy: normalised observation -> unit action.
         starts: (M, B, O), where each member's rollouts begin.
         horizon: steps H.
@@ -237,23 +239,21 @@ def rollouts(
     Returns:
         The steps, (M, B, H, ...).
     """
-    count = starts.shape[0]
-    every = jax.vmap(transition, in_axes=(0, None, None))
 
-    def one(member: Params, number: Int[Array, ""], start: Float[Array, " O"]) -> Imagined:
+    def one(number: int, start: Float[Array, " O"]) -> Imagined:
         def step(
             carry: tuple[Float[Array, " O"], Float[Array, ""]], _: None
         ) -> tuple[tuple[Float[Array, " O"], Float[Array, ""]], Imagined]:
             observation, alive = carry
             action = policy(observation)
-            means, _ = every(members, observation, action)
+            means = jnp.stack([transition(member, observation, action)[0] for member in members])
             following = means[number]
-            reward, logit = judge(member, observation, action, following)
+            reward, logit = judge(members[number], observation, action, following)
             ending = jax.nn.sigmoid(logit)
             record = Imagined(observation, action, reward, following, ending, alive, disagreement(means))
             return (following, alive * (1.0 - ending)), record
 
         return jax.lax.scan(step, (start, jnp.ones((), start.dtype)), length=horizon)[1]
 
-    of_member = jax.vmap(one, in_axes=(None, None, 0))
-    return jax.vmap(of_member, in_axes=(0, 0, 0))(members, jnp.arange(count), starts)
+    of_each = [jax.vmap(partial(one, number))(starts[number]) for number in range(len(members))]
+    return jax.tree.map(lambda *x: jnp.stack(x), *of_each)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from neorl_core import dynamics, optimisers
 from neorl_core.algorithms import losses
 from neorl_core.dynamics import Imagined, Model
-from neorl_core.networks import Params, actor_apply, actor_init
+from neorl_core.networks import Ensemble, Params, actor_apply, actor_init
 from neorl_core.optimisers import Optimiser, Recipe
 from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters
 from neorl_core.types import PlantSpec, Transition
@@ -75,7 +75,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def actor_loss(
-    actor: Params, members: Params, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
+    actor: Params, members: Ensemble, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
 ) -> tuple[Float[Array, ""], Imagined]:
     """Mean over rollouts of `losses.imagined_loss`."""
     steps = dynamics.rollouts(members, lambda observation: actor_apply(actor, observation), starts, horizon)
