@@ -83,8 +83,13 @@ def init(
         members: M.
         recipe: of the optimiser.
     """
-    weights = tuple(_member(k, observations, actions, hidden) for k in jax.random.split(key, members))
+    stacked = jax.vmap(lambda k: _member(k, observations, actions, hidden))(jax.random.split(key, members))
+    weights = _apart(stacked, members)
     return Model(weights, optimisers.init(recipe, weights), jnp.zeros(members))
+
+
+def _apart(stacked: Params, count: int) -> Ensemble:
+    return tuple(jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count))
 
 
 def _member(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
@@ -97,11 +102,12 @@ def _member(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[in
     name = f"Dense_{len(hidden)}"
     last[name] = {**last[name], "bias": last[name]["bias"].at[1].set(-7.0)}
     low, high = LOG_DEVIATION
+    precision = jnp.result_type(float)
     return {
         "linear": {"kernel": jnp.zeros((step, observations))},
         "dynamics": mlp_init(dynamics, step, (*hidden, 2 * observations)),
-        "least": jnp.full(observations, low),
-        "most": jnp.full(observations, high),
+        "least": jnp.full(observations, low, precision),
+        "most": jnp.full(observations, high, precision),
         "projection": mlp_init(projection, whole, (DIRECTIONS,)),
         "outcome": last,
         "reward_log_deviation": jnp.zeros(()),
@@ -195,8 +201,7 @@ def update(model: Model, batch: Transition, learning_rate: Float[Array, ""]) -> 
 def elites(model: Model, count: int) -> Ensemble:
     """The `count` members with the least held-out loss."""
     best = jnp.argsort(model.error)[:count]
-    chosen = jax.tree.map(lambda *x: jnp.stack(x)[best], *model.members)
-    return tuple(jax.tree.map(lambda x, i=i: x[i], chosen) for i in range(count))
+    return _apart(jax.tree.map(lambda *x: jnp.stack(x)[best], *model.members), count)
 
 
 class Imagined(NamedTuple):

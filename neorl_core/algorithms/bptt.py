@@ -29,13 +29,13 @@ class Config(NamedTuple):
     members: int = 3
     elites: int = 2
     warm_up_updates: int = 3000
-    horizon: int = 40
+    horizon: int = 25
     starts: int = 128
     """Rollouts per step; they begin where the first rows of the batch do."""
     discount: float = 0.99
     penalty: float = 1.0
     """Weight of the disagreement, in deviations of the reward per deviation of an observation."""
-    actor_lr: float = 1e-3
+    actor_lr: float = 1e-2
     model_lr: float = 1e-2
     actor_recipe: Recipe = Recipe(clip=1.0, schedule="cosine", steps=1000)
     model_recipe: Recipe = Recipe(schedule="cosine", steps=3000)
