@@ -15,6 +15,8 @@ Everything is in the units of `training.prepare`.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -25,7 +27,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from neorl_core import optimisers
-from neorl_core.networks import Ensemble, Params, mlp_apply, mlp_init
+from neorl_core.networks import Ensemble, Params, mlp_apply
 from neorl_core.optimisers import Optimiser, Recipe
 from neorl_core.types import Transition
 
@@ -92,12 +94,32 @@ def _apart(stacked: Params, count: int) -> Ensemble:
     return tuple(jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count))
 
 
+def _networks(key: PRNGKeyArray, *sizes: tuple[int, ...]) -> list[Params]:
+    """MLPs of given widths, from inputs to outputs: normal weights of variance 1 / inputs, and biases of zero.
+
+    One draw for all of them: a program with a draw for each layer takes XLA seconds to compile.
+    """
+    shapes = [pair for widths in sizes for pair in itertools.pairwise(widths)]
+    drawn = jax.random.normal(key, (sum(a * b for a, b in shapes),))
+    parts = iter(jnp.split(drawn, np.cumsum([a * b for a, b in shapes])[:-1]))
+    return [
+        {
+            f"Dense_{i}": {"kernel": next(parts).reshape(a, b) / math.sqrt(a), "bias": jnp.zeros(b)}
+            for i, (a, b) in enumerate(itertools.pairwise(widths))
+        }
+        for widths in sizes
+    ]
+
+
 def _member(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
-    dynamics, projection, outcome = jax.random.split(key, 3)
     step = observations + actions
     whole = step + observations
-    features = DIRECTIONS * (1 + len(SCALES))
-    last = mlp_init(outcome, features, (*hidden, 2))
+    dynamics, projection, last = _networks(
+        key,
+        (step, *hidden, 2 * observations),
+        (whole, DIRECTIONS),
+        (DIRECTIONS * (1 + len(SCALES)), *hidden, 2),
+    )
     # Terminations are rare, and where there are none a rollout must not fade.
     name = f"Dense_{len(hidden)}"
     last[name] = {**last[name], "bias": last[name]["bias"].at[1].set(-7.0)}
@@ -105,10 +127,10 @@ def _member(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[in
     precision = jnp.result_type(float)
     return {
         "linear": {"kernel": jnp.zeros((step, observations))},
-        "dynamics": mlp_init(dynamics, step, (*hidden, 2 * observations)),
+        "dynamics": dynamics,
         "least": jnp.full(observations, low, precision),
         "most": jnp.full(observations, high, precision),
-        "projection": mlp_init(projection, whole, (DIRECTIONS,)),
+        "projection": projection,
         "outcome": last,
         "reward_log_deviation": jnp.zeros(()),
     }
