@@ -24,7 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neorl_core import optimisers
 from neorl_core.networks import Ensemble, Params, mlp_apply
@@ -284,3 +284,38 @@ def rollouts(
 
     of_each = [jax.vmap(partial(one, number))(starts[number]) for number in range(len(members))]
     return jax.tree.map(lambda *x: jnp.stack(x), *of_each)
+
+
+@partial(jax.jit, static_argnames=("updates", "batch_size"))
+def train(
+    model: Model,
+    key: PRNGKeyArray,
+    data: Transition,
+    first: Int[Array, ""],
+    updates: int,
+    learning_rate: float = 1e-2,
+    batch_size: int = 256,
+) -> tuple[Model, Float[Array, ""]]:
+    """Some gradient steps of an ensemble on its own; chunks of any size make the same result.
+
+    Args:
+        model: where training stands.
+        key: the same in every chunk.
+        data: (N, ...) prepared transitions.
+        first: gradient steps made before.
+        updates: gradient steps of this chunk.
+        learning_rate: what the recipe multiplies.
+        batch_size: rows per step.
+
+    Returns:
+        The new state and the chunk's mean loss.
+    """
+
+    def one(model: Model, number: Int[Array, ""]) -> tuple[Model, Float[Array, ""]]:
+        drawn = jax.random.randint(jax.random.fold_in(key, number), (batch_size,), 0, data.reward.shape[0])
+        batch: Transition = jax.tree.map(lambda x: x[drawn], data)
+        model, metrics = update(model, batch, jnp.asarray(learning_rate, data.reward.dtype))
+        return model, metrics["model_loss"]
+
+    model, values = jax.lax.scan(one, model, first + jnp.arange(updates))
+    return model, jnp.mean(values)
