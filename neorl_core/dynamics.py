@@ -286,6 +286,63 @@ def rollouts(
     return jax.tree.map(lambda *x: jnp.stack(x), *of_each)
 
 
+def uncertainty(log_deviations: Float[Array, "M O"]) -> Float[Array, ""]:
+    """The largest of the members' own deviations: `max_m |sigma_m(s, a)|`.
+
+    The norm is taken over the observation; the reward's deviation is one number for all states here.
+
+    Yu et al. 2020 (arXiv 2005.13239), section 4.3.
+    """
+    return jnp.max(jnp.linalg.norm(jnp.exp(log_deviations), axis=-1))
+
+
+def branches(
+    members: Ensemble,
+    policy: Callable[[Float[Array, " O"], PRNGKeyArray], Float[Array, " A"]],
+    starts: Float[Array, "B O"],
+    key: PRNGKeyArray,
+    horizon: int,
+) -> tuple[Transition, Float[Array, "B H"]]:
+    """Short rollouts with the policy's noise and the ensemble's, each step by a member drawn anew.
+
+    A rollout that ends, where termination is more likely than not, begins again where it began.
+
+    Args:
+        members: M members' weights.
+        policy: (normalised observation, key) -> unit action.
+        starts: (B, O).
+        key: of all draws.
+        horizon: steps H.
+
+    Returns:
+        Transitions (B, H, ...) without costs, and their `uncertainty` (B, H).
+
+    Source: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
+    """
+
+    def one(start: Float[Array, " O"], key: PRNGKeyArray) -> tuple[Transition, Float[Array, ""]]:
+        def step(
+            observation: Float[Array, " O"], key: PRNGKeyArray
+        ) -> tuple[Float[Array, " O"], tuple[Transition, Float[Array, ""]]]:
+            of_action, of_member, of_step = jax.random.split(key, 3)
+            action = policy(observation, of_action)
+            expected = [transition(member, observation, action) for member in members]
+            means, log_deviations = (jnp.stack(parts) for parts in zip(*expected, strict=True))
+            number = jax.random.randint(of_member, (), 0, len(members))
+            noise = jax.random.normal(of_step, start.shape, start.dtype)
+            following = means[number] + jnp.exp(log_deviations[number]) * noise
+            judged = jnp.stack([jnp.stack(judge(member, observation, action, following)) for member in members])
+            reward, logit = judged[number]
+            ended = logit > 0.0
+            done = ended.astype(start.dtype)
+            made = Transition(observation, action, reward, jnp.zeros_like(reward), following, done)
+            return jnp.where(ended, start, following), (made, uncertainty(log_deviations))
+
+        return jax.lax.scan(step, start, jax.random.split(key, horizon))[1]
+
+    return jax.vmap(one)(starts, jax.random.split(key, starts.shape[0]))
+
+
 @partial(jax.jit, static_argnames=("updates", "batch_size"))
 def train(
     model: Model,

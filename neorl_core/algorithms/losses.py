@@ -208,11 +208,29 @@ def imagined_loss(
     discount: Float[Array, ""],
     penalty: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """`-(1 - discount) / (1 - discount^H) sum_t discount^t alive_t (r_t - penalty u_t)`: a weighted mean per step.
+    """`-(1 / H) sum_t discount^t alive_t (r_t - penalty u_t)`, alive the probability that the episode goes on.
 
     Heess et al. 2015 (arXiv 1510.09142), equation 2, of a learned model, with the penalised reward of Yu et al. 2020
     (arXiv 2005.13239), equation 6, whose u is here the ensemble's disagreement.
     """
     weight = discount ** jnp.arange(reward.shape[0], dtype=reward.dtype)
-    penalised = reward - jnp.broadcast_to(penalty, reward.shape) * disagreement
-    return -jnp.sum(weight * alive * penalised) / jnp.sum(weight)
+    penalised = jax.vmap(penalised_reward, in_axes=(0, None, 0))(reward, penalty, disagreement)
+    return -jnp.mean(weight * alive * penalised)
+
+
+def penalised_reward(
+    reward: Float[Array, ""], penalty: Float[Array, ""], uncertainty: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Reward of an imagined step: `r - lambda u(s, a)`.
+
+    Yu et al. 2020 (arXiv 2005.13239), equation 6 (MOPO).
+    """
+    return reward - penalty * uncertainty
+
+
+def imagined_gap(q_imagined: Float[Array, " C"], q_logged: Float[Array, " C"]) -> Float[Array, ""]:
+    """How far Q of an imagined step lies above Q of a logged one, summed over critics: `Q(s_m, a_m) - Q(s, a)`.
+
+    Yu et al. 2021 (arXiv 2102.08363), equation 3, the factor of beta, with rho the ensemble's own steps (COMBO).
+    """
+    return jnp.sum(q_imagined - q_logged)
