@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +21,10 @@ from neorl_core.training import (
     init_population,
     make_train_chunk,
     members,
+    phase,
     policies,
     prepare,
+    warm_up_updates,
 )
 from neorl_core.types import PlantSpec, Transition
 
@@ -32,7 +35,7 @@ LONGEST_ROW = 500
 
 
 class Plan(NamedTuple):
-    """How a run is cut, so that one compiled program serves all of it; all in gradient steps."""
+    """How a run is cut, so that each of its programs is compiled once; all in gradient steps."""
 
     log_every: int
     """Of a row of the curves."""
@@ -40,6 +43,8 @@ class Plan(NamedTuple):
     """Between two returns to Python, a multiple of `log_every`."""
     updates: int
     """In all, a multiple of `chunk`."""
+    warm_up: int = 0
+    """Of the program that comes first, a multiple of `chunk`."""
 
 
 class Progress(NamedTuple):
@@ -94,13 +99,14 @@ class Fitted(NamedTuple):
         return "\n".join(lines)
 
 
-def schedule(updates: int, chunk: int, batches: int) -> Plan:
+def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
     """Cut a run.
 
     Args:
         updates: gradient steps asked for.
         chunk: gradient steps wished for between two returns to Python.
         batches: the algorithm's `batches_per_update`.
+        warm_up: gradient steps of another program at the start, rounded up to whole rows; a chunk ends there.
 
     Returns:
         The plan, whose `updates` are the least that fit and are not fewer than asked for. The chunk changes neither of
@@ -108,8 +114,11 @@ def schedule(updates: int, chunk: int, batches: int) -> Plan:
     """
     log_every = max(min(updates // CURVE_ROWS, LONGEST_ROW) // batches, 1) * batches
     rows = -(-updates // log_every)
-    divisors = [n for n in range(1, rows + 1) if rows % n == 0]
-    return Plan(log_every, min(divisors, key=lambda n: abs(n * log_every - chunk)) * log_every, rows * log_every)
+    first = min(-(-warm_up // log_every), rows)
+    common = math.gcd(rows, first)
+    divisors = [n for n in range(1, common + 1) if common % n == 0]
+    chunk = min(divisors, key=lambda n: abs(n * log_every - chunk)) * log_every
+    return Plan(log_every, chunk, rows * log_every, first * log_every)
 
 
 def train(
@@ -153,6 +162,7 @@ def train(
     if report:
         report(state, plan.updates)
     for done in range(state.done, plan.updates, plan.chunk):
+        advance = make_train_chunk(phase(algorithm, done < plan.warm_up), plan.chunk, plan.log_every, batch_size)
         population, metrics = advance(state.population, source.at(done))
         told = on_host(metrics)
         if np.asarray(diverged(told)).all():
@@ -224,7 +234,7 @@ def fit(
     _check(transitions, spec)
     config = configure(learner, overrides or {})
     fresh = init_population(learner, spec, config, seeds, grid or {})
-    plan = schedule(updates, chunk, learner.batches_per_update)
+    plan = schedule(updates, chunk, learner.batches_per_update, warm_up_updates(learner, config))
     normaliser, data = prepare(transitions, spec)
     state = train(learner, fresh, resident(data), plan, batch_size, resume=resume, report=report)
     return Fitted(

@@ -39,6 +39,21 @@ class Algorithm(NamedTuple):
     """(state, normalised observation) -> unit action."""
     actor: Callable[[Any], Params]
     """state -> weights of the deterministic actor that ships: `actor_apply` of them equals `act`."""
+    warm_up: Callable[[Any, Transition, PRNGKeyArray], tuple[Any, Metrics]] | None = None
+    """What `update` is in the first `config.warm_up_updates` gradient steps, where there is such a part: a model that
+    must be learned first. It returns metrics of the same names."""
+
+
+def warm_up_updates(algorithm: Algorithm, config: Any) -> int:
+    """Gradient steps that the algorithm's `warm_up` makes."""
+    return int(config.warm_up_updates) if algorithm.warm_up else 0
+
+
+def phase(algorithm: Algorithm, warming: bool) -> Algorithm:
+    """The algorithm as it learns now: while it warms up, `warm_up` is its update."""
+    if not warming or algorithm.warm_up is None:
+        return algorithm
+    return algorithm._replace(update=algorithm.warm_up)
 
 
 class TrainState(NamedTuple):

@@ -21,7 +21,7 @@ from neorl_core.plants import PLANTS
 from neorl_core.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.safety.composite import make_composite
 from neorl_core.safety.shield import default_shield, envelope_of
-from neorl_core.training import Algorithm, configure, diverged, init_population, members, policies
+from neorl_core.training import Algorithm, configure, diverged, init_population, members, policies, warm_up_updates
 from neorl_core.types import PlantSpec
 from tasks.adapters.bundle import composite_digest, save_bundle
 from tasks.adapters.canonical import digest_json, npz_bytes, write_atomic, write_json
@@ -73,7 +73,7 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
     }
     key = digest_json(identity)[:16]
     store = Dataset.open(Path(dataset["path"]), dataset["digest"])
-    rows = _rows(run, store, plant.spec, algorithm)
+    rows = _rows(run, store, plant.spec, algorithm, warm_up_updates(algorithm, config))
     # Another cadence of saving has its own folder: its chunks would not fit.
     place = home.room("checkpoints", run.plant, f"{key}-{rows.plan.chunk}")
     with rows.open() as source, Checkpoints(place, identity) as checkpoints:
@@ -129,7 +129,7 @@ class _Rows(NamedTuple):
     open: Callable[[], AbstractContextManager[Source]]
 
 
-def _rows(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm) -> _Rows:
+def _rows(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int) -> _Rows:
     """Resident where they fit into the memory that the run allows, else streamed."""
     episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
     ring = Ring(store, episodes)
@@ -138,12 +138,12 @@ def _rows(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm)
         transitions = read_logs(store, episodes).transitions
         known = moments(transitions)
         how = scaling(known, spec)
-        plan = schedule(run.train.updates, run.train.checkpoint_every, batches)
+        plan = schedule(run.train.updates, run.train.checkpoint_every, batches, warm_up)
         return _Rows(known, how, plan, False, lambda: nullcontext(resident(scaled(how, transitions))))
     known = ring.moments()
     how = scaling(known, spec)
     # The window moves with the rows of the curves, which no cadence of saving changes.
-    plan = schedule(run.train.updates, 1, batches)
+    plan = schedule(run.train.updates, 1, batches, warm_up)
     shape = shape_of(memory, spec, plan.log_every * run.train.batch_size)
 
     @contextmanager

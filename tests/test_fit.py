@@ -139,19 +139,25 @@ def test_members_of_a_grid_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("updates", "chunk", "batches", "expected"),
+    ("updates", "chunk", "batches", "warm_up", "expected"),
     [
         # 200 rows of 500; chunks of two rows.
-        (100_000, 1_000, 2, (500, 1_000, 100_000)),
+        (100_000, 1_000, 2, 0, (500, 1_000, 100_000, 0)),
         # No row is longer than 500.
-        (1_000_000, 200, 1, (500, 500, 1_000_000)),
+        (1_000_000, 200, 1, 0, (500, 500, 1_000_000, 0)),
         # 5001 // 200 // 2 is 12 pairs a row, 209 rows of 24; 209 = 11 x 19.
-        (5_001, 500, 2, (24, 456, 5_016)),
-        (1, 1_000, 2, (2, 2, 2)),
+        (5_001, 500, 2, 0, (24, 456, 5_016, 0)),
+        (1, 1_000, 2, 0, (2, 2, 2, 0)),
+        # A warm-up of 5.2 rows takes six; chunks divide 6 and 200.
+        (100_000, 5_000, 1, 2_600, (500, 1_000, 100_000, 3_000)),
+        # A warm-up that is longer than the run is all of it.
+        (1_000, 5_000, 1, 9_000, (5, 1_000, 1_000, 1_000)),
     ],
 )
-def test_the_schedule_worked_by_hand(updates: int, chunk: int, batches: int, expected: tuple[int, int, int]) -> None:
-    assert schedule(updates, chunk, batches) == expected
+def test_the_schedule_worked_by_hand(
+    updates: int, chunk: int, batches: int, warm_up: int, expected: tuple[int, int, int, int]
+) -> None:
+    assert schedule(updates, chunk, batches, warm_up) == expected
 
 
 def test_divergence_ends_a_run_and_the_last_good_state_is_known() -> None:

@@ -199,3 +199,38 @@ def rebrac_actor_loss(
     Tarasov et al. 2023 (arXiv 2305.09836), section 3, the actor's penalty, with lambda of `q_weight` as in their code.
     """
     return -weight * q + penalty * jnp.sum((action - logged) ** 2)
+
+
+def imagined_loss(
+    reward: Float[Array, " H"],
+    alive: Float[Array, " H"],
+    disagreement: Float[Array, " H"],
+    discount: Float[Array, ""],
+    penalty: Float[Array, ""],
+) -> Float[Array, ""]:
+    """`-(1 / H) sum_t discount^t alive_t (r_t - penalty u_t)`, alive the probability that the episode goes on.
+
+    Heess et al. 2015 (arXiv 1510.09142), equation 2, of a learned model, with the penalised reward of Yu et al. 2020
+    (arXiv 2005.13239), equation 6, whose u is here the ensemble's disagreement.
+    """
+    weight = discount ** jnp.arange(reward.shape[0], dtype=reward.dtype)
+    penalised = jax.vmap(penalised_reward, in_axes=(0, None, 0))(reward, penalty, disagreement)
+    return -jnp.mean(weight * alive * penalised)
+
+
+def penalised_reward(
+    reward: Float[Array, ""], penalty: Float[Array, ""], uncertainty: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Reward of an imagined step: `r - lambda u(s, a)`.
+
+    Yu et al. 2020 (arXiv 2005.13239), equation 6 (MOPO).
+    """
+    return reward - penalty * uncertainty
+
+
+def imagined_gap(q_imagined: Float[Array, " C"], q_logged: Float[Array, " C"]) -> Float[Array, ""]:
+    """How far Q of an imagined step lies above Q of a logged one, summed over critics: `Q(s_m, a_m) - Q(s, a)`.
+
+    Yu et al. 2021 (arXiv 2102.08363), equation 3, the factor of beta, with rho the ensemble's own steps (COMBO).
+    """
+    return jnp.sum(q_imagined - q_logged)

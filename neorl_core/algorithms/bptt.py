@@ -1,0 +1,129 @@
+"""A deterministic policy trained by back-propagation through a learned ensemble of the plant.
+
+Returns of rollouts are differentiated through dynamics, reward and policy (SVG(inf) with a learned model; Heess et al.
+2015, arXiv 1510.09142, section 4), with the ensemble's disagreement as the price of leaving the data.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from neorl_core import dynamics, optimisers
+from neorl_core.algorithms import losses
+from neorl_core.dynamics import Imagined, Model
+from neorl_core.networks import Ensemble, Params, actor_apply, actor_init
+from neorl_core.optimisers import Optimiser, Recipe
+from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters
+from neorl_core.types import PlantSpec, Transition
+
+
+class Config(NamedTuple):
+    """Defaults; a population may vary the floats. A whole run is `warm_up_updates` and the actor's steps together."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    model_hidden: tuple[int, ...] = (32, 32)
+    members: int = 3
+    elites: int = 2
+    warm_up_updates: int = 3000
+    horizon: int = 25
+    starts: int = 128
+    """Rollouts per step; they begin where the first rows of the batch do."""
+    discount: float = 0.99
+    penalty: float = 1.0
+    """Weight of the disagreement, in deviations of the reward per deviation of an observation."""
+    actor_lr: float = 1e-2
+    model_lr: float = 1e-2
+    actor_recipe: Recipe = Recipe(clip=1.0, schedule="cosine", steps=1000)
+    model_recipe: Recipe = Recipe(schedule="cosine", steps=3000)
+
+
+class Shape(NamedTuple):
+    """Whole numbers that shape a rollout; structure, not arrays."""
+
+    elites: int
+    horizon: int
+    starts: int
+
+
+jax.tree_util.register_static(Shape)
+
+
+class State(NamedTuple):
+    actor: Params
+    model: Model
+    actor_optimiser: Optimiser
+    hyper: Hyperparameters
+    shape: Shape
+
+
+def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
+    """A fresh actor and a fresh ensemble."""
+    actor_key, model_key = jax.random.split(key)
+    sizes = spec.observation.size, spec.action.size
+    actor = actor_init(actor_key, *sizes, config.hidden)
+    return State(
+        actor,
+        dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe),
+        actor_optimiser=optimisers.init(config.actor_recipe, actor),
+        hyper=hyperparameters(config),
+        shape=Shape(min(config.elites, config.members), config.horizon, config.starts),
+    )
+
+
+def actor_loss(
+    actor: Params, members: Ensemble, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
+) -> tuple[Float[Array, ""], Imagined]:
+    """Mean over rollouts of `losses.imagined_loss`."""
+    steps = dynamics.rollouts(members, lambda observation: actor_apply(actor, observation), starts, horizon)
+    of_rollout = jax.vmap(jax.vmap(losses.imagined_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
+    every = of_rollout(steps.reward, steps.alive, steps.disagreement, h["discount"], h["penalty"])
+    return jnp.mean(every), steps
+
+
+def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
+    """One step of the actor; `batches` is (1, B, ...). The rollouts are shared out among the elites."""
+    h, shape = state.hyper, state.shape
+    members = dynamics.elites(state.model, shape.elites)
+    rows = batches.observation[0, : shape.starts]
+    each = max(rows.shape[0] // shape.elites, 1)
+    starts = rows[: each * shape.elites].reshape(shape.elites, each, -1)
+    (loss, steps), gradient = jax.value_and_grad(actor_loss, has_aux=True)(
+        state.actor, members, starts, shape.horizon, h
+    )
+    actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
+    metrics = {
+        "actor_loss": loss,
+        "disagreement": jnp.mean(steps.disagreement),
+        "model_error": jnp.mean(state.model.error),
+    }
+    return state._replace(actor=actor, actor_optimiser=optimiser), metrics
+
+
+def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
+    """One step of the ensemble; the actor waits."""
+    batch: Transition = jax.tree.map(lambda x: x[0], batches)
+    model, found = dynamics.update(state.model, batch, state.hyper["model_lr"])
+    nothing = jnp.zeros_like(found["model_error"])
+    metrics = {"actor_loss": nothing, "disagreement": nothing, "model_error": found["model_error"]}
+    return state._replace(model=model), metrics
+
+
+def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
+    """Unit action for a normalised observation."""
+    return actor_apply(state.actor, observation)
+
+
+BPTT = Algorithm(
+    name="bptt",
+    Config=Config,
+    batches_per_update=1,
+    init=init,
+    update=update,
+    act=act,
+    actor=lambda s: s.actor,
+    warm_up=warm_up,
+)

@@ -1,0 +1,378 @@
+"""A learned ensemble of a plant's dynamics, reward and terminations: the twin of a plant that has no simulator.
+
+Each member predicts the normal distribution of the next observation from observation and action, and reward and
+termination from the step's outcome: observation, action and next observation. The ensemble of Chua et al. 2018
+(PETS, arXiv 1805.12114) as Janner et al. 2019 (MBPO, arXiv 1906.08253) train it, with three differences:
+
+- the mean has a linear term, so that a linear plant is learned exactly and soon;
+- beyond three deviations errors count linearly (Huber 1964, Robust estimation of a location parameter): a set point
+  that an operator moves is no dynamics, and must not shift the prediction of where it will be;
+- the reward is a network of its own, whose first layer looks at learned directions on several scales: rewards of
+  tracking tasks change most within a hair's breadth of their set points.
+
+Everything is in the units of `training.prepare`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from neorl_core import optimisers
+from neorl_core.networks import Ensemble, Params, mlp_apply
+from neorl_core.optimisers import Optimiser, Recipe
+from neorl_core.types import Transition
+
+HELD_OUT = 0.1
+"""Share of the transitions that no member learns from."""
+FORGET = 0.01
+"""Weight of the newest batch in the running mean of the held-out loss."""
+DIRECTIONS = 16
+"""Learned directions of the reward's first layer."""
+SCALES = (1.0, 0.1, 0.01)
+"""Where each direction's logarithm turns, in units of the normalised numbers."""
+LOG_DEVIATION = (-5.0, 0.25)
+"""Where the learned bounds of a log deviation start (PETS: half of log variances -10 and 0.5)."""
+ROBUST = 3.0
+"""Deviations within which an error counts by its square."""
+BOUND_WEIGHT = 0.01
+"""Pulls the learned bounds together, as in PETS."""
+
+
+class Model(NamedTuple):
+    """The ensemble and what training it remembers."""
+
+    members: Ensemble
+    """M members' weights."""
+    optimiser: Optimiser
+    error: Float[Array, " M"]
+    """Running mean of each member's held-out loss."""
+
+
+class Outcome(NamedTuple):
+    """What one member expects of one step."""
+
+    next_observation: Float[Array, "*n O"]
+    log_deviation: Float[Array, "*n O"]
+    reward: Float[Array, "*n"]
+    ending: Float[Array, "*n"]
+    """Probability that the step terminates the episode."""
+
+
+def init(
+    key: PRNGKeyArray,
+    observations: int,
+    actions: int,
+    hidden: tuple[int, ...],
+    members: int,
+    recipe: Recipe,
+) -> Model:
+    """A fresh ensemble.
+
+    Args:
+        key: its randomness.
+        observations: O.
+        actions: A.
+        hidden: widths of the hidden layers, of dynamics and reward alike.
+        members: M.
+        recipe: of the optimiser.
+    """
+    stacked = jax.vmap(lambda k: _member(k, observations, actions, hidden))(jax.random.split(key, members))
+    weights = _apart(stacked, members)
+    return Model(weights, optimisers.init(recipe, weights), jnp.zeros(members))
+
+
+def _apart(stacked: Params, count: int) -> Ensemble:
+    return tuple(jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count))
+
+
+def _networks(key: PRNGKeyArray, *sizes: tuple[int, ...]) -> list[Params]:
+    """MLPs of given widths, from inputs to outputs: normal weights of variance 1 / inputs, and biases of zero.
+
+    One draw for all of them: a program with a draw for each layer takes XLA seconds to compile.
+    """
+    shapes = [pair for widths in sizes for pair in itertools.pairwise(widths)]
+    drawn = jax.random.normal(key, (sum(a * b for a, b in shapes),))
+    parts = iter(jnp.split(drawn, np.cumsum([a * b for a, b in shapes])[:-1]))
+    return [
+        {
+            f"Dense_{i}": {"kernel": next(parts).reshape(a, b) / math.sqrt(a), "bias": jnp.zeros(b)}
+            for i, (a, b) in enumerate(itertools.pairwise(widths))
+        }
+        for widths in sizes
+    ]
+
+
+def _member(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
+    step = observations + actions
+    whole = step + observations
+    dynamics, projection, last = _networks(
+        key,
+        (step, *hidden, 2 * observations),
+        (whole, DIRECTIONS),
+        (DIRECTIONS * (1 + len(SCALES)), *hidden, 2),
+    )
+    # Terminations are rare, and where there are none a rollout must not fade.
+    name = f"Dense_{len(hidden)}"
+    last[name] = {**last[name], "bias": last[name]["bias"].at[1].set(-7.0)}
+    low, high = LOG_DEVIATION
+    precision = jnp.result_type(float)
+    return {
+        "linear": {"kernel": jnp.zeros((step, observations))},
+        "dynamics": dynamics,
+        "least": jnp.full(observations, low, precision),
+        "most": jnp.full(observations, high, precision),
+        "projection": projection,
+        "outcome": last,
+        "reward_log_deviation": jnp.zeros(()),
+    }
+
+
+def transition(
+    member: Params, observation: Float[Array, " O"], action: Float[Array, " A"]
+) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
+    """Mean of the next observation and log deviations: `s + W (s, a) + f(s, a)`, and g(s, a) within learned bounds."""
+    x = jnp.concatenate([observation, action])
+    mean, raw = jnp.split(mlp_apply(member["dynamics"], x), 2)
+    below = member["most"] - jax.nn.softplus(member["most"] - raw)
+    log_deviation = member["least"] + jax.nn.softplus(below - member["least"])
+    return observation + x @ member["linear"]["kernel"] + mean, log_deviation
+
+
+def judge(
+    member: Params, observation: Float[Array, " O"], action: Float[Array, " A"], following: Float[Array, " O"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Reward of a step and the logit of its termination: an MLP of `z` and of `sign(z) log(1 + |z| / scale)`.
+
+    z are learned directions of (s, a, s').
+    """
+    z = mlp_apply(member["projection"], jnp.concatenate([observation, action, following]))
+    scaled = [jnp.sign(z) * jnp.log1p(jnp.abs(z) / scale) for scale in SCALES]
+    reward, logit = mlp_apply(member["outcome"], jnp.concatenate([z, *scaled]))
+    return reward, logit
+
+
+def predict(member: Params, observation: Float[Array, " O"], action: Float[Array, " A"]) -> Outcome:
+    """What one member expects of one step; the reward is that of the mean next observation."""
+    mean, log_deviation = transition(member, observation, action)
+    reward, logit = judge(member, observation, action, mean)
+    return Outcome(mean, log_deviation, reward, jax.nn.sigmoid(logit))
+
+
+def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""]) -> Float[Array, ""]:
+    """Negative log likelihood of an error, up to a constant: `rho(error / sigma) + log sigma`.
+
+    `rho(z) = z^2 / 2` within k = 3 deviations and `k |z| - k^2 / 2` beyond, so that no error pulls harder than one of
+    three deviations. For normal errors this is the likelihood of PETS (Chua et al. 2018, arXiv 1805.12114, equation 1)
+    in all but three of a thousand.
+
+    Huber 1964 (Annals of Mathematical Statistics 35), equation 3.2 with its example (iii).
+    """
+    size = jnp.abs(error) * jnp.exp(-log_deviation)
+    near = jnp.minimum(size, ROBUST)
+    return near * (size - 0.5 * near) + log_deviation
+
+
+def loss(member: Params, t: Transition) -> Float[Array, ""]:
+    """Negative log likelihood of one transition: its next observation, its reward and whether it terminated."""
+    mean, log_deviation = transition(member, t.observation, t.action)
+    reward, logit = judge(member, t.observation, t.action, t.next_observation)
+    moved = jnp.sum(jax.vmap(robust_gaussian_loss)(t.next_observation - mean, log_deviation))
+    paid = robust_gaussian_loss(t.reward - reward, member["reward_log_deviation"])
+    ended = jax.nn.softplus(logit) - t.terminated * logit
+    return moved + paid + ended + BOUND_WEIGHT * jnp.sum(member["most"] - member["least"])
+
+
+def held_out(batch: Transition) -> Bool[Array, " B"]:
+    """Which transitions are held out: the same ones in every batch, in every run and for every member.
+
+    The digits of a transition far behind the point decide, which are as good as random and need no numbering of rows.
+    """
+    x = jnp.concatenate([batch.observation, batch.action], axis=-1)
+    phase = x @ jnp.asarray(37.0 + 11.0 * np.sqrt(np.arange(2, x.shape[-1] + 2)), x.dtype)
+    return phase - jnp.floor(phase) < HELD_OUT
+
+
+def update(model: Model, batch: Transition, learning_rate: Float[Array, ""]) -> tuple[Model, dict[str, Array]]:
+    """One gradient step of all members on the same batch, less what is held out."""
+    apart = held_out(batch).astype(batch.reward.dtype)
+    count, rest = jnp.sum(apart), jnp.sum(1.0 - apart)
+
+    def total(members: Ensemble) -> tuple[Float[Array, ""], Float[Array, " M"]]:
+        each = jnp.stack([jax.vmap(loss, in_axes=(None, 0))(member, batch) for member in members])
+        return jnp.sum(each @ (1.0 - apart)) / jnp.maximum(rest, 1.0), each @ apart / jnp.maximum(count, 1.0)
+
+    (value, error), gradient = jax.value_and_grad(total, has_aux=True)(model.members)
+    members, optimiser = optimisers.step(model.members, gradient, model.optimiser, learning_rate)
+    known = jnp.where(count > 0, FORGET, 0.0).astype(error.dtype)
+    running = model.error + known * (error - model.error)
+    return Model(members, optimiser, running), {
+        "model_loss": value / model.error.shape[0],
+        "model_error": jnp.mean(error),
+    }
+
+
+def elites(model: Model, count: int) -> Ensemble:
+    """The `count` members with the least held-out loss."""
+    best = jnp.argsort(model.error)[:count]
+    return _apart(jax.tree.map(lambda *x: jnp.stack(x)[best], *model.members), count)
+
+
+class Imagined(NamedTuple):
+    """Steps of policies in the ensemble, with leading axes (members, starts of each, H)."""
+
+    observation: Float[Array, "*n O"]
+    action: Float[Array, "*n A"]
+    reward: Float[Array, "*n"]
+    next_observation: Float[Array, "*n O"]
+    terminated: Float[Array, "*n"]
+    """Probability that the step terminates."""
+    alive: Float[Array, "*n"]
+    """Probability that the episode had not ended before the step."""
+    disagreement: Float[Array, "*n"]
+    """Of the members, as `disagreement` has it."""
+
+
+def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
+    """How far the members' next observations lie apart: `sqrt(mean_i var_m s'_{m,i})`, normalised units.
+
+    The epistemic part of an ensemble's variance (Lu et al. 2022, arXiv 2110.04135, section 4.1), without the logarithm.
+    """
+    return jnp.sqrt(jnp.mean(jnp.var(means, axis=0)) + 1e-12)
+
+
+def rollouts(
+    members: Ensemble,
+    policy: Callable[[Float[Array, " O"]], Float[Array, " A"]],
+    starts: Float[Array, "M B O"],
+    horizon: int,
+) -> Imagined:
+    """What a policy would do in the plant that each member believes in, without noise; differentiable.
+
+    Args:
+        members: M members' weights.
+        policy: normalised observation -> unit action.
+        starts: (M, B, O), where each member's rollouts begin.
+        horizon: steps H.
+
+    Returns:
+        The steps, (M, B, H, ...).
+    """
+
+    def one(number: int, start: Float[Array, " O"]) -> Imagined:
+        def step(
+            carry: tuple[Float[Array, " O"], Float[Array, ""]], _: None
+        ) -> tuple[tuple[Float[Array, " O"], Float[Array, ""]], Imagined]:
+            observation, alive = carry
+            action = policy(observation)
+            means = jnp.stack([transition(member, observation, action)[0] for member in members])
+            following = means[number]
+            reward, logit = judge(members[number], observation, action, following)
+            ending = jax.nn.sigmoid(logit)
+            record = Imagined(observation, action, reward, following, ending, alive, disagreement(means))
+            return (following, alive * (1.0 - ending)), record
+
+        return jax.lax.scan(step, (start, jnp.ones((), start.dtype)), length=horizon)[1]
+
+    of_each = [jax.vmap(partial(one, number))(starts[number]) for number in range(len(members))]
+    return jax.tree.map(lambda *x: jnp.stack(x), *of_each)
+
+
+def uncertainty(log_deviations: Float[Array, "M O"]) -> Float[Array, ""]:
+    """The largest of the members' own deviations: `max_m |sigma_m(s, a)|`.
+
+    The norm is taken over the observation; the reward's deviation is one number for all states here.
+
+    Yu et al. 2020 (arXiv 2005.13239), section 4.3.
+    """
+    return jnp.max(jnp.linalg.norm(jnp.exp(log_deviations), axis=-1))
+
+
+def branches(
+    members: Ensemble,
+    policy: Callable[[Float[Array, " O"], PRNGKeyArray], Float[Array, " A"]],
+    starts: Float[Array, "B O"],
+    key: PRNGKeyArray,
+    horizon: int,
+) -> tuple[Transition, Float[Array, "B H"]]:
+    """Short rollouts with the policy's noise and the ensemble's, each step by a member drawn anew.
+
+    A rollout that ends, where termination is more likely than not, begins again where it began.
+
+    Args:
+        members: M members' weights.
+        policy: (normalised observation, key) -> unit action.
+        starts: (B, O).
+        key: of all draws.
+        horizon: steps H.
+
+    Returns:
+        Transitions (B, H, ...) without costs, and their `uncertainty` (B, H).
+
+    Source: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
+    """
+
+    def one(start: Float[Array, " O"], key: PRNGKeyArray) -> tuple[Transition, Float[Array, ""]]:
+        def step(
+            observation: Float[Array, " O"], key: PRNGKeyArray
+        ) -> tuple[Float[Array, " O"], tuple[Transition, Float[Array, ""]]]:
+            of_action, of_member, of_step = jax.random.split(key, 3)
+            action = policy(observation, of_action)
+            expected = [transition(member, observation, action) for member in members]
+            means, log_deviations = (jnp.stack(parts) for parts in zip(*expected, strict=True))
+            number = jax.random.randint(of_member, (), 0, len(members))
+            noise = jax.random.normal(of_step, start.shape, start.dtype)
+            following = means[number] + jnp.exp(log_deviations[number]) * noise
+            judged = jnp.stack([jnp.stack(judge(member, observation, action, following)) for member in members])
+            reward, logit = judged[number]
+            ended = logit > 0.0
+            done = ended.astype(start.dtype)
+            made = Transition(observation, action, reward, jnp.zeros_like(reward), following, done)
+            return jnp.where(ended, start, following), (made, uncertainty(log_deviations))
+
+        return jax.lax.scan(step, start, jax.random.split(key, horizon))[1]
+
+    return jax.vmap(one)(starts, jax.random.split(key, starts.shape[0]))
+
+
+@partial(jax.jit, static_argnames=("updates", "batch_size"))
+def train(
+    model: Model,
+    key: PRNGKeyArray,
+    data: Transition,
+    first: Int[Array, ""],
+    updates: int,
+    learning_rate: float = 1e-2,
+    batch_size: int = 256,
+) -> tuple[Model, Float[Array, ""]]:
+    """Some gradient steps of an ensemble on its own; chunks of any size make the same result.
+
+    Args:
+        model: where training stands.
+        key: the same in every chunk.
+        data: (N, ...) prepared transitions.
+        first: gradient steps made before.
+        updates: gradient steps of this chunk.
+        learning_rate: what the recipe multiplies.
+        batch_size: rows per step.
+
+    Returns:
+        The new state and the chunk's mean loss.
+    """
+
+    def one(model: Model, number: Int[Array, ""]) -> tuple[Model, Float[Array, ""]]:
+        drawn = jax.random.randint(jax.random.fold_in(key, number), (batch_size,), 0, data.reward.shape[0])
+        batch: Transition = jax.tree.map(lambda x: x[drawn], data)
+        model, metrics = update(model, batch, jnp.asarray(learning_rate, data.reward.dtype))
+        return model, metrics["model_loss"]
+
+    model, values = jax.lax.scan(one, model, first + jnp.arange(updates))
+    return model, jnp.mean(values)

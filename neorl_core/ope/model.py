@@ -1,0 +1,104 @@
+"""Model-based evaluation: a policy's value by rollouts in an ensemble that was fitted to held-out episodes.
+
+The ensemble must not be one that the policy was trained in: a policy goes where its own model errs to its favour
+(optimiser's curse). Fitted to other episodes, the errors are others. Rewards are standardised for the fit and put back
+into their units for the value.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from neorl_core import dynamics
+from neorl_core.dynamics import Model
+from neorl_core.networks import Ensemble, Normaliser, Policy, policy_act, to_unit
+from neorl_core.optimisers import Recipe
+from neorl_core.types import Transition
+
+MEMBERS = 4
+HIDDEN = (32, 32)
+
+
+class Twin(NamedTuple):
+    """An ensemble in normalised units and what turns its rewards back into the plant's."""
+
+    model: Model
+    reward_mean: Float[Array, ""]
+    reward_scale: Float[Array, ""]
+
+
+class Imagination(NamedTuple):
+    """A policy's discounted return over the horizon from the initial states of held-out episodes."""
+
+    value: Float[Array, "*p"]
+    draws: Float[Array, "*p B"]
+    """Draws of `value` over members and initial states. Same key, same resamples: subtract two policies' draws."""
+    disagreement: Float[Array, "*p"]
+    """Of the members along the way, a mean per step in deviations of an observation."""
+
+
+def start(key: PRNGKeyArray, data: Transition, updates: int) -> tuple[Twin, Transition]:
+    """A twin that is yet to be trained, and the data as `dynamics.train` takes them.
+
+    Args:
+        key: of the ensemble's initial weights.
+        data: (N, ...), observations and actions normalised, rewards in their own unit.
+        updates: gradient steps that will be made, over which the learning rate falls.
+    """
+    scale = jnp.std(data.reward)
+    scale = jnp.where(scale > 1e-6, scale, jnp.ones_like(scale))
+    mean = jnp.mean(data.reward)
+    sizes = data.observation.shape[-1], data.action.shape[-1]
+    model = dynamics.init(key, *sizes, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=updates))
+    return Twin(model, mean, scale), data._replace(reward=(data.reward - mean) / scale)
+
+
+@partial(jax.jit, static_argnames=("horizon", "bootstraps"))
+def evaluate(
+    twin: Twin,
+    normaliser: Normaliser,
+    policy: Policy,
+    starts: Float[Array, "E O"],
+    key: PRNGKeyArray,
+    horizon: int,
+    discount: float = 0.99,
+    bootstraps: int = 1000,
+) -> Imagination:
+    """Value of one policy, a mean over all members and initial states.
+
+    `V = mean_{m,e} sum_{t<H} discount^t alive_t r_t`; draws resample members and initial states, each with
+    replacement, as two crossed factors of which both were drawn by chance (Owen 2007, The pigeonhole bootstrap).
+
+    Args:
+        twin: trained on episodes that the policy was not.
+        normaliser: of the twin's observations and actions; the policy has its own.
+        policy: whose value is asked for.
+        starts: (E, O) normalised initial states.
+        key: of the resamples; use one for all policies that are compared.
+        horizon: steps H.
+        discount: per step.
+        bootstraps: resamples B.
+    """
+    members: Ensemble = twin.model.members
+    count, episodes = len(members), starts.shape[0]
+
+    def act(observation: Float[Array, " O"]) -> Float[Array, " A"]:
+        physical = observation * normaliser.scale + normaliser.mean
+        return to_unit(normaliser, policy_act(policy, physical))
+
+    steps = dynamics.rollouts(members, act, jnp.broadcast_to(starts, (count, *starts.shape)), horizon)
+    weight = jnp.asarray(discount, starts.dtype) ** jnp.arange(horizon, dtype=starts.dtype)
+    returns = (steps.alive * (twin.reward_mean + twin.reward_scale * steps.reward)) @ weight
+
+    def draw(key: PRNGKeyArray) -> Float[Array, ""]:
+        of_members, of_starts = jax.random.split(key)
+        chosen = returns[jax.random.randint(of_members, (count,), 0, count)]
+        return jnp.mean(chosen[:, jax.random.randint(of_starts, (episodes,), 0, episodes)])
+
+    draws = jax.vmap(draw)(jax.random.split(key, bootstraps))
+    return Imagination(jnp.mean(returns), draws, jnp.mean(steps.disagreement))
