@@ -27,7 +27,7 @@ CONFIG = """\
 plant: chemical_reactor
 data: {mapping: %s}
 train: {updates: 1200, seeds: 2, checkpoint_every: 200}
-evaluate: {fqe_updates: 400, bootstraps: 100, rollouts: 64, discount: 0.95}
+evaluate: {fqe_updates: 400, model_updates: 400, bootstraps: 100, rollouts: 64, discount: 0.95}
 approval: auto
 """
 PART = 0.4

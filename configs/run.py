@@ -63,6 +63,8 @@ class Evaluate(Strict):
     """Off-policy evaluation on held-out episodes, and rollouts for the record."""
 
     fqe_updates: Count = 4_000
+    model_updates: Count = 3_000
+    """Of the twin in which members are ranked."""
     bootstraps: Annotated[int, Field(ge=2)] = 1_000
     discount: Fraction = 0.99
     confidence: Fraction = 0.95

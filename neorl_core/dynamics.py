@@ -298,7 +298,8 @@ def uncertainty(log_deviations: Float[Array, "M O"]) -> Float[Array, ""]:
 
 def branches(
     members: Ensemble,
-    policy: Callable[[Float[Array, " O"], PRNGKeyArray], Float[Array, " A"]],
+    policy: Callable[[Float[Array, " O"], Float[Array, " A"]], Float[Array, " A"]],
+    actions: int,
     starts: Float[Array, "B O"],
     key: PRNGKeyArray,
     horizon: int,
@@ -309,7 +310,8 @@ def branches(
 
     Args:
         members: M members' weights.
-        policy: (normalised observation, key) -> unit action.
+        policy: (normalised observation, standard normal noise) -> unit action.
+        actions: A.
         starts: (B, O).
         key: of all draws.
         horizon: steps H.
@@ -319,18 +321,22 @@ def branches(
 
     Source: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
     """
+    rows, observations = starts.shape
+    of_member, of_noise = jax.random.split(key)
+    numbers = jax.random.randint(of_member, (rows, horizon), 0, len(members))
+    noises = jax.random.normal(of_noise, (rows, horizon, actions + observations), starts.dtype)
 
-    def one(start: Float[Array, " O"], key: PRNGKeyArray) -> tuple[Transition, Float[Array, ""]]:
+    def one(
+        start: Float[Array, " O"], numbers: Int[Array, " H"], noises: Float[Array, "H N"]
+    ) -> tuple[Transition, Float[Array, " H"]]:
         def step(
-            observation: Float[Array, " O"], key: PRNGKeyArray
+            observation: Float[Array, " O"], drawn: tuple[Int[Array, ""], Float[Array, " N"]]
         ) -> tuple[Float[Array, " O"], tuple[Transition, Float[Array, ""]]]:
-            of_action, of_member, of_step = jax.random.split(key, 3)
-            action = policy(observation, of_action)
+            number, noise = drawn
+            action = policy(observation, noise[:actions])
             expected = [transition(member, observation, action) for member in members]
             means, log_deviations = (jnp.stack(parts) for parts in zip(*expected, strict=True))
-            number = jax.random.randint(of_member, (), 0, len(members))
-            noise = jax.random.normal(of_step, start.shape, start.dtype)
-            following = means[number] + jnp.exp(log_deviations[number]) * noise
+            following = means[number] + jnp.exp(log_deviations[number]) * noise[actions:]
             judged = jnp.stack([jnp.stack(judge(member, observation, action, following)) for member in members])
             reward, logit = judged[number]
             ended = logit > 0.0
@@ -338,9 +344,9 @@ def branches(
             made = Transition(observation, action, reward, jnp.zeros_like(reward), following, done)
             return jnp.where(ended, start, following), (made, uncertainty(log_deviations))
 
-        return jax.lax.scan(step, start, jax.random.split(key, horizon))[1]
+        return jax.lax.scan(step, start, (numbers, noises))[1]
 
-    return jax.vmap(one)(starts, jax.random.split(key, starts.shape[0]))
+    return jax.vmap(one)(starts, numbers, noises)
 
 
 @partial(jax.jit, static_argnames=("updates", "batch_size"))

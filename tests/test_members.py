@@ -31,8 +31,15 @@ PLANT = PlantSpec(
 members = pytest.mark.parametrize("name", sorted(ALGORITHMS))
 
 
+WITH_A_MODEL = sorted(name for name, algorithm in ALGORITHMS.items() if algorithm.warm_up)
+"""Algorithms that learn a model of the plant before all else."""
+
+
 def small(algorithm: Algorithm, **overrides: Any) -> Any:
-    return configure(algorithm, {"hidden": [8], **overrides})
+    few = {"model_hidden": [8], "members": 2, "elites": 2, "horizon": 3, "starts": 8, "warm_up_updates": 8}
+    fields = algorithm.Config._fields
+    few = {name: value for name, value in few.items() if algorithm.warm_up and name in fields}
+    return configure(algorithm, {"hidden": [8], **few, **overrides})
 
 
 @lru_cache(maxsize=32)
@@ -151,13 +158,19 @@ def test_every_batch_makes_one_step_and_no_more(name: str) -> None:
     counts = {
         jax.tree_util.keystr(path): int(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(after)
-        if jax.tree_util.keystr(path).endswith(".count")
+        if jax.tree_util.keystr(path).endswith(".count") and ".model." not in jax.tree_util.keystr(path)
     }
     assert max(counts.values()) == algorithm.batches_per_update, counts
     assert min(counts.values()) >= 1
     for i in range(algorithm.batches_per_update):
         other = batches._replace(action=batches.action.at[i].multiply(-0.5), reward=batches.reward.at[i].add(1.0))
+        if name in WITHOUT_LOGGED_STEPS:
+            other = batches._replace(observation=batches.observation.at[i].multiply(-0.5))
         assert gap(updater(name)(state, other, jax.random.key(1))[0], after) > 1e-5, f"batch {i} is not used"
+
+
+WITHOUT_LOGGED_STEPS = ("bptt",)
+"""Its policy learns from the states of the logs alone; what was done there, and its reward, taught the model."""
 
 
 def without_bootstrapping(algorithm: Algorithm) -> bool:
@@ -182,9 +195,21 @@ def test_only_a_termination_stops_bootstrapping(name: str) -> None:
             return state._replace(hyper=state.hyper | {"discount": jnp.float32(share)})
         return state._replace(sac=discounted(state.sac, share))
 
+    def ending(state: Any, terminated: float) -> Any:
+        """The same state, whose model, if it has one, believes that every step terminates, or none."""
+        if not algorithm.warm_up:
+            return state
+
+        def certain(path: Any, leaf: jax.Array) -> jax.Array:
+            of_logit = jax.tree_util.keystr(path).endswith("['outcome']['Dense_1']['bias']")
+            return leaf.at[1].set(1e3 * (2 * terminated - 1)) if of_logit else leaf
+
+        members = tuple(jax.tree_util.tree_map_with_path(certain, member) for member in state.model.members)
+        return state._replace(model=state.model._replace(members=members))
+
     def after(terminated: float, share: float) -> Any:
         given = batches._replace(terminated=jnp.full_like(batches.terminated, terminated))
-        updated, _ = updater(name)(discounted(start_here, share), given, key)
+        updated, _ = updater(name)(discounted(ending(start_here, terminated), share), given, key)
         return discounted(updated, 1.0)
 
     assert bits(after(1.0, 1.0)) == bits(after(1.0, 0.1))
@@ -228,3 +253,21 @@ def test_recipes_reach_every_group_of_parameters(name: str) -> None:
     assert {value.recipe for value in leaves if isinstance(value, Optimiser)} - {Recipe()} == set(recipes.values())
     after, _ = jax.eval_shape(algorithm.update, state, batches_for(algorithm), jax.random.key(1))
     assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize("name", WITH_A_MODEL)
+def test_a_warm_up_teaches_the_model_alone(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    state, batches = start(algorithm, small(algorithm)), batches_for(algorithm)
+    warm = algorithm.warm_up
+    assert warm is not None
+    with jax.numpy_rank_promotion("raise"), jax.enable_x64(True):
+        described, metrics = jax.eval_shape(warm, state, batches, jax.random.key(1))
+        _, later = jax.eval_shape(algorithm.update, state, batches, jax.random.key(1))
+    assert metrics == later, "curves go on where the warm-up ends"
+    assert kinds(described) == kinds(state)
+    after, _ = jax.jit(warm)(state, batches, jax.random.key(1))
+    assert bits(after._replace(model=None)) == bits(state._replace(model=None))
+    assert gap(after.model.members, state.model.members) > 1e-5
+    found = [int(leaf) for leaf in jax.tree.leaves(after.model.optimiser) if leaf.dtype == jnp.int32]
+    assert set(found) == {algorithm.batches_per_update}

@@ -150,7 +150,8 @@ def killed_at_random(
 def test_cuts_and_kills_leave_no_trace_and_nothing_is_traced_twice(name: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS[name]
     _, data = prepare(logged(), SPEC)
-    few = {"critics": 2} if "critics" in algorithm.Config()._asdict() else {}
+    few = {"critics": 2, "members": 2, "model_hidden": (8,), "starts": 8}
+    few = {name: value for name, value in few.items() if name in algorithm.Config._fields}
     fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,), **few), [0, 7], {})
     whole, whole_metrics = make_train_chunk(algorithm, 24, 4, 16)(fresh, data)
     short = make_train_chunk(algorithm, 4, 4, 16)

@@ -81,15 +81,14 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
     return State(sac_n.init(sac_key, spec, config), model, shape)
 
 
-def imagine(state: State, starts: Float[Array, "B O"], key: PRNGKeyArray) -> tuple[Transition, Float[Array, " N"]]:
-    """N = B H imagined steps of the policy at the ensemble's own rewards, and their uncertainty."""
+def imagine(state: State, logged: Transition, key: PRNGKeyArray) -> tuple[Transition, Float[Array, " N"]]:
+    """N = B H imagined steps of the policy from B logged states at the ensemble's rewards, and their uncertainty."""
 
-    def policy(observation: Float[Array, " O"], key: PRNGKeyArray) -> Float[Array, " A"]:
-        distribution = gaussian_apply(state.sac.actor, observation)
-        return squash(distribution, jax.random.normal(key, distribution.mean.shape, observation.dtype))[0]
+    def policy(observation: Float[Array, " O"], noise: Float[Array, " A"]) -> Float[Array, " A"]:
+        return squash(gaussian_apply(state.sac.actor, observation), noise)[0]
 
-    members = dynamics.elites(state.model, state.shape.elites)
-    steps, uncertainty = dynamics.branches(members, policy, starts, key, state.shape.horizon)
+    members, actions = dynamics.elites(state.model, state.shape.elites), logged.action.shape[-1]
+    steps, uncertainty = dynamics.branches(members, policy, actions, logged.observation, key, state.shape.horizon)
     flat: Transition = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
     return flat, uncertainty.reshape(-1)
 
@@ -137,7 +136,7 @@ def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray],
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
         of_rollouts, of_steps = jax.random.split(key)
         h = state.sac.hyper
-        fresh, uncertainty = imagine(state, batches.observation[0], of_rollouts)
+        fresh, uncertainty = imagine(state, jax.tree.map(lambda x: x[0], batches), of_rollouts)
         pool = penalise(fresh, uncertainty, h["penalty"])
 
         def one(sac: sac_n.State, given: tuple[Transition, PRNGKeyArray]) -> tuple[sac_n.State, Metrics]:
