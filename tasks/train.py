@@ -7,17 +7,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
+from neorl_core import sharding
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.fit import Plan, Source, resident, schedule
+from neorl_core.fit import Plan, Source, on_host, resident, schedule
 from neorl_core.fit import train as train_chunks
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.plants import PLANTS
+from neorl_core.precision import mixed
 from neorl_core.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.safety.composite import make_composite
 from neorl_core.safety.shield import default_shield, envelope_of
@@ -62,6 +66,7 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
     try:
         config = configure(algorithm, run.train.hyperparameters)
         population = init_population(algorithm, plant.spec, config, seeds, run.train.grid)
+        mesh = _mesh(run, len(members(seeds, run.train.grid)))
     except ValueError as error:
         raise BadInput(f"in 'train': {error}") from error
     identity = {
@@ -76,11 +81,14 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
     rows = _rows(run, store, plant.spec, algorithm)
     # Another cadence of saving has its own folder: its chunks would not fit.
     place = home.room("checkpoints", run.plant, f"{key}-{rows.plan.chunk}")
-    with rows.open() as source, Checkpoints(place, identity) as checkpoints:
+    learner = mixed(algorithm) if run.train.precision == "bfloat16" else algorithm
+    if mesh is not None:
+        learner, population = sharding.split(learner, mesh), sharding.placed(mesh, population)
+    with rows.open(mesh) as source, Checkpoints(place, identity) as checkpoints:
         keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every if rows.streamed else 0)
         try:
             reached = train_chunks(
-                algorithm,
+                learner,
                 population,
                 source,
                 rows.plan,
@@ -92,7 +100,7 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
             cure = f"{str(error).rstrip('.')} in 'train.hyperparameters'"
             raise Refused(f"{cure} ({keeper.leave()}).") from error
     folder = home.room("runs", run.plant, "populations", key)
-    found = policies(algorithm, reached.population, rows.scaling.normaliser)
+    found = policies(algorithm, on_host(reached.population), rows.scaling.normaliser)
     described = members(seeds, run.train.grid)
     # What has diverged once is left out, whatever it came to later; the curves, saved with the state, remember it.
     lasting = ~np.asarray(diverged(reached.curves))
@@ -119,6 +127,17 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
     }
 
 
+def _mesh(run: RunConfig, population: int) -> Mesh | None:
+    """The devices to spread over, or None for one."""
+    if run.train.precision != "float32" and jax.default_backend() == "cpu":
+        raise ValueError("expected an accelerator with bf16 products, got a CPU: set train.precision to float32.")
+    if run.train.devices == 1:
+        return None
+    if run.train.devices > jax.device_count():
+        raise ValueError(f"expected train.devices of at most {jax.device_count()}, got {run.train.devices}: lower it.")
+    return sharding.mesh_of(population, run.train.batch_size, jax.devices()[: run.train.devices])
+
+
 class _Rows(NamedTuple):
     """The training episodes, how they are scaled, and how training is cut."""
 
@@ -126,7 +145,7 @@ class _Rows(NamedTuple):
     scaling: Scaling
     plan: Plan
     streamed: bool
-    open: Callable[[], AbstractContextManager[Source]]
+    open: Callable[[Mesh | None], AbstractContextManager[Source]]
 
 
 def _rows(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm) -> _Rows:
@@ -139,7 +158,12 @@ def _rows(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm)
         known = moments(transitions)
         how = scaling(known, spec)
         plan = schedule(run.train.updates, run.train.checkpoint_every, batches)
-        return _Rows(known, how, plan, False, lambda: nullcontext(resident(scaled(how, transitions))))
+
+        def held(mesh: Mesh | None) -> AbstractContextManager[Source]:
+            data = scaled(how, transitions)
+            return nullcontext(resident(data if mesh is None else sharding.replicated(mesh, data)))
+
+        return _Rows(known, how, plan, False, held)
     known = ring.moments()
     how = scaling(known, spec)
     # The window moves with the rows of the curves, which no cadence of saving changes.
@@ -147,7 +171,12 @@ def _rows(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm)
     shape = shape_of(memory, spec, plan.log_every * run.train.batch_size)
 
     @contextmanager
-    def stream() -> Iterator[Source]:
+    def stream(mesh: Mesh | None) -> Iterator[Source]:
+        if mesh is not None:
+            raise BadInput(
+                f"expected one device for data that are streamed, got {run.train.devices} in train.devices: allow more "
+                "in train.memory_mb, or set train.devices to 1."
+            )
         with Stream(ring, how, shape, plan.chunk, run.seed) as window:
             yield window.source()
 

@@ -14,8 +14,11 @@ import jax
 import numpy as np
 import pytest
 
+from neorl_core.algorithms import TD3_BC
 from neorl_core.fit import Fitted, fit
+from neorl_core.precision import mixed
 from neorl_core.sharding import mesh_of
+from neorl_core.training import init_population, make_train_chunk, prepare
 from tests.test_fit import SPEC, logged
 
 SETTINGS: dict[str, Any] = {"updates": 8, "overrides": {"hidden": [8]}, "batch_size": 16, "chunk": 4}
@@ -99,6 +102,21 @@ def test_two_processes_give_the_numbers_of_one() -> None:
     assert first == second
     alone = fit(logged(), SPEC, "bc", seeds=[0, 1], **SETTINGS)
     np.testing.assert_allclose(first, numbers(alone), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_mixed_precision_asks_for_bf16_products_summed_in_float32() -> None:
+    """What is asked of XLA; a CPU computes such products in float32, so that its numbers say nothing."""
+    algorithm, (_, data) = TD3_BC, prepare(logged(), SPEC)
+    fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,)), [0], {})
+    lowered = {a: make_train_chunk(a, 2, 2, 4).lower(fresh, data) for a in (algorithm, mixed(algorithm))}  # type: ignore[attr-defined]
+    plain, reduced = (
+        [line for line in text.as_text().splitlines() if "dot_general" in line] for text in lowered.values()
+    )
+    asked = "lhs_precision_type = bf16, rhs_precision_type = bf16, accumulation_type = f32"
+    assert len(plain) == len(reduced) > 10
+    assert not any("precision_type" in line for line in plain)
+    assert all(asked in line and line.count("xf32>") == 3 for line in reduced)
+    assert mixed(algorithm) is mixed(algorithm), "or every call would compile anew"
 
 
 def test_what_does_not_divide_is_one_sentence() -> None:
