@@ -214,11 +214,22 @@ def _measured(population: Population, rate: float, left: int) -> Way:
     started = time.monotonic()
     told = _run_each(population, range(min(count, len(available))), None, trial=True)
     slowest, start = min(float(words[-1]) for words in told), time.monotonic() - started
-    rounds = -(-count // len(available))
-    apart = start + rounds * population.feed.plan.updates / slowest
-    words = (
-        f"{count} members take {together:.0f} s in one program, {apart:.0f} s in processes on {len(available)} cores"
-    )
+    return faster(count, len(available), population.feed.plan.updates, together, slowest, start)
+
+
+def faster(members: int, cores: int, updates: int, together: float, rate: float, start: float) -> Way:
+    """Processes, when `start + ceil(members / cores) updates / rate` seconds are less than those of one program.
+
+    Args:
+        members: of the population.
+        cores: processes at a time.
+        updates: of each member.
+        together: seconds that one program has left.
+        rate: updates per second of the slowest of as many processes as there are cores.
+        start: seconds until processes train.
+    """
+    apart = start + -(-members // cores) * updates / rate
+    words = f"{members} members take {together:.0f} s in one program, {apart:.0f} s in processes on {cores} cores"
     return Way(together > MARGIN * apart, words)
 
 
