@@ -53,6 +53,12 @@ class Train(Strict):
     """Updates between checkpoints: what a killed run may lose."""
     memory_mb: Annotated[float, Field(gt=0.0)] | None = None
     """What the transitions may take of the device's memory, 10^6 bytes; what does not fit is streamed from disk."""
+    members: Literal["auto", "vmapped", "processes"] = "auto"
+    """Whether members share one program or have a process each; auto tries out what is faster, in runs of minutes."""
+    devices: Count = 1
+    """Devices that members, and where they do not divide batches, are spread over."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of matrix products; bfloat16 only on accelerators that have it."""
     hyperparameters: dict[Name, Setting] = {}
     """Overrides of the algorithm's own defaults, the same for all members."""
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = {}

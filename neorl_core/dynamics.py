@@ -283,7 +283,8 @@ def rollouts(
         return jax.lax.scan(step, (start, jnp.ones((), start.dtype)), length=horizon)[1]
 
     of_each = [jax.vmap(partial(one, number))(starts[number]) for number in range(len(members))]
-    return jax.tree.map(lambda *x: jnp.stack(x), *of_each)
+    stacked: Imagined = jax.tree.map(lambda *x: jnp.stack(x), *of_each)
+    return stacked
 
 
 def uncertainty(log_deviations: Float[Array, "M O"]) -> Float[Array, ""]:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
+from neorl_core import sharding
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.networks import Policy
 from neorl_core.training import (
@@ -201,6 +204,7 @@ def fit(
     grid: Mapping[str, Sequence[float]] | None = None,
     batch_size: int = 256,
     chunk: int = 500,
+    mesh: Mesh | None = None,
     resume: Callable[[Progress], Progress] | None = None,
     report: Callable[[Progress, int], None] | None = None,
 ) -> Fitted:
@@ -216,6 +220,7 @@ def fit(
         grid: values of numeric hyper-parameters in which members differ.
         batch_size: transitions per gradient step.
         chunk: gradient steps between two calls of `report`; no result depends on it.
+        mesh: devices to spread members and batches over, from `sharding.mesh_of`; one device by default.
         resume: as in `train`.
         report: as in `train`.
 
@@ -236,11 +241,15 @@ def fit(
     fresh = init_population(learner, spec, config, seeds, grid or {})
     plan = schedule(updates, chunk, learner.batches_per_update, warm_up_updates(learner, config))
     normaliser, data = prepare(transitions, spec)
+    if mesh is not None:
+        learner, fresh = sharding.split(learner, mesh), sharding.placed(mesh, fresh)
+        data = sharding.replicated(mesh, data)
     state = train(learner, fresh, resident(data), plan, batch_size, resume=resume, report=report)
+    population = state.population if mesh is None else jax.tree.map(jnp.asarray, on_host(state.population))
     return Fitted(
         algorithm=learner.name,
         config=config,
-        policies=tuple(policies(learner, state.population, normaliser)),
+        policies=tuple(policies(learner, population, normaliser)),
         members=tuple(members(seeds, grid or {})),
         sound=~np.asarray(diverged(state.curves)),
         steps=np.arange(plan.log_every, plan.updates + 1, plan.log_every),

@@ -23,6 +23,10 @@ Hyperparameters = dict[str, Float[Array, ""]]
 """The numeric hyper-parameters, as arrays: they live in the state, so that members of a population may differ."""
 
 
+Update = Callable[[Any, Transition, PRNGKeyArray], tuple[Any, Metrics]]
+"""(state, batches (batches_per_update, B, ...), key) -> (state, metrics)."""
+
+
 class Algorithm(NamedTuple):
     """An offline RL algorithm as pure functions. Its state is a NamedTuple of arrays."""
 
@@ -33,15 +37,19 @@ class Algorithm(NamedTuple):
     """Gradient steps, each on a batch of its own, that one `update` makes."""
     init: Callable[[PRNGKeyArray, PlantSpec, Any], Any]
     """(key, spec, config) -> state."""
-    update: Callable[[Any, Transition, PRNGKeyArray], tuple[Any, Metrics]]
-    """(state, batches (batches_per_update, B, ...), key) -> (state, metrics)."""
+    update: Update
     act: Callable[[Any, Float[Array, "*n O"]], Float[Array, "*n A"]]
     """(state, normalised observation) -> unit action."""
     actor: Callable[[Any], Params]
     """state -> weights of the deterministic actor that ships: `actor_apply` of them equals `act`."""
-    warm_up: Callable[[Any, Transition, PRNGKeyArray], tuple[Any, Metrics]] | None = None
+    warm_up: Update | None = None
     """What `update` is in the first `config.warm_up_updates` gradient steps, where there is such a part: a model that
     must be learned first. It returns metrics of the same names."""
+
+
+def wrapped(algorithm: Algorithm, wrap: Callable[[Update], Update]) -> Algorithm:
+    """The algorithm with something done around each of its updates, the warm-up's included."""
+    return algorithm._replace(update=wrap(algorithm.update), warm_up=algorithm.warm_up and wrap(algorithm.warm_up))
 
 
 def warm_up_updates(algorithm: Algorithm, config: Any) -> int:

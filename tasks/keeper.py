@@ -53,7 +53,8 @@ class Keeper:
     ) -> None:
         self._checkpoints, self._progress, self._score = checkpoints, progress, score
         self._seconds, self._updates = seconds, updates
-        self._last: Progress | None = None
+        self.last: Progress | None = None
+        """What was reported last."""
         self._kept, self._saved = 0, time.monotonic()
         self._reached: list[tuple[int, float]] = []
 
@@ -69,9 +70,9 @@ class Keeper:
     def report(self, state: Progress, updates: int) -> None:
         """Save when it is time to, and pass on how far training came."""
         done = state.done
-        if self._last is None and done:
+        if self.last is None and done:
             print(f"  train: goes on from {done:,} of {updates:,} updates", file=sys.stderr, flush=True)
-        self._last = state
+        self.last = state
         self._reached.append((done, time.monotonic()))
         due = time.monotonic() - self._saved >= self._seconds and done - self._kept >= self._updates
         if done == updates or due:
@@ -81,10 +82,10 @@ class Keeper:
 
     def leave(self) -> str:
         """Save the last good state before a run ends too soon; says where it is."""
-        if self._last is None or self._last.done == 0:
+        if self.last is None or self.last.done == 0:
             return "nothing was trained yet"
-        self._save(self._last)
-        return f"kept at update {self._last.done:,} in {self._checkpoints.folder}"
+        self._save(self.last)
+        return f"kept at update {self.last.done:,} in {self._checkpoints.folder}"
 
     def rate(self) -> float:
         """Updates per second of one member after the first chunk, which compiles; 0 where there was no other."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,23 +11,16 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.fit import Plan, Source, resident, schedule
-from neorl_core.fit import train as train_chunks
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.plants import PLANTS
-from neorl_core.preparation import Moments, Scaling, moments, scaled, scaling
+from neorl_core.preparation import Moments
 from neorl_core.safety.composite import make_composite
 from neorl_core.safety.shield import default_shield, envelope_of
-from neorl_core.training import Algorithm, configure, diverged, init_population, members, policies, warm_up_updates
+from neorl_core.training import diverged, policies
 from neorl_core.types import PlantSpec
 from tasks.adapters.bundle import composite_digest, save_bundle
 from tasks.adapters.canonical import digest_json, npz_bytes, write_atomic, write_json
-from tasks.adapters.checkpoints import Checkpoints
-from tasks.adapters.dataset import Dataset
-from tasks.adapters.provenance import core_digest
-from tasks.adapters.stream import Ring, Stream, row_bytes, shape_of
-from tasks.keeper import Keeper
-from tasks.logs import read_logs
+from tasks.population import population_of, train_population
 from tasks.progress import Report
 
 ENVELOPE_SIGMAS = 1.0
@@ -46,7 +36,7 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
 
     Returns:
         {path, digest, members: [{index, seed, hyperparameters, path, digest}], curves_path, updates,
-        steps_per_second, rows}.
+        steps_per_second, way: {processes, reason}, rows}.
 
     Raises:
         BadInput: on an unknown algorithm or hyper-parameter.
@@ -58,100 +48,38 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
         raise BadInput(
             f"expected train.algorithm among {', '.join(ALGORITHMS)}, got '{run.train.algorithm}': correct the name."
         )
-    seeds = [run.seed + i for i in range(run.train.seeds)]
     try:
-        config = configure(algorithm, run.train.hyperparameters)
-        population = init_population(algorithm, plant.spec, config, seeds, run.train.grid)
+        population = population_of(home, run, dataset)
     except ValueError as error:
         raise BadInput(f"in 'train': {error}") from error
-    identity = {
-        "dataset": dataset["digest"],
-        "train": run.train.model_dump(mode="json", exclude={"checkpoint_every"}),
-        "held_out": run.data.held_out,
-        "seed": run.seed,
-        "core": core_digest(),
-    }
-    key = digest_json(identity)[:16]
-    store = Dataset.open(Path(dataset["path"]), dataset["digest"])
-    rows = _rows(run, store, plant.spec, algorithm, warm_up_updates(algorithm, config))
-    # Another cadence of saving has its own folder: its chunks would not fit.
-    place = home.room("checkpoints", run.plant, f"{key}-{rows.plan.chunk}")
-    with rows.open() as source, Checkpoints(place, identity) as checkpoints:
-        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every if rows.streamed else 0)
-        try:
-            reached = train_chunks(
-                algorithm,
-                population,
-                source,
-                rows.plan,
-                run.train.batch_size,
-                resume=keeper.resume,
-                report=keeper.report,
-            )
-        except FloatingPointError as error:
-            cure = f"{str(error).rstrip('.')} in 'train.hyperparameters'"
-            raise Refused(f"{cure} ({keeper.leave()}).") from error
-    folder = home.room("runs", run.plant, "populations", key)
-    found = policies(algorithm, reached.population, rows.scaling.normaliser)
-    described = members(seeds, run.train.grid)
+    reached, way, rate = train_population(population, progress)
+    plan, known = population.feed.plan, population.feed.known
+    folder = home.room("runs", run.plant, "populations", population.key)
+    found = policies(algorithm, reached.population, population.feed.scaling.normaliser)
     # What has diverged once is left out, whatever it came to later; the curves, saved with the state, remember it.
     lasting = ~np.asarray(diverged(reached.curves))
-    sound = [m for m in described if lasting[m["index"]]]
+    sound = [m for m in population.members if lasting[m["index"]]]
     if not sound:
         raise Refused(
             "expected a member whose training stayed finite, got none: lower the learning rates in "
             "'train.hyperparameters'."
         )
-    entries = [_keep(home, plant.spec, found[m["index"]], m, rows.known) for m in sound]
-    digest = digest_json({"identity": identity, "members": [entry["digest"] for entry in entries]})
+    entries = [_keep(home, plant.spec, found[m["index"]], m, known) for m in sound]
+    digest = digest_json({"identity": population.identity, "members": [entry["digest"] for entry in entries]})
     curves_path = folder / "curves.npz"
-    steps = np.arange(rows.plan.log_every, rows.plan.updates + 1, rows.plan.log_every)
+    steps = np.arange(plan.log_every, plan.updates + 1, plan.log_every)
     write_atomic(curves_path, npz_bytes({"step": steps, **reached.curves}))
-    write_json(folder / "population.json", {"identity": identity, "members": entries, "digest": digest})
+    write_json(folder / "population.json", {"identity": population.identity, "members": entries, "digest": digest})
     return {
         "path": str(folder),
         "digest": digest,
         "members": entries,
         "curves_path": str(curves_path),
-        "updates": rows.plan.updates,
-        "steps_per_second": keeper.rate() * len(described),
-        "rows": rows.known.rows,
+        "updates": plan.updates,
+        "steps_per_second": rate,
+        "way": way._asdict(),
+        "rows": known.rows,
     }
-
-
-class _Rows(NamedTuple):
-    """The training episodes, how they are scaled, and how training is cut."""
-
-    known: Moments
-    scaling: Scaling
-    plan: Plan
-    streamed: bool
-    open: Callable[[], AbstractContextManager[Source]]
-
-
-def _rows(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int) -> _Rows:
-    """Resident where they fit into the memory that the run allows, else streamed."""
-    episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
-    ring = Ring(store, episodes)
-    memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
-    if memory is None or len(ring) * row_bytes(spec) <= memory:
-        transitions = read_logs(store, episodes).transitions
-        known = moments(transitions)
-        how = scaling(known, spec)
-        plan = schedule(run.train.updates, run.train.checkpoint_every, batches, warm_up)
-        return _Rows(known, how, plan, False, lambda: nullcontext(resident(scaled(how, transitions))))
-    known = ring.moments()
-    how = scaling(known, spec)
-    # The window moves with the rows of the curves, which no cadence of saving changes.
-    plan = schedule(run.train.updates, 1, batches, warm_up)
-    shape = shape_of(memory, spec, plan.log_every * run.train.batch_size)
-
-    @contextmanager
-    def stream() -> Iterator[Source]:
-        with Stream(ring, how, shape, plan.chunk, run.seed) as window:
-            yield window.source()
-
-    return _Rows(known, how, plan, True, stream)
 
 
 def _keep(home: Home, spec: PlantSpec, policy: Policy, member: dict[str, Any], known: Moments) -> dict[str, Any]:

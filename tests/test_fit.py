@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,8 @@ from neorl_core.fit import Progress, fit, schedule
 from neorl_core.networks import actor_apply, policy_act
 from neorl_core.training import Algorithm, hyperparameters, init_population, make_train_chunk, policies, prepare
 from neorl_core.types import PlantSpec, Space, Transition
+from tasks.adapters.checkpoints import Checkpoints
+from tasks.keeper import Keeper
 
 SPEC = PlantSpec(
     name="toy",
@@ -160,16 +163,28 @@ def test_the_schedule_worked_by_hand(
     assert schedule(updates, chunk, batches, warm_up) == expected
 
 
-def test_divergence_ends_a_run_and_the_last_good_state_is_known() -> None:
-    states: list[Progress] = []
-    with pytest.raises(FloatingPointError, match=r"divergence of every member by update 14: lower the learning rates"):
-        fit(
-            logged(), SPEC, GROWTH, updates=40, overrides={"rate": 8.0}, chunk=2, batch_size=16,
-            report=lambda state, _: states.append(state),
-        )  # fmt: skip
+def test_divergence_ends_a_run_and_the_last_good_state_is_kept(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"updates": 40, "overrides": {"rate": 8.0}, "chunk": 2, "batch_size": 16}
+    with Checkpoints(tmp_path, {"run": 1}) as checkpoints:
+        keeper = Keeper(checkpoints, seconds=1e9)
+        with pytest.raises(FloatingPointError, match=r"divergence of every member by update 14: lower the learning"):
+            fit(logged(), SPEC, GROWTH, report=keeper.report, **settings)
+        assert checkpoints.latest() is None
+        assert keeper.leave() == f"kept at update 12 in {tmp_path}"
+    with Checkpoints(tmp_path, {"run": 1}) as checkpoints:
+        states: list[Progress] = []
+        with pytest.raises(FloatingPointError, match="by update 14"):
+            fit(
+                logged(),
+                SPEC,
+                GROWTH,
+                resume=Keeper(checkpoints).resume,
+                report=lambda s, _: states.append(s),
+                **settings,
+            )
     # 8^6 is the last power of 8 below the limit of 10^6, and chance adds less than a hundredth.
-    assert states[-1].done == 12
-    assert 8**6 < float(states[-1].population.learner.size[0]) < 1.01 * 8**6
+    assert [state.done for state in states] == [12]
+    assert 8**6 < float(states[0].population.learner.size[0]) < 1.01 * 8**6
 
 
 def test_what_does_not_fit_is_one_sentence() -> None:

@@ -119,6 +119,8 @@ def test_a_grid_varies_the_members(reference: dict[str, Any], tmp_path: Path) ->
         ({"hyperparameters": {"critics": 2.5}}, ["critics", "2.5"]),
         ({"grid": {"temperature": [1.0]}}, ["temperature"]),
         ({"grid": {"hidden": [8.0]}}, ["hidden"]),
+        ({"devices": 64}, ["train.devices", "64"]),
+        ({"precision": "bfloat16"}, ["train.precision", "CPU"]),
     ],
 )
 def test_what_is_not_known_is_one_sentence(

@@ -1,0 +1,256 @@
+"""`make study`: every algorithm on every plant, three seeds each, selected by off-policy evaluation alone.
+
+    python -m benchmarks.study double_mass --data DMSD-v0-train.npz DMSD-v0-val.npz
+    python -m benchmarks.study chemical_reactor
+    python -m benchmarks.study double_mass --algorithms bptt mopo      # anew; the others' results are kept
+
+Settings are the same for both plants. Final policies are scored by rollouts after all selecting is done; nothing that
+is trained or selected ever sees a rollout. Results are kept in benchmarks/results, and docs/results.md is made of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.home import Home
+from configs.run import RunConfig
+from neorl_core import dynamics
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.fit import fit
+from neorl_core.networks import Policy
+from neorl_core.ope import model as twin_of
+from neorl_core.plants import PLANTS
+from neorl_core.plants.base import rollouts
+from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
+from neorl_core.safety.composite import bare_controller
+from neorl_core.training import prepare
+from neorl_core.types import PlantSpec
+from tasks.adapters.dataset import Dataset
+from tasks.adapters.plant_log import generate
+from tasks.adapters.policy_file import load_policy, save_policy
+from tasks.ingest import ingest
+from tasks.logs import Logs, read_logs
+from tasks.simulate import PUBLISHED_SCORES, ROLLOUT_SEED, score
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+SEEDS = 3
+EPISODES = 256
+HELD_OUT = 0.2
+DISCOUNT = 0.97
+TWIN_UPDATES = 4_000
+
+PUBLISHED_NAMES = {"bc": "BC", "td3_bc": "TD3BC", "cql": "CQL", "edac": "EDAC", "mopo": "MOPO", "combo": "COMBO"}
+MODEL_BASED = ("bptt", "mopo", "combo")
+FAST: dict[str, Any] = {"discount": DISCOUNT, "actor_lr": 1e-3, "critic_lr": 1e-3}
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "bc": (10_000, {"actor_lr": 1e-3}),
+    "td3_bc": (30_000, {**FAST, "critics": 10, "alpha": 20.0}),
+    "rebrac": (20_000, {**FAST, "critics": 4, "hidden": [64, 64]}),
+    "iql": (20_000, {**FAST, "value_lr": 1e-3}),
+    "awac": (20_000, FAST),
+    "sac_n": (30_000, {**FAST, "critics": 10}),
+    "edac": (30_000, {**FAST, "critics": 10}),
+    "cql": (5_000, FAST),
+    "bptt": (4_000, {"discount": DISCOUNT}),
+    "mopo": (9_000, FAST),
+    "combo": (6_000, FAST),
+}
+"""Gradient steps and what differs from the algorithm's own defaults, for every plant alike."""
+
+
+def logged(plant: str, data: Sequence[Path], home: Home) -> tuple[Logs, Logs]:
+    """The plant's logs through the pipeline's own ingest: episodes to train on and episodes held out."""
+    if plant == "chemical_reactor" and not data:
+        data = [Path(generate(plant, home.room("generated", plant), seed=0)["path"])]
+    mapping = ROOT / "configs" / "mappings" / f"{plant}.yaml"
+    source = {"mapping": mapping} if mapping.exists() else {"format": "neorl2"}
+    found = ingest(home, RunConfig(plant=plant, data={**source, "held_out": HELD_OUT}), list(data))
+    store = Dataset.open(Path(found["path"]), found["digest"])
+    ours, held_out = (read_logs(store, episodes) for episodes in store.split(HELD_OUT))
+    return ours, held_out
+
+
+def train(plant: str, name: str, logs: Logs, home: Home) -> dict[str, Any]:
+    """Train an algorithm's seeds and keep their final policies."""
+    updates, overrides = SETTINGS[name]
+    spec = PLANTS[plant].spec
+    wall, processor = time.perf_counter(), time.process_time()
+    learned = fit(logs.transitions, spec, name, updates=updates, seeds=range(SEEDS), overrides=overrides)
+    spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - processor}
+    for seed, policy in enumerate(learned.policies):
+        save_policy(policy_path(home, plant, name, seed), policy, spec, {"algorithm": name, "seed": seed})
+    return {**spent, "updates": updates, "overrides": overrides, "sound": [bool(x) for x in learned.sound]}
+
+
+def policy_path(home: Home, plant: str, name: str, seed: int) -> Path:
+    return home.room("study", plant) / f"{name}-{seed}.npz"
+
+
+def returns(plant: str, policy: Policy | None) -> np.ndarray:
+    """Returns of episodes of the simulator under a policy, or under the plant's own controller; the same episodes."""
+    simulator = PLANTS[plant]
+    keys = jax.random.split(jax.random.key(ROLLOUT_SEED), EPISODES)
+    if policy is None:
+        found = rollouts(simulator, simulator.fallback, simulator.fallback_params, keys, simulator.domain)
+    else:
+        found = rollouts(simulator, bare_controller(simulator), policy, keys, simulator.domain)
+    return np.asarray(found.ret, np.float64)
+
+
+def estimates(policies: Sequence[Policy], held_out: Logs, spec: PlantSpec) -> list[float]:
+    """Every policy's value in a twin that is learned from the held-out episodes, from where these begin."""
+    normaliser, data = prepare(held_out.transitions, spec)
+    init_key, train_key = jax.random.split(jax.random.key(0))
+    data = data._replace(reward=jnp.asarray(held_out.transitions.reward))
+    twin, scaled = twin_of.start(init_key, data, TWIN_UPDATES)
+    fitted, _ = dynamics.train(twin.model, train_key, scaled, jnp.int32(0), TWIN_UPDATES)
+    starts = data.observation[jnp.asarray(held_out.starts)]
+    settings = (starts, jax.random.key(1), spec.horizon, DISCOUNT)
+    found = [twin_of.evaluate(twin._replace(model=fitted), normaliser, policy, *settings) for policy in policies]
+    return [float(one.value) if np.isfinite(one.value) else -np.inf for one in found]
+
+
+def behaviour_score(spec: PlantSpec, logs: Logs) -> float:
+    """What the logged rewards come to, per episode of the plant's horizon."""
+    return score(spec, float(np.mean(logs.transitions.reward)) * spec.horizon)
+
+
+def whole_runs(candidates: Mapping[str, dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """One run for each seed: every algorithm's policy of that seed, and the one that the estimate chooses."""
+    runs = []
+    for seed in range(SEEDS):
+        scores = {name: candidates[name]["scores"][seed] for name in names}
+        estimated = {name: candidates[name]["ope"][seed] for name in names}
+        chosen = max(names, key=lambda name: estimated[name])
+        regret = max(scores.values()) - scores[chosen]
+        runs.append({"seed": seed, "chosen": chosen, "score": scores[chosen], "regret": regret})
+    return runs
+
+
+def study(plant: str, names: Sequence[str], data: Sequence[Path], home: Home) -> dict[str, Any]:
+    """Train the named algorithms, estimate every policy that there is, and only then roll them out."""
+    spec = PLANTS[plant].spec
+    path = RESULTS / f"study-{plant}.json"
+    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"plant": plant, "algorithms": {}}
+    logs, held_out = logged(plant, data, home)
+    for name in names:
+        result["algorithms"][name] = train(plant, name, logs, home)
+        print(name, json.dumps(result["algorithms"][name]), file=sys.stderr, flush=True)
+    known = [n for n in ALGORITHMS if n in result["algorithms"] and policy_path(home, plant, n, SEEDS - 1).exists()]
+    kept = {name: [load_policy(policy_path(home, plant, name, seed))[0] for seed in range(SEEDS)] for name in known}
+    result["algorithms"] = {name: result["algorithms"][name] for name in known}
+    estimated = estimates([p for name in known for p in kept[name]], held_out, spec)
+    controller = returns(plant, None)
+    for i, name in enumerate(known):
+        found = [returns(plant, policy) for policy in kept[name]]
+        gain = paired_difference_interval(np.concatenate(found), np.tile(controller, SEEDS))
+        result["algorithms"][name] |= {
+            "ope": [float(x) for x in estimated[i * SEEDS : (i + 1) * SEEDS]],
+            "scores": [score(spec, float(x.mean())) for x in found],
+            "beats_controller": [gain.lower, gain.upper],
+        }
+    result |= {
+        "rows": len(logs.episode),
+        "behaviour": behaviour_score(spec, logs),
+        "controller": score(spec, float(controller.mean())),
+        "model_free": whole_runs(result["algorithms"], [n for n in known if n not in MODEL_BASED]),
+        "any": whole_runs(result["algorithms"], known),
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def show(interval: Interval) -> str:
+    return f"{interval.value:.1f} ± {interval.upper - interval.value:.1f}"
+
+
+def verdict(interval: Sequence[float]) -> str:
+    """Whether the plant's controller is beaten, by the interval of the paired difference of returns."""
+    low, high = interval
+    answer = "yes" if low > 0 else "no" if high < 0 else "undecided"
+    return f"{answer} [{low:+.3g}, {high:+.3g}]"
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """One plant's results as Markdown."""
+    published = PUBLISHED_SCORES.get(result["plant"], {})
+    lines = [
+        f"## {result['plant']}",
+        "",
+        f"{result['rows']:,} transitions to learn from; final policies of {SEEDS} seeds, {EPISODES} episodes each, "
+        "mean and 95 % t interval over the seeds. The last column is the interval of the mean difference of "
+        "returns from the plant's own controller in the same episodes.",
+        "",
+        "| | score | published | each seed | estimate, each seed | CPU s, all seeds | beats the plant's controller? |",
+        "|---|---|---|---|---|---|---|",
+        f"| behaviour policy | {result['behaviour']:.1f} | {published.get('data', '–')} | | | | |",
+        f"| plant's controller | {result['controller']:.1f} | – | | | | |",
+    ]
+    for name, entry in result["algorithms"].items():
+        scores = ", ".join(f"{x:.1f}" for x in entry["scores"])
+        estimated = ", ".join(f"{x:.3g}" for x in entry["ope"])
+        lines.append(
+            f"| {name} | {show(mean_interval(entry['scores']))} | {published.get(PUBLISHED_NAMES.get(name, ''), '–')} "
+            f"| {scores} | {estimated} | {entry['cpu_seconds']:.0f} | {verdict(entry['beats_controller'])} |"
+        )
+    lines += ["", "Selected by the estimate alone, in each of three whole runs:", ""]
+    lines += ["| candidates | run 1 | run 2 | run 3 | mean | mean regret |", "|---|---|---|---|---|---|"]
+    for title, key in (("model-free algorithms", "model_free"), ("all algorithms", "any")):
+        runs = result[key]
+        cells = " | ".join(f"{r['score']:.1f} ({r['chosen']})" for r in runs)
+        mean, regret = (statistics.mean(r[k] for r in runs) for k in ("score", "regret"))
+        lines.append(f"| {title} | {cells} | {mean:.1f} | {regret:.1f} |")
+    return "\n".join([*lines, ""])
+
+
+def page() -> str:
+    """docs/results.md from all results that are kept."""
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("study-*.json"))]
+    settings = [f"- {name}: {updates:,} updates, {json.dumps(o)}" for name, (updates, o) in SETTINGS.items()]
+    return "\n".join(
+        [
+            "# What the algorithms come to",
+            "",
+            "Made by `make study`. Score 0 and 100 are the plant's own (`PlantSpec.score_range`; for double_mass "
+            "NeoRL-2's, whose published scores are seed averages of the best setting, chosen online).",
+            "",
+            *(table(result) for result in found),
+            "## Settings",
+            "",
+            "The same for every plant; what is not named is the algorithm's default.",
+            "",
+            *settings,
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plant", choices=sorted(PLANTS))
+    parser.add_argument("--data", type=Path, nargs="*", default=[], help="its logs; the reactor's are generated")
+    parser.add_argument("--algorithms", nargs="*", default=sorted(SETTINGS), choices=[*SETTINGS, []])
+    options = parser.parse_args()
+    home = Home((Path(os.environ.get("NEORL_HOME") or ".neorl") / "study").resolve())
+    result = study(options.plant, options.algorithms, options.data, home)
+    PAGE.write_text(page())
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()
