@@ -61,7 +61,7 @@ def linear_plant(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_the_true_linear_model_the_policy_is_the_riccati_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear actor of small actions, where tanh is the identity to a part in a thousand."""
     linear_plant(monkeypatch)
-    steps = 500
+    steps = 3000
     recipe = Recipe(schedule="cosine", steps=steps)
     actor = {"Dense_0": {"kernel": -jnp.ones((2, 1)), "bias": jnp.zeros(1)}}
     starts = 0.02 * jax.random.normal(jax.random.key(0), (1, 32, 2))
