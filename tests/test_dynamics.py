@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from neorl_core import dynamics
+from neorl_core import dynamics, imagination
 from neorl_core.dynamics import Model
 from neorl_core.optimisers import Recipe
 from neorl_core.types import Transition
@@ -151,10 +151,10 @@ def test_elites_are_the_members_with_the_least_held_out_loss() -> None:
 def test_disagreement_and_uncertainty_by_hand() -> None:
     means = jnp.array([[0.0, 1.0], [2.0, 1.0]])
     # Variances 1 and 0: the root of their mean.
-    assert float(dynamics.disagreement(means)) == pytest.approx(np.sqrt(0.5), rel=1e-6)
-    assert float(dynamics.disagreement(means[:1])) < 1e-5, "one member agrees with itself"
+    assert float(imagination.disagreement(means)) == pytest.approx(np.sqrt(0.5), rel=1e-6)
+    assert float(imagination.disagreement(means[:1])) < 1e-5, "one member agrees with itself"
     deviations = jnp.log(jnp.array([[3.0, 4.0], [6.0, 2.0]]))
-    assert float(dynamics.uncertainty(deviations)) == pytest.approx(np.sqrt(40.0), rel=1e-6)
+    assert float(imagination.uncertainty(deviations)) == pytest.approx(np.sqrt(40.0), rel=1e-6)
 
 
 def test_rollouts_repeat_the_members_own_steps() -> None:
@@ -164,7 +164,7 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
     def policy(observation: jax.Array) -> jax.Array:
         return jnp.tanh(observation[:2])
 
-    steps = jax.jit(lambda m, s: dynamics.rollouts(m, policy, s, 3))(members, starts)
+    steps = jax.jit(lambda m, s: imagination.rollouts(m, policy, s, 3))(members, starts)
     for number, member in enumerate(members):
         observation, alive = starts[number, 1], 1.0
         for t in range(3):
@@ -178,7 +178,7 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
 
 def test_branches_have_the_members_noise_and_begin_again_where_they_end(learned: Model) -> None:
     starts = jnp.zeros((2000, 2)) + jnp.array([1.0, -1.0])
-    branch = jax.jit(lambda m, s: dynamics.branches(m, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2))
+    branch = jax.jit(lambda m, s: imagination.branches(m, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2))
     steps, _ = branch(learned.members, starts)
     expected = jax.vmap(dynamics.transition, in_axes=(None, 0, 0))(learned.members[0], starts, steps.action[:, 0])
     residual = np.asarray(steps.next_observation[:, 0] - expected[0])
