@@ -1,13 +1,19 @@
-"""d3rlpy's training in windows, run by a Python of its own that has it: see `PEERS` in benchmarks/speed.py.
+"""d3rlpy's training, run by a Python of its own that has it: see benchmarks/speed.py and benchmarks/score.py.
 
     PYTHON benchmarks/peers.py TRANSITIONS.npz WIDTH BATCH
 
 Answers each line `algorithm steps` on standard input with `seconds seconds_of_sampling` on standard output. A step is
 what d3rlpy's own training loop does, a batch sampled and an update, without its logger and progress bar.
+
+    PYTHON benchmarks/peers.py DMSD.npz --train ALGORITHM
+
+One algorithm at d3rlpy's own defaults on a NeoRL-2 archive. Answers `train seconds` with `{"steps": so far}`, and
+`act [[...], ...]` with the policy's actions at these observations.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from typing import Any
@@ -30,7 +36,45 @@ def algorithms(width: int, batch: int) -> dict[str, Any]:
     }
 
 
+DEFAULTS = {"td3_bc": d3rlpy.algos.TD3PlusBCConfig, "iql": d3rlpy.algos.IQLConfig, "cql": d3rlpy.algos.CQLConfig}
+
+
+def train(path: str, name: str) -> None:
+    """Train at d3rlpy's defaults for as long as it is told to."""
+    data = np.load(path, allow_pickle=False)
+    done, truncated = (np.asarray(data[key], np.float32).ravel() for key in ("done", "truncated"))
+    timeouts = np.maximum(truncated * (1 - done), np.arange(1, len(done) + 1) == len(done)).astype(np.float32)
+    answers, sys.stdout = sys.stdout, sys.stderr
+    dataset = d3rlpy.dataset.MDPDataset(
+        observations=data["obs"],
+        actions=data["action"],
+        rewards=data["reward"].ravel(),
+        terminals=done,
+        timeouts=timeouts,
+        action_space=d3rlpy.ActionSpace.CONTINUOUS,
+    )
+    d3rlpy.seed(0)
+    algorithm = DEFAULTS[name]().create()
+    algorithm.build_with_dataset(dataset)
+    steps = 0
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        order, argument = line.split(maxsplit=1)
+        if order == "train":
+            until = time.perf_counter() + float(argument)
+            while time.perf_counter() < until:
+                algorithm.update(dataset.sample_transition_batch(algorithm.batch_size))
+                steps += 1
+            print(json.dumps({"steps": steps}), file=answers, flush=True)
+        else:
+            observation = np.asarray(json.loads(argument), np.float32)
+            print(json.dumps(algorithm.predict(observation).tolist()), file=answers, flush=True)
+
+
 def main() -> None:
+    if sys.argv[2] == "--train":
+        train(sys.argv[1], sys.argv[3])
+        return
     path, width, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     data = np.load(path)
     rows = len(data["rewards"])

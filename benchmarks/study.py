@@ -37,6 +37,7 @@ from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_
 from neorl_core.safety.composite import bare_controller
 from neorl_core.training import prepare
 from neorl_core.types import PlantSpec
+from tasks.adapters.canonical import write_json
 from tasks.adapters.dataset import Dataset
 from tasks.adapters.plant_log import generate
 from tasks.adapters.policy_file import load_policy, save_policy
@@ -56,18 +57,19 @@ TWIN_UPDATES = 4_000
 PUBLISHED_NAMES = {"bc": "BC", "td3_bc": "TD3BC", "cql": "CQL", "edac": "EDAC", "mopo": "MOPO", "combo": "COMBO"}
 MODEL_BASED = ("bptt", "mopo", "combo")
 FAST: dict[str, Any] = {"discount": DISCOUNT, "actor_lr": 1e-3, "critic_lr": 1e-3}
+SOFT: dict[str, Any] = {**FAST, "temperature": 0.1, "temperature_lr": 1e-3}
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "bc": (10_000, {"actor_lr": 1e-3}),
-    "td3_bc": (30_000, {**FAST, "critics": 10, "alpha": 20.0}),
-    "rebrac": (20_000, {**FAST, "critics": 4, "hidden": [64, 64]}),
-    "iql": (20_000, {**FAST, "value_lr": 1e-3}),
-    "awac": (20_000, FAST),
-    "sac_n": (30_000, {**FAST, "critics": 10}),
-    "edac": (30_000, {**FAST, "critics": 10}),
-    "cql": (5_000, FAST),
+    "td3_bc": (8_000, {**FAST, "critics": 10, "alpha": 20.0}),
+    "rebrac": (8_000, {**FAST, "critics": 10, "hidden": [64, 64]}),
+    "iql": (8_000, FAST),
+    "awac": (8_000, FAST),
+    "sac_n": (12_000, SOFT),
+    "edac": (12_000, SOFT),
+    "cql": (4_000, SOFT),
     "bptt": (4_000, {"discount": DISCOUNT}),
-    "mopo": (9_000, FAST),
-    "combo": (6_000, FAST),
+    "mopo": (9_000, SOFT),
+    "combo": (6_000, SOFT),
 }
 """Gradient steps and what differs from the algorithm's own defaults, for every plant alike."""
 
@@ -149,6 +151,8 @@ def study(plant: str, names: Sequence[str], data: Sequence[Path], home: Home) ->
     logs, held_out = logged(plant, data, home)
     for name in names:
         result["algorithms"][name] = train(plant, name, logs, home)
+        # Written at once: a study that is stopped keeps what it has trained.
+        write_json(path, result)
         print(name, json.dumps(result["algorithms"][name]), file=sys.stderr, flush=True)
     known = [n for n in ALGORITHMS if n in result["algorithms"] and policy_path(home, plant, n, SEEDS - 1).exists()]
     kept = {name: [load_policy(policy_path(home, plant, name, seed))[0] for seed in range(SEEDS)] for name in known}
@@ -170,8 +174,7 @@ def study(plant: str, names: Sequence[str], data: Sequence[Path], home: Home) ->
         "model_free": whole_runs(result["algorithms"], [n for n in known if n not in MODEL_BASED]),
         "any": whole_runs(result["algorithms"], known),
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(path, result)
     return result
 
 

@@ -45,10 +45,10 @@ class Data(Strict):
 class Train(Strict):
     """The population that is trained."""
 
-    algorithm: Name = "td3_bc"
-    updates: Count = 20_000
+    algorithm: Name = "bptt"
+    updates: Count = 4_000
     batch_size: Count = 256
-    seeds: Count = 4
+    seeds: Count = 2
     checkpoint_every: Count = 2_000
     """Updates between checkpoints: what a killed run may lose."""
     memory_mb: Annotated[float, Field(gt=0.0)] | None = None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -226,6 +225,7 @@ def elites(model: Model, count: int) -> Ensemble:
     return _apart(jax.tree.map(lambda *x: jnp.stack(x)[best], *model.members), count)
 
 
+<<<<<<< HEAD
 class Imagined(NamedTuple):
     """Steps of policies in the ensemble, with leading axes (members, starts of each, H)."""
 
@@ -350,6 +350,8 @@ def branches(
     return jax.vmap(one)(starts, numbers, noises)
 
 
+=======
+>>>>>>> c4e1ffc93cdc17a95520c181cdb99cfeb6be9188
 @partial(jax.jit, static_argnames=("updates", "batch_size"))
 def train(
     model: Model,

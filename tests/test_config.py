@@ -27,7 +27,7 @@ def write(folder: Path, text: str) -> Path:
 def test_a_run_says_only_what_differs(tmp_path: Path) -> None:
     run = load_run(write(tmp_path, SMALLEST))
     # Defaults as the working agreement and design.md fix them.
-    assert (run.train.algorithm, run.train.batch_size, run.evaluate.discount) == ("td3_bc", 256, 0.99)
+    assert (run.train.algorithm, run.train.batch_size, run.evaluate.discount) == ("bptt", 256, 0.99)
     assert (run.certify.p0, run.certify.confidence, run.certify.max_episodes) == (1e-3, 0.95, 30000)
     assert (run.data.max_quarantined, run.data.held_out, run.concurrency) == (0.05, 0.2, "refuse")
     assert run.approval == "required"  # promotion without a person has to be asked for

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import dynamics, optimisers
+from neorl_core import dynamics, imagination, optimisers
 from neorl_core.algorithms import losses
-from neorl_core.dynamics import Imagined, Model
+from neorl_core.dynamics import Model
+from neorl_core.imagination import Imagined
 from neorl_core.networks import Ensemble, Params, actor_apply, actor_init
 from neorl_core.optimisers import Optimiser, Recipe
 from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters
@@ -78,7 +79,7 @@ def actor_loss(
     actor: Params, members: Ensemble, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
 ) -> tuple[Float[Array, ""], Imagined]:
     """Mean over rollouts of `losses.imagined_loss`."""
-    steps = dynamics.rollouts(members, lambda observation: actor_apply(actor, observation), starts, horizon)
+    steps = imagination.rollouts(members, lambda observation: actor_apply(actor, observation), starts, horizon)
     of_rollout = jax.vmap(jax.vmap(losses.imagined_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
     every = of_rollout(steps.reward, steps.alive, steps.disagreement, h["discount"], h["penalty"])
     return jnp.mean(every), steps

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import dynamics, optimisers
+from neorl_core import dynamics, imagination, optimisers
 from neorl_core.algorithms import losses, sac_n
 from neorl_core.dynamics import Model
 from neorl_core.networks import Ensemble, Params, gaussian_apply, squash
@@ -88,7 +88,7 @@ def imagine(state: State, logged: Transition, key: PRNGKeyArray) -> tuple[Transi
         return squash(gaussian_apply(state.sac.actor, observation), noise)[0]
 
     members, actions = dynamics.elites(state.model, state.shape.elites), logged.action.shape[-1]
-    steps, uncertainty = dynamics.branches(members, policy, actions, logged.observation, key, state.shape.horizon)
+    steps, uncertainty = imagination.branches(members, policy, actions, logged.observation, key, state.shape.horizon)
     flat: Transition = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
     return flat, uncertainty.reshape(-1)
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import dynamics
+from neorl_core import dynamics, imagination
 from neorl_core.dynamics import Model
 from neorl_core.networks import Ensemble, Normaliser, Policy, policy_act, to_unit
 from neorl_core.optimisers import Recipe
@@ -91,7 +91,7 @@ def evaluate(
         physical = observation * normaliser.scale + normaliser.mean
         return to_unit(normaliser, policy_act(policy, physical))
 
-    steps = dynamics.rollouts(members, act, jnp.broadcast_to(starts, (count, *starts.shape)), horizon)
+    steps = imagination.rollouts(members, act, jnp.broadcast_to(starts, (count, *starts.shape)), horizon)
     weight = jnp.asarray(discount, starts.dtype) ** jnp.arange(horizon, dtype=starts.dtype)
     returns = (steps.alive * (twin.reward_mean + twin.reward_scale * steps.reward)) @ weight
 

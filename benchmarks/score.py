@@ -1,0 +1,176 @@
+"""Seconds from a validated dataset to a selected policy above a score, ours and d3rlpy's; part of `make bench`.
+
+    python -m benchmarks.score DMSD-train.npz DMSD-val.npz [--peers PYTHON]
+
+Ours is the pipeline's own `train` and `evaluate` with configs/double_mass.yaml, each run in a fresh process with
+nothing compiled before; the simulator scores the selected policy after the clock has stopped. d3rlpy trains with its
+own defaults, and the clock stops while the simulator looks at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.home import Home
+from configs.load import load_run
+from neorl_core.plants import PLANTS
+from neorl_core.plants.base import rollouts
+from neorl_core.safety.composite import bare_controller
+from tasks.adapters.bundle import load_bundle
+from tasks.evaluate import evaluate_population
+from tasks.ingest import ingest
+from tasks.simulate import score
+from tasks.train import train
+
+ROOT = Path(__file__).resolve().parents[1]
+PLANT = "double_mass"
+BAR = 78.65
+"""EDAC's published score, the best of NeoRL-2's (arXiv 2503.19267), selected online."""
+RUNS = 3
+EPISODES = 256
+PEERS = ("td3_bc", "iql", "cql")
+PEER_SECONDS = (30, 60, 120)
+"""When d3rlpy's policies are scored, in seconds of training."""
+
+
+def ours(data: Sequence[Path], seed: int) -> dict[str, Any]:
+    """One whole run in this process: seconds until a policy was selected, and then every candidate's score."""
+    plant = PLANTS[PLANT]
+    run = load_run(ROOT / "configs" / f"{PLANT}.yaml").model_copy(update={"seed": seed})
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder))
+        dataset = ingest(home, run, list(data))
+        started, processor = time.perf_counter(), time.process_time()
+        population = train(home, run, dataset)
+        trained = time.perf_counter() - started
+        selected = evaluate_population(home, run, dataset, population, None)["selected"]
+        seconds, processor = time.perf_counter() - started, time.process_time() - processor
+        policies = [load_bundle(Path(m["path"]), m["digest"])[1].policy for m in population["members"]]
+    keys = jax.random.split(jax.random.key(seed), EPISODES)
+    returns = [rollouts(plant, bare_controller(plant), policy, keys, plant.domain).ret for policy in policies]
+    scores = [score(plant.spec, float(np.mean(r))) for r in returns]
+    return {
+        "seed": seed,
+        "seconds": seconds,
+        "training_seconds": trained,
+        "cpu_seconds": processor,
+        "score": scores[selected],
+        "candidates": scores,
+        "regret": max(scores) - scores[selected],
+        "algorithm": run.train.algorithm,
+    }
+
+
+def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
+    """d3rlpy's score after each of `PEER_SECONDS` of training at its defaults."""
+    plant = PLANTS[PLANT]
+    step = jax.jit(jax.vmap(plant.step, in_axes=(0, 0, 0, None)))
+    keys = jax.random.split(jax.random.key(0), EPISODES)
+    process = subprocess.Popen(
+        [python, str(Path(__file__).with_name("peers.py")), str(data), "--train", name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def ask(question: str) -> Any:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(question, file=process.stdin, flush=True)
+        return json.loads(process.stdout.readline())
+
+    found, trained = [], 0.0
+    try:
+        if process.stdout.readline().strip() != "ready":
+            raise SystemExit(f"expected {python} to have d3rlpy 2.8.1 and torch, got none: see benchmarks/peers.py.")
+        for seconds in PEER_SECONDS:
+            told = ask(f"train {seconds - trained}")
+            trained = float(seconds)
+            state, observation = jax.vmap(plant.reset, in_axes=(0, None))(keys, plant.params)
+            total = np.zeros(EPISODES)
+            for t in range(plant.spec.horizon):
+                action = jnp.asarray(ask("act " + json.dumps(np.asarray(observation).tolist())), jnp.float32)
+                moved = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t)
+                state, now = step(moved, state, action, plant.params)
+                observation = now.observation
+                total += np.asarray(now.reward)
+            found.append({"seconds": trained, "steps": told["steps"], "score": score(plant.spec, float(total.mean()))})
+    finally:
+        process.stdin.close()
+        process.wait()
+    return found
+
+
+def measure(data: Sequence[Path], python: str | None) -> dict[str, Any]:
+    """Everything, as JSON."""
+    runs = []
+    for seed in range(RUNS):
+        command = [sys.executable, "-m", "benchmarks.score", *map(str, data), "--seed", str(seed)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        runs.append(json.loads(done.stdout.strip().splitlines()[-1]))
+        print(json.dumps(runs[-1]), flush=True)
+    peers = {name: peer(python, name, data[0]) for name in PEERS} if python else {}
+    return {"runs": runs, "peers": peers, "bar": BAR}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The comparison as Markdown."""
+    runs = result["runs"]
+    mean, slowest = statistics.mean(r["score"] for r in runs), max(r["seconds"] for r in runs)
+    lines = [
+        "## Time to a score",
+        "",
+        f"The official DMSD data, from a validated dataset to a policy that off-policy evaluation has selected, with "
+        f"configs/double_mass.yaml ({runs[0]['algorithm']}; nothing compiled before). Asked: above {result['bar']} "
+        f"within 60 s. Mean score of the selected policies {mean:.1f}, slowest run {slowest:.0f} s.",
+        "",
+        "| run | seconds (training) | CPU s | selected policy's score | every candidate's | regret |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in runs:
+        candidates = ", ".join(f"{x:.1f}" for x in r["candidates"])
+        lines.append(
+            f"| seed {r['seed']} | {r['seconds']:.1f} ({r['training_seconds']:.1f}) | {r['cpu_seconds']:.0f} "
+            f"| {r['score']:.1f} | {candidates} | {r['regret']:.1f} |"
+        )
+    if result["peers"]:
+        heads = " | ".join(f"score after {s} s" for s in PEER_SECONDS)
+        lines += ["", "d3rlpy 2.8.1 at its own defaults, one policy, nothing to select:", ""]
+        lines += [f"| algorithm | {heads} | gradient steps by then |", "|---" * (len(PEER_SECONDS) + 2) + "|"]
+        for name, rows in result["peers"].items():
+            scores = " | ".join(f"{r['score']:.1f}" for r in rows)
+            lines.append(f"| {name} | {scores} | {rows[-1]['steps']:,.0f} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known.add_argument("data", type=Path, nargs="+", help="the data's .npz files; d3rlpy learns from the first")
+    known.add_argument("--peers", default=os.environ.get("NEORL_PEERS_PYTHON"), help="a Python that has d3rlpy")
+    known.add_argument("--seed", type=int, help="only one run of ours, as JSON")
+    options = known.parse_args()
+    if options.seed is not None:
+        print(json.dumps(ours(options.data, options.seed)))
+        return
+    print(table(measure(options.data, options.peers)))
+
+
+if __name__ == "__main__":
+    main()
