@@ -95,13 +95,6 @@ def test_the_best_by_its_estimate_outlives_the_newest(tmp_path: Path) -> None:
         assert checkpoints.restore({"x": jnp.float32(0)}, 4)[0]["x"] == 4.0
 
 
-def test_a_save_that_was_waited_for_survives_any_kill(tmp_path: Path) -> None:
-    with start_writer("waited", tmp_path) as writer:
-        assert writer.wait(timeout=120) == -signal.SIGKILL
-    with Checkpoints(tmp_path, {"run": 1}, keep=3) as checkpoints:
-        assert checkpoints.restore({"x": np.zeros(1_000_000)}, 1)[0]["x"].any()
-
-
 def test_another_run_is_refused_with_the_difference_named(tmp_path: Path) -> None:
     Checkpoints(tmp_path, IDENTITY).close()
     other = {"config": {"hidden": [8], "critics": 4}, "dataset": "d0", "code": "c1"}
@@ -158,11 +151,6 @@ WRITER = """
             checkpoints.wait()
         except BadInput as error:
             print(error)
-    elif mode == "waited":
-        checkpoints.save(1, {"x": big}, {})
-        checkpoints.wait()
-        checkpoints.save(2, {"x": big}, {})
-        os.kill(os.getpid(), signal.SIGKILL)
     else:
         for step in range(1, 10_000):
             checkpoints.save(step, {"x": big + step}, {})

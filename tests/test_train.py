@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -83,6 +84,26 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
     told.clear()
     assert train(home, reactor_run(), reference, lambda done, *_: told.append(done))["digest"] == found["digest"]
     assert told == [40]
+
+
+def test_members_in_processes_are_those_of_one_program(
+    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """To 1e-5 after 40 updates."""
+    assert not undisturbed["way"]["processes"]
+    assert "too few to try" in undisturbed["way"]["reason"]
+    apart = train(Home(tmp_path), reactor_run(train={"members": "processes"}), reference)
+    assert apart["way"] == {"processes": True, "reason": "the run's configuration says so"}
+    with np.load(undisturbed["curves_path"]) as one, np.load(apart["curves_path"]) as other:
+        for name in one:
+            np.testing.assert_allclose(other[name], one[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    for a, b in zip(undisturbed["members"], apart["members"], strict=True):
+        assert (a["seed"], a["hyperparameters"]) == (b["seed"], b["hyperparameters"])
+        pair = [load_bundle(Path(m["path"]), m["digest"])[1].policy for m in (a, b)]
+        for x, y in zip(*map(jax.tree.leaves, pair), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+    # Both know of the same population, whatever the way.
+    assert Path(apart["path"]).name == Path(undisturbed["path"]).name
 
 
 def test_what_does_not_fit_is_streamed_and_resumed_to_the_bit(
