@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = """\
 plant: chemical_reactor
 data: {mapping: %s}
-train: {updates: 1200, seeds: 2, checkpoint_every: 200}
+train: {algorithm: td3_bc, updates: 1200, seeds: 2, checkpoint_every: 200}
 evaluate: {fqe_updates: 400, model_updates: 400, bootstraps: 100, rollouts: 64, discount: 0.95}
 approval: auto
 """

@@ -114,10 +114,18 @@ def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
     Returns:
         The plan, whose `updates` are the least that fit and are not fewer than asked for. The chunk changes neither of
         the other two.
+
+    Raises:
+        ValueError: when nothing is left after the warm-up.
     """
     log_every = max(min(updates // CURVE_ROWS, LONGEST_ROW) // batches, 1) * batches
     rows = -(-updates // log_every)
-    first = min(-(-warm_up // log_every), rows)
+    first = -(-warm_up // log_every)
+    if first >= rows:
+        raise ValueError(
+            f"expected more updates than the {warm_up:,} that come before the policy's, got {updates:,}: ask for more, "
+            "or lower warm_up_updates."
+        )
     common = math.gcd(rows, first)
     divisors = [n for n in range(1, common + 1) if common % n == 0]
     chunk = min(divisors, key=lambda n: abs(n * log_every - chunk)) * log_every

@@ -21,7 +21,7 @@ MAPPING = Path(__file__).parents[1] / "configs" / "mappings" / "chemical_reactor
 def reactor_run(**settings: Any) -> RunConfig:
     """A run of the reactor, small wherever a test does not say otherwise."""
     data = {"mapping": MAPPING, "held_out": 0.3}
-    train = {"updates": 40, "batch_size": 32, "seeds": 2, "checkpoint_every": 20}
+    train = {"algorithm": "td3_bc", "updates": 40, "batch_size": 32, "seeds": 2, "checkpoint_every": 20}
     train["hyperparameters"] = {"critics": 2, "hidden": [8]}
     evaluate = {"fqe_updates": 40, "model_updates": 40, "bootstraps": 50, "rollouts": 16, "discount": 0.95}
     parts: dict[str, Any] = {"data": data, "train": train, "evaluate": evaluate}

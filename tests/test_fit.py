@@ -153,14 +153,19 @@ def test_members_of_a_grid_are_told_apart() -> None:
         (1, 1_000, 2, 0, (2, 2, 2, 0)),
         # A warm-up of 5.2 rows takes six; chunks divide 6 and 200.
         (100_000, 5_000, 1, 2_600, (500, 1_000, 100_000, 3_000)),
-        # A warm-up that is longer than the run is all of it.
-        (1_000, 5_000, 1, 9_000, (5, 1_000, 1_000, 1_000)),
     ],
 )
 def test_the_schedule_worked_by_hand(
     updates: int, chunk: int, batches: int, warm_up: int, expected: tuple[int, int, int, int]
 ) -> None:
     assert schedule(updates, chunk, batches, warm_up) == expected
+
+
+def test_a_run_that_would_be_all_warm_up_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"expected more updates than the 3,000 that come before .* got 3,000: ask for"
+    ):
+        schedule(3_000, 500, 1, 3_000)
 
 
 def test_divergence_ends_a_run_and_the_last_good_state_is_kept(tmp_path: Path) -> None:
