@@ -20,8 +20,9 @@ from neorl_core.training import diverged, policies
 from neorl_core.types import PlantSpec
 from tasks.adapters.bundle import composite_digest, save_bundle
 from tasks.adapters.canonical import digest_json, npz_bytes, write_atomic, write_json
-from tasks.population import population_of, train_population
+from tasks.population import population_of
 from tasks.progress import Report
+from tasks.ways import train_population
 
 ENVELOPE_SIGMAS = 1.0
 """How far beyond the training data, in its standard deviations, the shield lets the policy act."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.population import faster
+from tasks.ways import faster
 
 
 @pytest.mark.parametrize(
