@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core import dynamics, imagination, optimisers
 from neorl_core.algorithms import losses
-from neorl_core.dynamics import Model
+from neorl_core.dynamics import Model, Reach
 from neorl_core.imagination import Imagined
 from neorl_core.networks import Ensemble, Params, actor_apply, actor_init
 from neorl_core.optimisers import Optimiser, Recipe
@@ -37,7 +37,7 @@ class Config(NamedTuple):
     discount: float = 0.99
     penalty: float = 1.0
     """Weight of the disagreement, in deviations of the reward per deviation of an observation."""
-    actor_lr: float = 1e-2
+    actor_lr: float = 5e-3
     clone_lr: float = 1e-3
     model_lr: float = 1e-2
     actor_recipe: Recipe = Recipe(clip=1.0, schedule="cosine", steps=1000)
@@ -80,10 +80,10 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def actor_loss(
-    actor: Params, members: Ensemble, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
+    actor: Params, members: Ensemble, reach: Reach, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
 ) -> tuple[Float[Array, ""], Imagined]:
     """Mean over rollouts of `losses.imagined_loss`."""
-    steps = imagination.rollouts(members, lambda observation: actor_apply(actor, observation), starts, horizon)
+    steps = imagination.rollouts(members, reach, lambda observation: actor_apply(actor, observation), starts, horizon)
     of_rollout = jax.vmap(jax.vmap(losses.imagined_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
     every = of_rollout(steps.reward, steps.alive, steps.disagreement, h["discount"], h["penalty"])
     return jnp.mean(every), steps
@@ -102,7 +102,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     each = max(rows.shape[0] // shape.elites, 1)
     starts = rows[: each * shape.elites].reshape(shape.elites, each, -1)
     (loss, steps), gradient = jax.value_and_grad(actor_loss, has_aux=True)(
-        state.actor, members, starts, shape.horizon, h
+        state.actor, members, dynamics.reach(state.model), starts, shape.horizon, h
     )
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
     metrics = {
