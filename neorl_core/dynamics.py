@@ -30,6 +30,8 @@ from neorl_core.networks import Ensemble, Params, mlp_apply
 from neorl_core.optimisers import Optimiser, Recipe
 from neorl_core.types import Transition
 
+WIDENING = 0.25
+"""How far beyond the data, in parts of their range, a rollout may go."""
 HELD_OUT = 0.1
 """Share of the transitions that no member learns from."""
 FORGET = 0.01
@@ -54,6 +56,16 @@ class Model(NamedTuple):
     optimiser: Optimiser
     error: Float[Array, " M"]
     """Running mean of each member's held-out loss."""
+    low: Float[Array, " O"]
+    high: Float[Array, " O"]
+    """Least and most of what training has seen of each observation; low above high while it has seen nothing."""
+
+
+class Reach(NamedTuple):
+    """Between which bounds rollouts stay."""
+
+    low: Float[Array, " O"]
+    high: Float[Array, " O"]
 
 
 class Outcome(NamedTuple):
@@ -86,7 +98,8 @@ def init(
     """
     stacked = jax.vmap(lambda k: _member(k, observations, actions, hidden))(jax.random.split(key, members))
     weights = _apart(stacked, members)
-    return Model(weights, optimisers.init(recipe, weights), jnp.zeros(members))
+    nothing = jnp.full(observations, 1e9, jnp.result_type(float))
+    return Model(weights, optimisers.init(recipe, weights), jnp.zeros(members), nothing, -nothing)
 
 
 def _apart(stacked: Params, count: int) -> Ensemble:
@@ -213,10 +226,22 @@ def update(model: Model, batch: Transition, learning_rate: Float[Array, ""]) -> 
     members, optimiser = optimisers.step(model.members, gradient, model.optimiser, learning_rate)
     known = jnp.where(count > 0, FORGET, 0.0).astype(error.dtype)
     running = model.error + known * (error - model.error)
-    return Model(members, optimiser, running), {
+    seen = jnp.concatenate([batch.observation, batch.next_observation])
+    low, high = jnp.minimum(model.low, jnp.min(seen, axis=0)), jnp.maximum(model.high, jnp.max(seen, axis=0))
+    return Model(members, optimiser, running, low, high), {
         "model_loss": value / model.error.shape[0],
         "model_error": jnp.mean(error),
     }
+
+
+def reach(model: Model) -> Reach:
+    """The range of the data, widened by `WIDENING` of itself on both sides: beyond it no member knows anything.
+
+    A rollout that ran away there would hide the others' gradients behind its own. Without bounds before training.
+    """
+    room = WIDENING * (model.high - model.low)
+    seen = model.high >= model.low
+    return Reach(jnp.where(seen, model.low - room, -jnp.inf), jnp.where(seen, model.high + room, jnp.inf))
 
 
 def elites(model: Model, count: int) -> Ensemble:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core import dynamics
+from neorl_core.dynamics import Reach
 from neorl_core.networks import Ensemble
 from neorl_core.types import Transition
 
@@ -43,6 +44,7 @@ def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
 
 def rollouts(
     members: Ensemble,
+    reach: Reach,
     policy: Callable[[Float[Array, " O"]], Float[Array, " A"]],
     starts: Float[Array, "M B O"],
     horizon: int,
@@ -51,6 +53,7 @@ def rollouts(
 
     Args:
         members: M members' weights.
+        reach: where an observation would leave it, it is clipped.
         policy: normalised observation -> unit action.
         starts: (M, B, O), where each member's rollouts begin.
         horizon: steps H.
@@ -66,7 +69,7 @@ def rollouts(
             observation, alive = carry
             action = policy(observation)
             means = jnp.stack([dynamics.transition(member, observation, action)[0] for member in members])
-            following = means[number]
+            following = jnp.clip(means[number], *reach)
             reward, logit = dynamics.judge(members[number], observation, action, following)
             ending = jax.nn.sigmoid(logit)
             record = Imagined(observation, action, reward, following, ending, alive, disagreement(means))
@@ -91,6 +94,7 @@ def uncertainty(log_deviations: Float[Array, "M O"]) -> Float[Array, ""]:
 
 def branches(
     members: Ensemble,
+    reach: Reach,
     policy: Callable[[Float[Array, " O"], Float[Array, " A"]], Float[Array, " A"]],
     actions: int,
     starts: Float[Array, "B O"],
@@ -103,6 +107,7 @@ def branches(
 
     Args:
         members: M members' weights.
+        reach: where an observation would leave it, it is clipped.
         policy: (normalised observation, standard normal noise) -> unit action.
         actions: A.
         starts: (B, O).
@@ -129,7 +134,7 @@ def branches(
             action = policy(observation, noise[:actions])
             expected = [dynamics.transition(member, observation, action) for member in members]
             means, log_deviations = (jnp.stack(parts) for parts in zip(*expected, strict=True))
-            following = means[number] + jnp.exp(log_deviations[number]) * noise[actions:]
+            following = jnp.clip(means[number] + jnp.exp(log_deviations[number]) * noise[actions:], *reach)
             judged = jnp.stack(
                 [jnp.stack(dynamics.judge(member, observation, action, following)) for member in members]
             )

@@ -22,6 +22,7 @@ from tests.by_hand import batch_of, spec, start
 A = np.array([[1.0, 0.2], [0.0, 1.0]])
 B = np.array([[0.0], [0.2]])
 Q, R = np.diag([1.0, 0.1]), np.array([[0.1]])
+FAR = dynamics.Reach(jnp.float32(-100.0), jnp.float32(100.0))
 SMALL = {"hidden": [8], "model_hidden": [8], "members": 2, "elites": 2, "horizon": 3, "starts": 8}
 
 
@@ -40,7 +41,7 @@ def test_gradients_through_the_rollouts_agree_with_differences() -> None:
         # ReLU has kinks: a few states far from them.
         starts = batch_of(np.random.default_rng(3), 2, 2).observation
         hyper = {"discount": jnp.asarray(0.9), "penalty": jnp.asarray(0.5)}
-        loss = jax.jit(lambda actor: bptt.actor_loss(actor, state.model.members, starts, 4, hyper)[0])
+        loss = jax.jit(lambda actor: bptt.actor_loss(actor, state.model.members, FAR, starts, 4, hyper)[0])
         check_grads(loss, (state.actor,), order=1, modes="rev", rtol=1e-4)
 
 
@@ -70,7 +71,7 @@ def test_with_the_true_linear_model_the_policy_is_the_riccati_gain(monkeypatch: 
     def one(carry: Any, _: None) -> tuple[Any, None]:
         actor, optimiser = carry
         # The costs of small states would be small beside Adam's epsilon.
-        gradient = jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), starts, 40, hyper)[0])(actor)
+        gradient = jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), FAR, starts, 40, hyper)[0])(actor)
         return optimisers.step(actor, gradient, optimiser, jnp.float32(0.05)), None
 
     learn = jax.jit(lambda carry: jax.lax.scan(one, carry, length=steps)[0])
@@ -93,7 +94,7 @@ def test_over_a_horizon_of_one_the_policy_is_greedy(monkeypatch: pytest.MonkeyPa
     actor = {"Dense_0": {"kernel": jnp.float32(kernel), "bias": jnp.zeros(1)}}
     starts = 0.02 * jax.random.normal(jax.random.key(0), (1, 32, 2))
     hyper = {"discount": jnp.float32(0.9), "penalty": jnp.float32(7.0)}
-    loss = jax.jit(jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), starts, 1, hyper)[0]))
+    loss = jax.jit(jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), FAR, starts, 1, hyper)[0]))
     at_truth, beside = (loss(jax.tree.map(lambda x, d=d: x + d, actor)) for d in (0.0, 0.1))
     size = [float(np.abs(g["Dense_0"]["kernel"]).max()) for g in (at_truth, beside)]
     assert size[0] < 1e-3 * size[1]

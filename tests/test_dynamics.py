@@ -19,6 +19,7 @@ from tests.by_hand import batch_of, forward, layers_of
 A = np.array([[0.9, 0.2], [-0.1, 0.8]])
 B = np.array([[0.0], [0.5]])
 NOISE = np.array([0.05, 0.1])
+FAR = dynamics.Reach(jnp.float32(-100.0), jnp.float32(100.0))
 
 
 def fresh(hidden: tuple[int, ...] = (5,), members: int = 2) -> Model:
@@ -164,7 +165,7 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
     def policy(observation: jax.Array) -> jax.Array:
         return jnp.tanh(observation[:2])
 
-    steps = jax.jit(lambda m, s: imagination.rollouts(m, policy, s, 3))(members, starts)
+    steps = jax.jit(lambda m, s: imagination.rollouts(m, FAR, policy, s, 3))(members, starts)
     for number, member in enumerate(members):
         observation, alive = starts[number, 1], 1.0
         for t in range(3):
@@ -178,7 +179,7 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
 
 def test_branches_have_the_members_noise_and_begin_again_where_they_end(learned: Model) -> None:
     starts = jnp.zeros((2000, 2)) + jnp.array([1.0, -1.0])
-    branch = jax.jit(lambda m, s: imagination.branches(m, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2))
+    branch = jax.jit(lambda m, s: imagination.branches(m, FAR, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2))
     steps, _ = branch(learned.members, starts)
     expected = jax.vmap(dynamics.transition, in_axes=(None, 0, 0))(learned.members[0], starts, steps.action[:, 0])
     residual = np.asarray(steps.next_observation[:, 0] - expected[0])
@@ -195,3 +196,17 @@ def certain(member: Any) -> Any:
     """A member that believes that every step terminates."""
     last = member["outcome"]["Dense_1"]
     return {**member, "outcome": {**member["outcome"], "Dense_1": {**last, "bias": last["bias"].at[1].set(1e3)}}}
+
+
+def test_rollouts_stay_where_there_were_data(learned: Model) -> None:
+    log = linear_log(20_000, jumps=0.02)
+    seen = np.concatenate([log.observation, log.next_observation])
+    low, high = seen.min(axis=0), seen.max(axis=0)
+    # Batches drawn with replacement have seen almost every row.
+    np.testing.assert_allclose([learned.low, learned.high], [low, high], atol=0.3)
+    near = dynamics.reach(learned)
+    room = dynamics.WIDENING * (np.asarray(learned.high) - learned.low)
+    np.testing.assert_allclose(near, [learned.low - room, learned.high + room], rtol=1e-6)
+    assert not np.isfinite(dynamics.reach(fresh())).any(), "before training nothing is known of the data"
+    steps = imagination.rollouts(learned.members[:1], near, lambda s: 50.0 * jnp.ones(1), jnp.zeros((1, 1, 2)), 3)
+    np.testing.assert_allclose(steps.next_observation[0, 0, -1, 1], near.high[1])

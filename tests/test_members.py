@@ -150,6 +150,11 @@ def test_a_member_alone_is_the_member_among_eight(name: str) -> None:
     assert min(gap(a, b) for i, a in enumerate(actors) for b in actors[:i]) > 1e-2, "members must differ by more"
 
 
+def of_warm_up(path: str) -> bool:
+    """Whether an array of the state is only touched while the algorithm warms up."""
+    return ".model." in path or ".clone_optimiser." in path
+
+
 @members
 def test_every_batch_makes_one_step_and_no_more(name: str) -> None:
     algorithm = ALGORITHMS[name]
@@ -158,7 +163,7 @@ def test_every_batch_makes_one_step_and_no_more(name: str) -> None:
     counts = {
         jax.tree_util.keystr(path): int(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(after)
-        if jax.tree_util.keystr(path).endswith(".count") and ".model." not in jax.tree_util.keystr(path)
+        if jax.tree_util.keystr(path).endswith(".count") and not of_warm_up(jax.tree_util.keystr(path))
     }
     assert max(counts.values()) == algorithm.batches_per_update, counts
     assert min(counts.values()) >= 1
@@ -256,7 +261,7 @@ def test_recipes_reach_every_group_of_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_A_MODEL)
-def test_a_warm_up_teaches_the_model_alone(name: str) -> None:
+def test_a_warm_up_teaches_the_model_and_may_clone(name: str) -> None:
     algorithm = ALGORITHMS[name]
     state, batches = start(algorithm, small(algorithm)), batches_for(algorithm)
     warm = algorithm.warm_up
@@ -267,7 +272,10 @@ def test_a_warm_up_teaches_the_model_alone(name: str) -> None:
     assert metrics == later, "curves go on where the warm-up ends"
     assert kinds(described) == kinds(state)
     after, _ = jax.jit(warm)(state, batches, jax.random.key(1))
-    assert bits(after._replace(model=None)) == bits(state._replace(model=None))
+    before = dict(jax.tree_util.tree_leaves_with_path(state))
+    changed = {p for p, leaf in jax.tree_util.tree_leaves_with_path(after) if not np.array_equal(leaf, before[p])}
+    others = {path for path in map(jax.tree_util.keystr, changed) if not of_warm_up(path)}
+    assert all(path.startswith(".actor[") for path in others) if name == "bptt" else not others
     assert gap(after.model.members, state.model.members) > 1e-5
     found = [int(leaf) for leaf in jax.tree.leaves(after.model.optimiser) if leaf.dtype == jnp.int32]
     assert set(found) == {algorithm.batches_per_update}

@@ -1,7 +1,8 @@
 """A deterministic policy trained by back-propagation through a learned ensemble of the plant.
 
 Returns of rollouts are differentiated through dynamics, reward and policy (SVG(inf) with a learned model; Heess et al.
-2015, arXiv 1510.09142, section 4), with the ensemble's disagreement as the price of leaving the data.
+2015, arXiv 1510.09142), with the ensemble's disagreement as the price of leaving the data. While the ensemble is
+learned the policy clones the logged actions: from a policy of chance some rollouts would begin where nothing is known.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core import dynamics, imagination, optimisers
 from neorl_core.algorithms import losses
-from neorl_core.dynamics import Model
+from neorl_core.dynamics import Model, Reach
 from neorl_core.imagination import Imagined
 from neorl_core.networks import Ensemble, Params, actor_apply, actor_init
 from neorl_core.optimisers import Optimiser, Recipe
@@ -36,7 +37,8 @@ class Config(NamedTuple):
     discount: float = 0.99
     penalty: float = 1.0
     """Weight of the disagreement, in deviations of the reward per deviation of an observation."""
-    actor_lr: float = 1e-2
+    actor_lr: float = 5e-3
+    clone_lr: float = 1e-3
     model_lr: float = 1e-2
     actor_recipe: Recipe = Recipe(clip=1.0, schedule="cosine", steps=1000)
     model_recipe: Recipe = Recipe(schedule="cosine", steps=3000)
@@ -57,6 +59,7 @@ class State(NamedTuple):
     actor: Params
     model: Model
     actor_optimiser: Optimiser
+    clone_optimiser: Optimiser
     hyper: Hyperparameters
     shape: Shape
 
@@ -70,19 +73,25 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
         actor,
         dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe),
         actor_optimiser=optimisers.init(config.actor_recipe, actor),
+        clone_optimiser=optimisers.init(Recipe(), actor),
         hyper=hyperparameters(config),
         shape=Shape(min(config.elites, config.members), config.horizon, config.starts),
     )
 
 
 def actor_loss(
-    actor: Params, members: Ensemble, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
+    actor: Params, members: Ensemble, reach: Reach, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
 ) -> tuple[Float[Array, ""], Imagined]:
     """Mean over rollouts of `losses.imagined_loss`."""
-    steps = imagination.rollouts(members, lambda observation: actor_apply(actor, observation), starts, horizon)
+    steps = imagination.rollouts(members, reach, lambda observation: actor_apply(actor, observation), starts, horizon)
     of_rollout = jax.vmap(jax.vmap(losses.imagined_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
     every = of_rollout(steps.reward, steps.alive, steps.disagreement, h["discount"], h["penalty"])
     return jnp.mean(every), steps
+
+
+def cloning_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
+    """Mean over the batch of `losses.behaviour_cloning_loss`."""
+    return jnp.mean(jax.vmap(losses.behaviour_cloning_loss)(actor_apply(actor, batch.observation), batch.action))
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
@@ -93,7 +102,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     each = max(rows.shape[0] // shape.elites, 1)
     starts = rows[: each * shape.elites].reshape(shape.elites, each, -1)
     (loss, steps), gradient = jax.value_and_grad(actor_loss, has_aux=True)(
-        state.actor, members, starts, shape.horizon, h
+        state.actor, members, dynamics.reach(state.model), starts, shape.horizon, h
     )
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
     metrics = {
@@ -105,12 +114,14 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of the ensemble; the actor waits."""
+    """One step of the ensemble, and one of the actor towards the logged actions."""
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     model, found = dynamics.update(state.model, batch, state.hyper["model_lr"])
+    gradient = jax.grad(cloning_loss)(state.actor, batch)
+    actor, optimiser = optimisers.step(state.actor, gradient, state.clone_optimiser, state.hyper["clone_lr"])
     nothing = jnp.zeros_like(found["model_error"])
     metrics = {"actor_loss": nothing, "disagreement": nothing, "model_error": found["model_error"]}
-    return state._replace(model=model), metrics
+    return state._replace(actor=actor, clone_optimiser=optimiser, model=model), metrics
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:

@@ -88,7 +88,9 @@ def imagine(state: State, logged: Transition, key: PRNGKeyArray) -> tuple[Transi
         return squash(gaussian_apply(state.sac.actor, observation), noise)[0]
 
     members, actions = dynamics.elites(state.model, state.shape.elites), logged.action.shape[-1]
-    steps, uncertainty = imagination.branches(members, policy, actions, logged.observation, key, state.shape.horizon)
+    steps, uncertainty = imagination.branches(
+        members, dynamics.reach(state.model), policy, actions, logged.observation, key, state.shape.horizon
+    )
     flat: Transition = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
     return flat, uncertainty.reshape(-1)
 

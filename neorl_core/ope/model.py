@@ -91,7 +91,9 @@ def evaluate(
         physical = observation * normaliser.scale + normaliser.mean
         return to_unit(normaliser, policy_act(policy, physical))
 
-    steps = imagination.rollouts(members, act, jnp.broadcast_to(starts, (count, *starts.shape)), horizon)
+    steps = imagination.rollouts(
+        members, dynamics.reach(twin.model), act, jnp.broadcast_to(starts, (count, *starts.shape)), horizon
+    )
     weight = jnp.asarray(discount, starts.dtype) ** jnp.arange(horizon, dtype=starts.dtype)
     returns = (steps.alive * (twin.reward_mean + twin.reward_scale * steps.reward)) @ weight
 
