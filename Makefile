@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test coverage lint bench chaos resume streaming tamper picture services lock clean
+.PHONY: run test coverage lint bench study chaos resume streaming tamper picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up & up=$$!; \
@@ -30,6 +30,10 @@ bench: $(READY)  ## speed and time tables, kept under benchmarks/results
 
 chaos: $(READY)  ## kill -9 a retrain at ten random moments, then finish it
 	$(BIN)/python -m benchmarks.chaos
+
+study: $(READY)  ## every algorithm on every plant, selected by off-policy evaluation; writes docs/results.md
+	$(BIN)/python -m benchmarks.study double_mass
+	$(BIN)/python -m benchmarks.study chemical_reactor
 
 resume: $(READY)  ## kill -9 the training of every algorithm at twenty random steps and compare bits
 	$(BIN)/python -m benchmarks.resume

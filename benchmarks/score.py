@@ -47,6 +47,11 @@ PEER_SECONDS = (30, 60, 120)
 """When d3rlpy's policies are scored, in seconds of training."""
 
 
+def official() -> list[Path]:
+    """NeoRL-2's DMSD archives where they lie beside this checkout, train first."""
+    return sorted((ROOT.parent / "shared" / "data" / "dmsd").glob("DMSD-*.npz"))
+
+
 def ours(data: Sequence[Path], seed: int) -> dict[str, Any]:
     """One whole run in this process: seconds until a policy was selected, and then every candidate's score."""
     plant = PLANTS[PLANT]
@@ -162,10 +167,11 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known.add_argument("data", type=Path, nargs="+", help="the data's .npz files; d3rlpy learns from the first")
+    known.add_argument("data", type=Path, nargs="*", help="the data's .npz files; d3rlpy learns from the first")
     known.add_argument("--peers", default=os.environ.get("NEORL_PEERS_PYTHON"), help="a Python that has d3rlpy")
     known.add_argument("--seed", type=int, help="only one run of ours, as JSON")
     options = known.parse_args()
+    options.data = options.data or official()
     if options.seed is not None:
         print(json.dumps(ours(options.data, options.seed)))
         return

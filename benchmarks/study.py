@@ -1,8 +1,8 @@
 """`make study`: every algorithm on every plant, three seeds each, selected by off-policy evaluation alone.
 
-    python -m benchmarks.study double_mass --data DMSD-v0-train.npz DMSD-v0-val.npz
+    python -m benchmarks.study double_mass --data DMSD-train.npz DMSD-val.npz
     python -m benchmarks.study chemical_reactor
-    python -m benchmarks.study double_mass --algorithms bptt mopo      # anew; the others' results are kept
+    python -m benchmarks.study double_mass --algorithms bptt mopo      # anew; the others' policies are kept
 
 Settings are the same for both plants. Final policies are scored by rollouts after all selecting is done; nothing that
 is trained or selected ever sees a rollout. Results are kept in benchmarks/results, and docs/results.md is made of them.
@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.score import official
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core import dynamics
@@ -76,8 +77,9 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
 
 def logged(plant: str, data: Sequence[Path], home: Home) -> tuple[Logs, Logs]:
     """The plant's logs through the pipeline's own ingest: episodes to train on and episodes held out."""
-    if plant == "chemical_reactor" and not data:
-        data = [Path(generate(plant, home.room("generated", plant), seed=0)["path"])]
+    if not data:
+        made = plant == "chemical_reactor"
+        data = [Path(generate(plant, home.room("generated", plant), seed=0)["path"])] if made else official()
     mapping = ROOT / "configs" / "mappings" / f"{plant}.yaml"
     source = {"mapping": mapping} if mapping.exists() else {"format": "neorl2"}
     found = ingest(home, RunConfig(plant=plant, data={**source, "held_out": HELD_OUT}), list(data))

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import speed
+from benchmarks import score, speed
+from benchmarks.score import official
 from benchmarks.speed import ROWS, SPEC, finish, transitions
 from benchmarks.windows import interleaved
 from neorl_core.algorithms import ALGORITHMS
@@ -129,6 +130,7 @@ def table(result: dict[str, Any]) -> str:
         "members of a population count.",
         "",
         speed.table(result["speed"]),
+        *([score.table(result["score"])] if result["score"] else []),
         "## At a plant's size",
         "",
         "| algorithm | network | critics | members | gradient steps/s | trace and compile, s |",
@@ -154,12 +156,15 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    options = speed.parser(__doc__).parse_args()
+    known = speed.parser(__doc__)
+    known.add_argument("--dmsd", type=Path, nargs="*", default=official(), help="NeoRL-2's DMSD archives, train first")
+    options = known.parse_args()
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {jax.device_count()} {jax.default_backend()} device(s)",
         "jax": jax.__version__,
         "speed": speed.measure(options.peers, options.rounds, options.limit),
+        "score": score.measure(options.dmsd, options.peers) if options.dmsd else None,
         "training": [
             *training(list(ALGORITHMS), 64, 2, 1),
             *training(["sac_n", "edac", "td3_bc"], 64, 10, 1),
