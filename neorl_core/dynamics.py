@@ -186,7 +186,7 @@ def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""
     three deviations. For normal errors this is the likelihood of PETS (Chua et al. 2018, arXiv 1805.12114, equation 1)
     in all but three of a thousand.
 
-    Huber 1964 (Annals of Mathematical Statistics 35), equation 3.2 with its example (iii).
+    Huber 1964 (Annals of Mathematical Statistics 35, 73-101).
     """
     size = jnp.abs(error) * jnp.exp(-log_deviation)
     near = jnp.minimum(size, ROBUST)

@@ -210,8 +210,8 @@ def imagined_loss(
 ) -> Float[Array, ""]:
     """`-(1 / H) sum_t discount^t alive_t (r_t - penalty u_t)`, alive the probability that the episode goes on.
 
-    Heess et al. 2015 (arXiv 1510.09142), equation 2, of a learned model, with the penalised reward of Yu et al. 2020
-    (arXiv 2005.13239), equation 6, whose u is here the ensemble's disagreement.
+    Heess et al. 2015 (arXiv 1510.09142), section 3, in a learned model, with the penalised reward of Yu et al. 2020
+    (arXiv 2005.13239), section 4.2, whose u is here the ensemble's disagreement.
     """
     weight = discount ** jnp.arange(reward.shape[0], dtype=reward.dtype)
     penalised = jax.vmap(penalised_reward, in_axes=(0, None, 0))(reward, penalty, disagreement)
@@ -223,7 +223,7 @@ def penalised_reward(
 ) -> Float[Array, ""]:
     """Reward of an imagined step: `r - lambda u(s, a)`.
 
-    Yu et al. 2020 (arXiv 2005.13239), equation 6 (MOPO).
+    Yu et al. 2020 (arXiv 2005.13239), section 4.2, the uncertainty-penalised reward (MOPO).
     """
     return reward - penalty * uncertainty
 
@@ -231,6 +231,6 @@ def penalised_reward(
 def imagined_gap(q_imagined: Float[Array, " C"], q_logged: Float[Array, " C"]) -> Float[Array, ""]:
     """How far Q of an imagined step lies above Q of a logged one, summed over critics: `Q(s_m, a_m) - Q(s, a)`.
 
-    Yu et al. 2021 (arXiv 2102.08363), equation 3, the factor of beta, with rho the ensemble's own steps (COMBO).
+    Yu et al. 2021 (arXiv 2102.08363), section 4, the factor of beta, with rho the steps of the ensemble (COMBO).
     """
     return jnp.sum(q_imagined - q_logged)
