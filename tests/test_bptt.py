@@ -11,11 +11,11 @@ import pytest
 from jax.test_util import check_grads
 
 from neorl_core import dynamics, optimisers
-from neorl_core.algorithms import BPTT, bptt, losses
+from neorl_core.algorithms import BC, BPTT, bptt, losses
 from neorl_core.control.lqr import riccati_gain
 from neorl_core.fit import fit, schedule
 from neorl_core.optimisers import Recipe
-from neorl_core.training import phase
+from neorl_core.training import phase, warm_up_updates
 from neorl_core.types import Transition
 from tests.by_hand import batch_of, spec, start
 
@@ -101,19 +101,20 @@ def test_over_a_horizon_of_one_the_policy_is_greedy(monkeypatch: pytest.MonkeyPa
 
 
 def test_chunks_end_where_the_warm_up_does() -> None:
-    assert schedule(4000, 500, 1, 3000) == (20, 500, 4000)
-    assert schedule(4000, 500, 1) == (20, 500, 4000)
-    for updates, chunk, batches, warm_up in ((1000, 300, 1, 700), (999, 50, 4, 123), (77, 500, 2, 50), (50, 10, 1, 80)):
-        log_every, cut, whole = schedule(updates, chunk, batches, warm_up)
-        assert (log_every, whole) == schedule(updates, chunk, batches)[::2], "a warm-up changes neither"
-        assert whole % cut == cut % log_every == 0
-        assert (-(-warm_up // log_every) * log_every) % cut == 0 or warm_up >= updates
+    for updates, chunk, batches, warm_up in ((1000, 300, 1, 700), (999, 50, 4, 123), (77, 500, 2, 50)):
+        log_every, cut, whole, first = schedule(updates, chunk, batches, warm_up)
+        plain = schedule(updates, chunk, batches)
+        assert (log_every, whole) == (plain.log_every, plain.updates), "a warm-up changes neither"
+        assert whole % cut == first % cut == cut % log_every == 0
+        assert warm_up <= first < warm_up + log_every
 
 
-def test_the_phase_is_told_by_the_step() -> None:
-    config = bptt.Config(warm_up_updates=20)
-    assert [phase(BPTT, config, done).update is bptt.warm_up for done in (0, 19, 20, 40)] == [True, True, False, False]
-    assert phase(BPTT, config, 20) is BPTT
+def test_the_warm_up_is_the_update_of_its_phase() -> None:
+    assert warm_up_updates(BPTT, bptt.Config(warm_up_updates=20)) == 20
+    assert phase(BPTT, True).update is bptt.warm_up
+    assert phase(BPTT, False) is BPTT
+    assert warm_up_updates(BC, BC.Config()) == 0
+    assert phase(BC, True) is BC
 
 
 def test_a_run_warms_up_first_and_no_result_depends_on_the_chunk() -> None:
