@@ -53,7 +53,7 @@ SEEDS = 3
 EPISODES = 256
 HELD_OUT = 0.2
 DISCOUNT = 0.97
-TWIN_UPDATES = 4_000
+TWIN_UPDATES = 3_000
 
 PUBLISHED_NAMES = {"bc": "BC", "td3_bc": "TD3BC", "cql": "CQL", "edac": "EDAC", "mopo": "MOPO", "combo": "COMBO"}
 MODEL_BASED = ("bptt", "mopo", "combo")

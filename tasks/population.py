@@ -56,7 +56,7 @@ def population_of(home: Home, run: RunConfig, dataset: Mapping[str, Any]) -> Pop
     algorithm, spec = ALGORITHMS[run.train.algorithm], PLANTS[run.plant].spec
     config = configure(algorithm, run.train.hyperparameters)
     found = members([run.seed + i for i in range(run.train.seeds)], run.train.grid)
-    init_population(algorithm, spec, config, [0], run.train.grid)
+    jax.eval_shape(lambda: init_population(algorithm, spec, config, [0], run.train.grid))
     mesh = mesh_for(run, len(found))
     identity = {
         "dataset": dataset["digest"],
@@ -95,7 +95,7 @@ def together(
     if population.mesh is not None:
         learner, fresh = sharding.split(learner, population.mesh), sharding.placed(population.mesh, fresh)
     with Checkpoints(population.folder, population.identity) as checkpoints:
-        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every if fed.streamed else 0)
+        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every)
 
         def report(state: Progress, updates: int) -> None:
             keeper.report(state, updates)
@@ -117,7 +117,7 @@ def alone(population: Population, source: Source, index: int, progress: Report |
     fresh = init_population(population.algorithm, PLANTS[run.plant].spec, config, [meant["seed"]], {})
     place = population.folder / f"member-{index}"
     with Checkpoints(place, population.identity | {"member": index}) as checkpoints:
-        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every if population.feed.streamed else 0)
+        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every)
         settings = (population.feed.plan, run.train.batch_size)
         try:
             return train(population.algorithm, fresh, source, *settings, resume=keeper.resume, report=keeper.report)

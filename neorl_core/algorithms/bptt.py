@@ -30,7 +30,7 @@ class Config(NamedTuple):
     model_hidden: tuple[int, ...] = (32, 32)
     members: int = 3
     elites: int = 2
-    warm_up_updates: int = 3000
+    warm_up_updates: int = 3200
     horizon: int = 25
     starts: int = 128
     """Rollouts per step; they begin where the first rows of the batch do."""
@@ -40,8 +40,8 @@ class Config(NamedTuple):
     actor_lr: float = 5e-3
     clone_lr: float = 1e-3
     model_lr: float = 1e-2
-    actor_recipe: Recipe = Recipe(clip=1.0, schedule="cosine", steps=1000)
-    model_recipe: Recipe = Recipe(schedule="cosine", steps=3000)
+    actor_recipe: Recipe = Recipe(clip=1.0, schedule="cosine", steps=800)
+    model_recipe: Recipe = Recipe(schedule="cosine", steps=3200)
 
 
 class Shape(NamedTuple):

@@ -20,7 +20,7 @@ from neorl_core.networks import Ensemble, Normaliser, Policy, policy_act, to_uni
 from neorl_core.optimisers import Recipe
 from neorl_core.types import Transition
 
-MEMBERS = 4
+MEMBERS = 3
 HIDDEN = (32, 32)
 
 
@@ -42,6 +42,7 @@ class Imagination(NamedTuple):
     """Of the members along the way, a mean per step in deviations of an observation."""
 
 
+@partial(jax.jit, static_argnames="updates")
 def start(key: PRNGKeyArray, data: Transition, updates: int) -> tuple[Twin, Transition]:
     """A twin that is yet to be trained, and the data as `dynamics.train` takes them.
 
