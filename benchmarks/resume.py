@@ -24,7 +24,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "resume.json"
-UPDATES, CHUNK = 1_000, 40
+UPDATES, CHUNK, WARM_UP = 1_000, 40, 400
 LATER = 0.03
 """A kill comes up to this many seconds after its step was reached: in the middle of a chunk or of a save."""
 
@@ -33,7 +33,7 @@ def child(name: str, folder: Path) -> None:
     """Train to the end, telling of every chunk; a state is saved after each."""
     from neorl_core.algorithms import ALGORITHMS
     from neorl_core.fit import Plan, resident, train
-    from neorl_core.training import configure, init_population, prepare
+    from neorl_core.training import configure, init_population, prepare, warm_up_updates
     from neorl_core.types import PlantSpec, Space, Transition
     from tasks.adapters.checkpoints import Checkpoints, state_digest
     from tasks.keeper import Keeper
@@ -53,7 +53,7 @@ def child(name: str, folder: Path) -> None:
     zeros = np.zeros(1000, np.float32)
     _, data = prepare(Transition(x[:-1], u, -np.sum(x[1:] ** 2, axis=1), zeros, x[1:], zeros), spec)
     algorithm = ALGORITHMS[name]
-    small = {"hidden": [16], "critics": 2}
+    small = {"hidden": [16], "critics": 2, "model_hidden": [8], "horizon": 3, "warm_up_updates": WARM_UP}
     config = configure(algorithm, {k: v for k, v in small.items() if k in algorithm.Config._fields})
     fresh = init_population(algorithm, spec, config, [0, 1], {})
 
@@ -62,7 +62,7 @@ def child(name: str, folder: Path) -> None:
 
     with Checkpoints(folder, {"algorithm": name}) as checkpoints:
         keeper = Keeper(checkpoints, progress)
-        plan = Plan(CHUNK, CHUNK, UPDATES)
+        plan = Plan(CHUNK, CHUNK, UPDATES, warm_up_updates(algorithm, config))
         reached = train(algorithm, fresh, resident(data), plan, 32, resume=keeper.resume, report=keeper.report)
     print(state_digest(reached._asdict()), flush=True)
 
@@ -115,7 +115,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--algorithms", nargs="*", help="all by default")
+    parser.add_argument("--algorithms", nargs="*", help="all by default; the others' rows are kept")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -139,6 +139,9 @@ def main() -> int:
             print(
                 f"| {algorithm} | {row['kills']} | {span} | {lost:.0f} | {'yes' if row['same'] else 'NO'} |", flush=True
             )
+    before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() and arguments.algorithms else []
+    made = {row["algorithm"]: row for row in (*before, *rows)}
+    rows = [made[name] for name in ALGORITHMS if name in made]
     result = {"date": datetime.now(UTC).date().isoformat(), "updates": UPDATES, "chunk": CHUNK, "rows": rows}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
