@@ -78,5 +78,6 @@ def test_intervals_are_as_wide_as_starts_and_members_make_them(twin: Twin) -> No
     members = ({**first, "outcome": lifted}, *others)
     one = value(twin._replace(model=twin.model._replace(members=members)), 0.0, starts=STARTS[:1])
     weight = float(twin.reward_scale) * (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
-    # A mean of four draws of a member that is the lifted one in one of four.
-    assert one.draws.std() == pytest.approx(weight * np.sqrt(0.25 * 0.75 / 4), rel=0.15)
+    # A mean of as many draws of a member as there are members, of which one is lifted.
+    count = len(members)
+    assert one.draws.std() == pytest.approx(weight * np.sqrt((1 - 1 / count) / count / count), rel=0.15)

@@ -84,7 +84,7 @@ def test_a_version_holds_what_a_reviewer_needs(
     assert f"run_uuid={reference['run_id']}" in found["description"]
     run = registry.client.get_run(reference["run_id"])
     assert run.info.status == "FINISHED"
-    assert run.data.params["train.algorithm"] == "td3_bc"
+    assert run.data.params["train.algorithm"] == record.run.train.algorithm
     (dataset,) = run.inputs.dataset_inputs
     assert dataset.dataset.digest == record.dataset["digest"][:36]
     assert {tag.key: tag.value for tag in dataset.tags}["neorl.dataset"] == record.dataset["digest"]

@@ -153,7 +153,7 @@ def test_numbers_for_people() -> None:
 
 def test_parameters_and_metrics_are_flat(sample: Record) -> None:
     flat: dict[str, Any] = parameters(sample)
-    assert flat["train.algorithm"] == "td3_bc"
+    assert flat["train.algorithm"] == sample.run.train.algorithm
     assert flat["selected.alpha"] == 2.5
     found = metrics(sample)
     assert found["difference/plant_controller/lower"] == pytest.approx(0.091)
