@@ -237,7 +237,10 @@ def page() -> str:
             *(table(result) for result in found),
             "## Settings",
             "",
-            "The same for every plant; what is not named is the algorithm's default.",
+            "The same for every plant; what is not named is the algorithm's default. They are not innocent of the "
+            "simulator: bptt's defaults were found with rollouts of both plants in view, and of double_mass one or two "
+            "trials with rollouts came before the rates, critics and temperatures below. Within the runs above nothing "
+            "was chosen by a rollout.",
             "",
             *settings,
             "",
