@@ -178,7 +178,7 @@ class Retraining:
     def judge(self) -> None:
         """All gates, in order of cost; an attempt at certification is spent only where the earlier ones passed."""
         from tasks import gates
-        from tasks.adapters.bundle import serve_check
+        from tasks.adapters.servability import serve_check
         from tasks.certify import certify
 
         run, home, stages = self.run, self.home, self.stages

@@ -18,11 +18,11 @@ from neorl_core.fit import Fitted, fit, known_algorithm
 from neorl_core.training import configure
 from tasks.adapters.canonical import npz_bytes, write_atomic, write_json
 from tasks.adapters.checkpoints import Checkpoints
-from tasks.adapters.plots import plot_curves
+from tasks.adapters.curves import plot_curves
 from tasks.adapters.policy_file import save_policy
 from tasks.adapters.provenance import core_digest
 from tasks.adapters.recordings import Recording
-from tasks.keeper import Keeper, alone
+from tasks.keeper import Keeper, exclusive
 from tasks.progress import Report
 
 SCHEMA = "neorl/run/1"
@@ -88,7 +88,7 @@ def fit_recording(
         "seeds": seeds,
         "core": core_digest(),
     }
-    with alone(out / "checkpoints"), Checkpoints(out / "checkpoints", identity) as checkpoints:
+    with exclusive(out / "checkpoints"), Checkpoints(out / "checkpoints", identity) as checkpoints:
         keeper = Keeper(checkpoints, progress, seconds=save_seconds)
         try:
             fitted = fit(

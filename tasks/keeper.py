@@ -16,7 +16,7 @@ from tasks.progress import Report
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Keep others out of a folder; the system lets go of it when the process ends, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as file:

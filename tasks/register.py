@@ -10,7 +10,8 @@ import numpy as np
 
 from configs.home import Home
 from neorl_core.plants import PLANTS
-from tasks.adapters.plots import plot_curves, plot_glance, plot_intervals, plot_ope, plot_trajectories
+from tasks.adapters.curves import plot_curves
+from tasks.adapters.plots import plot_glance, plot_intervals, plot_ope, plot_trajectories
 from tasks.adapters.registry import Registry
 from tasks.adapters.submission import Submission
 from tasks.report import Record, environment, untrained, view

@@ -20,14 +20,13 @@ from tasks.adapters.bundle import (
     ARRAYS,
     MANIFEST,
     answers,
-    check_bundle,
     composite_digest,
     load_bundle,
     read_manifest,
     save_bundle,
-    serve_check,
 )
 from tasks.adapters.canonical import npz_bytes, sha256_hex
+from tasks.adapters.servability import check_bundle, serve_check
 
 NAME = "chemical_reactor"
 PLANT = PLANTS[NAME]
@@ -143,9 +142,9 @@ def test_a_structure_of_unknown_types_is_refused(saved: tuple[Path, str, Composi
 
     def rename(manifest: dict[str, Any]) -> None:
         manifest["structure"]["type"] = "Popen"
-        from tasks.adapters.bundle import _digest, _read_npz
+        from tasks.adapters.bundle import _digest, read_npz
 
-        manifest["digest"] = _digest(PLANT.spec, manifest["structure"], _read_npz(copy / ARRAYS))
+        manifest["digest"] = _digest(PLANT.spec, manifest["structure"], read_npz(copy / ARRAYS))
 
     _rewrite(copy, rename)
     with pytest.raises(Refused, match="Popen"):
@@ -207,9 +206,9 @@ def test_checking_in_this_process_finds_altered_answers(saved: tuple[Path, str, 
     assert found["max_error"] == pytest.approx(0.0, abs=1e-5)
     other = tmp_path / "other"
     save_bundle(other, saved[2], NAME)
-    from tasks.adapters.bundle import EXAMPLES, _read_npz
+    from tasks.adapters.bundle import EXAMPLES, read_npz
 
-    examples = _read_npz(other / EXAMPLES)
+    examples = read_npz(other / EXAMPLES)
     examples["actions"] = examples["actions"] + 1.0
     (other / EXAMPLES).write_bytes(npz_bytes(examples))
     _rewrite(other, lambda m: m["files"].update({EXAMPLES: sha256_hex((other / EXAMPLES).read_bytes())}))

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from neorl_core.plants import PLANTS
+from tasks.adapters.curves import plot_curves
 from tasks.adapters.plots import (
     limited,
-    plot_curves,
     plot_intervals,
     plot_ope,
     plot_trajectories,
-    rank_correlation,
     set_points,
 )
 
@@ -70,9 +68,3 @@ def test_ope_scatter_and_curves_take_one_member_and_lost_values(tmp_path: Path) 
     assert plot_ope(tmp_path / "ope.png", one, one, 0).stat().st_size > 1000
     curves = {"critic_loss": np.array([[1.0, np.nan, 0.5]]), "actor_loss": np.ones((1, 3)), "q": np.ones((1, 3))}
     assert plot_curves(tmp_path / "curves.png", np.arange(3), curves, 0).stat().st_size > 1000
-
-
-def test_rank_correlation_against_hand_worked_values() -> None:
-    # Spearman's 1 - 6 Σd² / (n (n² - 1)): d = (0, 1, -1, 0), so 1 - 12/60.
-    assert rank_correlation(np.array([1.0, 2, 3, 4]), np.array([10.0, 30, 20, 40])) == pytest.approx(0.8)
-    assert np.isnan(rank_correlation(np.array([1.0]), np.array([2.0])))

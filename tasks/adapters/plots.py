@@ -1,4 +1,4 @@
-"""Pictures that a reviewer decides from: trajectories against limits, intervals, OPE against rollouts, learning curves.
+"""Pictures that a reviewer decides from: trajectories against limits, intervals, OPE against rollouts.
 
 Every function takes plain NumPy arrays, writes one PNG (or SVG, by the path's suffix) and returns its path. The same
 input gives the same bytes. Colours are Okabe and Ito's, told apart by colour-blind readers; each kind of line also has
@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from neorl_core.ope.metrics import rank_correlation
 from neorl_core.types import Constraint, PlantSpec
 from tasks.adapters.canonical import write_atomic
 
@@ -56,7 +58,7 @@ Interval = Mapping[str, Any]
 
 
 @contextmanager
-def _figure(width: float, height: float, path: Path) -> Iterator[Any]:
+def drawn(width: float, height: float, path: Path) -> Iterator[Any]:
     """A figure in the house style, saved without clock or version when the block ends."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -198,7 +200,7 @@ def plot_trajectories(
     references = set_points(spec) if references is None else references
     observed = _observed(spec, references)
     count = len(observed) + spec.action.size
-    with _figure(PAGE, 1.0 + 1.6 * count, path) as figure:
+    with drawn(PAGE, 1.0 + 1.6 * count, path) as figure:
         axes = np.atleast_1d(figure.subplots(count, 1, sharex=True))
         _panels(axes, spec, controllers, observed, references)
         _legend(figure, axes, columns=3)
@@ -236,21 +238,13 @@ def plot_intervals(path: Path, groups: Mapping[str, Mapping[str, Interval]], con
         confidence: of the intervals, for the title.
     """
     heights = [max(len(rows), 1) + 0.9 for rows in groups.values()]
-    with _figure(PAGE, 0.35 + 0.62 * sum(heights), path) as figure:
+    with drawn(PAGE, 0.35 + 0.62 * sum(heights), path) as figure:
         axes = np.atleast_1d(figure.subplots(len(groups), 1, height_ratios=heights))
         for panel, (label, rows) in zip(axes, groups.items(), strict=True):
             _dots(panel, rows, zero="difference" in label.lower())
             panel.set_xlabel(label)
         axes[0].set_title(f"Estimates with {100 * confidence:g} % intervals")
     return path
-
-
-def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's: the correlation of the ranks, ties not averaged; NaN for fewer than two points."""
-    if len(x) < 2:
-        return float("nan")
-    ranks = [np.argsort(np.argsort(values)).astype(float) for values in (x, y)]
-    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def _bars(interval: Interval) -> list[list[float]]:
@@ -276,7 +270,7 @@ def plot_ope(
         estimate_unit: what OPE estimates.
         rollout_unit: what rollouts measure; where it differs, only the order can be compared.
     """
-    with _figure(6.2, 5.4, path) as figure:
+    with drawn(6.2, 5.4, path) as figure:
         axes = figure.subplots()
         for i, (ope, truth) in enumerate(zip(estimates, rollouts, strict=True)):
             chosen = i == selected
@@ -299,96 +293,13 @@ def plot_ope(
         axes.set(
             xlabel=f"estimated from held-out logs: {estimate_unit}", ylabel=f"measured by rollouts: {rollout_unit}"
         )
-        correlation = rank_correlation(
-            np.asarray([e["value"] for e in estimates]), np.asarray([r["value"] for r in rollouts])
-        )
+        values = (np.asarray([interval["value"] for interval in side]) for side in (estimates, rollouts))
+        correlation = float(rank_correlation(*map(jnp.asarray, values)))
         ranks = f", rank correlation {correlation:.2f}" if np.isfinite(correlation) else ""
         axes.set_title(f"OPE against rollouts{ranks}")
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
     return path
-
-
-def plot_curves(
-    path: Path,
-    steps: np.ndarray,
-    curves: Mapping[str, np.ndarray],
-    selected: int | None = None,
-    labels: Sequence[str] = (),
-    title: str = "",
-) -> Path:
-    """Learning curves: a panel for each metric, a line for each member.
-
-    Args:
-        path: PNG or SVG to write.
-        steps: (L,) updates at which metrics were logged.
-        curves: metric -> (P, L).
-        selected: the member that OPE chose, alone in colour; without one, each has its own.
-        labels: the members' names, where none was selected.
-        title: of the whole picture.
-    """
-    from matplotlib.ticker import EngFormatter
-
-    columns = min(len(curves), 2)
-    rows = -(-len(curves) // columns)
-    with _figure(PAGE, 0.9 + 2.1 * rows, path) as figure:
-        axes = figure.subplots(rows, columns, squeeze=False).ravel()
-        for i, (name, values) in enumerate(curves.items()):
-            panel, values = axes[i], np.atleast_2d(np.asarray(values, float))
-            if selected is None:
-                _draw_named(panel, steps, values, labels)
-            else:
-                _draw_selected(panel, steps, values, selected)
-            if _spans_decades(values):
-                panel.set_yscale("log")
-            panel.set_title(name.replace("_", " "))
-            if i + columns >= len(curves):
-                panel.set_xlabel("updates")
-            panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-            panel.margins(x=0.01)
-        for panel in axes[len(curves) :]:
-            panel.set_axis_off()
-        handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
-        if selected is not None:
-            figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=2)
-        elif len(handles) > 1:
-            figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
-        if title:
-            figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    return path
-
-
-def _draw_selected(panel: Any, steps: np.ndarray, values: np.ndarray, selected: int) -> None:
-    for member in [*(m for m in range(len(values)) if m != selected), selected]:
-        chosen = member == selected
-        panel.plot(
-            steps,
-            values[member],
-            color=BLUE if chosen else "#C3C7CD",
-            linewidth=1.9 if chosen else 1.0,
-            label="selected member" if chosen else "other members",
-        )
-
-
-def _draw_named(panel: Any, steps: np.ndarray, values: np.ndarray, labels: Sequence[str]) -> None:
-    """Each member's metric, faint, under its moving mean over a fortieth of the run."""
-    window = 2 * (len(steps) // 80) + 1
-    for member, row in enumerate(values):
-        draw = {"color": PALETTE[member % len(PALETTE)]}
-        half = window // 2
-        ends = np.pad(row, half, mode="edge")
-        panel.plot(steps, row, linewidth=0.9, alpha=0.3, **draw)
-        dash = DASHES[member // len(PALETTE) % len(DASHES)]
-        smooth = np.convolve(ends, np.ones(window) / window, mode="valid")
-        panel.plot(
-            steps, smooth, linewidth=1.6, linestyle=dash, label=labels[member] if labels else f"member {member}", **draw
-        )
-
-
-def _spans_decades(values: np.ndarray) -> bool:
-    """Whether only a logarithmic axis can show both the start of a loss and its end."""
-    seen = values[np.isfinite(values)]
-    return bool(seen.size and seen.min() > 0 and seen.max() > 30 * seen.min())
 
 
 def plot_glance(
@@ -417,7 +328,7 @@ def plot_glance(
     observed = _observed(spec, references)[:2]
     count = len(observed) + spec.action.size
     height = 0.9 + 1.75 * count
-    with _figure(12.0, height, path) as figure:
+    with drawn(12.0, height, path) as figure:
         left, right = figure.subfigures(1, 2, width_ratios=[1.55, 1.0], wspace=0.03)
         axes = np.atleast_1d(left.subplots(count, 1, sharex=True))
         _panels(axes, spec, controllers, observed, references)
