@@ -54,7 +54,7 @@ services:  ## Debian packages that only some tests need
 	else echo "chromium needs apt-get and root; the browser tests will skip"; fi
 
 lock: $(READY)  ## pin the newest allowed versions, with hashes and without index addresses
-	$(BIN)/uv pip compile pyproject.toml --extra pipeline --extra dev --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra pipeline --extra gym --extra dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -q -o requirements.lock
 
 clean:
