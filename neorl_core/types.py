@@ -89,6 +89,16 @@ class Controller(NamedTuple):
     """(params, controller state, observation, applied) -> (controller state, action)."""
 
 
+class AgentView(NamedTuple):
+    """What one of a plant's several agents sees and moves."""
+
+    name: str
+    observation: tuple[int, ...]
+    """Components of the plant's observation."""
+    action: tuple[int, ...]
+    """Components of the plant's action; each belongs to exactly one agent."""
+
+
 class Plant(NamedTuple):
     """A simulated plant: pure functions and their default constants."""
 
@@ -110,3 +120,8 @@ class Plant(NamedTuple):
     fallback: Controller
     """The plant's own controller (PI or LQR)."""
     fallback_params: Params
+    oracle: Controller | None = None
+    """The top of the scale: what the true model allows (NMPC, LQR), for judging only."""
+    oracle_params: Params = None
+    agents: tuple[AgentView, ...] = ()
+    """Of a plant that several agents share (inverters on a feeder, stages of a supply chain)."""
