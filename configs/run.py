@@ -51,6 +51,8 @@ class Train(Strict):
     seeds: Count = 2
     checkpoint_every: Count = 2_000
     """Updates between checkpoints: what a killed run may lose."""
+    ships: Literal["last", "best"] = "last"
+    """Which checkpoint's policies become candidates: the last, or the one that is worth most in the held-out twin."""
     memory_mb: Annotated[float, Field(gt=0.0)] | None = None
     """What the transitions may take of the device's memory, 10^6 bytes; what does not fit is streamed from disk."""
     members: Literal["auto", "vmapped", "processes"] = "auto"

@@ -11,9 +11,7 @@ import numpy as np
 
 from configs.home import Home
 from configs.run import RunConfig
-from neorl_core import dynamics
-from neorl_core.networks import Normaliser, Policy, normalise, policy_act, to_unit
-from neorl_core.ope import model as model_based
+from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope.fqe import (
     Decisions,
     Evaluation,
@@ -26,14 +24,12 @@ from neorl_core.ope.fqe import (
     logged_decisions,
     train_features,
 )
-from neorl_core.plants import PLANTS
-from neorl_core.types import Transition
 from tasks.adapters.bundle import load_bundle
 from tasks.adapters.dataset import Dataset
+from tasks.judge import CHUNKS, judge_of, logged_steps
 from tasks.logs import Logs, read_logs
 from tasks.progress import Report
 
-CHUNKS = 20
 REWARD, COST = 0, 1
 
 
@@ -67,7 +63,7 @@ def evaluate_population(
     logs = read_logs(store, store.split(run.data.held_out)[1])
     found = [load_bundle(Path(m["path"]), m["digest"])[1].policy for m in population["members"]]
     normaliser = found[0].normaliser
-    steps = _steps(logs, normaliser)
+    steps = logged_steps(logs, normaliser)
     layers = _features(run, steps, progress).layers
     key = jax.random.key(run.seed)
     settings = (run.evaluate.discount, run.evaluate.bootstraps)
@@ -79,7 +75,8 @@ def evaluate_population(
     members = [value(_decisions(policy, normaliser, logs)) for policy in found]
     confidence = run.evaluate.confidence
     gains = [_interval(m.value - logged.value, m.draws - logged.draws, REWARD, confidence) for m in members]
-    imagined = _imagine(run, steps, normaliser, found, progress)
+    judge = judge_of(run, steps, normaliser, progress)
+    imagined = [judge.imagine(policy) for policy in found]
     in_twin = [_interval(m.value[None], m.draws[:, None], REWARD, confidence) for m in imagined]
     # An estimate that is not finite is none, and comes last.
     lowest = [twin["lower"] if np.isfinite(twin["lower"]) else -np.inf for twin in in_twin]
@@ -117,22 +114,6 @@ def evaluate_population(
     }
 
 
-def _steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:
-    """The logs as the networks see them; reward and cost keep their units."""
-    t = logs.transitions
-    return LoggedSteps(
-        observation=normalise(normaliser, jnp.asarray(t.observation)),
-        action=to_unit(normaliser, jnp.asarray(t.action)),
-        reward=jnp.asarray(t.reward),
-        cost=jnp.asarray(t.cost),
-        next_observation=normalise(normaliser, jnp.asarray(t.next_observation)),
-        terminated=jnp.asarray(t.terminated),
-        followed=jnp.asarray(logs.followed),
-        episode=jnp.asarray(logs.episode, jnp.int32),
-        starts=jnp.asarray(logs.starts, jnp.int32),
-    )
-
-
 def _decisions(policy: Policy, normaliser: Normaliser, logs: Logs) -> Decisions:
     """A policy's actions on the logs, by its own normaliser, in the units of the logs' one."""
     t = logs.transitions
@@ -154,30 +135,6 @@ def _features(run: RunConfig, steps: LoggedSteps, progress: Report | None) -> Fe
     if progress:
         progress(chunk * CHUNKS, chunk * CHUNKS, "updates")
     return state
-
-
-def _imagine(
-    run: RunConfig, steps: LoggedSteps, normaliser: Normaliser, found: list[Policy], progress: Report | None
-) -> list[model_based.Imagination]:
-    """Every policy's value in a twin that is fitted to the held-out steps."""
-    init_key, train_key = jax.random.split(jax.random.key(run.seed + 2))
-    data = Transition(
-        steps.observation, steps.action, steps.reward, steps.cost, steps.next_observation, steps.terminated
-    )
-    chunk = max(run.evaluate.model_updates // CHUNKS, 1)
-    twin, data = model_based.start(init_key, data, chunk * CHUNKS)
-    model = twin.model
-    for done in range(0, chunk * CHUNKS, chunk):
-        if progress:
-            progress(done, chunk * CHUNKS, "updates of the twin")
-        model, _ = dynamics.train(model, train_key, data, jnp.int32(done), chunk)
-        jax.block_until_ready(model)
-    if progress:
-        progress(chunk * CHUNKS, chunk * CHUNKS, "updates of the twin")
-    twin = twin._replace(model=model)
-    settings = (PLANTS[run.plant].spec.horizon, run.evaluate.discount, run.evaluate.bootstraps)
-    starts, key = steps.observation[steps.starts], jax.random.key(run.seed)
-    return [jax.device_get(model_based.evaluate(twin, normaliser, p, starts, key, *settings)) for p in found]
 
 
 def _interval(value: np.ndarray, draws: np.ndarray, which: int, confidence: float) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,15 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import Progress, Source, on_host, train
 from neorl_core.plants import PLANTS
 from neorl_core.precision import mixed
-from neorl_core.training import Algorithm, configure, init_population, members, warm_up_updates
+from neorl_core.training import Algorithm, configure, init_population, members, policies, warm_up_updates
 from tasks.adapters.canonical import digest_json
 from tasks.adapters.checkpoints import Checkpoints
 from tasks.adapters.dataset import Dataset
 from tasks.adapters.provenance import core_digest
 from tasks.feed import Feed, feed, mesh_for
+from tasks.judge import Judge, judge_of, logged_steps
 from tasks.keeper import Keeper
+from tasks.logs import read_logs
 from tasks.progress import Report
 
 
@@ -96,7 +99,7 @@ def together(
     if population.mesh is not None:
         learner, fresh = sharding.split(learner, population.mesh), sharding.placed(population.mesh, fresh)
     with Checkpoints(population.folder, population.identity) as checkpoints:
-        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every)
+        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every, score=_score(population))
 
         def report(state: Progress, updates: int) -> None:
             keeper.report(state, updates)
@@ -108,7 +111,8 @@ def together(
         except FloatingPointError as error:
             cure = f"{str(error).rstrip('.')} in 'train.hyperparameters'"
             raise Refused(f"{cure} ({keeper.leave()}).") from error
-    return Progress(*on_host(end)), keeper.rate() * len(population.members)
+        end = _shipped(population, checkpoints, Progress(*on_host(end)))
+    return end, keeper.rate() * len(population.members)
 
 
 def alone(population: Population, source: Source, index: int, progress: Report | None) -> Progress:
@@ -118,11 +122,37 @@ def alone(population: Population, source: Source, index: int, progress: Report |
     fresh = init_population(population.algorithm, PLANTS[run.plant].spec, config, [meant["seed"]], {})
     place = population.folder / f"member-{index}"
     with Checkpoints(place, population.identity | {"member": index}) as checkpoints:
-        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every)
+        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every, score=_score(population))
         settings = (population.feed.plan, run.train.batch_size)
         try:
-            return train(population.algorithm, fresh, source, *settings, resume=keeper.resume, report=keeper.report)
+            end = train(population.algorithm, fresh, source, *settings, resume=keeper.resume, report=keeper.report)
         except FloatingPointError:
             keeper.leave()
             assert keeper.last is not None
-            return keeper.last
+            end = keeper.last
+        return _shipped(population, checkpoints, Progress(*on_host(end)))
+
+
+def _score(population: Population) -> Callable[[Progress], float] | None:
+    """What a checkpoint's best member is worth in the held-out twin, where the run asks for it."""
+    run, normaliser = population.run, population.feed.scaling.normaliser
+    if run.train.ships == "last":
+        return None
+
+    @cache
+    def judge() -> Judge:
+        # A run that is resumed at its end has nothing to compare, and fits no twin.
+        store = Dataset.open(Path(population.dataset["path"]), population.dataset["digest"])
+        held_out = read_logs(store, store.split(run.data.held_out)[1])
+        return judge_of(run, logged_steps(held_out, normaliser), normaliser)
+
+    return lambda state: judge().best(policies(population.algorithm, state.population, normaliser))
+
+
+def _shipped(population: Population, checkpoints: Checkpoints, end: Progress) -> Progress:
+    """The end, or the curves of the end with the members of the best checkpoint."""
+    best = checkpoints.best() if population.run.train.ships == "best" else None
+    if best is None:
+        return end
+    kept, _ = checkpoints.restore(end._asdict(), best)
+    return end._replace(population=kept["population"])

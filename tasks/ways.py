@@ -107,6 +107,8 @@ def _prescribed(population: Population) -> Way | None:
         return Way(False, "members share an accelerator or are spread over devices")
     if population.feed.streamed:
         return Way(False, "data are streamed into the memory of one process")
+    if population.run.train.ships == "best":
+        return Way(False, "checkpoints are compared as a whole")
     if len(cores()) == 1:
         return Way(False, "one core")
     return None

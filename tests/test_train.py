@@ -12,6 +12,9 @@ import pytest
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.bundle import load_bundle
+from tasks.adapters.dataset import Dataset
+from tasks.judge import judge_of, logged_steps
+from tasks.logs import read_logs
 from tasks.train import train
 from tests.small_data import PLANT, reactor_dataset, reactor_run
 
@@ -168,3 +171,22 @@ def test_a_member_that_diverged_is_left_out(reference: dict[str, Any], tmp_path:
     settings = {"seeds": 1, "grid": {"critic_lr": [3e-4, 1e30]}}
     found = train(Home(tmp_path), reactor_run(train=settings), reference)
     assert [m["hyperparameters"] for m in found["members"]] == [{"critic_lr": 3e-4}]
+
+
+def test_the_best_checkpoint_ships_where_the_run_says_so(
+    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """The same as stopping where the twin's estimate was highest: at 20 updates, or at the end."""
+    half = train(Home(tmp_path / "half"), reactor_run(train={"updates": 20}), reference)
+    found = train(Home(tmp_path / "best"), reactor_run(train={"ships": "best", "checkpoint_every": 20}), reference)
+    store = Dataset.open(Path(reference["path"]), reference["digest"])
+    logs = read_logs(store, store.split(reactor_run().data.held_out)[1])
+    policies = {
+        name: [load_bundle(Path(m["path"]), m["digest"])[1].policy for m in run["members"]]
+        for name, run in (("half", half), ("whole", undisturbed))
+    }
+    normaliser = policies["whole"][0].normaliser
+    judge = judge_of(reactor_run(), logged_steps(logs, normaliser), normaliser)
+    best = max(policies, key=lambda name: judge.best(policies[name]))
+    meant = {"half": half, "whole": undisturbed}[best]
+    assert [m["digest"] for m in found["members"]] == [m["digest"] for m in meant["members"]]
