@@ -73,7 +73,7 @@ def numbers(found: Fitted) -> np.ndarray:
 def start(script: str, devices: int, *words: str) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
     }
     command = [sys.executable, "-c", PREAMBLE + script, *words]
