@@ -261,9 +261,10 @@ def predict(
     setpoint, steering, consumption = observation[0], observation[1:4], observation[5]
     costs = jnp.full(10, operational_cost(steering, setpoint))
     position = effective_shift(steering[2], setpoint)
-    explained = jax.vmap(lambda phi: _consumption(costs, goldstone.potential(phi, position), jnp.zeros_like(phi))[0])
-    angles = jnp.arange(-goldstone.TOP, goldstone.TOP + 1, dtype=observation.dtype)
-    phi = angles[jnp.argmin(jnp.abs(explained(angles) - consumption))]
+    angles = jnp.array(range(-goldstone.TOP, goldstone.TOP + 1), observation.dtype)
+    values = jax.vmap(goldstone.potential, (0, None))(angles, position)
+    explained = jax.vmap(_consumption, (None, 0, None))(costs, values, jnp.zeros_like(position))[0]
+    phi = angles[jnp.argmin(jnp.abs(explained - consumption))]
     facing = jnp.where(jnp.abs(position) > goldstone.SAFE, jnp.sign(position), jnp.where(phi < 0, -1.0, 1.0))
     automaton = goldstone.Automaton(facing.astype(phi.dtype), jnp.ones_like(phi), phi)
     zero = jnp.zeros_like(phi)
