@@ -1,0 +1,93 @@
+"""The Goldstone potential of the Siemens Industrial Benchmark, and the automaton that turns it.
+
+Hein et al.: Introduction to the "Industrial Benchmark" (arXiv 1610.03793) and arXiv 1709.09480. A ball at
+radius r, the effective shift, lies in a tilted Mexican hat whose tilt has the angle φ, of which 24 steps make a turn.
+Outside the safe zone the hat turns by a step per step, first away and, past the strongest penalty, back; inside it
+turns home. The optimum's radius for each angle is |sin φ| or sin 15°, whichever is greater, to which r is warped.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+TOP = 6
+"""Steps to the angle of the strongest penalty, a quarter of a turn."""
+REACH = math.sin(math.pi / 12)
+"""Least radius of an optimum."""
+SAFE = REACH / 2
+"""Radius of the zone in which the hat turns home."""
+
+_u = np.cbrt(1 + math.sqrt(2)) / math.sqrt(3)
+_r = _u + 1 / (3 * _u)
+_SCALE = 2 * _r**2 - _r**4 + 8 * math.sqrt(2 / 27) * _r
+HAT, RIM, TILT = 2 / _SCALE, 1 / _SCALE, -8 * math.sqrt(2 / 27) / _SCALE
+"""L(r, φ) = −HAT r² + RIM r⁴ + TILT sin φ r, whose least value is −1."""
+
+_ANGLES = np.mod(np.arange(-TOP, TOP + 1) * 2 * np.pi / (4 * TOP), 2 * np.pi)
+
+
+def _valley(phi: float) -> float:
+    """|argmin_r L(r, φ)|, the greatest root of a cubic, by Cardano's formula."""
+    q = TILT * abs(math.sin(phi)) / (8 * RIM)
+    if q <= -math.sqrt(1 / 27):
+        u = np.cbrt(-q + math.sqrt(q * q - 1 / 27))
+        return float(u + 1 / (3 * u))
+    return math.sqrt(4 / 3) * math.cos(math.acos(-q * math.sqrt(27)) / 3)
+
+
+_SINES = np.sin(_ANGLES)
+_VALLEYS = np.array([_valley(phi) for phi in _ANGLES])
+_OPTIMA = np.maximum(np.abs(_SINES), REACH)
+"""Where the valley is wanted, one per angle."""
+
+
+class Automaton(NamedTuple):
+    facing: Float[Array, ""]
+    """The side of the last radius outside the safe zone, ±1."""
+    response: Float[Array, ""]
+    """1 while the hat turns with the radius, −1 once it turns back."""
+    phi: Float[Array, ""]
+    """The angle in steps, −6 to 6."""
+
+
+def rest(dtype: Any) -> Automaton:
+    """Where the automaton starts and to which it comes home."""
+    return Automaton(jnp.ones((), dtype), jnp.ones((), dtype), jnp.zeros((), dtype))
+
+
+def turn(automaton: Automaton, radius: Float[Array, ""]) -> Automaton:
+    """The automaton after one step at a radius."""
+    facing, response, phi = automaton
+    home = jnp.abs(radius) <= SAFE
+    side = jnp.sign(radius)
+    turned = jnp.where(home, facing, side)
+    response = jnp.where(turned != facing, 1.0, response)
+    away = jnp.where(phi == -turned * TOP, 0.0, response * side)
+    phi = phi + jnp.where(home, -jnp.sign(phi), away)
+    beyond = jnp.abs(phi) >= TOP
+    response = jnp.where(beyond, -1.0, response)
+    phi = jnp.where(beyond, 2 * TOP - jnp.mod(phi + 4 * TOP, 4 * TOP), phi)
+    settled = home & (phi == 0)
+    return Automaton(jnp.where(settled, 1.0, turned), jnp.where(settled, 1.0, response), phi)
+
+
+def potential(phi: Float[Array, ""], radius: Float[Array, ""]) -> Float[Array, ""]:
+    """L at an angle (in steps) and a radius, warped so that the valley lies at the optimum: −1 there.
+
+    Up to the optimum the radius is scaled linearly, beyond it by the power that keeps 2 where it is.
+    """
+    index = jnp.asarray(phi + TOP, jnp.int32)
+    sine, valley, optimum = (jnp.asarray(x, radius.dtype)[index] for x in (_SINES, _VALLEYS, _OPTIMA))
+    distance = jnp.abs(radius)
+    exponent = (2.0 - optimum) / (2.0 - valley)
+    # Where the power is not wanted its base is made 1: it would have no gradient at 0.
+    beyond = jnp.where(distance > optimum, distance - optimum, 1.0)
+    outer = valley + (2.0 - valley) / (2.0 - optimum) ** exponent * beyond**exponent
+    warped = jnp.sign(radius) * jnp.where(distance > optimum, outer, distance * valley / optimum)
+    value: Float[Array, ""] = -HAT * warped**2 + RIM * warped**4 + TILT * sine * warped
+    return value
