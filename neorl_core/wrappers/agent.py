@@ -1,0 +1,214 @@
+"""A controller that keeps its state for its caller: a trained policy, bare or behind its shield."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neorl_core.fit import Fitted, known_algorithm, resident, schedule, train
+from neorl_core.networks import Policy, policy_act
+from neorl_core.preparation import Scaling, moments, scaled, scaling
+from neorl_core.safety.composite import Composite, composite_controller
+from neorl_core.training import (
+    Algorithm,
+    TrainState,
+    configure,
+    diverged,
+    init_population,
+    members,
+    policies,
+    warm_up_updates,
+)
+from neorl_core.types import Controller, Params, Plant, PlantSpec, Transition
+
+
+def _alone(policy: Policy, memory: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:
+    return memory, policy_act(policy, observation)
+
+
+POLICY_ALONE = Controller(lambda policy, observation: (), _alone)
+
+
+@cache
+def _act(controller: Controller) -> Callable[..., Any]:
+    return jax.jit(controller.act)
+
+
+class Agent:
+    """`agent(observation)` gives the next action, `agent.reset()` begins an episode, `agent.train(dataset)` goes on
+    training its policy.
+
+    Args:
+        params: a policy, or a composite of policy, shield and fallback.
+        spec: names and bounds of what it observes and does.
+        plant: whose fallback and model the composite uses; a bare policy needs none.
+        algorithm: what `train` goes on with.
+        hyperparameters: that differ from the algorithm's defaults.
+
+    Raises:
+        ValueError: on an unknown algorithm or hyper-parameter, or a composite without its plant.
+
+    Example:
+        >>> agent = Agent(learned.policies[0], spec)  # doctest: +SKIP
+        >>> action = agent(observation)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        params: Policy | Composite,
+        spec: PlantSpec,
+        plant: Plant | None = None,
+        algorithm: str | Algorithm = "td3_bc",
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(params, Composite) and plant is None:
+            raise ValueError("expected the plant of a composite, got none: its fallback and model belong to it.")
+        self.params, self.spec, self.plant = params, spec, plant
+        self.algorithm = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+        self.config = configure(self.algorithm, hyperparameters or {})
+        shielded = isinstance(params, Composite) and plant is not None
+        self._controller = composite_controller(plant) if shielded and plant else POLICY_ALONE
+        self._learner: TrainState | None = None
+        self.reset()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy alone.
+
+        Raises:
+            ValueError: when the composite is a fallback without a policy.
+        """
+        policy = self.params.policy if isinstance(self.params, Composite) else self.params
+        if policy is None:
+            raise ValueError("expected a composite with a policy, got a fallback alone: there is nothing to train.")
+        return policy
+
+    def reset(self) -> None:
+        """Forget the episode: the next observation is a first one."""
+        self._memory: Params | None = None
+        self._action: Float[Array, " A"] | None = None
+
+    def __call__(
+        self, observation: Float[np.ndarray, " O"], applied: Float[np.ndarray, " A"] | None = None
+    ) -> Float[np.ndarray, " A"]:
+        """The action (A,) for an observation (O,), both in physical units.
+
+        Args:
+            observation: measurements in the order of `spec.observation`.
+            applied: what the actuators really did since the last call; by default what was commanded then.
+
+        Raises:
+            ValueError: on an observation of another shape.
+        """
+        seen = jnp.asarray(observation, self.policy_dtype)
+        if seen.shape != (self.spec.observation.size,):
+            raise ValueError(
+                f"expected an observation ({self.spec.observation.size},), got {seen.shape}: pass one row."
+            )
+        if self._memory is None:
+            self._memory = self._controller.init(self.params, seen)
+            self._action = (
+                jnp.zeros(self.spec.action.size, seen.dtype) if self.plant is None else self.plant.applied(seen)
+            )
+        before = self._action if applied is None else jnp.asarray(applied, seen.dtype)
+        self._memory, self._action = _act(self._controller)(self.params, self._memory, seen, before)
+        return np.array(self._action)
+
+    @property
+    def policy_dtype(self) -> Any:
+        """The precision of its numbers."""
+        return jax.tree.leaves(self.params)[0].dtype
+
+    def train(self, dataset: Transition, updates: int = 10_000, seed: int = 0, batch_size: int = 256) -> Fitted:
+        """Go on training the policy on logged transitions; what it scales by stays as it is, so its weights keep
+        their meaning.
+
+        The first call begins with the policy's weights and fresh critics (or model); later ones go on with what the
+        last has learned. A composite keeps its shield and fallback, but what comes of it is no longer what was
+        certified.
+
+        Args:
+            dataset: (N, ...), physical units.
+            updates: gradient steps; rounded up as `fit.schedule` says.
+            seed: of what is fresh and of the batches drawn.
+            batch_size: transitions per gradient step.
+
+        Returns:
+            Policy and curves. The agent has the policy, and has forgotten its episode.
+
+        Raises:
+            FloatingPointError: when training diverged; the agent is then as it was.
+        """
+        policy, algorithm = self.policy, self.algorithm
+        fresh = init_population(algorithm, self.spec, self.config, [seed], {})
+        begun = self._learner is not None
+        learner = (
+            jax.tree.map(jnp.copy, self._learner.learner) if self._learner else _with_policy(algorithm, fresh, policy)
+        )
+        warm_up = 0 if begun else warm_up_updates(algorithm, self.config)
+        plan = schedule(updates, 500, algorithm.batches_per_update, warm_up)
+        how = scaling(moments(dataset), self.spec)
+        data = scaled(Scaling(policy.normaliser, how.reward_shift, how.reward_scale), dataset)
+        reached = train(algorithm, TrainState(learner, fresh.key, fresh.step), resident(data), plan, batch_size)
+        self._learner = reached.population
+        trained = policies(algorithm, reached.population, policy.normaliser)
+        self.params = self.params._replace(policy=trained[0]) if isinstance(self.params, Composite) else trained[0]
+        self.reset()
+        return Fitted(
+            algorithm=algorithm.name,
+            config=self.config,
+            policies=tuple(trained),
+            members=tuple(members([seed], {})),
+            sound=~np.asarray(diverged(reached.curves)),
+            steps=np.arange(plan.log_every, plan.updates + 1, plan.log_every),
+            curves=reached.curves,
+        )
+
+
+def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any:
+    """The fresh learner of one member with its actor, and its target if it has one, set to a policy's weights.
+
+    `algorithm.actor` picks entries of the state, so its transpose puts entries back where they were picked from.
+
+    Raises:
+        ValueError: when the policy's layers are others than the algorithm makes.
+    """
+    one = jax.tree.map(lambda x: x[0], fresh.learner)
+    wanted, made = (jax.tree.map(jnp.shape, tree) for tree in (policy.params, algorithm.actor(one)))
+    if wanted != made:
+        raise ValueError(
+            f"expected a policy of the layers that {algorithm.name} makes, got others: pass the hyper-parameters that "
+            "it was trained with."
+        )
+    numbers, rest = _split(one)
+
+    @jax.jit
+    def placed(numbers: list[Any], params: Params) -> list[Any]:
+        actor, put_back = jax.vjp(lambda numbers: algorithm.actor(_joined(numbers, rest)), numbers)
+        (marks,), (values,) = put_back(jax.tree.map(jnp.ones_like, actor)), put_back(params)
+        return [jnp.where(mark != 0, new, old) for mark, new, old in zip(marks, values, numbers, strict=True)]
+
+    learner = _joined(placed(numbers, policy.params), rest)
+    if hasattr(learner, "actor_target"):
+        learner = learner._replace(actor_target=jax.tree.map(jnp.copy, policy.params))
+    return jax.tree.map(lambda x: x[None], learner)
+
+
+def _split(tree: Any) -> tuple[list[Any], Any]:
+    """The floats of a tree, and all that is needed to put it together again."""
+    leaves, structure = jax.tree.flatten(tree)
+    floating = [bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves]
+    numbers = [x for x, yes in zip(leaves, floating, strict=True) if yes]
+    return numbers, (structure, floating, leaves)
+
+
+def _joined(numbers: list[Any], rest: Any) -> Any:
+    structure, floating, leaves = rest
+    given = iter(numbers)
+    return jax.tree.unflatten(structure, [next(given) if yes else x for x, yes in zip(leaves, floating, strict=True)])

@@ -1,0 +1,156 @@
+"""Episodes of a plant one step at a time: the pure programs under the environments of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt32
+
+from neorl_core.plants import PLANTS
+from neorl_core.plants.base import clip_to
+from neorl_core.types import Constraint, Params, Plant, Space, Timestep
+
+
+class Running(NamedTuple):
+    """An episode under way; of N plants every array has the leading axis N."""
+
+    root: UInt32[Array, "*n 2"]
+    """Data of the key that the seed gave."""
+    episode: Int[Array, "*n"]
+    """Which episode since the seed: each folds its number into the root."""
+    state: Any
+    params: Params
+    """The plant's constants, drawn for this episode."""
+    steps: UInt32[Array, "*n 2"]
+    """Data of the key of its steps."""
+    step: Int[Array, "*n"]
+
+
+def plant_of(plant: str | Plant) -> Plant:
+    """The plant of that name, or the plant itself.
+
+    Raises:
+        ValueError: with the names that there are.
+    """
+    if isinstance(plant, Plant):
+        return plant
+    if plant not in PLANTS:
+        raise ValueError(f"expected a plant among {', '.join(PLANTS)}, got '{plant}': correct the name.")
+    return PLANTS[plant]
+
+
+def domain_of(plant: Plant, changes: Mapping[str, float] | None) -> Params:
+    """The plant's operating domain with some values replaced, as arrays, so that no value is compiled in.
+
+    Raises:
+        ValueError: on a name that the domain lacks.
+    """
+    unknown = set(changes or {}) - set(plant.domain._fields)
+    if unknown:
+        raise ValueError(
+            f"expected domain values of {plant.spec.name} ({', '.join(plant.domain._fields)}), got {sorted(unknown)}: "
+            "correct the names."
+        )
+    return jax.tree.map(jnp.asarray, plant.domain._replace(**(changes or {})))
+
+
+def root_of(generator: np.random.Generator) -> UInt32[np.ndarray, " 2"]:
+    """Two words of a generator, which make a key."""
+    return generator.integers(0, 2**32, 2, np.uint32)
+
+
+def box(space: Space, indices: tuple[int, ...] | None = None) -> gymnasium.spaces.Box:
+    """The bounds of a vector, or of some of its components, in physical units."""
+    chosen = list(range(space.size) if indices is None else indices)
+    low, high = (np.asarray(x, np.float32)[chosen] for x in (space.low, space.high))
+    return gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def action_box(space: Space, physical: bool, indices: tuple[int, ...] | None = None) -> gymnasium.spaces.Box:
+    """The bounds of an action: the actuators' own, or -1 to 1."""
+    bounds = box(space, indices)
+    return bounds if physical else gymnasium.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
+
+
+def to_command(space: Space, action: Float[Array, " A"], physical: bool) -> Float[Array, " A"]:
+    """The physical command that an action stands for: middle + half range · clip(action, -1, 1), or the action."""
+    if physical:
+        return action
+    low, high = (jnp.asarray(x, action.dtype) for x in (space.low, space.high))
+    return (low + high) / 2 + (high - low) / 2 * jnp.clip(action, -1.0, 1.0)
+
+
+def start(plant: Plant, domain: Params, root: UInt32[Array, " 2"], episode: Int[Array, ""]) -> Any:
+    """The beginning of an episode, with the keys of `plants.base.rollouts`.
+
+    Returns:
+        Running, and the observation (O,) as the sensors show it.
+    """
+    key = jax.random.fold_in(jax.random.wrap_key_data(root, impl="threefry2x32"), episode)
+    key_constants, key_run = jax.random.split(key)
+    params = plant.sample_params(key_constants, domain)
+    key_reset, key_steps = jax.random.split(key_run)
+    state, observation = plant.reset(key_reset, params)
+    running = Running(root, episode, state, params, jax.random.key_data(key_steps), jnp.int32(0))
+    return running, clip_to(plant.spec.observation, observation)
+
+
+def advance(plant: Plant, physical: bool, running: Running, action: Float[Array, " A"]) -> tuple[Running, Timestep]:
+    """One step. Sensors end at the bounds of the observation space; the plant's state does not."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
+    command = to_command(plant.spec.action, action, physical)
+    state, now = plant.step(key, running.state, clip_to(plant.spec.action, command), running.params)
+    now = now._replace(observation=clip_to(plant.spec.observation, now.observation))
+    return running._replace(state=state, step=running.step + 1), now
+
+
+class Programs(NamedTuple):
+    """Compiled once per plant."""
+
+    start: Callable[[Params, Any, Any], tuple[Running, Float[Array, " O"]]]
+    """(domain, root, episode) -> (running, observation)"""
+    step: Callable[[Running, Any], tuple[Running, Timestep]]
+    """(running, action) -> (running, timestep)"""
+
+
+@cache
+def programs(plant: Plant, physical: bool) -> Programs:
+    """The compiled start and step of one plant; the same arguments give the same programs."""
+    return Programs(
+        jax.jit(lambda domain, root, episode: start(plant, domain, root, episode)),
+        jax.jit(lambda running, action: advance(plant, physical, running, action)),
+    )
+
+
+def as_action(action: Any, shape: tuple[int, ...]) -> Float[np.ndarray, ...]:
+    """An action as single precision numbers.
+
+    Raises:
+        ValueError: when its shape is another.
+    """
+    found = np.asarray(action, np.float32)
+    if found.shape != shape:
+        raise ValueError(f"expected an action of shape {shape}, got {found.shape}: one number for each actuator.")
+    return found
+
+
+def violations(margins: Float[np.ndarray, "*n K"]) -> Float[np.ndarray, "*n K"]:
+    """The amount by which each limit is violated, in its unit; NaN counts as infinitely much."""
+    return np.where(np.isnan(margins), np.inf, np.maximum(-margins, 0.0))
+
+
+def info_of(constraints: tuple[Constraint, ...], margins: Float[np.ndarray, " K"]) -> dict[str, Any]:
+    """What a step tells besides: margins and costs by the limit's name, and whether any limit is violated (0 or 1)."""
+    costs = violations(margins)
+    names = [limit.name for limit in constraints]
+    return {
+        "margins": dict(zip(names, map(float, margins), strict=True)),
+        "costs": dict(zip(names, map(float, costs), strict=True)),
+        "cost": float(np.any(costs > 0)),
+    }

@@ -1,0 +1,120 @@
+"""Plants as Gymnasium environments, and their registration: `neorl/ChemicalReactor-v0` and so on, from the table.
+
+Gymnasium 1.x loads no plug-ins by itself: importing this module registers the ids, and so does the prefix in
+`gymnasium.make("neorl_core.wrappers.gymnasium:neorl/ChemicalReactor-v0")`. Libraries that read the entry point group
+`gymnasium.envs` call `register_plants`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from neorl_core.plants import PLANTS
+from neorl_core.types import Plant
+from neorl_core.wrappers.episodes import (
+    Running,
+    action_box,
+    as_action,
+    box,
+    domain_of,
+    info_of,
+    plant_of,
+    programs,
+    root_of,
+)
+
+Observation = Float[np.ndarray, " O"]
+NAMESPACE = "neorl"
+ABBREVIATIONS = ("hvac",)
+"""Parts of names that are written in capitals."""
+
+
+class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
+    """One plant. Each episode draws its constants from the operating domain; a seed fixes all that follows it.
+
+    Observations are in physical units, within their sensors' ranges. Actions are -1 to 1 over the actuators' ranges, as
+    Gymnasium recommends, or physical. `info` holds `margins` (signed distance to each limit, by its name), `costs`
+    (amount by which each is violated) and `cost` (1 where any is).
+
+    Args:
+        plant: a key of `PLANTS`, or a plant of your own.
+        domain: values of the operating domain that differ from the plant's own; zero spreads and noise, for example.
+        physical: take actions in the plant's units.
+        render_mode: None, there is nothing to draw.
+
+    Raises:
+        ValueError: on an unknown plant or domain value.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's name and type)
+
+    def __init__(
+        self,
+        plant: str | Plant,
+        domain: Mapping[str, float] | None = None,
+        physical: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        self.plant = plant_of(plant)
+        self.render_mode = render_mode
+        self.observation_space = box(self.plant.spec.observation)
+        self.action_space = action_box(self.plant.spec.action, physical)
+        self._domain = domain_of(self.plant, domain)
+        self._programs = programs(self.plant, physical)
+        self._root: np.ndarray[Any, Any] | None = None
+        self._episode = 0
+        self._running: Running | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode: after a seed the first one of that seed, otherwise the next one. There are no options."""
+        super().reset(seed=seed)
+        if seed is not None or self._root is None:
+            self._root, self._episode = root_of(self.np_random), 0
+        else:
+            self._episode += 1
+        self._running, observation = self._programs.start(self._domain, self._root, np.int32(self._episode))
+        return np.array(observation), {}
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """One control period under an action (A,).
+
+        Raises:
+            ValueError: on an action of another shape.
+            gymnasium.error.ResetNeeded: before the first reset.
+        """
+        if self._running is None:
+            raise gymnasium.error.ResetNeeded("expected reset() before step(), got none: call it first.")
+        self._running, now = self._programs.step(self._running, as_action(action, (self.plant.spec.action.size,)))
+        now = jax.device_get(now)
+        info = info_of(self.plant.spec.constraints, now.margins)
+        return np.array(now.observation), float(now.reward), bool(now.terminated), bool(now.truncated), info
+
+
+def environment_id(name: str) -> str:
+    """The Gymnasium id of a plant: `hvac_control` -> `neorl/HVACControl-v0`."""
+    words = [word.upper() if word in ABBREVIATIONS else word.capitalize() for word in name.split("_")]
+    return f"{NAMESPACE}/{''.join(words)}-v0"
+
+
+def register_plants() -> None:
+    """Register every plant of the table, once."""
+    for name, plant in PLANTS.items():
+        if environment_id(name) not in gymnasium.registry:
+            gymnasium.register(
+                environment_id(name),
+                entry_point="neorl_core.wrappers.gymnasium:PlantEnv",
+                vector_entry_point="neorl_core.wrappers.vector:PlantVectorEnv",
+                max_episode_steps=plant.spec.horizon,
+                kwargs={"plant": name},
+            )
+
+
+register_plants()
