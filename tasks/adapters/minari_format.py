@@ -1,8 +1,9 @@
 """Minari's dataset folders (its HDF5 storage, minari.farama.org, 0.5), read as blocks of rows and written.
 
 NAME-v0/data/metadata.json        spaces as JSON in strings, counts, the dataset's id, minari_version
-NAME-v0/data/main_data.hdf5       a group per episode, episode_0, episode_1, ...: observations (T + 1, O), actions (T, A),
-                                  rewards, terminations, truncations (T,), infos/* (T + 1,), attributes id, total_steps
+NAME-v0/data/main_data.hdf5       a group per episode, episode_0, episode_1, ...: observations (T + 1, O), actions
+                                  (T, A), rewards, terminations, truncations (T,), infos/* (T + 1,), attributes id,
+                                  total_steps
 
 `infos` carries what Minari has no place for: costs, constraint_costs, timestamps. Its first entry belongs to the reset,
 which has none, and holds zeros.
@@ -32,6 +33,9 @@ INFOS = ("costs", "constraint_costs", "timestamps")
 MAX_METADATA = 2**26
 """Bytes of metadata.json: spaces of vectors take kilobytes."""
 
+MAX_EPISODE = 2**28
+"""Bytes of an array of one episode, which is read at once."""
+
 
 class MinariLayout(NamedTuple):
     """What a folder holds, known from its metadata and its first episode."""
@@ -44,7 +48,7 @@ class MinariLayout(NamedTuple):
 
 
 def find_folder(path: Path) -> Path | None:
-    """The `data` folder of a Minari dataset, given that, the folder above it or its HDF5 file; None if there is none."""
+    """The `data` folder of a Minari dataset, given that, the folder above or its HDF5 file; None if there is none."""
     candidates = (path / "data", path) if path.is_dir() else (path.parent,)
     return next((folder for folder in candidates if (folder / "metadata.json").is_file()), None)
 
@@ -134,6 +138,11 @@ def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Pa
             raise BadInput(
                 f"expected {shapes[key]} steps of {key} in episode {number} of {folder}, got {array.shape}: export it "
                 "again."
+            )
+        if array.nbytes > MAX_EPISODE:
+            raise BadInput(
+                f"expected at most {MAX_EPISODE} bytes of {key} in episode {number} of {folder}, got {array.nbytes}: "
+                "export shorter episodes."
             )
         if array.dtype.kind not in "fiub":
             raise BadInput(f"expected numbers in {key} of episode {number} of {folder}, got {array.dtype}: export it.")
