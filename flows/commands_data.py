@@ -70,9 +70,7 @@ def ingest(
     source: Annotated[
         Path, typer.Argument(help="A file or a Minari folder of any known format, or a run's YAML with --data.")
     ],
-    data: Annotated[
-        list[Path] | None, typer.Option("--data", help="With a run's YAML: a file of logs; repeat.")
-    ] = None,
+    data: Annotated[list[Path] | None, typer.Option("--data", help="A file of logs, with a YAML; repeat it.")] = None,
     plant: Annotated[str | None, typer.Option(help="Whose names, units and limits apply.")] = None,
     mapping: Annotated[Path | None, typer.Option(help="What the tags of a historian's export mean, in YAML.")] = None,
     horizon: Annotated[
@@ -118,3 +116,28 @@ def _ingest_run(config: Path, data: list[Path] | None, others: list[Any]) -> dic
 
     with StageProgress("ingest") as progress:
         return read(Home.locate(), run, data, progress)
+
+
+def export(
+    digest: Annotated[str, typer.Argument(help="The dataset's digest, or its first digits.")],
+    to: Annotated[str, typer.Option(help="d4rl, dsrl, minari, neorl or neorl2.")],
+    out: Annotated[Path, typer.Option(help="The file; for minari the folder, named as its id, such as plant-v0.")],
+    root: Annotated[
+        Path | None, typer.Option(help="The folder of a dataset that was generated outside of the home.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a dataset as other libraries read it, and say what the format leaves out.
+
+    Example: neorl export 33fc22638d80 --to minari --out exports/double_mass-v0
+    """
+    from tasks.adapters.dataset import find_dataset
+    from tasks.adapters.exports import export as write
+    from tasks.progress import StageProgress
+
+    datasets = Home.locate().root / "datasets"
+    folders = [root] if root else sorted(datasets.iterdir()) if datasets.is_dir() else []
+    with StageProgress("export") as progress:
+        result = write(find_dataset(folders, digest), to, out, progress)
+    lines = [f"{result['rows']:,} rows in {result['episodes']:,} episodes as {to} in {result['path']}"]
+    emit(result, as_json, [*lines, *(f"  left out: {what}" for what in result["left_out"])])
