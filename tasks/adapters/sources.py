@@ -186,10 +186,14 @@ def _store(path: Path) -> Source:
 
 def name_of(source: Source) -> str:
     """A name for a dataset of no known plant, from the file's."""
-    path = source.path
-    stem = path.parent.name if path.name == "data" else path.stem
+    stem = _base(source.path).stem
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"file_{name}".rstrip("_")
+
+
+def _base(path: Path) -> Path:
+    """The path that bears a source's name: Minari's folders all hold a folder `data`."""
+    return path.parent if path.is_dir() and path.name == "data" else path
 
 
 def digest_of(source: Source) -> str:
@@ -211,7 +215,7 @@ def in_words(source: Source, spec: PlantSpec, known: bool) -> list[str]:
         "names, units and limits of the plant" if known else "bounds made from the data; no unit, limit or score known"
     )
     return [
-        f"{source.path.name}: {source.family}, for it is {source.how}",
+        f"{_base(source.path).name}: {source.family}, for it is {source.how}",
         f"  {source.rows:,} rows of {source.observations} observations, {source.actions} actions",
         *(f"  {note}" for note in notes),
         f"  read as {spec.name}: {made}",
