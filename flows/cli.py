@@ -17,7 +17,7 @@ app = group("Turn a plant's logs into a certified, registered, explained control
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PANELS = {
     "services": [commands_services.up, commands_services.down, commands_services.status, commands_services.doctor],
-    "data": [commands_data.plants, commands_data.generate, commands_data.ingest],
+    "data": [commands_data.plants, commands_data.generate, commands_data.ingest, commands_data.export],
     "models": [
         commands_models.train,
         commands_models.retrain,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.load import load_yaml
 from configs.mapping import HistorianMapping
-from configs.run import RunConfig
+from configs.run import Data, RunConfig
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
 from tasks.adapters.canonical import digest_json, file_sha256, read_json, write_json
 from tasks.adapters.dataset import Dataset, DatasetWriter, spec_record
 from tasks.adapters.formats import read_neorl2
+from tasks.adapters.hdf5_formats import NO_SUCCESSOR
 from tasks.adapters.rows import Quarantine, RowChecker
 from tasks.adapters.shards import Rows
+from tasks.adapters.source_rows import for_plant, survey
+from tasks.adapters.sources import digest_of, in_words, name_of, recognise
 
 Progress = Callable[[int, int, str], None]
 
@@ -63,15 +66,21 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
     records = []
     with DatasetWriter(root, spec) as writer:
         for i, source in enumerate(sources):
-            record = _ingest_source(writer, source, spec, mapping, recipe)
+            record = _ingest_source(writer, file_sha256(source), spec, recipe, partial(_blocks, source, spec, mapping))
             records.append(record)
             if progress:
                 progress(i + 1, len(sources), "sources")
         _hold_to_threshold(records, run.data.max_quarantined, root)
         digest = writer.commit({**recipe, "sources": [_public(record) for record in records]})
+    return _reference(root, run.plant, digest, records, sources)
+
+
+def _reference(
+    root: Path, plant: str, digest: str, records: Sequence[dict[str, Any]], sources: Sequence[Path]
+) -> dict[str, Any]:
     opened = Dataset.open(root, digest, verify=False)
     return {
-        "plant": run.plant,
+        "plant": plant,
         "digest": digest,
         "path": str(root),
         "rows": opened.rows,
@@ -84,6 +93,66 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
             {"path": str(path), "sha256": record["sha256"]} for path, record in zip(sources, records, strict=True)
         ],
     }
+
+
+def ingest_file(
+    home: Home,
+    path: Path,
+    plant: str | None = None,
+    mapping: Path | None = None,
+    horizon: int | None = None,
+    max_quarantined: float = 0.05,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Recognise a file and turn it into a dataset; without a known plant its spec is made from the data.
+
+    Args:
+        home: holds the datasets.
+        path: a file, or Minari's folder.
+        plant: whose names, units and limits apply.
+        mapping: what a historian's tags mean; it names the plant.
+        horizon: steps after which episodes were cut, for a D4RL file that tells nothing of it.
+        max_quarantined: share of rows that may fail, besides those that nothing follows.
+        progress: called with (done, total, unit).
+
+    Returns:
+        Reference as of `ingest`, with `format` and `words`, a line for each thing that a reader should check.
+
+    Raises:
+        BadInput: when the file is none of the known formats, damaged, or does not fit the plant.
+        Refused: when too many of its rows fail; the quarantine stays.
+    """
+    if mapping is not None:
+        named = load_yaml(mapping, HistorianMapping)
+        if horizon is not None or plant not in (None, named.plant):
+            raise BadInput(
+                f"expected a historian's mapping alone, got one of {named.plant} with another plant or a horizon: "
+                "leave those out."
+            )
+        run = RunConfig(
+            plant=named.plant,
+            data=Data(format="historian", mapping=mapping.resolve(), max_quarantined=max_quarantined),
+        )
+        words = [f"{path.name}: a historian's export, read by {mapping.name} as {named.plant}"]
+        return ingest(home, run, [path], progress) | {"format": "historian", "words": words}
+    source = recognise(path, horizon)
+    if plant is not None:
+        spec, blocks = PLANTS[plant].spec, for_plant(source, PLANTS[plant].spec, LOGGED[plant])
+    else:
+        name = name_of(source)
+        spec, blocks = survey(source, f"{name}_log" if name in PLANTS else name), source.blocks
+    root = home.room("datasets", spec.name)
+    recipe = {"plant": spec_record(spec), "format": source.family, "mapping": None, "horizon": horizon}
+    recipe["code"] = _code_digest()
+    with DatasetWriter(root, spec) as writer:
+        record = _ingest_source(writer, digest_of(source), spec, recipe, lambda: (blocks(), None))
+        if progress:
+            progress(1, 1, "sources")
+        _hold_to_threshold([record], max_quarantined, root)
+        digest = writer.commit({**recipe, "sources": [_public(record)]})
+    words = in_words(source, spec, plant is not None)
+    words += [f"  left out: {count:,} row(s), {reason}" for reason, count in record["reasons"].items()]
+    return _reference(root, spec.name, digest, [record], [path]) | {"format": source.family, "words": words}
 
 
 def _mapping(run: RunConfig) -> HistorianMapping | None:
@@ -106,12 +175,19 @@ def _code_digest() -> str:
         "canonical",
         "dataset",
         "formats",
+        "hdf5_formats",
+        "hdf5_guard",
         "historian",
         "merkle",
+        "minari_format",
+        "recordings",
         "resample",
         "rows",
         "scoring",
         "shards",
+        "source_rows",
+        "sources",
+        "store_files",
         "transitions",
     )
     files = [here, *(here.parent / "adapters" / f"{name}.py" for name in names)]
@@ -121,10 +197,13 @@ def _code_digest() -> str:
 
 
 def _ingest_source(
-    writer: DatasetWriter, source: Path, spec: PlantSpec, mapping: HistorianMapping | None, recipe: dict[str, Any]
+    writer: DatasetWriter,
+    sha256: str,
+    spec: PlantSpec,
+    recipe: dict[str, Any],
+    opened: Callable[[], tuple[Iterator[Rows], dict[str, Any] | None]],
 ) -> dict[str, Any]:
     """Read a source, or find the shards that it became before."""
-    sha256 = file_sha256(source)
     key = digest_json({**recipe, "source": sha256})
     memo = writer.root / "sources" / f"{key}.json"
     if (record := _recall(memo, writer.root)) is not None:
@@ -135,7 +214,7 @@ def _ingest_source(
     # Kept under its digest: a file's name says nothing of what is in it, and may change.
     checker = RowChecker(spec, quarantine, sha256[:16])
     first = len(writer.shards)
-    blocks, account = _blocks(source, spec, mapping)
+    blocks, account = opened()
     for block in blocks:
         writer.append(checker.push(block))
     if (last := checker.flush()) is not None:
@@ -204,7 +283,8 @@ def _quarantine_folder(root: Path, records: Sequence[dict[str, Any]]) -> Path | 
 
 def _hold_to_threshold(records: Sequence[dict[str, Any]], allowed: float, root: Path) -> None:
     seen = sum(record["seen"] for record in records)
-    failed = sum(record["quarantined"] for record in records)
+    # A row that nothing follows is no fault of the source: formats without next observations end episodes so.
+    failed = sum(record["quarantined"] - record["reasons"].get(NO_SUCCESSOR, 0) for record in records)
     if seen and failed / seen > allowed:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in _reasons(records).most_common(5))
         raise Refused(

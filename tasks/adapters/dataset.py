@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
-from neorl_core.types import PlantSpec
+from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters.canonical import canonical_json, file_sha256, sha256_hex, write_atomic
 from tasks.adapters.shards import LIBVER, ROW_KEYS, Rows, check_content, check_file, open_shard, write_shard
 
@@ -43,6 +44,43 @@ def spec_record(spec: PlantSpec) -> dict[str, Any]:
 
     record: dict[str, Any] = plain(spec)
     return record
+
+
+def spec_of_record(record: Mapping[str, Any]) -> PlantSpec:
+    """The spec that `spec_record` wrote."""
+
+    def bounds(space: Mapping[str, Any]) -> Space:
+        low, high = (tuple(float(x) for x in space[side]) for side in ("low", "high"))
+        return Space(tuple(space["names"]), tuple(space["units"]), low, high)
+
+    limits = ({**c, "low": float(c["low"]), "high": float(c["high"])} for c in record["constraints"])
+    own = {
+        "observation": bounds(record["observation"]),
+        "action": bounds(record["action"]),
+        "constraints": tuple(Constraint(**limit) for limit in limits),
+        "score_range": tuple(record["score_range"]),
+    }
+    return PlantSpec(**{**record, **own})
+
+
+def find_dataset(folders: Sequence[Path], digest: str) -> Dataset:
+    """Open the dataset whose digest begins so.
+
+    Args:
+        folders: of plants' datasets.
+        digest: six or more of its hexadecimal digits.
+
+    Raises:
+        BadInput: when none or several begin so.
+        Refused: as `Dataset.open`.
+    """
+    if not re.fullmatch(r"[0-9a-f]{6,64}", digest):
+        raise BadInput(f"expected six or more hexadecimal digits of a digest, got '{digest}': copy it from ingest.")
+    found = sorted({path for folder in folders for path in folder.glob(f"manifests/{digest}*.json")})
+    if len({path.stem for path in found}) != 1:
+        cure = "give more of its digits." if found else "ingest its sources first, or name its folder by --root."
+        raise BadInput(f"expected one dataset {digest}, got {len(found)}: {cure}")
+    return Dataset.open(found[0].parents[1], found[0].stem)
 
 
 @dataclass(frozen=True)

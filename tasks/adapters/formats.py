@@ -1,15 +1,25 @@
-"""Importers of public offline-RL file formats; each yields blocks of rows, as the row checks take them."""
+"""The npz archives of NeoRL and NeoRL-2 as blocks of rows, as the row checks take them.
+
+NeoRL-2 (arXiv 2503.19267): obs, action, next_obs, reward, done, truncated, one row per step. NeoRL (arXiv 2102.00714):
+the same without truncated, but with `index`, the rows at which trajectories are divided: its own reader takes them for
+the ends and puts a 0 before them, its documentation speaks of starts; both say the same boundaries.
+"""
 
 from __future__ import annotations
 
+import itertools
 import lzma
+import math
+import struct
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +29,13 @@ from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
 from tasks.adapters.scoring import BLOCK_ROWS, with_costs
 from tasks.adapters.shards import Rows
+
+KEYS = ("obs", "action", "next_obs", "reward")
+MAX_RATIO = 1100
+"""Bytes that one compressed byte may stand for: deflate reaches 1032."""
+MAX_ROW_BYTES = 2**20
+BLOCK_BYTES = 2**26
+"""What is read at once: fewer rows where they are very wide."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +49,7 @@ class Member:
     @property
     def width(self) -> int:
         """Numbers per row."""
-        return int(np.prod(self.shape[1:], dtype=np.int64))
+        return math.prod(self.shape[1:])
 
 
 def read_neorl2(path: Path, spec: PlantSpec, logged: LoggedSignals, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
@@ -52,43 +69,107 @@ def read_neorl2(path: Path, spec: PlantSpec, logged: LoggedSignals, block_rows: 
     Raises:
         BadInput: when the file is missing, damaged, holds pickled objects, lacks a key, or a shape is wrong.
     """
-    widths = {
-        "obs": spec.observation.size,
-        "action": spec.action.size,
-        "next_obs": spec.observation.size,
-        "reward": 1,
-        "done": 1,
-        "truncated": 1,
-    }
+    widths = {"obs": spec.observation.size, "action": spec.action.size, "next_obs": spec.observation.size}
     if not path.is_file():
         raise BadInput(f"expected a NeoRL-2 file at {path}, got none: check the path.")
-    for block in _read_blocks(path, widths, block_rows):
+    for block in read_npz(path, widths | {"reward": 1, "done": 1, "truncated": 1}, block_rows):
         yield with_costs(block, logged)
 
 
+class NpzLayout(NamedTuple):
+    """What an archive holds, known from its headers alone."""
+
+    family: str
+    """"NeoRL-2", or "NeoRL" where `index` stands in for `truncated`."""
+    rows: int
+    widths: dict[str, int]
+    """Numbers per row of each key."""
+
+
+def read_npz_layout(path: Path) -> NpzLayout:
+    """Which of the two an archive is, and its widths, whatever plant it is of.
+
+    Raises:
+        BadInput: when it is neither.
+    """
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+        family = "NeoRL-2" if "truncated" in names or "index" not in names else "NeoRL"
+        members = {name: _read_header(archive, path, name) for name in (*KEYS, "done")}
+        members |= {"truncated": _read_header(archive, path, "truncated")} if family == "NeoRL-2" else {}
+    return NpzLayout(
+        family,
+        members["obs"].shape[0] if members["obs"].shape else 0,
+        {name: member.width if name in KEYS[:3] else 1 for name, member in members.items()},
+    )
+
+
+def read_npz(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
+    """The archive's rows, block after block, as they stand.
+
+    Args:
+        path: the .npz file.
+        widths: numbers per row of each key; without `truncated`, `index` divides the rows into trajectories.
+        block_rows: rows per block.
+    """
+    with _reading(path):
+        yield from _read_blocks(path, widths, block_rows)
+
+
 def _read_blocks(path: Path, widths: Mapping[str, int], block_rows: int) -> Iterator[Rows]:
-    """The archive's rows, block after block, as they stand."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: _read_header(archive, path, name) for name in widths}
+        count = members["obs"].shape[0] if members["obs"].shape else 0
+        for name, width in widths.items():
+            _check_shape(path, members[name], count, width)
+        if count == 0:
+            raise BadInput(f"expected at least one row in {path.name}, got an empty dataset: export it again.")
+        ends = None if "truncated" in widths else _read_index(archive, path, count)
+        row_bytes = sum(member.width * member.dtype.itemsize for member in members.values())
+        block_rows = min(block_rows, max(BLOCK_BYTES // row_bytes, 1))
+        with ExitStack() as stack:
+            streams = {name: stack.enter_context(archive.open(f"{name}.npy")) for name in widths}
+            for name, stream in streams.items():
+                _parse_header(stream, path, name)
+            for start in range(0, count, block_rows):
+                n = min(block_rows, count - start)
+                raw = {name: _read_rows(streams[name], members[name], n, path) for name in widths}
+                if ends is not None:
+                    raw["truncated"] = (np.isin(np.arange(start, start + n), ends)[:, None] & (raw["done"] == 0)) * 1.0
+                yield _named(raw)
+            for name, stream in streams.items():
+                # Reading past the end is what makes zipfile compare the member's checksum.
+                if stream.read(1):
+                    raise BadInput(f"expected {count} rows of '{name}' in {path.name}, got more: export it again.")
+
+
+def _read_index(archive: zipfile.ZipFile, path: Path, count: int) -> npt.NDArray[np.int64]:
+    """The last row of each of NeoRL's trajectories."""
+    member = _read_header(archive, path, "index")
+    if len(member.shape) != 1 or member.dtype.kind not in "iu" or member.shape[0] > count + 1:
+        raise BadInput(
+            f"expected 'index' of {path.name} to be rows at which trajectories are divided, got {member.dtype} "
+            f"{member.shape}: export it again."
+        )
+    with archive.open("index.npy") as stream:
+        _parse_header(stream, path, "index")
+        data = stream.read()
+    if len(data) != member.shape[0] * member.dtype.itemsize:
+        raise BadInput(f"expected {member.shape[0]} numbers of 'index' in {path.name}, got others: copy it again.")
+    index = np.frombuffer(data, member.dtype).astype(object)
+    if any(a >= b for a, b in itertools.pairwise(index)) or any(not 0 <= i <= count for i in index):
+        raise BadInput(f"expected 'index' of {path.name} to increase from 0 up to {count}, got other rows.")
+    return np.unique([*(int(i) - 1 for i in index if i > 0), count - 1]).astype(np.int64)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever zipfile and its decompressors say of a damaged archive, as one sentence."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = {name: _read_header(archive, path, name) for name in widths}
-            count = members["obs"].shape[0] if members["obs"].shape else 0
-            for name, width in widths.items():
-                _check_shape(path, members[name], count, width)
-            if count == 0:
-                raise BadInput(f"expected at least one row in {path.name}, got an empty dataset: export it again.")
-            with ExitStack() as stack:
-                streams = {name: stack.enter_context(archive.open(f"{name}.npy")) for name in widths}
-                for name, stream in streams.items():
-                    _parse_header(stream, path, name)
-                for start in range(0, count, block_rows):
-                    n = min(block_rows, count - start)
-                    yield _named({name: _read_rows(streams[name], members[name], n, path) for name in widths})
-                for name, stream in streams.items():
-                    # Reading past the end is what makes zipfile compare the member's checksum.
-                    if stream.read(1):
-                        raise BadInput(f"expected {count} rows of '{name}' in {path.name}, got more: export it again.")
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise BadInput(f"expected a whole npz archive in {path.name}, got '{error}': copy the file again.") from error
+        yield
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, struct.error) as error:
+        said = " ".join(str(error).split())[:300]
+        raise BadInput(f"expected a whole npz archive in {path.name}, got '{said}': copy the file again.") from error
     except (RuntimeError, NotImplementedError) as error:
         # What zipfile raises for an encrypted member and for a compression that it does not know; what is made of
         # the rows runs outside of this generator, so its errors do not come by here.
@@ -114,7 +195,16 @@ def _read_header(archive: zipfile.ZipFile, path: Path, name: str) -> Member:
         found = ", ".join(sorted(n.removesuffix(".npy") for n in archive.namelist())) or "none"
         raise BadInput(f"expected an array '{name}' in {path.name}, got only {found}: export it with that key.")
     with archive.open(f"{name}.npy") as stream:
-        return _parse_header(stream, path, name)
+        member = _parse_header(stream, path, name)
+        data = stream.tell()
+    entry = archive.getinfo(f"{name}.npy")
+    size = math.prod(member.shape) * member.dtype.itemsize
+    if data + size > entry.file_size or entry.file_size > MAX_RATIO * entry.compress_size + 64:
+        raise BadInput(
+            f"expected {size} bytes of '{name}' in {path.name}, got {entry.compress_size} bytes that cannot hold as "
+            "many: copy the file again."
+        )
+    return member
 
 
 def _parse_header(stream: IO[bytes], path: Path, name: str) -> Member:
@@ -122,10 +212,13 @@ def _parse_header(stream: IO[bytes], path: Path, name: str) -> Member:
     try:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
-    except ValueError as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy's, of headers that Python 2 wrote
+            shape, fortran, dtype = read(stream)
+    except (ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
+        said = " ".join(str(error).split())[:300]
         raise BadInput(
-            f"expected '{name}' in {path.name} to be a NumPy array, got '{error}': export it again."
+            f"expected '{name}' in {path.name} to be a NumPy array, got '{said}': export it again."
         ) from None
     if dtype.hasobject:
         raise BadInput(
@@ -138,7 +231,13 @@ def _parse_header(stream: IO[bytes], path: Path, name: str) -> Member:
         raise BadInput(
             f"expected '{name}' of {path.name} row after row, got Fortran order: save np.ascontiguousarray of it."
         )
-    return Member(name, tuple(int(n) for n in shape), dtype)
+    member = Member(name, tuple(int(n) for n in shape), dtype)
+    if any(n < 0 for n in shape) or member.width * dtype.itemsize > MAX_ROW_BYTES:
+        raise BadInput(
+            f"expected rows of at most {MAX_ROW_BYTES} bytes in '{name}' of {path.name}, got the shape {shape}: "
+            "export vectors of signals."
+        )
+    return member
 
 
 def _check_shape(path: Path, member: Member, count: int, width: int) -> None:

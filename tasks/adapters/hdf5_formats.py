@@ -9,7 +9,6 @@ What has one number per row may be (N,) or (N, 1), for both projects' tools sque
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
+from tasks.adapters.hdf5_guard import find_array, open_guarded
 from tasks.adapters.shards import Rows
 
 BLOCK_ROWS = 65536
 """Rows that are read at once."""
+BLOCK_NUMBERS = 2**26
+"""Numbers that are read at once: fewer rows where they are very wide."""
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("next_observations", "timeouts", "costs")
 VECTORS = ("observations", "actions", "next_observations")
@@ -60,8 +62,9 @@ def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_
         BadInput: when the file is missing, damaged or no HDF5, a key is missing, a shape or type is wrong, a flag is
             neither 0 nor 1, or the ends of episodes cannot be known.
     """
-    with _open(path) as file:
+    with open_guarded(path) as file:
         layout = _layout(file, path, horizon)
+        block_rows = min(block_rows, max(BLOCK_NUMBERS // sum(layout.widths.values()), 1))
         age = 0  # steps of the episode before this block, since it began or since the last termination
         for start in range(0, layout.rows, block_rows):
             stop = min(start + block_rows, layout.rows)
@@ -93,26 +96,13 @@ def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_
 
 def read_layout(path: Path, horizon: int | None = None) -> Layout:
     """What a file holds; the same checks of names, shapes and types as before reading it."""
-    with _open(path) as file:
+    with open_guarded(path) as file:
         return _layout(file, path, horizon)
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[h5py.File]:
-    if not path.is_file():
-        raise BadInput(f"expected a D4RL or DSRL file at {path}, got none: check the path.")
-    try:
-        if not h5py.is_hdf5(path):
-            raise BadInput(f"expected an HDF5 file of D4RL or DSRL, got another format in {path.name}: name that file.")
-        with h5py.File(path, "r") as file:
-            yield file
-    except (OSError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        raise BadInput(f"expected a whole HDF5 file in {path.name}, got '{said}': copy the file again.") from error
-
-
 def _layout(file: h5py.File, path: Path, horizon: int | None) -> Layout:
-    found = {key: file[key] for key in (*REQUIRED, *OPTIONAL) if isinstance(file.get(key), h5py.Dataset)}
+    arrays = {key: find_array(file, key, path) for key in (*REQUIRED, *OPTIONAL)}
+    found = {key: array for key, array in arrays.items() if array is not None}
     for key in REQUIRED:
         if key not in found:
             listed = list(file)
@@ -121,6 +111,8 @@ def _layout(file: h5py.File, path: Path, horizon: int | None) -> Layout:
                 f"expected an array '{key}' in {path.name}, got {shown or 'nothing'}: "
                 "export it with the names of D4RL or DSRL."
             )
+    if found["observations"].shape is None:
+        raise BadInput(f"expected 'observations' of {path.name} to hold rows, got an empty array: export it again.")
     count = found["observations"].shape[0] if found["observations"].shape else 0
     widths = {key: _width(path, key, array, count) for key, array in found.items()}
     if count == 0:
@@ -151,14 +143,19 @@ def _width(path: Path, key: str, array: h5py.Dataset, count: int) -> int:
             f"expected continuous actions in {path.name}, got {array.dtype}: discrete actions cannot be learnt here."
         )
     vector = key in VECTORS
-    if len(array.shape) not in (1, 2) or array.shape[0] != count or (not vector and array.shape[1:] not in ((), (1,))):
+    tails = [(), (1,)] if not vector else [(), array.shape[1:2]] if array.shape else []
+    if array.shape is None or array.shape[:1] != (count,) or array.shape[1:] not in tails:
         expected = f"({count}, n)" if vector else f"({count},) or ({count}, 1)"
         raise BadInput(f"expected '{key}' of {path.name} to have shape {expected}, got {array.shape}: export it again.")
+    if array.shape[1:] == (0,):
+        raise BadInput(f"expected '{key}' of {path.name} to have columns, got none: export it again.")
     return int(array.shape[1]) if array.shape[1:] else 1
 
 
 def _read(file: h5py.File, key: str, start: int, stop: int, path: Path) -> npt.NDArray[Any]:
     values = file[key][start:stop]
+    if len(values) != stop - start:
+        raise BadInput(f"expected {stop} rows of '{key}' in {path.name}, got fewer: copy the file again.")
     if key in FLAGS:
         values = values.reshape(stop - start)
         wrong = np.flatnonzero((values != 0) & (values != 1))

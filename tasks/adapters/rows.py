@@ -175,7 +175,9 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
     note(~np.isfinite(rows["rewards"]), "rewards is not finite")
     for key in ("terminals", "timeouts"):
         note((rows[key] != 0) & (rows[key] != 1), f"{key} is neither 0 nor 1")
-    note(~np.isfinite(rows["constraint_costs"]).all(axis=1), "constraint_costs is not finite")
+    for key in ("costs", "constraint_costs"):
+        if key in rows:
+            note(~np.isfinite(rows[key]).reshape(len(reasons), -1).all(axis=1), f"{key} is not finite")
     return reasons
 
 

@@ -37,6 +37,9 @@ ROW_KEYS: dict[str, np.dtype[Any]] = {
 }
 """Keys per row in their canonical order; `timestamps` (ns since 1970, UTC) only where they are known."""
 
+ALWAYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
+"""The keys that every dataset has; costs are only there where a source or the plant's limits tell them."""
+
 EPISODE_KEYS = ("episode_starts", "episode_digests")
 """Per episode: its first row (i8), and the SHA-256 of its rows (32 bytes), by which splits are drawn."""
 
