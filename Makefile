@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test coverage lint bench study chaos resume streaming tamper picture services lock clean
+.PHONY: run test coverage lint bench plants study chaos resume streaming tamper picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up & up=$$!; \
@@ -27,6 +27,9 @@ lint: $(READY)
 
 bench: $(READY)  ## speed and time tables, kept under benchmarks/results
 	$(BIN)/python -m benchmarks.training
+
+plants: $(READY)  ## outside values, speeds and controllers of the plants; writes docs/plants.md
+	$(BIN)/python -m benchmarks.plants
 
 chaos: $(READY)  ## kill -9 a retrain at ten random moments, then finish it
 	$(BIN)/python -m benchmarks.chaos

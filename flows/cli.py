@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typer.exceptions import Abort, TyperException
 
 from configs.errors import BadInput, NeoRLError
-from flows import commands_data, commands_evidence, commands_models, commands_services
+from flows import commands_data, commands_evidence, commands_models, commands_plants, commands_services
 from flows.console import emit, group
 
 app = group("Turn a plant's logs into a certified, registered, explained control policy.")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PANELS = {
     "services": [commands_services.up, commands_services.down, commands_services.status, commands_services.doctor],
-    "data": [commands_data.plants, commands_data.generate, commands_data.ingest, commands_data.export],
+    "data": [commands_data.generate, commands_data.ingest, commands_data.export],
     "models": [
         commands_models.train,
         commands_models.retrain,
@@ -31,6 +31,7 @@ PANELS = {
 for panel, commands in PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+app.add_typer(commands_plants.plants, name="plants", rich_help_panel="data")
 for name in ("certificate", "audit", "keys"):
     app.add_typer(getattr(commands_evidence, name), name=name, rich_help_panel="evidence")
 

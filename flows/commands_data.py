@@ -1,4 +1,4 @@
-"""Commands about plants and their logs: plants, generate, ingest."""
+"""Commands about plants' logs: generate, ingest, export."""
 
 from __future__ import annotations
 
@@ -9,41 +9,7 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.console import AsJson, emit, known_plant, show_table
-
-
-def plants(as_json: AsJson = False) -> None:
-    """List the plants that are simulated here.
-
-    Example: neorl plants
-    """
-    from neorl_core.plants import PLANTS
-
-    table = {}
-    for name, plant in PLANTS.items():
-        spec = plant.spec
-        table[name] = {
-            "observation": dict(zip(spec.observation.names, spec.observation.units, strict=True)),
-            "action": dict(zip(spec.action.names, spec.action.units, strict=True)),
-            "limits": {c.name: f"{c.low:g} to {c.high:g} {c.unit}" for c in spec.constraints},
-            "horizon": spec.horizon,
-            "period": f"{spec.dt:g} {spec.time_unit}",
-        }
-    if as_json:
-        emit({"plants": table}, True)
-        return
-    rows = [
-        (
-            name,
-            ", ".join(p["observation"]),
-            ", ".join(p["action"]),
-            p["period"],
-            p["horizon"],
-            "; ".join(f"{limit} {text}" for limit, text in p["limits"].items()),
-        )
-        for name, p in table.items()
-    ]
-    show_table(("plant", "observed", "manipulated", "period", "steps", "limits"), rows)
+from flows.console import AsJson, emit, known_plant
 
 
 def generate(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
@@ -32,6 +33,25 @@ os.environ.update(
 )
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+class Truth(Protocol):
+    """Holds a number to one that did not come from this project."""
+
+    def __call__(self, quantity: str, theirs: float, ours: float, allowed: float, source: str) -> None: ...
+
+
+@pytest.fixture
+def truth(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Truth:
+    """Asserts |ours − theirs| <= allowed and keeps the comparison, of which `make plants` makes docs/plants.md."""
+    plant = request.path.stem.removeprefix("test_plant_")
+
+    def hold(quantity: str, theirs: float, ours: float, allowed: float, source: str) -> None:
+        row = {"plant": plant, "quantity": quantity, "theirs": float(theirs), "ours": float(ours)}
+        record_property("truth", json.dumps({**row, "allowed": float(allowed), "source": source}))
+        assert abs(float(ours) - float(theirs)) <= allowed, (quantity, theirs, ours, allowed)
+
+    return hold
 
 
 @pytest.fixture
