@@ -222,8 +222,8 @@ def _score_lines(kept: Mapping[str, Any]) -> list[str]:
         "",
         "## Controllers",
         "",
-        "Mean return with its 95 % interval, score (0 is the zero or safe, idle action, 100 the best known) and episodes "
-        "in which a limit was crossed, over the default operating domain.",
+        "Mean return with its 95 % interval, score (0 is the zero or safe, idle action, 100 the best known) and "
+        "episodes in which a limit was crossed, over the default operating domain.",
         "",
         "| plant | controller | return | score | beyond a limit |",
         "|---|---|---|---|---|",
@@ -263,8 +263,8 @@ def _speed_lines(kept: Mapping[str, Any] | None) -> list[str]:
         "",
         "## Speed",
         "",
-        f"Environment steps per second on {kept['cores']} cores: {BATCH} plants in one jitted call under random actions, "
-        "and one plant stepped from Python. References in the same run, unless said.",
+        f"Environment steps per second on {kept['cores']} cores: {BATCH} plants in one jitted call under random "
+        "actions, and one plant stepped from Python. References in the same run, unless said.",
         "",
         "| plant | vectorised | single | reference | its rate | vectorised / reference |",
         "|---|---|---|---|---|---|",

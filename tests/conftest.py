@@ -38,16 +38,18 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 class Truth(Protocol):
     """Holds a number to one that did not come from this project."""
 
-    def __call__(self, quantity: str, theirs: float, ours: float, allowed: float, source: str) -> None: ...
+    def __call__(
+        self, quantity: str, theirs: float, ours: float, allowed: float, source: str, plant: str | None = None
+    ) -> None: ...
 
 
 @pytest.fixture
 def truth(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Truth:
     """Asserts |ours − theirs| <= allowed and keeps the comparison, of which `make plants` makes docs/plants.md."""
-    plant = request.path.stem.removeprefix("test_plant_")
+    named = request.path.stem.removeprefix("test_plant_")
 
-    def hold(quantity: str, theirs: float, ours: float, allowed: float, source: str) -> None:
-        row = {"plant": plant, "quantity": quantity, "theirs": float(theirs), "ours": float(ours)}
+    def hold(quantity: str, theirs: float, ours: float, allowed: float, source: str, plant: str | None = None) -> None:
+        row = {"plant": plant or named, "quantity": quantity, "theirs": float(theirs), "ours": float(ours)}
         record_property("truth", json.dumps({**row, "allowed": float(allowed), "source": source}))
         assert abs(float(ours) - float(theirs)) <= allowed, (quantity, theirs, ours, allowed)
 
