@@ -13,22 +13,49 @@ from flows.console import AsJson, emit, known_plant
 
 
 def generate(
-    plant: Annotated[str, typer.Argument(help="The plant whose history is written.")],
-    out: Annotated[Path, typer.Option(help="Folder for the export and the true trajectory.")],
+    plant: Annotated[str, typer.Argument(help="The plant that is simulated.")],
+    behaviour: Annotated[
+        str,
+        typer.Option(
+            help="Who acts: random, pid, medium, expert or mixed; historian writes the plant's history with its faults."
+        ),
+    ] = "historian",
+    episodes: Annotated[int | None, typer.Option(help="How many; 1000 by default.", min=1)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the dataset or of the export; a name in .hdf5 makes one file in D4RL's layout."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.", min=0)] = 0,
-    weeks: Annotated[float, typer.Option(help="Length of the record.", min=0.0)] = 3.0,
+    weeks: Annotated[float | None, typer.Option(help="Length of a history; 3 by default.", min=0.0)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a historian export as the plant would have kept it, with the faults that such logs have.
+    """Make data: episodes of one quality as a dataset, or a historian's export as the plant would have kept it.
 
-    Example: neorl generate chemical_reactor --out logs --seed 1 --weeks 3
+    Example: neorl generate double_mass --behaviour medium --episodes 1000 --seed 1
     """
     name = known_plant(plant)
-    from tasks.adapters.plant_log import generate as write
     from tasks.progress import StageProgress
 
+    if behaviour != "historian":
+        if weeks is not None:
+            raise BadInput(f"expected --weeks for a history alone, got it with {behaviour}: give --episodes instead.")
+        from tasks.adapters.generated import generate as play
+        from tasks.adapters.generated import in_words
+
+        folder = out or Home.locate().room("datasets", name)
+        with StageProgress("generate") as progress:
+            result = play(name, behaviour, episodes or 1000, seed, folder, progress)
+        emit(result, as_json, in_words(result))
+        return
+    if episodes is not None or out is None:
+        raise BadInput(
+            "expected --out and no --episodes for a history, got it otherwise: name its folder by --out, or give "
+            "--behaviour for episodes."
+        )
+    from tasks.adapters.plant_log import generate as write
+
     with StageProgress("generate") as progress:
-        result = write(name, out, seed=seed, weeks=weeks, progress=progress)
+        result = write(name, out, seed=seed, weeks=3.0 if weeks is None else weeks, progress=progress)
     emit(result, as_json, [f"{result['rows']:,} rows in {result['path']}"])
 
 

@@ -32,6 +32,8 @@ class Trajectory(NamedTuple):
     handed_over: Bool[Array, "*e H"]
     """Whether the fallback decided the step (false for controllers without one)."""
     next_observations: Float[Array, "*e H O"]
+    terminated: Bool[Array, "*e H"]
+    """Whether the step ended the episode by itself, which a time limit does not."""
 
 
 class EpisodeResult(NamedTuple):
@@ -102,6 +104,7 @@ def rollout(
             # Only a composite controller's state knows of a fallback.
             handed_over=jnp.asarray(getattr(next_memory, "handed_over", False)) & alive,
             next_observations=now.observation,
+            terminated=now.terminated & alive,
         )
         proposed = (next_state, now.observation, next_memory, action, ~(now.terminated | now.truncated))
         # An ended episode stands still: what would follow a trip (a runaway) must not count.

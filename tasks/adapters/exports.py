@@ -27,6 +27,7 @@ from tasks.adapters.shards import ALWAYS, LIBVER, ROW_KEYS, Rows
 
 Progress = Callable[[int, int, str], None]
 BLOCK_ROWS = 65536
+CHUNK_ROWS = 16384
 NPZ = {"obs": "observations", "action": "actions", "next_obs": "next_observations", "reward": "rewards"}
 MINARI_NAME = re.compile(r"[-_\w]+-v\d+")
 BESIDES = "names, units, limits and provenance, which stay in the manifest"
@@ -80,21 +81,35 @@ def _row_bytes(dataset: Dataset, keys: tuple[str, ...]) -> int:
 
 
 class Flat:
-    """Writes D4RL's or DSRL's flat arrays into an HDF5 file, block after block; `publish` gives it its name."""
+    """Writes D4RL's or DSRL's flat arrays into an HDF5 file, block after block; a context that names it when it ends.
 
-    def __init__(self, path: Path, first: Rows, rows: int, keys: tuple[str, ...]) -> None:
-        self.path, self.keys, self.at = path, keys, 0
+    Args:
+        path: the file.
+        keys: of the arrays.
+        rows: how many there will be, where that is known: arrays are contiguous then, and room is proven before.
+    """
+
+    def __init__(self, path: Path, keys: tuple[str, ...], rows: int | None = None) -> None:
+        self.path, self.keys, self.rows, self.at = path, keys, rows, 0
         self.temporary = path.with_name(f".{path.name}.part")
-        _prove_room(path.parent, rows * sum(first[key][:1].nbytes for key in keys) + 2**16)
         self.file = h5py.File(self.temporary, "w", libver=LIBVER)
-        for key in keys:
-            shape = (rows, *first[key].shape[1:])
-            self.file.create_dataset(key, shape, ROW_KEYS[key], track_times=False)
+
+    def _create(self, rows: Rows) -> None:
+        size = sum(rows[key][:1].nbytes for key in self.keys)
+        _prove_room(self.path.parent, (self.rows or len(rows["rewards"])) * size + 2**16)
+        for key in self.keys:
+            tail = rows[key].shape[1:]
+            grows: dict[str, Any] = {} if self.rows else {"maxshape": (None, *tail), "chunks": (CHUNK_ROWS, *tail)}
+            self.file.create_dataset(key, (self.rows or 0, *tail), ROW_KEYS[key], track_times=False, **grows)
 
     def append(self, rows: Rows) -> None:
         """Add rows (n, ...)."""
+        if not len(self.file):
+            self._create(rows)
         stop = self.at + len(rows["rewards"])
         for key in self.keys:
+            if self.rows is None:
+                self.file[key].resize(stop, axis=0)
             self.file[key][self.at : stop] = rows[key]
         self.at = stop
 
@@ -111,7 +126,7 @@ class Flat:
 
 
 def _flat(dataset: Dataset, out: Path, keys: tuple[str, ...], progress: Progress) -> tuple[Path, list[str]]:
-    with Flat(out, dataset.read(0, 1, keys), dataset.rows, keys) as file:
+    with Flat(out, keys, dataset.rows) as file:
         for rows in dataset.blocks(keys, BLOCK_ROWS):
             file.append(rows)
             progress(file.at, dataset.rows, "rows")

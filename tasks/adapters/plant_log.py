@@ -90,8 +90,8 @@ def generate(
     """
     if plant_name != "chemical_reactor":
         raise BadInput(
-            f"expected chemical_reactor, got '{plant_name}': only the reactor's history is written, "
-            "other plants bring logs of their own."
+            f"expected chemical_reactor, got '{plant_name}': only the reactor's history is written; "
+            "give --behaviour for episodes of other plants."
         )
     steps = round(weeks * WEEK_NS / PERIOD_NS)
     if not HOUR <= steps <= 1000 * 7 * DAY:
