@@ -252,16 +252,19 @@ class Export:
     def _stamps(self, file: Path) -> Iterator[tuple[Times, Times, int]]:
         """Times and row numbers of the mapped tags, and how many of them are followed by enough others to be judged."""
         columns, clock = self.mapping.columns, Clockwork(self.mapping.clock)
-        table = self._scan(file).with_row_index("number")
-        if self.mapping.layout == "long" and self.mapping.ignore:
+        table, ignoring = self._scan(file), self.mapping.layout == "long" and bool(self.mapping.ignore)
+        names = [columns.timestamp]
+        if ignoring:
+            table = table.with_row_index("number")
             table = table.filter(pl.col(columns.tag).cast(pl.String).is_in(list(self.mapping.tags)))
-        times, numbers = np.zeros(0, np.int64), np.zeros(0, np.int64)
+            names.append("number")
+        times, numbers, seen = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
         with _reading(file):
-            batches = table.select("number", columns.timestamp)
-            for batch in batches.collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
+            for batch in table.select(names).collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
                 found, _ = clock.read(batch[columns.timestamp], file.name)
                 times = np.concatenate([times, found])
-                numbers = np.concatenate([numbers, batch["number"].to_numpy().astype(np.int64)])
+                given = batch["number"].to_numpy().astype(np.int64) if ignoring else np.arange(seen, seen + len(found))
+                numbers, seen = np.concatenate([numbers, given]), seen + len(found)
                 settled = len(times) - FOLLOWERS
                 if settled > 0:
                     yield times, numbers, settled

@@ -32,8 +32,8 @@ class RawRows(NamedTuple):
     ids: npt.NDArray[np.int64]
     """(n,)"""
 
-    def take(self, where: npt.NDArray[Any]) -> RawRows:
-        """Some of the rows, by mask or index."""
+    def take(self, where: npt.NDArray[Any] | slice) -> RawRows:
+        """Some of the rows, by mask, index or slice."""
         return RawRows(*(column[where] for column in self))
 
 

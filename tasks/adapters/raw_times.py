@@ -172,11 +172,12 @@ def _in_range(column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
         times, wrong = column.to_physical(), column.is_null()
     else:
         coarse = column.dt.epoch("us")
-        wrong = ~coarse.is_between(-MAX_MICROSECONDS, MAX_MICROSECONDS)
-        wrong = wrong.fill_null(True)
-        if wrong.any():
-            coarse = coarse.set(wrong, 0)
-        times = coarse * 1000
+        least, most = coarse.min(), coarse.max()
+        sound = not coarse.null_count() and least is not None and most is not None
+        if sound and least >= -MAX_MICROSECONDS and most <= MAX_MICROSECONDS:  # type: ignore[operator]
+            return coarse.to_numpy() * 1000, None
+        wrong = (~coarse.is_between(-MAX_MICROSECONDS, MAX_MICROSECONDS)).fill_null(True)
+        times = coarse.set(wrong, 0) * 1000
     if not wrong.any():
         return times.to_numpy(), None
     reasons = np.where(column.is_null().to_numpy(), UNREADABLE, OUT_OF_RANGE).astype(np.uint8)

@@ -59,61 +59,62 @@ class Decoder:
         times, unreadable = clock.read(frame["timestamp"], file)
         texts = frame["value"] if frame["value"].dtype == pl.String else None
         values = _numbers(frame["value"])
-        statuses, missing_status = self._statuses(frame, file)
+        statuses, missing = self._statuses(frame, file)
         ids = base + (frame["row"].to_numpy().astype(np.int64) if "row" in frame.columns else np.arange(count))
-        unknown_tag = frame["code"].null_count() > 0
+        strange = frame["code"].null_count() > 0
         codes = frame["code"].fill_null(len(self.mapping.tags)).to_numpy()
         rows = RawRows(codes, times, values, statuses, ids)
         mapped = codes < len(self.mapping.tags)
-        nameless = frame["nameless"].to_numpy()
-        unknown = bool(unknown_tag and (frame["code"].is_null() & ~frame["nameless"]).any())
-        usable = True
-        reasons: npt.NDArray[Any] = np.full(0, None, object)
-        if texts is not None or self._odd(rows) or missing_status is not None:
-            usable = False
-        wrong = np.zeros(0, bool)
-        if len(astray) and (found := np.isin(ids - base, astray)).any():
-            wrong = found
-        if usable and unreadable is None and not len(wrong) and not unknown_tag:
-            return rows if mapped.all() else self._leave_out(rows, mapped), unknown
-        # Something is wrong with some of the rows: name it, the first reason that holds.
-        reasons = np.full(count, None, object)
-        timeless = np.zeros(count, bool)
-        if unknown_tag:
-            reasons[nameless] = NAMELESS
-            timeless |= nameless
-        if unreadable is not None:
-            for code, reason in REASONS.items():
-                _note(reasons, unreadable == code, reason)
-            timeless |= unreadable != 0
-        if len(wrong):
-            _note(reasons, wrong, ASTRAY)
-            timeless |= wrong
+        nameless = frame["nameless"].to_numpy() if strange else np.zeros(0, bool)
+        unknown = strange and bool((frame["code"].is_null() & ~frame["nameless"]).any())
         if texts is not None:
-            values = rows.values.copy()
-            self._read_states(texts, codes, values, reasons)
-            rows = rows._replace(values=values)
-        self._note_values(rows, missing_status, reasons)
-        chosen = mapped | nameless
-        rejected = (reasons != None) & chosen  # noqa: E711  (elementwise)
-        if rejected.any():
-            shown = self._texts(frame, rejected, unreadable)
-            self.quarantine.add(rows.take(rejected), reasons[rejected], shown)
-            rows = rows._replace(statuses=np.where(rejected, BAD, rows.statuses))
-        return self._leave_out(rows, mapped & ~timeless), unknown
+            rows = rows._replace(values=self._with_states(texts, codes, values))
+        suspects = self._suspects(rows)
+        for odd in (missing, None if unreadable is None else unreadable != 0, nameless if strange else None):
+            if odd is not None:
+                suspects |= odd
+        lost = np.isin(ids - base, astray) if len(astray) else None
+        if lost is not None:
+            suspects |= lost
+        keep = mapped
+        # Few rows are suspect, as a rule: what is wrong is told of those alone.
+        where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
+        if len(where):
+            some = rows.take(where)
+            timeless = np.zeros(len(where), bool)
+            reasons = np.full(len(where), None, object)
+            if strange:
+                reasons[nameless[where]] = NAMELESS
+                timeless |= nameless[where]
+            if unreadable is not None:
+                for code, reason in REASONS.items():
+                    _note(reasons, unreadable[where] == code, reason)
+                timeless |= unreadable[where] != 0
+            if lost is not None:
+                _note(reasons, lost[where], ASTRAY)
+                timeless |= lost[where]
+            if texts is not None:
+                states = _states(texts.gather(where))
+                for state in states.drop_nulls().unique():
+                    at = ((states == state).fill_null(False)).to_numpy() & np.isnan(some.values)
+                    _note(reasons, at, f"digital state '{str(state)[:LONGEST_TEXT]}'")
+            self._note_values(some, None if missing is None else missing[where], reasons)
+            self.quarantine.add(some, reasons, self._texts(frame, where, unreadable))
+            marked = statuses.copy()
+            marked[where] = BAD
+            rows = rows._replace(statuses=marked)
+            keep = mapped.copy()
+            keep[where[timeless]] = False
+        if not keep.all():
+            self.ignored += int((rows.codes >= len(self.mapping.tags)).sum())
+            rows = rows.take(keep)
+        return rows, unknown
 
-    def _leave_out(self, rows: RawRows, keep: npt.NDArray[np.bool_]) -> RawRows:
-        self.ignored += int((rows.codes >= len(self.mapping.tags)).sum())
-        return rows.take(keep)
-
-    def _odd(self, rows: RawRows) -> bool:
-        """Whether any value or status needs a second look."""
-        if not len(rows.ids):
-            return False
-        odd = not np.isfinite(rows.values).all() or bool(
-            rows.statuses.max() >= (UNCERTAIN if self.mapping.treat_uncertain_as_bad else BAD)
-        )
-        return odd or (self._ranged and bool(self._outside(rows).any()))
+    def _suspects(self, rows: RawRows) -> npt.NDArray[np.bool_]:
+        """Rows whose value or status needs a second look."""
+        worst = UNCERTAIN if self.mapping.treat_uncertain_as_bad else BAD
+        found: npt.NDArray[np.bool_] = ~np.isfinite(rows.values) | (rows.statuses >= worst)
+        return found | self._outside(rows) if self._ranged else found
 
     def _outside(self, rows: RawRows) -> npt.NDArray[np.bool_]:
         low, high = np.append(self._low, -np.inf), np.append(self._high, np.inf)
@@ -136,32 +137,20 @@ class Decoder:
         if self._ranged:
             _note(reasons, self._outside(rows), "value is outside the instrument's range")
 
-    def _read_states(
-        self,
-        texts: pl.Series,
-        codes: npt.NDArray[np.uint16],
-        values: npt.NDArray[np.float64],
-        reasons: npt.NDArray[Any],
-    ) -> None:
-        """Texts that are no numbers: states that the mapping gives a number, and digital states."""
-        plain = texts.str.strip_chars()
-        lost = (
-            texts.is_not_null() & (plain != "") & texts.str.strip_chars().cast(pl.Float64, strict=False).is_null()
-        ).to_numpy()
-        if not lost.any():
-            return
+    def _with_states(
+        self, texts: pl.Series, codes: npt.NDArray[np.uint16], values: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Values with the numbers that the mapping gives to texts."""
+        found = values.copy()
         for code, tag in enumerate(self.mapping.tags.values()):
             if tag.states:
-                mine = np.flatnonzero(lost & (codes == code))
-                given = plain.gather(mine).replace_strict(
+                mine = np.flatnonzero((codes == code) & np.isnan(values))
+                given = texts.gather(mine).str.strip_chars()
+                numbers = given.replace_strict(
                     list(tag.states), list(tag.states.values()), default=None, return_dtype=pl.Float64
                 )
-                known = given.is_not_null().to_numpy()
-                values[mine[known]] = given.drop_nulls().to_numpy()
-                lost[mine[known]] = False
-        where = np.flatnonzero(lost)
-        for state in plain.gather(where).unique():
-            _note(reasons, lost & (plain == state).to_numpy(), f"digital state '{str(state)[:LONGEST_TEXT]}'")
+                found[mine] = numbers.to_numpy()
+        return found
 
     def _statuses(self, frame: pl.DataFrame, file: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_] | None]:
         """Status codes of OPC UA (n,), and where there was none."""
@@ -209,10 +198,11 @@ class Decoder:
         )
 
     def _texts(
-        self, frame: pl.DataFrame, rejected: npt.NDArray[np.bool_], unreadable: npt.NDArray[np.uint8] | None
-    ) -> list[str | None]:
+        self, frame: pl.DataFrame, where: npt.NDArray[np.int64], unreadable: npt.NDArray[np.uint8] | None
+    ) -> list[str | None] | None:
         """What stood where a number, or a time, could not be read."""
-        where = np.flatnonzero(rejected)
+        if frame["value"].dtype != pl.String and unreadable is None:
+            return None
         shown: list[str | None] = [None] * len(where)
         if frame["value"].dtype == pl.String:
             shown = [None if text is None else text[:LONGEST_TEXT] for text in frame["value"].gather(where)]
@@ -230,6 +220,13 @@ def _numbers(column: pl.Series) -> npt.NDArray[np.float64]:
     elif column.dtype != pl.Float64:
         column = column.cast(pl.Float64, strict=False)
     return column.to_numpy()  # a null becomes NaN
+
+
+def _states(texts: pl.Series) -> pl.Series:
+    """The texts that are no numbers, null where they are or there is none."""
+    plain = texts.str.strip_chars()
+    number = (plain == "") | plain.cast(pl.Float64, strict=False).is_not_null()
+    return plain.set(number.fill_null(True), None)
 
 
 def _note(reasons: npt.NDArray[Any], mask: npt.NDArray[np.bool_], reason: str) -> None:

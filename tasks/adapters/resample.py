@@ -93,11 +93,29 @@ def interpolative(
     Returns:
         Arrays (G,).
     """
-    found = severity(samples.statuses)
-    usable = (found == 0) | ((found == 1) & (not uncertain_is_bad))
+    return _interpolate(_split(samples, uncertain_is_bad), at, stepped, end)
+
+
+class _Usable(NamedTuple):
+    """The values that count, and when there were others."""
+
+    times: Times
+    values: npt.NDArray[np.float64]
+    codes: Statuses
+    bad_times: Times
+
+
+def _split(samples: Samples, uncertain_is_bad: bool = False) -> _Usable:
+    usable = samples.statuses < (UNCERTAIN if uncertain_is_bad else BAD)
     usable &= np.isfinite(samples.values)
-    times, values, codes = samples.times[usable], samples.values[usable], samples.statuses[usable]
-    bad_times = samples.times[~usable]
+    if usable.all():
+        return _Usable(*samples, bad_times=samples.times[:0])
+    times, values, codes = (column[usable] for column in samples)
+    return _Usable(times, values, codes, samples.times[~usable])
+
+
+def _interpolate(usable: _Usable, at: Times, stepped: bool, end: int | None) -> Resampled:
+    times, values, codes, bad_times = usable
     if not len(times):
         nothing = np.full(len(at), np.nan)
         bad_before = np.searchsorted(bad_times, at, side="right") > 0
@@ -156,9 +174,9 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
     Returns:
         Arrays (G,); `reach` is what was held against the limits.
     """
-    usable = (severity(samples.statuses) < 2) & np.isfinite(samples.values)
-    times = samples.times[usable]
-    found = interpolative(samples, at, rule.stepped, end=end)
+    usable = _split(samples)
+    times = usable.times
+    found = _interpolate(usable, at, rule.stepped, end)
     if not len(times):
         return found
     before = np.maximum(np.searchsorted(times, at, side="right") - 1, 0)
@@ -175,7 +193,7 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
     if rule.causal:
         # Whether there was a silence is told afterwards, for a row may be left out for what came later; its values
         # may not be.
-        held = interpolative(samples, at, stepped=True, end=end)
+        held = _interpolate(usable, at, True, end)
         seen = (age == 0) | (~beyond & (times[after] <= at + rule.skew))
         found = found._replace(
             values=np.where(seen, found.values, held.values), statuses=np.where(seen, found.statuses, held.statuses)

@@ -53,16 +53,16 @@ class Tracks:
             return
         rows = self._without_late(rows)
         self._count(rows)
-        order = np.argsort(rows.codes, kind="stable")
-        grouped = rows.take(order)
-        ends = np.cumsum(np.bincount(rows.codes, minlength=len(self._held)))
-        back = np.flatnonzero((grouped.times[1:] <= grouped.times[:-1]) & (grouped.codes[1:] == grouped.codes[:-1]))
-        disordered = set(grouped.codes[back].tolist())
+        grouped, ends = _by_tag(rows, len(self._held))
+        back = np.flatnonzero(grouped.times[1:] <= grouped.times[:-1])
+        # At the first row of each tag time goes back without harm.
+        back = np.setdiff1d(back + 1, ends, assume_unique=True)
+        disordered = set(np.searchsorted(ends, back, side="right").tolist())
         begin = 0
         for code, end in enumerate(ends.tolist()):
             if end > begin:
-                # Columns that are needed one by one and soon are views; `trim` copies what stays.
-                self._append(code, grouped.take(slice(begin, end)), code in disordered)  # type: ignore[arg-type]
+                # Views, whose chunk is let go once `trim` has copied what stays.
+                self._append(code, grouped.take(slice(begin, end)), code in disordered)
             begin = end
 
     def _without_late(self, rows: RawRows) -> RawRows:
@@ -80,7 +80,8 @@ class Tracks:
             fresh = late & (severity(rows.statuses) < 2)  # others were accounted for already
             reason = f"came more than {self.clock.late_seconds:g} s late"
             self.quarantine.add(rows.take(fresh), [reason] * int(fresh.sum()))
-        return rows.take(~late)
+            return rows.take(~late)
+        return rows
 
     def _count(self, rows: RawRows) -> None:
         tags = len(self._held)
@@ -150,6 +151,22 @@ class Tracks:
             anchor = int(usable[-1]) if len(usable) else 0
             keep = np.concatenate([np.arange(anchor, min(anchor + 2, past)), np.arange(past, len(rows.ids))])
             self._held[code] = rows.take(keep)  # a copy, lest a view keep a whole chunk alive
+
+
+def _by_tag(rows: RawRows, tags: int) -> tuple[RawRows, npt.NDArray[np.int64]]:
+    """Rows tag after tag, in their order otherwise, and where each tag's end (tags,)."""
+    counts = np.bincount(rows.codes, minlength=tags)
+    order = np.argsort(rows.codes, kind="stable")
+    consecutive = rows.ids[-1] - rows.ids[0] == len(rows.ids) - 1 and bool((rows.ids[1:] > rows.ids[:-1]).all())
+    plain = not rows.statuses.any()
+    grouped = RawRows(
+        codes=np.repeat(np.arange(tags, dtype=np.uint16), counts),
+        times=rows.times[order],
+        values=rows.values[order],
+        statuses=rows.statuses if plain else rows.statuses[order],
+        ids=order + rows.ids[0] if consecutive else rows.ids[order],
+    )
+    return grouped, np.cumsum(counts)
 
 
 def _joined(parts: list[RawRows]) -> RawRows:
