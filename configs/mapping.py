@@ -3,33 +3,84 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import Field, model_validator
 
-from configs.run import Strict
+from configs.expression import Expression, compile_expression
+from configs.run import Count, Name, Strict
 from configs.units import conversion
 from neorl_core.types import PlantSpec, Space
 
+Seconds = Annotated[float, Field(ge=0.0)]
+Bounds = Annotated[tuple[float | None, float | None], Field(strict=False)]
+Role = Literal["observation", "set_point", "action", "mode", "input"]
+
 
 class Columns(Strict):
-    """The names of the long table's columns."""
+    """The names of the table's columns; a wide table has one column per tag besides its timestamps."""
 
     tag: str = "tag"
     timestamp: str = "timestamp"
     value: str = "value"
-    status: str = "status"
+    status: str | None = "status"
+    """Null where the export has no statuses: then every value counts as Good."""
+    status_suffix: str | None = None
+    """Of a wide table: what a tag's name ends in where the column holds its status."""
 
 
-class Tag(Strict):
+class Clock(Strict):
+    """What the timestamps mean."""
+
+    zone: str = "UTC"
+    """IANA zone of timestamps that name none, such as Europe/Berlin."""
+    ambiguous: Literal["quarantine", "earlier", "later", "order"] = "quarantine"
+    """Of the hour that comes twice when summer ends: refuse it, take either, or tell by the order of the rows. A time
+    that a zone skips is always refused."""
+    epoch: Literal["s", "ms", "us", "ns"] | None = None
+    """Unit of timestamps that are numbers since 1970."""
+    late_seconds: Seconds = 300.0
+    """How far a row may come after younger ones and still be put in its place; later ones go to the quarantine."""
+    same_time: Literal["reject", "first", "last"] = "reject"
+    """Which of several rows of a tag with one timestamp and different values counts."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Clock:
+        try:
+            ZoneInfo(self.zone)
+        except Exception as error:  # zoneinfo raises OSError, ValueError and its own, by how a name is wrong
+            raise ValueError(f"expected an IANA zone such as Europe/Berlin, got '{self.zone}'") from error
+        return self
+
+
+class Signal(Strict):
+    """What tags and derived quantities have in common."""
+
+    range: Bounds | None = None
+    """[low, high] of the instrument, in the archive's unit: a value beyond is rejected. null leaves a side open."""
+    limits: Bounds | None = None
+    """[low, high] within which the process must stay, in the archive's unit: a constraint of a plant that the mapping
+    describes."""
+
+
+class Tag(Signal):
     """One tag of the historian."""
 
-    role: Literal["observation", "set_point", "action", "mode"]
+    role: Role
     signal: str | None = None
-    """The component of the plant's observation (set points are among them) or action; a mode has none."""
+    """The component of the plant's observation (set points are among them) or action; a mode has none. An input is
+    known by it in formulas only."""
     unit: str | None = None
     """The unit in which the historian archives the tag."""
+    to_unit: str | None = None
+    """The unit in which a plant that the mapping describes has the signal; the archive's when not given."""
     interpolation: Literal["sloped", "stepped"]
+    stale_seconds: Annotated[float, Field(gt=0.0)] | None = None
+    """How long a value may hold or be sloped over. When not given: of a sloped tag `episodes.max_gap_seconds`; a
+    stepped one holds until the next."""
+    states: dict[str, float] = Field(default={}, strict=False)
+    """Numbers for texts that the tag archives, such as {Open: 1, Closed: 0}; other texts go to the quarantine."""
     running: tuple[float, ...] = Field(default=(), strict=False)
     """Of a mode: its values while the plant runs as it should."""
 
@@ -50,6 +101,27 @@ class Tag(Strict):
         return self
 
 
+class Formula(Strict):
+    """A formula over signals, and the unit of what it gives."""
+
+    expression: str
+    unit: str
+
+
+class Derived(Signal, Formula):
+    """A quantity computed from tags at the same moment; it stands for a tag whose signal is its name."""
+
+    role: Literal["observation", "input"] = "observation"
+
+
+class Process(Strict):
+    """A plant that has no simulator here: its signals, bounds and limits are those of the tags."""
+
+    name: Name
+    horizon: Count
+    """Longest episode, in control periods."""
+
+
 class Episodes(Strict):
     """How a continuous record is cut into episodes; each cut is a timeout, and only a trip is a termination."""
 
@@ -62,23 +134,62 @@ class Episodes(Strict):
 class HistorianMapping(Strict):
     """A historian export's meaning."""
 
-    plant: str
+    plant: str | None = None
+    process: Process | None = None
+    """Instead of `plant`: describes one that has no simulator here."""
     period_seconds: float = Field(gt=0)
     """The period to which all tags are resampled: the plant's control period."""
     origin: datetime | None = Field(default=None, strict=False)
-    """A moment at which a control step began; when not given, the first sample of the first action's tag."""
+    """A moment at which a control step began; when not given, the first row of the first action's tag."""
+    layout: Literal["long", "wide"] = "long"
+    """Rows of (tag, timestamp, value, status), or one column per tag."""
     columns: Columns = Columns()
+    clock: Clock = Clock()
+    causal: bool = True
+    """Whether an observation is what had been archived at its moment. Otherwise Part 13's interpolation, whose values
+    between two samples know the later one, which the action may have caused."""
+    skew_seconds: Seconds = 0.0
+    """How much later than its moment a sample may be stamped and still count as seen then: scans have jitter."""
+    status_codes: Literal["opc_ua", "opc_da"] = "opc_ua"
+    """What statuses that are numbers mean: OPC UA's (0 is Good), or the qualities of OPC DA (192 is Good)."""
+    statuses: dict[str, Literal["good", "uncertain", "bad"]] = Field(default={})
+    """What the historian's own words for a status mean."""
     tags: dict[str, Tag] = Field(min_length=1)
+    derived: dict[Name, Derived] = Field(default={})
+    reward: Formula | None = None
+    """Of a step: over signals, `next.<signal>` a period later, and actions; the plant's own when not given."""
+    lags: dict[str, Count] = Field(default={})
+    """How many past values of a signal become components of the observation, of a plant that the mapping describes."""
     ignore: tuple[str, ...] = Field(default=(), strict=False)
     """Tags of the export that are left out on purpose."""
     treat_uncertain_as_bad: bool = False
     episodes: Episodes
 
+    @model_validator(mode="after")
+    def _one_plant(self) -> HistorianMapping:
+        if (self.plant is None) == (self.process is None):
+            raise ValueError("expected 'plant', a simulated one, or 'process', which describes one, got both or none")
+        if self.process is None and self.lags:
+            raise ValueError("expected 'lags' only beside 'process': a simulated plant's observation is what it is")
+        if self.process is not None and self.reward is None:
+            raise ValueError("expected a 'reward' beside 'process', got none: nobody else knows what is wanted")
+        extra = [tag.signal for tag in self.tags.values() if tag.role == "input"] + list(self.derived)
+        names = [tag.signal for tag in self.tags.values() if tag.role in ("observation", "set_point")] + extra
+        checked = extra if self.process is None else names
+        if doubled := next((name for name in checked if names.count(name) > 1), None):
+            raise ValueError(f"expected every signal once, got '{doubled}' twice: keep one tag of it")
+        return self
+
+    @property
+    def subject(self) -> str:
+        """The name of the plant."""
+        return self.process.name if self.process is not None else str(self.plant)
+
     def conversions(self, spec: PlantSpec) -> dict[str, tuple[float, float]]:
         """How each tag's values become the plant's units.
 
         Args:
-            spec: the plant; each of its signals must come from exactly one tag.
+            spec: the plant; each of its signals must come from exactly one tag or derived quantity.
 
         Returns:
             tag -> (a, b) of plant value = a archived value + b; a mode is left as it is.
@@ -91,26 +202,79 @@ class HistorianMapping(Strict):
             tags = self.by_signal(space, roles)
             for signal, unit in zip(space.names, space.units, strict=True):
                 tag = tags[signal]
-                try:
-                    found[tag] = conversion(str(self.tags[tag].unit), unit)
-                except ValueError as error:
-                    raise ValueError(f"tag {tag}: {error}") from error
+                if tag in self.tags:
+                    found[tag] = self._conversion(tag, unit)
+        for name, tag in self.tags.items():
+            if tag.role == "input":
+                found[name] = self._conversion(name, tag.to_unit or str(tag.unit))
         return found | dict.fromkeys(self.modes, (1.0, 0.0))
 
+    def _conversion(self, tag: str, unit: str) -> tuple[float, float]:
+        try:
+            return conversion(str(self.tags[tag].unit), unit)
+        except ValueError as error:
+            raise ValueError(f"tag {tag}: {error}") from error
+
     def by_signal(self, space: Space, roles: tuple[str, ...]) -> dict[str, str]:
-        """signal -> tag, in the order of the plant's signals."""
+        """signal -> tag or name of a derived quantity, in the order of the plant's signals."""
         given = [(tag.signal, name) for name, tag in self.tags.items() if tag.role in roles]
+        given += [(name, name) for name, derived in self.derived.items() if derived.role in roles]
+        names = [name for name in space.names if not _is_lag(name)]
         for signal, name in given:
-            if signal not in space.names:
-                raise ValueError(f"tag {name}: expected a signal among {', '.join(space.names)}, got '{signal}'")
-        for signal in space.names:
-            names = [name for other, name in given if other == signal]
-            if len(names) != 1:
-                got = ", ".join(names) or "none"
+            if signal not in names:
+                raise ValueError(f"tag {name}: expected a signal among {', '.join(names)}, got '{signal}'")
+        for signal in names:
+            sources = [name for other, name in given if other == signal]
+            if len(sources) != 1:
+                got = ", ".join(sources) or "none"
                 raise ValueError(f"expected one tag of role {' or '.join(roles)} for signal '{signal}', got {got}")
-        return {signal: next(name for other, name in given if other == signal) for signal in space.names}
+        found = {signal: next(name for other, name in given if other == signal) for signal in names}
+        return {name: found[name.split(LAG)[0]] for name in space.names}
 
     @property
     def modes(self) -> tuple[str, ...]:
         """The tags that tell the plant's mode."""
         return tuple(name for name, tag in self.tags.items() if tag.role == "mode")
+
+    def formulas(self, spec: PlantSpec) -> tuple[dict[str, Expression], Expression | None]:
+        """The derived quantities and the reward, checked against the units of what they read.
+
+        Args:
+            spec: the plant, in whose units tags are when formulas read them.
+
+        Raises:
+            ValueError: naming the formula.
+        """
+        units = {str(tag.signal): tag.to_unit or str(tag.unit) for tag in self.tags.values() if tag.role == "input"}
+        units |= dict(zip(spec.observation.names, spec.observation.units, strict=True))
+        tagged = {str(tag.signal) for tag in self.tags.values() if tag.role in ("observation", "set_point", "input")}
+        known = {name: unit for name, unit in units.items() if name in tagged}
+        derived: dict[str, Expression] = {}
+        for name, formula in self.derived.items():
+            unit = units.get(name, formula.unit)
+            try:
+                conversion(formula.unit, unit)
+                derived[name] = compile_expression(formula.expression, known, unit)
+            except ValueError as error:
+                raise ValueError(f"derived {name}: {error}") from error
+            known[name] = unit
+        if self.reward is None:
+            return derived, None
+        now = known | {name: unit for name, unit in units.items() if _is_lag(name)}
+        later = {f"next.{name}": unit for name, unit in known.items()}
+        actions = dict(zip(spec.action.names, spec.action.units, strict=True))
+        if both := sorted(set(known) & set(actions)):
+            # A name that is both means the action, as the observation of a command is the older one.
+            now = {name: unit for name, unit in now.items() if name not in both}
+        try:
+            return derived, compile_expression(self.reward.expression, now | later | actions, self.reward.unit)
+        except ValueError as error:
+            raise ValueError(f"reward: {error}") from error
+
+
+LAG = "_lag_"
+"""Between a signal's name and how many periods ago it had the value."""
+
+
+def _is_lag(name: str) -> bool:
+    return LAG in name

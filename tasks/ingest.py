@@ -8,7 +8,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import configs.expression
 import configs.mapping
+import configs.process
 import configs.units
 import neorl_core.plants
 from configs.errors import BadInput, Refused
@@ -22,6 +24,7 @@ from tasks.adapters.canonical import digest_json, file_sha256, read_json, write_
 from tasks.adapters.dataset import Dataset, DatasetWriter, spec_record
 from tasks.adapters.formats import read_neorl2
 from tasks.adapters.hdf5_formats import NO_SUCCESSOR
+from tasks.adapters.raw_rows import RawQuarantine
 from tasks.adapters.rows import Quarantine, RowChecker
 from tasks.adapters.shards import Rows
 from tasks.adapters.source_rows import for_plant, survey
@@ -47,15 +50,13 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
         BadInput: when a source or the mapping cannot be read, or holds no rows.
         Refused: when more than `data.max_quarantined` of the rows fail; the quarantine stays.
     """
-    if run.plant not in PLANTS:
-        raise BadInput(f"expected a plant among {', '.join(PLANTS)}, got '{run.plant}': correct the run's file.")
-    spec = PLANTS[run.plant].spec
     if not sources:
         raise BadInput("expected at least one source file, got none: name the plant's logs.")
     for source in sources:
-        if not source.is_file():
+        if not source.is_file() and not (source.is_dir() and run.data.format == "historian"):
             raise BadInput(f"expected a source file at {source}, got none: check the path.")
     mapping = _mapping(run)
+    spec = plant_spec(run.plant, mapping)
     root = home.room("datasets", run.plant)
     recipe = {
         "plant": spec_record(spec),
@@ -66,7 +67,9 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
     records = []
     with DatasetWriter(root, spec) as writer:
         for i, source in enumerate(sources):
-            record = _ingest_source(writer, file_sha256(source), spec, recipe, partial(_blocks, source, spec, mapping))
+            record = _ingest_source(
+                writer, _source_sha256(source), spec, recipe, partial(_blocks, source, spec, mapping)
+            )
             records.append(record)
             if progress:
                 progress(i + 1, len(sources), "sources")
@@ -124,16 +127,16 @@ def ingest_file(
     """
     if mapping is not None:
         named = load_yaml(mapping, HistorianMapping)
-        if horizon is not None or plant not in (None, named.plant):
+        if horizon is not None or plant not in (None, named.subject):
             raise BadInput(
-                f"expected a historian's mapping alone, got one of {named.plant} with another plant or a horizon: "
+                f"expected a historian's mapping alone, got one of {named.subject} with another plant or a horizon: "
                 "leave those out."
             )
         run = RunConfig(
-            plant=named.plant,
+            plant=named.subject,
             data=Data(format="historian", mapping=mapping.resolve(), max_quarantined=max_quarantined),
         )
-        words = [f"{path.name}: a historian's export, read by {mapping.name} as {named.plant}"]
+        words = [f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"]
         return ingest(home, run, [path], progress) | {"format": "historian", "words": words}
     source = recognise(path, horizon)
     if plant is not None:
@@ -145,7 +148,7 @@ def ingest_file(
     recipe = {"plant": spec_record(spec), "format": source.family, "mapping": None, "horizon": horizon}
     recipe["code"] = _code_digest()
     with DatasetWriter(root, spec) as writer:
-        record = _ingest_source(writer, digest_of(source), spec, recipe, lambda: (blocks(), None))
+        record = _ingest_source(writer, digest_of(source), spec, recipe, lambda _: (blocks(), None))
         if progress:
             progress(1, 1, "sources")
         _hold_to_threshold([record], max_quarantined, root)
@@ -159,12 +162,33 @@ def _mapping(run: RunConfig) -> HistorianMapping | None:
     if run.data.mapping is None:
         return None
     mapping = load_yaml(run.data.mapping, HistorianMapping)
-    if mapping.plant != run.plant:
+    if mapping.subject != run.plant:
         raise BadInput(
-            f"expected a mapping of plant {run.plant} in {run.data.mapping}, got one of {mapping.plant}: "
+            f"expected a mapping of plant {run.plant} in {run.data.mapping}, got one of {mapping.subject}: "
             "name the right mapping in the run's file."
         )
     return mapping
+
+
+def plant_spec(name: str, mapping: HistorianMapping | None) -> PlantSpec:
+    """What is fixed about a plant: of a simulated one, or of one that the mapping describes.
+
+    Raises:
+        BadInput: when it is neither.
+    """
+    if mapping is not None and mapping.process is not None:
+        if name in PLANTS:
+            raise BadInput(f"expected another name than {name}, which is simulated here: name it as 'plant'.")
+        try:
+            return configs.process.described_spec(mapping)
+        except ValueError as error:
+            raise BadInput(f"{error}: correct the mapping of process {name}.") from error
+    if name not in PLANTS:
+        raise BadInput(
+            f"expected a plant among {', '.join(PLANTS)}, got '{name}': correct the run's file, or describe the plant "
+            "as the mapping's 'process'."
+        )
+    return PLANTS[name].spec
 
 
 @cache
@@ -181,6 +205,9 @@ def _code_digest() -> str:
         "merkle",
         "minari_format",
         "recordings",
+        "raw_rows",
+        "raw_times",
+        "raw_values",
         "resample",
         "rows",
         "scoring",
@@ -188,10 +215,12 @@ def _code_digest() -> str:
         "source_rows",
         "sources",
         "store_files",
+        "tracks",
         "transitions",
     )
     files = [here, *(here.parent / "adapters" / f"{name}.py" for name in names)]
-    files += [Path(configs.mapping.__file__), Path(configs.units.__file__)]
+    modules = (configs.expression, configs.mapping, configs.process, configs.units)
+    files += [Path(str(module.__file__)) for module in modules]
     files += sorted(Path(neorl_core.plants.__file__).parent.glob("*.py"))
     return digest_json({f"{file.parent.name}/{file.name}": file_sha256(file) for file in files})
 
@@ -201,7 +230,7 @@ def _ingest_source(
     sha256: str,
     spec: PlantSpec,
     recipe: dict[str, Any],
-    opened: Callable[[], tuple[Iterator[Rows], dict[str, Any] | None]],
+    opened: Callable[[RawQuarantine], tuple[Iterator[Rows], dict[str, Any] | None]],
 ) -> dict[str, Any]:
     """Read a source, or find the shards that it became before."""
     key = digest_json({**recipe, "source": sha256})
@@ -213,14 +242,16 @@ def _ingest_source(
     quarantine = Quarantine(writer.root / "quarantine" / key, spec)
     # Kept under its digest: a file's name says nothing of what is in it, and may change.
     checker = RowChecker(spec, quarantine, sha256[:16])
+    raw = RawQuarantine(writer.root / "quarantine" / key / "raw")
     first = len(writer.shards)
-    blocks, account = opened()
+    blocks, account = opened(raw)
     for block in blocks:
         writer.append(checker.push(block))
     if (last := checker.flush()) is not None:
         writer.append(last)
     writer.close_shard()
     quarantine.close()
+    raw.close()
     record = {
         "sha256": sha256,
         "seen": checker.seen,
@@ -229,6 +260,10 @@ def _ingest_source(
         "quarantine": [
             {"file": f"quarantine/{key}/part-{i:05d}.parquet", "sha256": digest}
             for i, digest in enumerate(quarantine.digests)
+        ],
+        "raw_quarantine": [
+            {"file": f"quarantine/{key}/raw/part-{i:05d}.parquet", "sha256": digest}
+            for i, digest in enumerate(raw.digests)
         ],
         "account": account,
         "keys": writer.keys,
@@ -239,15 +274,23 @@ def _ingest_source(
 
 
 def _blocks(
-    source: Path, spec: PlantSpec, mapping: HistorianMapping | None
+    source: Path, spec: PlantSpec, mapping: HistorianMapping | None, raw: RawQuarantine
 ) -> tuple[Iterator[Rows], dict[str, Any] | None]:
-    logged = LOGGED[spec.name]
+    """Blocks of rows, and an account of them that is complete when they are."""
     if mapping is None:
-        return read_neorl2(source, spec, logged), None
-    from tasks.adapters.transitions import read_historian, scored_blocks
+        return read_neorl2(source, spec, LOGGED[spec.name]), None
+    from tasks.adapters.transitions import HistorianStream
 
-    log = read_historian(source, mapping, spec, logged)
-    return scored_blocks(log, logged), log.account
+    stream = HistorianStream(source, mapping, spec, LOGGED.get(spec.name), raw)
+    return stream.blocks(), stream.account
+
+
+def _source_sha256(source: Path) -> str:
+    if not source.is_dir():
+        return file_sha256(source)
+    from tasks.adapters.historian import source_sha256
+
+    return source_sha256(source)
 
 
 def _recall(memo: Path, root: Path) -> dict[str, Any] | None:
@@ -262,7 +305,7 @@ def _recall(memo: Path, root: Path) -> dict[str, Any] | None:
     if not record or held.get("digest") != digest_json(record):
         return None
     files = [(root / "shards" / shard["file"], shard["sha256"]) for shard in record["shards"]]
-    files += [(root / part["file"], part["sha256"]) for part in record["quarantine"]]
+    files += [(root / part["file"], part["sha256"]) for part in (*record["quarantine"], *record["raw_quarantine"])]
     return record if all(path.exists() and file_sha256(path) == sha256 for path, sha256 in files) else None
 
 

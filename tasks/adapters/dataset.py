@@ -216,7 +216,8 @@ class Dataset:
         others = [(self.view_path, str(view["sha256"]))]
         for entry in self.manifest["provenance"]:
             for source in entry.get("sources", ()):
-                others += [(self.root / part["file"], part["sha256"]) for part in source["quarantine"]]
+                parts = [*source["quarantine"], *source.get("raw_quarantine", ())]
+                others += [(self.root / part["file"], part["sha256"]) for part in parts]
         for path, sha256 in others:
             if not path.exists() or file_sha256(path) != sha256:
                 raise Refused(

@@ -1,134 +1,340 @@
-"""Historian exports: a long table (tag, timestamp, value, status) in Parquet or CSV, read tag by tag."""
+"""Historian exports: long or wide tables in Parquet or CSV, one file or a folder, read once in order of time.
+
+A first look at the timestamps alone tells the files' order, the period, and rows of a clock gone astray. What is not in
+order of time at all (tag after tag) is sorted through a temporary file, so that memory is constant either way.
+"""
 
 from __future__ import annotations
 
 import difflib
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 from polars.exceptions import PolarsError
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.adapters.expectations import check_historian_table
-from tasks.adapters.resample import BAD, GOOD, UNCERTAIN, Samples
+from tasks.adapters.canonical import digest_json, file_sha256
+from tasks.adapters.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows
+from tasks.adapters.raw_times import FOLLOWERS, Clockwork, find_astray
+from tasks.adapters.raw_values import Decoder
 
-WORDS = {"good": GOOD, "uncertain": UNCERTAIN, "bad": BAD}
-"""Statuses in words; 'Uncertain_SubNormal' and the like count by how they begin."""
+CHUNK_ROWS = 1_000_000
+"""Rows in memory at a time."""
+UNORDERED = 0.1
+"""Share of rows behind younger ones above which an export is not in order of time but of something else."""
+BUCKET_ROWS = 4_000_000
+"""Rows that are sorted at a time."""
+SUFFIXES = (".parquet", ".csv")
+NEVER = np.iinfo(np.int64).max
 
-ISO_DATE = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:"
+Times = npt.NDArray[np.int64]
+
+
+def source_files(path: Path) -> list[Path]:
+    """The tables of an export: the file itself, or all Parquet and CSV files of a folder.
+
+    Raises:
+        BadInput: when there are none.
+    """
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and not p.name.startswith("."))
+        if not files:
+            raise BadInput(f"expected Parquet or CSV files in folder {path}, got none: check the path.")
+        return files
+    if not path.is_file():
+        raise BadInput(f"expected a historian export at {path}, got none: check the path.")
+    return [path]
+
+
+def source_sha256(path: Path) -> str:
+    """What names a source: a file's SHA-256, or the digest over those of a folder's files, whatever their names."""
+    if path.is_dir():
+        return digest_json(sorted(file_sha256(file) for file in source_files(path)))
+    return file_sha256(path)
 
 
 @dataclass(frozen=True)
+class Look:
+    """What the timestamps of a file say."""
+
+    first: int
+    last: int
+    centre: float
+    rows: int
+    behind: int
+    """Rows that come after younger ones."""
+    astray: npt.NDArray[np.int64]
+    """Numbers of the rows whose clock was wrong."""
+
+
+@dataclass
 class Export:
-    """A long table on disk, Parquet or CSV, read tag by tag."""
+    """Tables on disk, looked at and ready to be read."""
 
     path: Path
     mapping: HistorianMapping
-    _table: pl.LazyFrame
-    _codes: dict[str, int]
+    files: list[Path]
+    looks: list[Look] = field(default_factory=list)
+    ordered: bool = True
 
     @classmethod
     def open(cls, path: Path, mapping: HistorianMapping) -> Export:
-        """Look at a table's columns, tags and statuses.
+        """Look at the tables' columns and timestamps.
 
         Raises:
-            BadInput: when the file is missing, damaged or empty, or has other columns, tags or statuses.
+            BadInput: when a file is missing, damaged or empty, or has other columns, or no timestamp can be read.
         """
-        if not path.is_file():
-            raise BadInput(f"expected a historian export at {path}, got none: check the path.")
-        columns = mapping.columns
-        text = dict.fromkeys((columns.tag, columns.timestamp, columns.status), pl.String()) | {
-            columns.value: pl.Float64()
-        }
-        with _reading(path):
-            if path.suffix == ".csv":
-                names = pl.scan_csv(path).collect_schema().names()
-                table = pl.scan_csv(path, schema_overrides={name: text[name] for name in names if name in text})
-            else:
-                table = pl.scan_parquet(path)
-                names = table.collect_schema().names()
-            for name in text:
-                if name not in names:
-                    raise BadInput(
-                        f"expected a column '{name}' in {path.name}, got {', '.join(names)}: "
-                        "name the column in the mapping's 'columns'."
-                    )
-            tags = table.select(pl.col(columns.tag).unique()).collect()[columns.tag].drop_nulls().to_list()
-            statuses = table.select(pl.col(columns.status).cast(pl.String).unique()).collect()[columns.status].to_list()
-            if table.collect_schema()[columns.timestamp] == pl.String:
-                when = pl.col(columns.timestamp)
-                odd = table.filter(~when.str.contains(ISO_DATE)).select(when).head(1).collect()[columns.timestamp]
-                if len(odd):
-                    raise BadInput(
-                        f"expected timestamps such as 2026-01-31T23:59:59.5Z in {path.name}, got '{odd[0]}', which "
-                        "can be read in more than one way: export ISO 8601."
-                    )
-        _check_tags(path, mapping, tags)
-        return cls(path, mapping, table, {str(s): _status_code(path, s) for s in statuses if s is not None})
+        export = cls(path, mapping, source_files(path))
+        looks = {}
+        for file in export.files:
+            export._check_columns(file)
+            looks[file] = export._look(file)
+        export.files.sort(key=lambda file: looks[file].centre)
+        export.looks = [looks[file] for file in export.files]
+        if not any(look.rows for look in export.looks):
+            raise BadInput(f"expected values in {path.name}, got an empty table: export a longer period.")
+        if all(look.first > look.last for look in export.looks):
+            raise BadInput(f"expected timestamps in {path.name}, got none: export it again.")
+        top = -np.inf
+        for look in export.looks:
+            export.ordered &= look.behind <= UNORDERED * look.rows and (look.rows == 0 or look.centre >= top)
+            top = max(top, look.last)
+        return export
 
-    def period(self) -> tuple[np.datetime64, np.datetime64]:
-        """The first and the last timestamp of the tags that are mapped, UTC, ns."""
-        columns = self.mapping.columns
-        with _reading(self.path):
-            when = self._time()
-            mapped = self._table.filter(pl.col(columns.tag).is_in(list(self.mapping.tags)))
-            first, last = mapped.select(when.min().alias("first"), when.max().alias("last")).collect().row(0)
-        if first is None:
-            raise BadInput(f"expected timestamps in {self.path.name}, got none: export it again.")
-        return np.datetime64(first, "ns"), np.datetime64(last, "ns")
+    def period(self) -> tuple[int, int]:
+        """The first and the last timestamp, ns since 1970, UTC."""
+        seen = [look for look in self.looks if look.first <= look.last]
+        return min(look.first for look in seen), max(look.last for look in seen)
 
-    def _time(self) -> pl.Expr:
-        column = pl.col(self.mapping.columns.timestamp)
-        if self._table.collect_schema()[self.mapping.columns.timestamp] == pl.String:
-            column = column.str.to_datetime(time_unit="ns", time_zone="UTC")
-        return column.dt.epoch("ns")
-
-    def samples(self, tag: str, scale: float, offset: float) -> Samples:
-        """One tag's history in the plant's units.
+    def first_time(self, tag: str) -> int:
+        """When a tag was first archived, in the order of the rows.
 
         Raises:
-            BadInput: when its timestamps are missing, go backwards or occur twice, or the table breaks its schema.
+            BadInput: when it never was.
         """
+        columns, found = self.mapping.columns, []
+        for i, file in enumerate(self.files):
+            with _reading(file):
+                table = self._scan(file)
+                if self.mapping.layout == "long":
+                    rows = table.filter(pl.col(columns.tag).cast(pl.String) == tag)
+                else:
+                    rows = table.filter(pl.col(tag).is_not_null())
+                head = rows.select(columns.timestamp).head(16).collect(engine="streaming")
+            times, _ = Clockwork(self.mapping.clock).read(head[columns.timestamp], file.name)
+            found += times[times != UNKNOWN_TIME].tolist()
+            if found and self.ordered:
+                break
+            del i
+        if not found:
+            self._check_tags()
+            raise BadInput(f"expected tag '{tag}' in {self.path.name}, got no value of it with a time: export it.")
+        return int(min(found)) if not self.ordered else int(found[0])
+
+    def chunks(self, quarantine: RawQuarantine) -> Iterator[RawRows]:
+        """The rows of the mapped tags, in order of time but for what came late; each row once.
+
+        Args:
+            quarantine: takes the rows that do not count by themselves. Those whose value alone is unusable come with
+                status Bad nevertheless, for the tag is known to have been Bad then.
+
+        Raises:
+            BadInput: when the table holds a tag or status that the mapping does not know, or lacks one that it names.
+        """
+        quarantine.begin([file_sha256(file)[:16] for file in self.files], list(self.mapping.tags))
+        if self.ordered:
+            yield from self._decoded(quarantine)
+            return
+        with tempfile.TemporaryDirectory(prefix="neorl-sort-") as folder:
+            yield from _sorted(self._decoded(quarantine), self.period(), sum(k.rows for k in self.looks), Path(folder))
+
+    def _decoded(self, quarantine: RawQuarantine) -> Iterator[RawRows]:
+        decoder = Decoder(self.mapping, quarantine)
+        seen = np.zeros(len(self.mapping.tags), np.int64)
+        for number, file in enumerate(self.files):
+            clock = Clockwork(self.mapping.clock)
+            astray = self.looks[number].astray if self.ordered else np.zeros(0, np.int64)
+            base = 0
+            for frame, count in self._batches(file):
+                rows, unknown = decoder.read(frame, clock, file.name, (number << FILE_BITS) + base, astray - base)
+                if unknown:
+                    self._check_tags()
+                base += count
+                seen += np.bincount(rows.codes, minlength=len(seen))
+                yield rows
+        if not seen.all():
+            self._check_tags()
+
+    def _batches(self, file: Path) -> Iterator[tuple[pl.DataFrame, int]]:
+        """A file's rows as tag codes, timestamps, values and statuses, a chunk at a time, and how many rows it had."""
         columns = self.mapping.columns
-        with _reading(self.path):
-            status = pl.col(columns.status).cast(pl.String)
-            codes = status.replace_strict(self._codes, default=int(BAD), return_dtype=pl.UInt32)
-            frame = (
-                self._table.filter(pl.col(columns.tag) == tag)
-                .select(
-                    pl.col(columns.tag).cast(pl.String).alias("tag"),
-                    pl.from_epoch(self._time(), "ns").dt.replace_time_zone("UTC").alias("timestamp"),
-                    pl.col(columns.value).cast(pl.Float64).alias("value"),
-                    codes.alias("status"),
+        names = [*self.mapping.tags, *self.mapping.ignore]
+        with _reading(file):
+            table = self._scan(file)
+            if self.mapping.layout == "wide":
+                chosen = [columns.timestamp, *(n for n in table.collect_schema().names() if self._wanted(n))]
+                size = max(CHUNK_ROWS // len(self.mapping.tags), 1)
+                for batch in table.select(chosen).collect_batches(chunk_size=size, maintain_order=True):
+                    yield _long(batch, self.mapping), len(batch)
+                return
+            tag = pl.col(columns.tag)
+            if table.collect_schema()[columns.tag] != pl.String:
+                tag = tag.cast(pl.String)
+            picked = [
+                tag.cast(pl.Enum(names), strict=False).to_physical().cast(pl.UInt16).alias("code"),
+                tag.is_null().alias("nameless"),
+                pl.col(columns.timestamp).alias("timestamp"),
+                pl.col(columns.value).alias("value"),
+            ]
+            if columns.status is not None:
+                picked.append(pl.col(columns.status).alias("status"))
+            for batch in table.select(picked).collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
+                yield batch, len(batch)
+
+    def _wanted(self, column: str) -> bool:
+        suffix = self.mapping.columns.status_suffix
+        return column in self.mapping.tags or (suffix is not None and column.removesuffix(suffix) in self.mapping.tags)
+
+    def _scan(self, file: Path) -> pl.LazyFrame:
+        # Texts are read as they are: what a number is, is decided row by row.
+        return pl.scan_csv(file, infer_schema=False) if file.suffix == ".csv" else pl.scan_parquet(file)
+
+    def _check_columns(self, file: Path) -> None:
+        columns = self.mapping.columns
+        with _reading(file):
+            names = self._scan(file).collect_schema().names()
+        wanted = [columns.timestamp]
+        if self.mapping.layout == "long":
+            wanted += [columns.tag, columns.value, *([columns.status] if columns.status is not None else [])]
+        for name in wanted:
+            if name not in names:
+                raise BadInput(
+                    f"expected a column '{name}' in {file.name}, got {', '.join(names[:20])}: "
+                    "name the column in the mapping's 'columns'."
                 )
-                .collect()
-            )
-        if frame["timestamp"].null_count():
-            raise BadInput(
-                f"expected a timestamp with every value of tag {tag} in {self.path.name}, got a value without: "
-                "export it again, or leave such rows out."
-            )
-        check_historian_table(frame)
-        times = frame["timestamp"].dt.epoch("ns").to_numpy().astype(np.int64)
-        steps = np.diff(times)
-        if (steps < 0).any():
-            at = int(np.argmax(steps < 0))
-            raise BadInput(
-                f"expected the timestamps of tag {tag} in {self.path.name} to increase, got {_utc(times[at + 1])} "
-                f"after {_utc(times[at])}: sort the export by time, or find out why the clock went backwards."
-            )
-        if (steps == 0).any():
-            raise BadInput(
-                f"expected one value of tag {tag} per timestamp in {self.path.name}, got two at "
-                f"{_utc(times[int(np.argmax(steps == 0))])}: export without duplicates."
-            )
-        values = frame["value"].fill_null(float("nan")).to_numpy().astype(np.float64)
-        return Samples(times, scale * values + offset, frame["status"].to_numpy().astype(np.uint32))
+        if self.mapping.layout == "wide":
+            tags = [n for n in names if n != columns.timestamp and (self._wanted(n) <= (n in self.mapping.tags))]
+            _compare_tags(self.path, self.mapping, tags)
+
+    def _look(self, file: Path) -> Look:
+        """Read the timestamps alone; rows of a clock gone astray count for nothing here."""
+        late = round(self.mapping.clock.late_seconds * 1e9)
+        first, last, total, good, behind, rows = NEVER, UNKNOWN_TIME, 0.0, 0, 0, 0
+        astray: list[Times] = []
+        top = UNKNOWN_TIME
+        for times, numbers, settled in self._stamps(file):
+            rows += settled
+            known = times[:settled]
+            if (top == UNKNOWN_TIME or times[0] >= top) and (times[1:] >= times[:-1]).all():
+                known = known[np.searchsorted(known, UNKNOWN_TIME, side="right") :]
+            else:
+                wrong = find_astray(times, top)[:settled]
+                astray.append(numbers[:settled][wrong])
+                known = known[~wrong & (known != UNKNOWN_TIME)]
+                crest = np.maximum.accumulate(np.concatenate([[top], known]))[:-1]
+                # Without an overflow where there was nothing before.
+                behind += int((known < np.maximum(crest, UNKNOWN_TIME + late) - late).sum())
+            if len(known):
+                first, last = min(first, int(known.min())), max(last, int(known.max()))
+                top = max(top, last)
+                total, good = total + float(known.sum(dtype=np.float64)), good + len(known)
+        joined = np.concatenate(astray) if astray else np.zeros(0, np.int64)
+        return Look(first, last, total / max(good, 1), rows, behind, joined)
+
+    def _stamps(self, file: Path) -> Iterator[tuple[Times, Times, int]]:
+        """Times and row numbers of the mapped tags, and how many of them are followed by enough others to be judged."""
+        columns, clock = self.mapping.columns, Clockwork(self.mapping.clock)
+        table, ignoring = self._scan(file), self.mapping.layout == "long" and bool(self.mapping.ignore)
+        names = [columns.timestamp]
+        if ignoring:
+            table = table.with_row_index("number")
+            table = table.filter(pl.col(columns.tag).cast(pl.String).is_in(list(self.mapping.tags)))
+            names.append("number")
+        times, numbers, seen = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+        with _reading(file):
+            for batch in table.select(names).collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
+                found, _ = clock.read(batch[columns.timestamp], file.name)
+                times = np.concatenate([times, found])
+                given = batch["number"].to_numpy().astype(np.int64) if ignoring else np.arange(seen, seen + len(found))
+                numbers, seen = np.concatenate([numbers, given]), seen + len(found)
+                settled = len(times) - FOLLOWERS
+                if settled > 0:
+                    yield times, numbers, settled
+                    times, numbers = times[settled:], numbers[settled:]
+        if len(times):
+            yield times, numbers, len(times)
+
+    def _check_tags(self) -> None:
+        """Hold all of the export's tags against the mapping's."""
+        tags: set[str] = set()
+        for file in self.files:
+            with _reading(file):
+                column = pl.col(self.mapping.columns.tag).cast(pl.String)
+                tags |= set(self._scan(file).select(column.unique()).collect(engine="streaming").to_series())
+        _compare_tags(self.path, self.mapping, sorted(tag for tag in tags if tag is not None))
+
+
+def _long(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
+    """A wide batch as long rows, row after row; an empty cell is no row, for nothing was archived."""
+    columns = mapping.columns
+    tags = [name for name in mapping.tags if name in batch.columns]
+    texts = any(batch[tag].dtype == pl.String for tag in tags)
+    kind: Any = pl.String if texts else pl.Float64
+    numbered = batch.with_row_index("row").with_columns(pl.col(tag).cast(kind) for tag in tags)
+    names = pl.Enum([*mapping.tags, *mapping.ignore])
+    long = numbered.unpivot(tags, index=["row", columns.timestamp], variable_name="tag", value_name="value")
+    if columns.status_suffix is not None:
+        kept = [f"{tag}{columns.status_suffix}" for tag in tags]
+        none = [pl.lit(None, pl.String).alias(name) for name in kept if name not in batch.columns]
+        statuses = numbered.with_columns(none).with_columns(pl.col(name).cast(pl.String) for name in kept)
+        long = long.with_columns(statuses.unpivot(kept, value_name="status")["status"])
+        # A tag without a status column is Good, one with an empty cell has no status.
+        lacking = [name.removesuffix(columns.status_suffix) for name in kept if name not in batch.columns]
+        long = long.with_columns(
+            status=pl.when(pl.col("tag").is_in(lacking)).then(pl.lit("Good")).otherwise(pl.col("status"))
+        )
+    empty = pl.col("value").is_null()
+    if texts:
+        empty |= pl.col("value").str.strip_chars() == ""
+    return (
+        long.filter(~empty)
+        .sort("row", maintain_order=True)
+        .with_columns(
+            code=pl.col("tag").cast(names).to_physical().cast(pl.UInt16),
+            nameless=pl.lit(False),
+            timestamp=pl.col(columns.timestamp),
+        )
+    )
+
+
+def _sorted(chunks: Iterator[RawRows], period: tuple[int, int], rows: int, folder: Path) -> Iterator[RawRows]:
+    """Rows in order of time, by way of one file per stretch of time; equal times keep the order they came in."""
+    begin, end = period
+    buckets = max(-(-rows // BUCKET_ROWS), 1)
+    width = (end - begin) // buckets + 1
+    kind = np.dtype(list(zip(RawRows._fields, ("<u2", "<i8", "<f8", "<u4", "<i8"), strict=True)))
+    for chunk in chunks:
+        which = np.clip((chunk.times - begin) // width, 0, buckets - 1)
+        record = np.empty(len(chunk.ids), kind)
+        for name, column in zip(RawRows._fields, chunk, strict=True):
+            record[name] = column
+        for bucket in np.unique(which):
+            with (folder / str(bucket)).open("ab") as file:
+                file.write(record[which == bucket].tobytes())
+    for bucket in range(buckets):
+        if (folder / str(bucket)).exists():
+            record = np.fromfile(folder / str(bucket), kind)
+            (folder / str(bucket)).unlink()
+            order = np.argsort(record["times"], kind="stable")
+            yield RawRows(*(np.ascontiguousarray(record[name][order]) for name in RawRows._fields))
 
 
 @contextmanager
@@ -144,9 +350,7 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> None:
-    if not tags:
-        raise BadInput(f"expected values in {path.name}, got an empty table: export a longer period.")
+def _compare_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> None:
     for tag in mapping.tags:
         if tag not in tags:
             near = difflib.get_close_matches(tag, tags, 1)
@@ -157,24 +361,3 @@ def _check_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> None:
             f"expected only tags that the mapping names in {path.name}, got '{unknown[0]}': "
             "give it a role under 'tags' or list it under 'ignore'."
         )
-
-
-def _status_code(path: Path, text: str) -> int:
-    word = text.strip().lower()
-    for beginning, code in WORDS.items():
-        if word.startswith(beginning):
-            return int(code)
-    try:
-        code = int(word, 0)
-    except ValueError:
-        code = -1
-    if not 0 <= code < 2**32:
-        raise BadInput(
-            f"expected a status Good, Uncertain, Bad or an OPC UA code in {path.name}, got '{text}': "
-            "translate the historian's own statuses."
-        )
-    return code
-
-
-def _utc(ns: int) -> str:
-    return f"{np.datetime64(int(ns), 'ns')}Z"

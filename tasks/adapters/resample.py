@@ -47,6 +47,25 @@ class Resampled(NamedTuple):
     """Whether Bad values were passed over (G,)."""
 
 
+class Rule(NamedTuple):
+    """How a tag is known between its values; times in ns."""
+
+    stepped: bool
+    max_gap: int
+    """How long a tag may have been Bad, and a sloped one not archived."""
+    stale: int | None = None
+    """The tag's own limit: how long a value may hold or be sloped over."""
+    causal: bool = False
+    """Whether a value may be known by what was archived up to its moment only."""
+    skew: int = 0
+    """By how much a sample may be stamped later than its moment and still count as seen then."""
+
+    @property
+    def reach(self) -> int:
+        """How far after a moment samples may still matter to it."""
+        return 0 if self.stepped else max(self.stale or self.max_gap, self.skew)
+
+
 def severity(statuses: Statuses) -> npt.NDArray[Any]:
     """0 Good, 1 Uncertain, 2 (or 3) Bad."""
     return statuses >> 30
@@ -74,11 +93,29 @@ def interpolative(
     Returns:
         Arrays (G,).
     """
-    found = severity(samples.statuses)
-    usable = (found == 0) | ((found == 1) & (not uncertain_is_bad))
+    return _interpolate(_split(samples, uncertain_is_bad), at, stepped, end)
+
+
+class _Usable(NamedTuple):
+    """The values that count, and when there were others."""
+
+    times: Times
+    values: npt.NDArray[np.float64]
+    codes: Statuses
+    bad_times: Times
+
+
+def _split(samples: Samples, uncertain_is_bad: bool = False) -> _Usable:
+    usable = samples.statuses < (UNCERTAIN if uncertain_is_bad else BAD)
     usable &= np.isfinite(samples.values)
-    times, values, codes = samples.times[usable], samples.values[usable], samples.statuses[usable]
-    bad_times = samples.times[~usable]
+    if usable.all():
+        return _Usable(*samples, bad_times=samples.times[:0])
+    times, values, codes = (column[usable] for column in samples)
+    return _Usable(times, values, codes, samples.times[~usable])
+
+
+def _interpolate(usable: _Usable, at: Times, stepped: bool, end: int | None) -> Resampled:
+    times, values, codes, bad_times = usable
     if not len(times):
         nothing = np.full(len(at), np.nan)
         bad_before = np.searchsorted(bad_times, at, side="right") > 0
@@ -119,3 +156,46 @@ def interpolative(
         reach=np.where(known & ~exact, reach, 0).astype(np.int64),
         across_bad=across,
     )
+
+
+def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
+    """A tag's value where it is known well enough, else NaN.
+
+    Sloped and causal: between two samples where the later one came by t + skew, else the one before, held. Otherwise as
+    in `interpolative`. A sloped tag is unknown where its samples are farther apart than its limit, and where it falls
+    silent, unless the archive ends before that could be seen.
+
+    Args:
+        samples: the tag's history (M,), from its last value before `at` on.
+        at: times (G,), ns, increasing.
+        rule: of the tag.
+        end: time [ns] up to which everything that was archived is among the samples.
+
+    Returns:
+        Arrays (G,); `reach` is what was held against the limits.
+    """
+    usable = _split(samples)
+    times = usable.times
+    found = _interpolate(usable, at, rule.stepped, end)
+    if not len(times):
+        return found
+    before = np.maximum(np.searchsorted(times, at, side="right") - 1, 0)
+    age = np.maximum(at - times[before], 0)
+    after = np.minimum(before + 1, len(times) - 1)
+    beyond = (before == len(times) - 1) & (age > 0)
+    if rule.stepped:
+        far = found.reach > rule.max_gap
+        if rule.stale is not None:
+            far |= age > rule.stale
+        return found._replace(values=np.where(far, np.nan, found.values))
+    limit = rule.stale or rule.max_gap
+    far = (found.reach > limit) | (beyond & (times[before] + limit < end))
+    if rule.causal:
+        # Whether there was a silence is told afterwards, for a row may be left out for what came later; its values
+        # may not be.
+        held = _interpolate(usable, at, True, end)
+        seen = (age == 0) | (~beyond & (times[after] <= at + rule.skew))
+        found = found._replace(
+            values=np.where(seen, found.values, held.values), statuses=np.where(seen, found.statuses, held.statuses)
+        )
+    return found._replace(values=np.where(far, np.nan, found.values))

@@ -1,4 +1,4 @@
-"""From a historian's tags to transitions: resample, pair, and cut at gaps, trips and mode changes.
+"""From a historian's tags to transitions: resample, pair, and cut at gaps, trips and mode changes, as they stream by.
 
 A row is (observation at t, action in force over [t, t + dt), observation at t + dt), t on the grid of control steps.
 Every cut is a timeout; only a trip, a hard limit crossed at t + dt, is a termination.
@@ -15,15 +15,23 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
-from configs.mapping import HistorianMapping
+from configs.expression import Expression
+from configs.mapping import LAG, HistorianMapping
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
 from tasks.adapters.historian import Export
-from tasks.adapters.resample import Resampled, Samples, Times, interpolative, severity
+from tasks.adapters.raw_rows import RawQuarantine
+from tasks.adapters.resample import Rule, Times, known_at
 from tasks.adapters.scoring import BLOCK_ROWS, margins_of, with_costs, with_rewards
 from tasks.adapters.shards import Rows
+from tasks.adapters.tracks import Tracks
 
 SECOND = 10**9
+GRID_POINTS = 16384
+"""Control steps that are settled at a time."""
+
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 
 class Fate(IntEnum):
@@ -44,166 +52,364 @@ class HistorianLog(NamedTuple):
     """A log as transitions."""
 
     rows: Rows
-    """Unscored rows in order of time; `rejected` names why a row must go to the quarantine, or ''."""
+    """Rows in order of time; `rejected` names why a row must go to the quarantine, or ''."""
     account: dict[str, Any]
     """Where every control step and every sample went."""
 
 
-class _Signals(NamedTuple):
-    values: npt.NDArray[np.float64]
-    """(G, n)"""
-    gap: npt.NDArray[np.bool_]
-    """(G,)"""
+class _Points(NamedTuple):
+    """What is known at grid points, and of the steps that begin there; arrays (G, ...)."""
+
+    times: Times
+    observations: Floats
+    inputs: Floats
+    """Signals that only formulas read."""
+    actions: Floats
+    """In force at the middle of the step that begins here."""
+    gap: Mask
+    action_gap: Mask
     fault: npt.NDArray[Any]
-    """Why a value is unusable, or '' (G,)."""
+    """Why a value is unusable, or ''."""
+    action_fault: npt.NDArray[Any]
+    running: Mask
+    modes: Floats
+
+    def slice(self, where: slice) -> _Points:
+        return _Points(*(column[where] for column in self))
 
 
-def read_historian(path: Path, mapping: HistorianMapping, spec: PlantSpec, logged: LoggedSignals) -> HistorianLog:
-    """Read a historian export as transitions.
-
-    Args:
-        path: Parquet, or CSV where the name ends in .csv.
-        mapping: what its tags mean.
-        spec: the plant.
-        logged: the plant's margins, by which trips are found.
+def read_historian(
+    path: Path,
+    mapping: HistorianMapping,
+    spec: PlantSpec,
+    logged: LoggedSignals | None,
+    quarantine: RawQuarantine | None = None,
+) -> HistorianLog:
+    """Read a historian export whole; for exports of any size see `HistorianStream`.
 
     Returns:
         The rows, and an account of all steps: rows + rejected + gap + not_running + outside_limits = steps.
+    """
+    stream = HistorianStream(path, mapping, spec, logged, quarantine or RawQuarantine())
+    blocks = list(stream.blocks())
+    return HistorianLog({key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}, stream.account)
+
+
+class HistorianStream:
+    """A historian export as blocks of transitions, in constant memory.
+
+    Args:
+        path: Parquet or CSV, or a folder of such files.
+        mapping: what its tags mean.
+        spec: the plant.
+        logged: the plant's formulas; None where the mapping describes the plant.
+        quarantine: takes the raw rows that do not count.
 
     Raises:
-        BadInput: when the mapping does not fit the plant or the export, or the export is not in order.
+        BadInput: when the mapping does not fit the plant or the export.
     """
-    try:
-        conversions = mapping.conversions(spec)
-        observed = list(mapping.by_signal(spec.observation, ("observation", "set_point")).values())
-        acting = list(mapping.by_signal(spec.action, ("action",)).values())
-    except ValueError as error:
-        raise BadInput(f"{error}: correct the mapping of plant {spec.name}.") from error
-    export = Export.open(path, mapping)
-    begin, end = export.period()
-    grid = _grid(export, mapping, acting[0], begin, end)
-    if len(grid) < 2:
-        raise BadInput(
-            f"expected at least one control step of {mapping.period_seconds:g} s in {path.name}, got a log from "
-            f"{begin} to {end}: export a longer period."
+
+    def __init__(
+        self,
+        path: Path,
+        mapping: HistorianMapping,
+        spec: PlantSpec,
+        logged: LoggedSignals | None,
+        quarantine: RawQuarantine,
+    ) -> None:
+        self.mapping, self.spec, self.quarantine = mapping, spec, quarantine
+        try:
+            self.conversions = mapping.conversions(spec)
+            self.observed = list(mapping.by_signal(spec.observation, ("observation", "set_point")).items())
+            self.acting = list(mapping.by_signal(spec.action, ("action",)).values())
+            self.derived, reward = mapping.formulas(spec)
+        except ValueError as error:
+            raise BadInput(f"{error}: correct the mapping of plant {spec.name}.") from error
+        if logged is None and (reward is None or mapping.process is None):
+            raise BadInput(f"expected formulas of plant {spec.name}, got none: describe the plant in the mapping.")
+        self.codes = {tag: code for code, tag in enumerate(mapping.tags)}
+        self.inputs = [(str(t.signal), tag) for tag, t in mapping.tags.items() if t.role == "input"]
+        self.inputs += [(name, name) for name, formula in mapping.derived.items() if formula.role == "input"]
+        self.scorer = _Scorer(spec, logged, reward, tuple(name for name, _ in self.inputs))
+        max_gap = round(mapping.episodes.max_gap_seconds * SECOND)
+        self.rules = {
+            tag: Rule(
+                stepped=it.interpolation == "stepped",
+                max_gap=max_gap,
+                stale=None if it.stale_seconds is None else round(it.stale_seconds * SECOND),
+                causal=mapping.causal,
+                skew=round(mapping.skew_seconds * SECOND),
+            )
+            for tag, it in mapping.tags.items()
+        }
+        self.period = round(mapping.period_seconds * SECOND)
+        self.export = Export.open(path, mapping)
+        begin, end = self.export.period()
+        self.end = end
+        if mapping.origin is None:
+            origin = self.export.first_time(self.acting[0])
+        else:
+            origin = round(mapping.origin.timestamp() * SECOND)
+        self.next = begin + (origin - begin) % self.period
+        if self.next + self.period > end:
+            raise BadInput(
+                f"expected at least one control step of {mapping.period_seconds:g} s in {path.name}, got a log from "
+                f"{np.datetime64(begin, 'ns')} to {np.datetime64(end, 'ns')}: export a longer period."
+            )
+        self.tracks = Tracks(len(mapping.tags), mapping.clock, quarantine)
+        self.account: dict[str, Any] = {}
+        self._fates = np.zeros(len(Fate), np.int64)
+        self._trips = 0
+        self._before: Floats | None = None
+        """Observations before the next grid point, newest last, for lags (k, O)."""
+        self._cutter = _Cutter(mapping.episodes.max_steps or spec.horizon)
+
+    def blocks(self) -> Iterator[Rows]:
+        """Scored rows, block after block; `account` is complete when they are."""
+        waiting: _Points | None = None
+        for points in self._all_points():
+            waiting = points if waiting is None else _Points(*map(_both, waiting, points))
+            if len(waiting.times) > GRID_POINTS:
+                yield from self._rows(waiting, last=False)
+                waiting = waiting.slice(slice(len(waiting.times) - 2, None))
+        if waiting is not None:
+            yield from self._rows(waiting, last=True)
+        self._tell()
+
+    def _all_points(self) -> Iterator[_Points]:
+        # What is known at a moment rests on samples as late as this; an action is taken at the middle of its step.
+        reach = max(rule.reach for rule in self.rules.values()) + self.period // 2
+        for rows in self.export.chunks(self.quarantine):
+            self.tracks.push(rows)
+            yield from self._settled(self.tracks.complete - reach, self.tracks.complete)
+            self.tracks.trim(self.next)
+        yield from self._settled(self.end + 1, self.end)
+
+    def _tell(self) -> None:
+        counts = self.tracks.counts
+        self.account |= {
+            "samples": {tag: {name: int(counts[name][code]) for name in counts} for tag, code in self.codes.items()},
+            "steps": int(self._fates.sum()),
+            **{("rows" if f is Fate.ROW else f.name.lower()): int(self._fates[f]) for f in Fate},
+            "trips": self._trips,
+            "raw": {
+                "rows": sum(look.rows for look in self.export.looks),
+                "rejected": self.quarantine.count,
+                "reasons": dict(self.quarantine.reasons.most_common()),
+                "put_in_place": self.tracks.displaced,
+                "in_order_of_time": self.export.ordered,
+            },
+        }
+
+    def _settled(self, before: int, known_to: int) -> Iterator[_Points]:
+        """Grid points whose values no later row can change: those before a time."""
+        while self.next < before:
+            count = min(-(-(before - self.next) // self.period), GRID_POINTS)
+            grid = self.next + self.period * np.arange(count, dtype=np.int64)
+            yield self._points(grid, known_to)
+            self.next = int(grid[-1]) + self.period
+
+    def _points(self, grid: Times, known_to: int) -> _Points:
+        middles = grid + self.period // 2
+        values, gap, fault = self._resample([tag for _, tag in self._tagged()], grid, known_to)
+        signals = {signal: values[:, i] for i, (signal, _) in enumerate(self._tagged())}
+        for name, formula in self.derived.items():
+            signals[name] = np.broadcast_to(np.asarray(formula.compute(signals), float), grid.shape)
+            gap |= ~np.isfinite(signals[name]) & (fault == "")
+        plain = [name for name, _ in self.observed if LAG not in name]
+        observations = np.stack([signals[name] for name in plain], axis=1)
+        if self.mapping.lags:
+            observations, lost = self._lagged(plain, observations)
+            gap |= lost & (fault == "")
+        inputs = np.stack([signals[n] for n, _ in self.inputs], axis=1) if self.inputs else np.zeros((len(grid), 0))
+        # The action of a step is what was in force at its middle, so that a scan's delay does not shift it by a step.
+        actions, action_gap, action_fault = self._resample(self.acting, middles, known_to)
+        running, modes = np.ones(len(grid), bool), np.zeros((len(grid), len(self.mapping.modes)))
+        for i, tag in enumerate(self.mapping.modes):
+            found = known_at(self.tracks.samples(self.codes[tag]), grid, self.rules[tag], known_to)
+            running &= np.isin(found.values, self.mapping.tags[tag].running)
+            modes[:, i] = np.nan_to_num(found.values, nan=np.inf)
+        return _Points(grid, observations, inputs, actions, gap, action_gap, fault, action_fault, running, modes)
+
+    def _tagged(self) -> list[tuple[str, str]]:
+        """(signal, tag) of all that is measured at grid points."""
+        return [
+            (str(tag.signal), name)
+            for name, tag in self.mapping.tags.items()
+            if tag.role in ("observation", "set_point", "input")
+        ]
+
+    def _resample(self, tags: list[str], at: Times, known_to: int) -> tuple[Floats, Mask, npt.NDArray[Any]]:
+        values, gap, fault = np.empty((len(at), len(tags))), np.zeros(len(at), bool), np.full(len(at), "", dtype=object)
+        for i, tag in enumerate(tags):
+            found = known_at(self.tracks.samples(self.codes[tag]), at, self.rules[tag], known_to)
+            lost = np.isnan(found.values)
+            bad = lost & found.across_bad
+            scale, offset = self.conversions[tag]
+            values[:, i] = scale * found.values + offset
+            gap |= lost & ~bad
+            if bad.any():
+                limit = (self.rules[tag].stale or self.rules[tag].max_gap) / SECOND
+                fault[bad & (fault == "")] = f"{tag} was Bad for more than {limit:g} s"
+        return values, gap, fault
+
+    def _lagged(self, plain: list[str], observations: Floats) -> tuple[Floats, Mask]:
+        """Observations with the past values of the chosen signals beside them (G, O'), and where those are unknown."""
+        longest = max(self.mapping.lags.values())
+        before = np.full((longest, len(plain)), np.nan) if self._before is None else self._before
+        past = np.concatenate([before, observations])
+        self._before = past[len(past) - longest :].copy()
+        columns = [
+            past[longest - k : len(past) - k, plain.index(signal)]
+            for signal, count in self.mapping.lags.items()
+            for k in range(1, count + 1)
+        ]
+        stacked = np.concatenate([observations, np.stack(columns, axis=1)], axis=1)
+        return stacked, np.isnan(np.stack(columns, axis=1)).any(axis=1)
+
+    def _rows(self, points: _Points, last: bool) -> Iterator[Rows]:
+        """The steps between grid points, scored; the last one waits for the next call unless it is the last of all."""
+        now, later = points.slice(slice(None, -1)), points.slice(slice(1, None))
+        if not len(now.times):
+            return
+        outside = self.scorer.outside(points)
+        fate = _fates(now, later, outside)
+        keep = fate <= Fate.REJECTED
+        terminals = keep & (fate == Fate.ROW) & outside[1:]
+        changed = (now.modes != later.modes).any(axis=1)
+        first, ends = self._cutter.number, self._cutter.cut(keep, terminals | changed, last)
+        count = len(ends)
+        fault = np.where(now.fault != "", now.fault, later.fault)
+        fault = np.where(fault != "", fault, now.action_fault)
+        rows: Rows = {
+            "observations": now.observations,
+            "actions": now.actions,
+            "next_observations": later.observations,
+            "terminals": terminals,
+            "timeouts": np.append(ends, np.zeros(len(fate) - count, bool)) & ~terminals,
+            "timestamps": now.times,
+            "rejected": np.where(fate == Fate.REJECTED, fault, ""),
+            "numbers": first + np.arange(len(fate)),
+        }
+        rows |= self.scorer.formulas(points)
+        self._fates += np.bincount(fate[:count], minlength=len(Fate))
+        self._trips += int(terminals[:count].sum())
+        where = np.flatnonzero(keep[:count])
+        for start in range(0, max(len(where), 1), BLOCK_ROWS):
+            chosen = where[start : start + BLOCK_ROWS]
+            yield self.scorer.score({key: values[chosen] for key, values in rows.items()})
+
+
+class _Scorer:
+    """Rewards and margins: the plant's own formulas, or the mapping's.
+
+    Args:
+        spec: the plant.
+        logged: its formulas; None where the mapping describes the plant.
+        reward: of the mapping.
+        inputs: names of the signals that only formulas read.
+    """
+
+    def __init__(
+        self, spec: PlantSpec, logged: LoggedSignals | None, reward: Expression | None, inputs: tuple[str, ...]
+    ) -> None:
+        self.spec, self.logged, self.reward, self.inputs = spec, logged, reward, inputs
+
+    def outside(self, points: _Points) -> Mask:
+        """Where a hard limit is violated (G,)."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray((self._margins(points) < 0).any(axis=1))
+
+    def _margins(self, points: _Points) -> npt.NDArray[Any]:
+        if self.logged is not None:
+            return margins_of(self.logged, points.observations)
+        if not self.spec.constraints:
+            return np.zeros((len(points.times), 0))
+        signals = self._signals(points)
+        return np.stack(
+            [np.minimum(signals[c.name] - c.low, c.high - signals[c.name]) for c in self.spec.constraints], axis=1
         )
-    account: dict[str, Any] = {}
-    # The action of a step is what was in force at its middle, so that a scan's delay does not shift it by a step.
-    middles = grid[:-1] + (grid[1:] - grid[:-1]) // 2
-    observation = _resample(export, mapping, observed, conversions, grid, end.astype(np.int64), account)
-    action = _resample(export, mapping, acting, conversions, middles, end.astype(np.int64), account)
-    running, mode = _modes(export, mapping, grid, end.astype(np.int64), account)
-    margins = margins_of(logged, observation.values)
-    with np.errstate(invalid="ignore"):
-        outside = (margins < 0).any(axis=1)
 
-    fate = _fates(observation, action, running, outside)
-    keep = fate <= Fate.REJECTED
-    terminals = keep & (fate == Fate.ROW) & outside[1:]
-    changed = mode[1:] != mode[:-1]
-    ends = terminals | changed | ~np.append(keep[1:], False)
-    ends |= _too_long(keep, ends, mapping.episodes.max_steps or spec.horizon)
-    fault = np.where(observation.fault[:-1] != "", observation.fault[:-1], observation.fault[1:])
-    fault = np.where(fault != "", fault, action.fault)
-    rows: Rows = {
-        "observations": observation.values[:-1],
-        "actions": action.values,
-        "next_observations": observation.values[1:],
-        "terminals": terminals,
-        "timeouts": ends & ~terminals,
-        "timestamps": grid[:-1],
-        "rejected": np.where(fate == Fate.REJECTED, fault, ""),
-        "numbers": np.arange(len(fate)),
-    }
-    account["steps"] = len(fate)
-    account |= {("rows" if f is Fate.ROW else f.name.lower()): int((fate == f).sum()) for f in Fate}
-    account["trips"] = int(terminals.sum())
-    return HistorianLog({key: values[keep] for key, values in rows.items()}, account)
+    def _signals(self, points: _Points) -> dict[str, Floats]:
+        columns = [*points.observations.T, *points.inputs.T]
+        return dict(zip((*self.spec.observation.names, *self.inputs), columns, strict=True))
 
+    def formulas(self, points: _Points) -> Rows:
+        """What the mapping's own formulas say of the steps between grid points (G - 1,)."""
+        found: Rows = {}
+        if self.reward is not None:
+            signals = self._signals(points)
+            values = {name: column[:-1] for name, column in signals.items()}
+            values |= {f"next.{name}": column[1:] for name, column in signals.items()}
+            values |= dict(zip(self.spec.action.names, points.actions[:-1].T, strict=True))
+            found["rewards"] = np.broadcast_to(
+                np.asarray(self.reward.compute(values), float), (len(points.times) - 1,)
+            ).astype(np.float32)
+        if self.logged is None:
+            excess = np.maximum(-self._margins(points)[1:], 0.0).astype(np.float32)
+            found |= {"constraint_costs": excess, "costs": (excess > 0).any(axis=1).astype(np.float32)}
+        return found
 
-def scored_blocks(log: HistorianLog, logged: LoggedSignals, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
-    """A log's rows with rewards and costs by the plant's own formulas, block by block."""
-    for start in range(0, len(log.rows["numbers"]), block_rows):
-        block = {key: values[start : start + block_rows] for key, values in log.rows.items()}
-        yield with_costs(with_rewards(block, logged), logged)
+    def score(self, rows: Rows) -> Rows:
+        """Rows with rewards and costs."""
+        if self.logged is None or not len(rows["numbers"]):
+            return self._empty(rows)
+        return with_costs(rows if "rewards" in rows else with_rewards(rows, self.logged), self.logged)
+
+    def _empty(self, rows: Rows) -> Rows:
+        if "rewards" in rows and "costs" in rows:
+            return rows
+        count = len(rows["numbers"])
+        none = np.zeros(count, np.float32)
+        limits = np.zeros((count, len(self.spec.constraints)), np.float32)
+        return {"rewards": none, "costs": none, "constraint_costs": limits} | rows
 
 
-def _grid(export: Export, mapping: HistorianMapping, action: str, begin: np.datetime64, end: np.datetime64) -> Times:
-    """The control steps' times (G,), ns, within [begin, end]."""
-    period = round(mapping.period_seconds * SECOND)
-    if mapping.origin is None:
-        origin = int(export.samples(action, 1.0, 0.0).times[0])
-    else:
-        origin = round(mapping.origin.timestamp() * SECOND)
-    first, last = begin.astype(np.int64), end.astype(np.int64)
-    return np.arange(first + (origin - first) % period, last + 1, period, dtype=np.int64)
+class _Cutter:
+    """Where episodes end, step after step.
+
+    Args:
+        longest: steps of an episode.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.number = 0
+        """Of the next step."""
+        self._age = 0
+
+    def cut(self, keep: Mask, ends: Mask, last: bool) -> Mask:
+        """Which of the next steps end an episode; all but the last step are settled, unless it is the last of all.
+
+        Args:
+            keep: whether each step is a row (n,).
+            ends: whether it ends an episode for a reason of its own (n,).
+            last: whether no step follows.
+        """
+        following = np.append(keep[1:], False)
+        ended = (ends | ~following)[: len(keep) if last else len(keep) - 1]
+        kept = keep[: len(ended)]
+        index = np.arange(len(ended))
+        begins = kept & np.append(True, ended[:-1] | ~kept[:-1])
+        begin = np.maximum.accumulate(np.where(begins, index, 0))
+        # The first step goes on where the one before it left off.
+        age = index - begin + np.where(begin == 0, self._age, 0)
+        cut = kept & (ended | ((age + 1) % self.longest == 0))
+        if len(ended):
+            self._age = int(age[-1]) + 1 if kept[-1] and not ended[-1] else 0
+        self.number += len(ended)
+        return cut
 
 
-def _resample(
-    export: Export,
-    mapping: HistorianMapping,
-    tags: list[str],
-    conversions: dict[str, tuple[float, float]],
-    at: Times,
-    end: int,
-    account: dict[str, Any],
-) -> _Signals:
-    limit = round(mapping.episodes.max_gap_seconds * SECOND)
-    values, gap, fault = np.empty((len(at), len(tags))), np.zeros(len(at), bool), np.full(len(at), "", dtype=object)
-    for i, tag in enumerate(tags):
-        samples = export.samples(tag, *conversions[tag])
-        found = _one(samples, mapping, tag, at, end, account)
-        far = (found.reach > limit) | np.isnan(found.values)
-        bad = far & found.across_bad
-        values[:, i] = np.where(far, np.nan, found.values)
-        gap |= far & ~bad
-        fault[bad & (fault == "")] = f"{tag} was Bad for more than {mapping.episodes.max_gap_seconds:g} s"
-    return _Signals(values, gap, fault)
+def _both(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.concatenate([one, other])
 
 
-def _one(
-    samples: Samples, mapping: HistorianMapping, tag: str, at: Times, end: int, account: dict[str, Any]
-) -> Resampled:
-    grade = severity(samples.statuses)
-    numbers = np.isfinite(samples.values)
-    account.setdefault("samples", {})[tag] = {
-        "good": int(((grade == 0) & numbers).sum()),
-        "uncertain": int(((grade == 1) & numbers).sum()),
-        "bad": int((grade >= 2).sum()),
-        "not_finite": int(((grade < 2) & ~numbers).sum()),
-    }
-    stepped = mapping.tags[tag].interpolation == "stepped"
-    return interpolative(samples, at, stepped, mapping.treat_uncertain_as_bad, end)
-
-
-def _modes(
-    export: Export, mapping: HistorianMapping, grid: Times, end: int, account: dict[str, Any]
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Whether the plant runs as it should (G,), and a number that changes with any mode (G,)."""
-    running, changes = np.ones(len(grid), bool), np.zeros(len(grid), np.int64)
-    for tag in mapping.modes:
-        found = _one(export.samples(tag, 1.0, 0.0), mapping, tag, grid, end, account)
-        running &= np.isin(found.values, mapping.tags[tag].running)
-        filled = np.nan_to_num(found.values, nan=np.inf)
-        changes[1:] += np.cumsum(filled[1:] != filled[:-1])
-    return running, changes
-
-
-def _fates(
-    observation: _Signals, action: _Signals, running: npt.NDArray[np.bool_], outside: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int64]:
+def _fates(now: _Points, later: _Points, outside: Mask) -> npt.NDArray[np.int64]:
     """What becomes of each step (G - 1,); a step that ends in a trip is kept although the plant then stops."""
-    fault = observation.fault != ""
-    fate = np.full(len(running) - 1, Fate.ROW)
-    fate[fault[:-1] | fault[1:] | (action.fault != "")] = Fate.REJECTED
-    fate[observation.gap[:-1] | observation.gap[1:] | action.gap] = Fate.GAP
+    fate = np.full(len(now.times), Fate.ROW)
+    fate[(now.fault != "") | (later.fault != "") | (now.action_fault != "")] = Fate.REJECTED
+    fate[now.gap | later.gap | now.action_gap] = Fate.GAP
     fate[outside[:-1]] = Fate.OUTSIDE_LIMITS
-    fate[~running[:-1] | (~running[1:] & ~outside[1:])] = Fate.NOT_RUNNING
+    fate[~now.running | (~later.running & ~outside[1:])] = Fate.NOT_RUNNING
     return fate
-
-
-def _too_long(keep: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_], steps: int) -> npt.NDArray[np.bool_]:
-    """Every `steps`-th step since an episode began."""
-    index = np.arange(len(keep))
-    begins = keep & np.append(True, ends[:-1] | ~keep[:-1])
-    return keep & ((index - np.maximum.accumulate(np.where(begins, index, 0)) + 1) % steps == 0)

@@ -1,0 +1,79 @@
+"""The spec of a plant that has no simulator here, as a mapping describes it."""
+
+from __future__ import annotations
+
+import math
+
+from configs.mapping import LAG, Bounds, Derived, HistorianMapping, Tag
+from configs.units import conversion
+from neorl_core.types import Constraint, PlantSpec, Space
+
+
+def described_spec(mapping: HistorianMapping) -> PlantSpec:
+    """Signals, bounds and limits from the mapping's tags, derived quantities and lags.
+
+    Args:
+        mapping: with a `process`.
+
+    Returns:
+        The spec; observations are tags in the mapping's order, then derived quantities, then lags; a score is the
+        return itself, for nothing is known to set the scale.
+
+    Raises:
+        ValueError: when there is no action or observation, a unit does not fit, or a lag is of no signal.
+    """
+    if mapping.process is None:
+        raise ValueError("expected a mapping with 'process', got one of a simulated plant")
+    observed: dict[str, tuple[str, tuple[float, float]]] = {}
+    acting: dict[str, tuple[str, tuple[float, float]]] = {}
+    limits: list[Constraint] = []
+    sources: list[tuple[str, Tag | Derived, str, str]] = [
+        (str(tag.signal), tag, str(tag.unit), tag.to_unit or str(tag.unit))
+        for tag in mapping.tags.values()
+        if tag.role != "mode"
+    ]
+    sources += [(name, derived, derived.unit, derived.unit) for name, derived in mapping.derived.items()]
+    for signal, source, unit, target in sources:
+        try:
+            scale, offset = conversion(unit, target)
+        except ValueError as error:
+            raise ValueError(f"signal {signal}: {error}") from error
+        if source.role in ("observation", "set_point"):
+            observed[signal] = (target, _bounds(source.range, scale, offset))
+        elif source.role == "action":
+            acting[signal] = (target, _bounds(source.range, scale, offset))
+        if source.limits is not None:
+            if source.role == "action":
+                raise ValueError(f"expected limits of a measured signal, got them on action {signal}: give its 'range'")
+            limits.append(Constraint(signal, target, *_bounds(source.limits, scale, offset)))
+    for signal, count in mapping.lags.items():
+        if signal not in observed:
+            raise ValueError(f"expected a lag of {', '.join(observed)}, got one of '{signal}'")
+        observed |= {f"{signal}{LAG}{k}": observed[signal] for k in range(1, count + 1)}
+    if not observed or not acting:
+        raise ValueError("expected at least one observation and one action, got a process without: give tags a role")
+    return PlantSpec(
+        name=mapping.process.name,
+        observation=_space(observed),
+        action=_space(acting),
+        constraints=tuple(limits),
+        dt=mapping.period_seconds,
+        time_unit="s",
+        horizon=mapping.process.horizon,
+        score_range=(0.0, 100.0),
+    )
+
+
+def _bounds(given: Bounds | None, scale: float, offset: float) -> tuple[float, float]:
+    low, high = (None, None) if given is None else given
+    edges = (
+        -math.inf if low is None else scale * low + offset,
+        math.inf if high is None else scale * high + offset,
+    )
+    return min(edges), max(edges)
+
+
+def _space(signals: dict[str, tuple[str, tuple[float, float]]]) -> Space:
+    units, bounds = zip(*signals.values(), strict=True)
+    low, high = zip(*bounds, strict=True)
+    return Space(tuple(signals), tuple(units), tuple(low), tuple(high))
