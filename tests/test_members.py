@@ -197,7 +197,8 @@ def test_only_a_termination_stops_bootstrapping(name: str) -> None:
     def discounted(state: Any, share: float) -> Any:
         """The same state with another discount; some algorithms keep theirs within the state of another."""
         if hasattr(state, "hyper"):
-            return state._replace(hyper=state.hyper | {"discount": jnp.float32(share)})
+            # As weakly typed as the one it replaces, or the update would be compiled again.
+            return state._replace(hyper=state.hyper | {"discount": jnp.asarray(share)})
         return state._replace(sac=discounted(state.sac, share))
 
     def ending(state: Any, terminated: float) -> Any:
@@ -268,7 +269,7 @@ def test_a_warm_up_teaches_the_model_and_may_clone(name: str) -> None:
     assert warm is not None
     with jax.numpy_rank_promotion("raise"), jax.enable_x64(True):
         described, metrics = jax.eval_shape(warm, state, batches, jax.random.key(1))
-        _, later = jax.eval_shape(algorithm.update, state, batches, jax.random.key(1))
+    _, later = jax.eval_shape(updater(name), state, batches, jax.random.key(1))
     assert metrics == later, "curves go on where the warm-up ends"
     assert kinds(described) == kinds(state)
     after, _ = jax.jit(warm)(state, batches, jax.random.key(1))
