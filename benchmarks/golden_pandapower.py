@@ -1,0 +1,88 @@
+"""Make tests/golden/pandapower.npz: power flows of pandapower on random radial topologies of the IEEE 33-bus feeder.
+
+Development time only, in an environment of its own that has pandapower 3.5.6:
+
+    PYTHON benchmarks/golden_pandapower.py
+
+Each case opens five lines that leave a tree, found here by a union of the buses that the other lines join, and draws
+power at every bus, part of it fed in. The feeder is pandapower's own `case33bw`, so its lines are checked, too. The
+file holds per case `open (5,)` lines counted from zero, `active` and `reactive` power drawn at buses 1 to 32 in MW and
+Mvar, `voltage` and `angle` there in pu and degrees, and `loss` in MW; under `config`, JSON with what shaped them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandapower
+import pandapower.networks
+
+CASES, SEED, TOLERANCE = 20, 0, 1e-10
+LOWEST = 0.8
+"""Per unit; cases with lower voltages are drawn again, for there is little of a feeder left to compare."""
+
+
+def is_tree(ends: np.ndarray) -> bool:
+    """Whether 32 lines with these ends (32, 2) join all 33 buses."""
+    group = list(range(33))
+
+    def root(bus: int) -> int:
+        while group[bus] != bus:
+            bus = group[bus]
+        return bus
+
+    for begin, end in ends:
+        a, b = root(int(begin)), root(int(end))
+        if a == b:
+            return False
+        group[a] = b
+    return True
+
+
+def main() -> None:
+    rng = np.random.default_rng(SEED)
+    net = pandapower.networks.case33bw()
+    ends = net.line[["from_bus", "to_bus"]].to_numpy()
+    active, reactive = net.load.p_mw.to_numpy(), net.load.q_mvar.to_numpy()
+    found: dict[str, list[object]] = {key: [] for key in ("open", "active", "reactive", "voltage", "angle", "loss")}
+    while len(found["loss"]) < CASES:
+        lines = np.sort(rng.choice(len(ends), 5, replace=False))
+        if not is_tree(np.delete(ends, lines, 0)):
+            continue
+        p, q = active * rng.uniform(0.2, 1.0, 32), reactive * rng.uniform(0.2, 1.0, 32)
+        feeding = rng.random(32) < 0.2
+        p, q = p - feeding * rng.uniform(0, 0.5, 32), q - feeding * rng.uniform(-0.2, 0.2, 32)
+        net.line["in_service"] = ~np.isin(np.arange(len(ends)), lines)
+        net.load["p_mw"], net.load["q_mvar"] = p, q
+        try:
+            pandapower.runpp(net, tolerance_mva=TOLERANCE, max_iteration=50)
+        except pandapower.LoadflowNotConverged:
+            continue
+        voltage = net.res_bus.vm_pu.to_numpy()[1:]
+        if voltage.min() < LOWEST:
+            continue
+        for key, value in (
+            ("open", lines),
+            ("active", p),
+            ("reactive", q),
+            ("voltage", voltage),
+            ("angle", net.res_bus.va_degree.to_numpy()[1:]),
+            ("loss", net.res_line.pl_mw.sum()),
+        ):
+            found[key].append(np.array(value))
+    config = {
+        "pandapower": pandapower.__version__,
+        "case": "case33bw",
+        "seed": SEED,
+        "tolerance_mva": TOLERANCE,
+        "lowest": LOWEST,
+    }
+    path = Path(__file__).parents[1] / "tests" / "golden" / "pandapower.npz"
+    np.savez_compressed(path, config=json.dumps(config), **{key: np.stack(value) for key, value in found.items()})
+    print(path, {key: np.stack(value).shape for key, value in found.items()}, np.min(found["voltage"]))
+
+
+if __name__ == "__main__":
+    main()
