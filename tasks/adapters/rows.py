@@ -177,7 +177,7 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
         note((rows[key] != 0) & (rows[key] != 1), f"{key} is neither 0 nor 1")
     for key in ("costs", "constraint_costs"):
         if key in rows:
-            note(~np.isfinite(rows[key]).reshape(len(reasons), -1).all(axis=1), f"{key} is not finite")
+            note(~np.isfinite(rows[key]).all(axis=tuple(range(1, rows[key].ndim))), f"{key} is not finite")
     return reasons
 
 
