@@ -179,7 +179,7 @@ def main() -> int:
         )
     share = rate["ingest"] / rate["scan"]
     print(
-        f"ingest reads at {share:.2f} of the scan's rate, and takes {share and processor['ingest'] / processor['scan']:.1f} times its processor time"
+        f"ingest reads at {share:.2f} of the scan's rate, and takes {processor['ingest'] / processor['scan']:.1f} times its processor time"
     )
     bars = {
         f"at least {SMALLEST_RATE / 1e6:g} M rows/s": rate["ingest"] >= SMALLEST_RATE,
