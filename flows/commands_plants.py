@@ -10,18 +10,20 @@ import typer
 from configs.home import Home
 from flows.console import AsJson, emit, group, known_plant, show_table
 
-plants = group("The plants that are simulated here: list them, or show one.")
-EPISODES = 64
-
-
-@plants.callback(invoke_without_command=True, no_args_is_help=False)
-def listing(context: typer.Context, as_json: AsJson = False) -> None:
+plants = group(
     """The plants that are simulated here: list them, or show one.
 
     The scores are of the plant's own controller: 0 is a safe, idle action, 100 the best that is known.
 
     Example: neorl plants
     """
+)
+EPISODES = 64
+
+
+@plants.callback(invoke_without_command=True, no_args_is_help=False)
+def listing(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the plants; the group's help is this command's."""
     if context.invoked_subcommand is not None:
         return
     from configs.plant_scores import plant_scores
