@@ -15,6 +15,7 @@ from neorl_core.plants import grid_units as units
 from neorl_core.plants import power_grid as grid
 from neorl_core.plants.base import rollout
 from neorl_core.plants.power_flow import Flow, is_radial, magnitude, open_lines, path_matrix, solve
+from tests.conftest import Truth
 
 GOLDEN = Path(__file__).parent / "golden" / "pandapower.npz"
 IMPEDANCE = np.stack([feeder.RESISTANCE, feeder.REACTANCE], -1)
@@ -53,14 +54,18 @@ def found(golden: dict[str, np.ndarray]) -> tuple[np.ndarray, Flow]:
     return positions, flows(positions, golden["active"], golden["reactive"])
 
 
-def test_losses_and_lowest_voltages_of_baran_and_wu() -> None:
+def test_losses_and_lowest_voltages_of_baran_and_wu(truth: Truth) -> None:
     # Truth 1.5. In the paper's count the best topology opens lines 7-9-14-32-37, and the lowest voltage is at bus 18.
     positions = np.array([feeder.positions_of((32, 33, 34, 35, 36)), feeder.positions_of((6, 13, 8, 31, 36))])
     load = np.tile(feeder.ACTIVE_LOAD, (2, 1)), np.tile(feeder.REACTIVE_LOAD, (2, 1))
     got = flows(positions, *load)
     voltages = np.hypot(*np.moveaxis(got.voltage, -1, 0))
-    assert got.loss * 1e3 == pytest.approx([202.677, 139.551], abs=1e-3)
-    assert voltages.min(1) == pytest.approx([0.91309, 0.93782], abs=5e-6)
+    source = "truth 1.5, Baran and Wu 1989, pandapower"
+    for i, (lines, loss, lowest) in enumerate(
+        (("base topology", 202.677, 0.91309), ("lines 7-9-14-32-37 open", 139.551, 0.93782))
+    ):
+        truth(f"loss, {lines} [kW]", loss, got.loss[i] * 1e3, 1e-3, source)
+        truth(f"lowest voltage, {lines} [pu]", lowest, voltages.min(1)[i], 5e-6, source)
     assert voltages[0].argmin() + 2 == 18
     # The plant's own number of iterations is enough there.
     few = flows(positions, *load, iterations=grid.ITERATIONS)
@@ -68,13 +73,17 @@ def test_losses_and_lowest_voltages_of_baran_and_wu() -> None:
 
 
 def test_flows_on_random_topologies_are_pandapowers(
-    golden: dict[str, np.ndarray], found: tuple[np.ndarray, Flow]
+    golden: dict[str, np.ndarray], found: tuple[np.ndarray, Flow], truth: Truth
 ) -> None:
     got = found[1]
     e, f = np.moveaxis(got.voltage, -1, 0)
-    assert np.abs(np.hypot(e, f) - golden["voltage"]).max() < 1e-6
-    assert np.abs(np.degrees(np.arctan2(f, e)) - golden["angle"]).max() < 1e-4
-    assert np.abs(got.loss - golden["loss"]).max() < 1e-6
+    source = f"pandapower 3.5.6, {len(golden['loss'])} random topologies and loads"
+    for quantity, away, allowed in (
+        ("largest error of a voltage [pu]", np.hypot(e, f) - golden["voltage"], 1e-6),
+        ("largest error of an angle [degree]", np.degrees(np.arctan2(f, e)) - golden["angle"], 1e-4),
+        ("largest error of a loss [MW]", got.loss - golden["loss"], 1e-6),
+    ):
+        truth(quantity, 0.0, np.abs(away).max(), allowed, source)
     # Cases differ: some feed in, and no two share a topology.
     assert len(np.unique(golden["open"], axis=0)) == len(golden["open"])
     assert (golden["active"] < 0).any(1).all()

@@ -17,6 +17,7 @@ from neorl_core.plants import double_mass as masses
 from neorl_core.plants.base import clip_to, rollout
 from neorl_core.plants.integrators import EULER, MIDPOINT, RK4, Tableau, explicit_step, integrate
 from neorl_core.types import Controller, Plant
+from tests.conftest import Truth
 
 STEP = {name: jax.jit(plant.step) for name, plant in PLANTS.items()}
 RESET = {name: jax.jit(jax.vmap(plant.reset)) for name, plant in PLANTS.items()}
@@ -65,21 +66,25 @@ def test_a_method_converges_with_its_order(method: Tableau) -> None:
     ],
 )
 def test_steady_states(
-    coolant: float, low: float, high: float, concentration: float | None, temperature: float, stable: bool
+    coolant: float, low: float, high: float, concentration: float | None, temperature: float, stable: bool, truth: Truth
 ) -> None:
     with jax.enable_x64(True):
         y = jnp.asarray(steady(temperatures_at(coolant, low, high)))
         rest = reactor.derivative(y, coolant, 0.0, reactor.NOMINAL)
         jacobian = JACOBIAN(y, coolant, 0.0, reactor.NOMINAL)
     assert np.abs(rest).max() < 1e-6
-    assert y[1] == pytest.approx(temperature, abs=5e-4 if stable else 0.05)
+    where, source = (
+        f"{'stable' if stable else 'unstable'} steady state at Tc = {coolant:g} K",
+        "truth 1.1, pc-gym 0.1.8",
+    )
+    truth(f"temperature of the {where} [K]", temperature, y[1], 5e-4 if stable else 0.05, source, "chemical_reactor")
     if concentration is not None:
-        assert y[0] == pytest.approx(concentration, abs=5e-6)
+        truth(f"concentration of the {where} [mol/L]", concentration, y[0], 5e-6, source, "chemical_reactor")
     assert (np.linalg.eigvals(np.asarray(jacobian)).real.max() < 0) == stable
 
 
 @pytest.mark.parametrize(("coolant", "peak"), [(303.0, 333.0), (304.0, 464.0)])
-def test_runaway_begins_between_303_and_304_kelvin(coolant: float, peak: float) -> None:
+def test_runaway_begins_between_303_and_304_kelvin(coolant: float, peak: float, truth: Truth) -> None:
     with jax.enable_x64(True):
         y = jnp.asarray(steady(temperatures_at(300.0, 315.0, 335.0)))
 
@@ -92,7 +97,8 @@ def test_runaway_begins_between_303_and_304_kelvin(coolant: float, peak: float) 
     exact = solve_ivp(reactor_equations, (0, 30), y, "LSODA", args=(coolant,), rtol=1e-10, atol=1e-10, max_step=0.05)
     assert found == pytest.approx(exact.y[1].max(), abs=0.1)
     # Truth 1.1. The spike at 304 K lasts seconds: its top is 469.6 K, seen every 0.1 min 465.7, every 26 s 462.7.
-    assert found == pytest.approx(peak, abs=1.0 if coolant == 303.0 else 6.0)
+    what = f"peak temperature after a step of Tc to {coolant:g} K [K]"
+    truth(what, peak, found, 1.0 if coolant == 303.0 else 6.0, "truth 1.1, pc-gym 0.1.8", "chemical_reactor")
 
 
 def test_five_substeps_are_within_2e_7_kelvin_of_an_adaptive_solver() -> None:
@@ -112,7 +118,7 @@ def test_five_substeps_are_within_2e_7_kelvin_of_an_adaptive_solver() -> None:
     assert np.abs(np.stack(ours) - theirs)[:, 1].max() < 2e-7
 
 
-def test_the_oracle_of_the_tracking_task() -> None:
+def test_the_oracle_of_the_tracking_task(truth: Truth) -> None:
     # Truth 1.1: noise-free NMPC, horizon 17, no move penalty, no preview: cost 0.0798, IAE 0.236, T in [318.5, 327.9].
     window = 17
     targets = np.repeat([0.85, 0.9, 0.87], 20)
@@ -152,10 +158,14 @@ def test_the_oracle_of_the_tracking_task() -> None:
             total -= float(now.reward)
             iae += abs(float(observation[0] - observation[3]))
             seen.append(float(observation[1]))
-    assert total == pytest.approx(0.0798, abs=2e-4)
-    assert iae == pytest.approx(0.236, abs=1e-3)
-    assert min(seen) == pytest.approx(318.5, abs=0.05)
-    assert max(seen) == pytest.approx(327.9, abs=0.05)
+    for quantity, theirs, ours, allowed in (
+        ("cost", 0.0798, total, 2e-4),
+        ("integrated absolute error [mol/L]", 0.236, iae, 1e-3),
+        ("lowest temperature [K]", 318.5, min(seen), 0.05),
+        ("highest temperature [K]", 327.9, max(seen), 0.05),
+    ):
+        what = f"{quantity} of noise-free NMPC on the tracking task"
+        truth(what, theirs, ours, allowed, "truth 1.1, pc-gym 0.1.8", "chemical_reactor")
     assert bool(now.truncated)
 
 
@@ -224,7 +234,7 @@ def test_a_step_has_the_gradient_of_its_finite_difference() -> None:
     assert slope > 1.0
 
 
-def test_the_double_mass_is_that_of_the_official_data(dmsd_train: Path) -> None:
+def test_the_double_mass_is_that_of_the_official_data(dmsd_train: Path, truth: Truth) -> None:
     # Truth 1.4: the equations reproduce the data to 2.2e-7 and the rewards to 9.5e-7.
     with np.load(dmsd_train, allow_pickle=False) as data:
         rows = {name: data[name].astype(float) for name in ("obs", "action", "next_obs", "reward")}
@@ -233,8 +243,11 @@ def test_the_double_mass_is_that_of_the_official_data(dmsd_train: Path) -> None:
         predicted = np.asarray(predict(rows["obs"], rows["action"]))
         reward = np.asarray(masses.logged_reward(rows["obs"], rows["action"], rows["next_obs"]))
         margins = np.asarray(masses.logged_margins(rows["next_obs"]))
-    assert np.abs(predicted - rows["next_obs"])[:, :4].max() < 2.5e-7
-    assert np.abs(reward - rows["reward"].ravel()).max() < 1e-6
+    source = "truth 1.4, NeoRL-2's official data, 100,000 rows"
+    away = np.abs(predicted - rows["next_obs"])[:, :4].max()
+    truth("largest error of a predicted motion [m, m/s]", 0.0, away, 2.5e-7, source, "double_mass")
+    away = np.abs(reward - rows["reward"].ravel()).max()
+    truth("largest error of a reward", 0.0, away, 1e-6, source, "double_mass")
     assert margins.min() > 0.1
     first = rows["obs"].reshape(-1, 100, 6)[:, 0]
     assert np.abs(first[:, :2]).max() <= 0.25
