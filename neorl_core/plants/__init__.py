@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neorl_core.plants import chemical_reactor, double_mass, industrial_benchmark, supply_chain
+from neorl_core.plants import chemical_reactor, double_mass, industrial_benchmark, supply_chain, water_treatment
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Plant
 
@@ -11,6 +11,7 @@ PLANTS: dict[str, Plant] = {
     "double_mass": double_mass.PLANT,
     "industrial_benchmark": industrial_benchmark.PLANT,
     "supply_chain": supply_chain.PLANT,
+    "water_treatment": water_treatment.PLANT,
 }
 
 LOGGED: dict[str, LoggedSignals] = {
@@ -18,4 +19,5 @@ LOGGED: dict[str, LoggedSignals] = {
     "double_mass": LoggedSignals(double_mass.logged_reward, double_mass.logged_margins),
     "industrial_benchmark": LoggedSignals(industrial_benchmark.logged_reward, industrial_benchmark.logged_margins),
     "supply_chain": LoggedSignals(supply_chain.logged_reward, supply_chain.logged_margins),
+    "water_treatment": LoggedSignals(water_treatment.logged_reward, water_treatment.logged_margins),
 }
