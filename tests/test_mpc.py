@@ -81,7 +81,7 @@ def test_a_step_never_makes_the_cost_greater() -> None:
             after = cost(z)
             assert (after <= before * (1 + 1e-12) + 1e-15).all()
             before = after
-    assert before.max() < 1e-9
+        assert before.max() < 1e-9
 
 
 def test_moves_may_be_held_and_keep_their_place() -> None:

@@ -14,7 +14,7 @@ from scipy.linalg import eigvals
 from neorl_core.control.mpc import MPCParams, single_shooting
 from neorl_core.control.pid import PIDParams
 from neorl_core.plants import water_treatment as tanks
-from neorl_core.plants.base import rollout, rollouts
+from neorl_core.plants.base import rollouts
 
 POINTS = [
     # Truth 1.2: time constants [s], zeros [1/s], relative gain.
@@ -131,15 +131,14 @@ def test_the_pairing_that_the_relative_gain_asks_for(point: float, controller: A
 
 
 def test_the_oracle_beats_the_plant_s_own_controller() -> None:
+    # On P+, whose zero makes foresight worth most, and with P+ for the model.
     plant = tanks.PLANT
-    params = jax.jit(plant.sample_params)(jax.random.key(3), plant.domain)
-
-    def total(controller: Any, known: Any) -> float:
-        run = jax.jit(lambda key: rollout(plant, controller, known, key, params))(jax.random.key(4))
-        assert (run.margins > 0).all()
-        return float(run.rewards.sum())
-
-    assert total(plant.oracle, plant.oracle_params) > 0.9 * total(plant.fallback, plant.fallback_params)
+    domain = plant.domain._replace(non_minimum_phase=1.0)
+    keys = jax.random.split(jax.random.key(0), 4)
+    best = rollouts(plant, plant.oracle, tanks.oracle_params(tanks.P_PLUS), keys, domain)
+    own = rollouts(plant, tanks.crossed, tanks.CROSSED, keys, domain)
+    assert not best.violated.any()
+    assert best.ret.mean() > 0.8 * own.ret.mean()
 
 
 def test_a_full_tank_trips_the_pumps() -> None:
@@ -148,9 +147,8 @@ def test_a_full_tank_trips_the_pumps() -> None:
     assert bool(now.terminated)
     assert now.margins[3] < 0
     # No path within the limits costs more than the trip, which so never pays.
-    reached = jax.vmap(lambda key: tanks.reset(key, tanks.P_PLUS)[0].setpoints)(
-        jax.random.split(jax.random.key(1), 500)
-    )
+    reset = jax.jit(jax.vmap(lambda key: tanks.reset(key, tanks.P_PLUS)[0].setpoints))
+    reached = reset(jax.random.split(jax.random.key(1), 500))
     furthest = max(float(reached.max()) - tanks.LOW_LEVEL, tanks.HIGH_LEVEL - float(reached.min()))
     assert furthest < 17.0
     assert now.reward < -tanks.HORIZON * 2 * (furthest / tanks.ERROR_SCALE) ** 2

@@ -69,7 +69,8 @@ def gauss_newton_step(
     free = ~(((z <= 0.0) & (gradient > 0)) | ((z >= 1.0) & (gradient < 0)))
     hessian = jnp.where(free[:, None] & free[None, :], curvature, 0.0)
     held = jnp.diag(jnp.where(free, 0.0, 1.0))
-    scale = jnp.trace(curvature) / z.size + jnp.finfo(z.dtype).tiny
+    # A cost that no move changes has no curvature, and then damping alone keeps the system regular.
+    scale = jnp.maximum(jnp.trace(curvature) / z.size, 1e-30)
 
     def proposal(damping: Float[Array, ""]) -> Float[Array, " n"]:
         system = hessian + held + damping * scale * jnp.eye(z.size, dtype=z.dtype)
@@ -94,7 +95,8 @@ def single_shooting(
 ) -> Controller:
     """NMPC: every step plans `moves` actions, each held for `hold` steps, and applies the first.
 
-    min Σ_{k=1}^{moves·hold} |r(o_k, margins_k, u_k, u_{k−1})|²  subject to  o_k = f(o_{k−1}, u_k) + b,  low <= u <= high
+    min Σ_k |r(o_k, margins_k, u_k, u_{k−1})|²  over k = 1 .. moves · hold,
+    subject to o_k = f(o_{k−1}, u_k) + b and low <= u_k <= high
 
     The bias b integrates the one-step prediction error, which removes lasting offsets of a wrong model.
 

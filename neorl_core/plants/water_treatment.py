@@ -55,7 +55,7 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
-    score_range=(0.0, 1.0),
+    score_range=(-240.0, -3.31),
 )
 
 Quad = tuple[float, float, float, float]
