@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -62,5 +62,30 @@ def pid(measurement: int, setpoint: int, dt: float) -> Controller:
         bend = (y - 2 * state.measured + state.measured_before) / dt
         move = params.kp * (error - state.error) + params.ki * dt * error - params.kd * bend
         return PIDState(error, y, state.measured), jnp.clip(applied + move, params.low, params.high)
+
+    return Controller(init, act)
+
+
+def loops(controllers: tuple[Controller, ...]) -> Controller:
+    """Decentralised control: controller i moves action i alone, and sees only that action as applied.
+
+    Args:
+        controllers: one single-loop controller per action, each with its own entry in the parameters.
+
+    Returns:
+        A controller whose parameters and state are tuples of theirs.
+    """
+
+    def init(params: tuple[Any, ...], observation: Float[Array, " O"]) -> tuple[Any, ...]:
+        return tuple(c.init(p, observation) for c, p in zip(controllers, params, strict=True))
+
+    def act(
+        params: tuple[Any, ...], state: tuple[Any, ...], observation: Float[Array, " O"], applied: Float[Array, " A"]
+    ) -> tuple[tuple[Any, ...], Float[Array, " A"]]:
+        acted = [
+            c.act(p, s, observation, applied[i : i + 1])
+            for i, (c, p, s) in enumerate(zip(controllers, params, state, strict=True))
+        ]
+        return tuple(memory for memory, _ in acted), jnp.concatenate([action for _, action in acted])
 
     return Controller(init, act)

@@ -8,6 +8,7 @@ from neorl_core.plants import (
     industrial_benchmark,
     power_grid,
     supply_chain,
+    water_treatment,
 )
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Plant
@@ -18,6 +19,7 @@ MODULES = (
     industrial_benchmark,
     power_grid,
     supply_chain,
+    water_treatment,
 )
 
 PLANTS: dict[str, Plant] = {module.SPEC.name: module.PLANT for module in MODULES}

@@ -1,0 +1,146 @@
+"""Nonlinear model predictive control by single shooting, with a projected Gauss–Newton method.
+
+Rawlings, Mayne, Diehl: Model Predictive Control, 2nd edition, 2017, sections 1.4 (offset-free) and 8.5 (shooting);
+Bertsekas: Projected Newton methods, SIAM J. Control and Optimization 20 (1982), for the bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from neorl_core.types import Controller, Params
+
+Predict = Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float[Array, " O"], Float[Array, " K"]]]
+"""A plant's noise-free model, `Plant.predict`."""
+Residuals = Callable[
+    [Float[Array, " O"], Float[Array, " K"], Float[Array, " A"], Float[Array, " A"]], Float[Array, " R"]
+]
+"""(observation after the step, margins, action, action before it) -> what is squared and summed over the horizon."""
+
+DAMPINGS = (1e-6, 1e-3, 1e-1, 1e1)
+"""Levenberg–Marquardt dampings, relative to the mean curvature; each iteration tries all and keeps the best."""
+
+
+class MPCParams(NamedTuple):
+    """What the controller believes and may do; nested tuples (hashable) or arrays."""
+
+    model: Params
+    """The constants it predicts with."""
+    low: Any
+    """(A,) bounds of the action, in its units."""
+    high: Any
+    """(A,)"""
+    correction: Any
+    """(O,) share of each signal's one-step prediction error that is taken to last: 0 trusts the model, 1 the plant."""
+
+
+class MPCState(NamedTuple):
+    plan: Float[Array, "M A"]
+    """The moves planned last, shifted to now."""
+    bias: Float[Array, " O"]
+    """What the plant adds to the model's prediction in each step."""
+    observation: Float[Array, " O"]
+    """The last observation."""
+    started: Bool[Array, ""]
+
+
+def gauss_newton_step(
+    residuals: Callable[[Float[Array, " n"]], Float[Array, " m"]], z: Float[Array, " n"]
+) -> Float[Array, " n"]:
+    """One projected Gauss–Newton step for min Σ r(z)² subject to 0 <= z <= 1; it never makes the sum greater.
+
+    Components on a bound that the gradient pushes outwards stand still; the others move by
+    −(J'J + λ I)⁻¹ J'r, and are clipped.
+
+    Args:
+        residuals: z (n,) -> r (m,), differentiable.
+        z: (n,) within 0..1.
+
+    Returns:
+        The best of the steps of `DAMPINGS`, or `z` itself.
+    """
+    r, jacobian = residuals(z), jax.jacfwd(residuals)(z)
+    gradient, curvature = jacobian.T @ r, jacobian.T @ jacobian
+    free = ~(((z <= 0.0) & (gradient > 0)) | ((z >= 1.0) & (gradient < 0)))
+    hessian = jnp.where(free[:, None] & free[None, :], curvature, 0.0)
+    held = jnp.diag(jnp.where(free, 0.0, 1.0))
+    # A cost that no move changes has no curvature, and then damping alone keeps the system regular.
+    scale = jnp.maximum(jnp.trace(curvature) / z.size, 1e-30)
+
+    def proposal(damping: Float[Array, ""]) -> Float[Array, " n"]:
+        system = hessian + held + damping * scale * jnp.eye(z.size, dtype=z.dtype)
+        move = jax.scipy.linalg.solve(system, -jnp.where(free, gradient, 0.0), assume_a="pos")
+        return jnp.clip(z + move, 0.0, 1.0)
+
+    proposals = jax.vmap(proposal)(jnp.asarray(DAMPINGS, z.dtype))
+    candidates = jnp.concatenate([z[None], proposals])
+    costs = jnp.sum(jnp.square(jax.vmap(residuals)(candidates)), axis=-1)
+    # A system that cannot be solved gives NaN, which is not the least.
+    return candidates[jnp.argmin(jnp.where(jnp.isnan(costs), jnp.inf, costs))]
+
+
+def single_shooting(
+    predict: Predict,
+    applied_in: Callable[[Float[Array, " O"]], Float[Array, " A"]],
+    residuals: Residuals,
+    *,
+    moves: int,
+    hold: int = 1,
+    iterations: int = 5,
+) -> Controller:
+    """NMPC: every step plans `moves` actions, each held for `hold` steps, and applies the first.
+
+    min Σ_k |r(o_k, margins_k, u_k, u_{k−1})|²  over k = 1 .. moves · hold,
+    subject to o_k = f(o_{k−1}, u_k) + b and low <= u_k <= high
+
+    The bias b integrates the one-step prediction error, which removes lasting offsets of a wrong model.
+
+    Args:
+        predict: the model f, as `Plant.predict`; smooth in observation and action.
+        applied_in: the action in force at an observation, as `Plant.applied`; the first plan repeats it.
+        residuals: the cost, as a vector; its squares are summed.
+        moves: planned actions M.
+        hold: steps for which each is held.
+        iterations: Gauss–Newton steps per control step, from the last plan shifted.
+
+    Returns:
+        A controller with `MPCParams` for parameters.
+    """
+
+    def init(params: MPCParams, observation: Float[Array, " O"]) -> MPCState:
+        resting = jnp.tile(applied_in(observation), (moves, 1))
+        return MPCState(resting, jnp.zeros_like(observation), observation, jnp.asarray(False))
+
+    def act(
+        params: MPCParams, state: MPCState, observation: Float[Array, " O"], applied: Float[Array, " A"]
+    ) -> tuple[MPCState, Float[Array, " A"]]:
+        low, high, correction = (jnp.asarray(x, observation.dtype) for x in params[1:])
+        expected = predict(state.observation, applied, params.model)[0] + state.bias
+        error = jnp.where(state.started, observation - expected, 0.0)
+        bias = state.bias + correction * error
+
+        def planned(z: Float[Array, " n"]) -> Float[Array, "M A"]:
+            return low + (high - low) * z.reshape(moves, low.size)
+
+        def along(z: Float[Array, " n"]) -> Float[Array, " m"]:
+            def step(carry: tuple[Array, Array], action: Float[Array, " A"]) -> tuple[tuple[Array, Array], Array]:
+                seen, before = carry
+                following, margins = predict(seen, action, params.model)
+                following = following + bias
+                return (following, action), residuals(following, margins, action, before)
+
+            return jax.lax.scan(step, (observation, applied), jnp.repeat(planned(z), hold, axis=0))[1].ravel()
+
+        z = jnp.clip((state.plan - low) / (high - low), 0.0, 1.0).ravel()
+        z = jax.lax.fori_loop(0, iterations, lambda _, z: gauss_newton_step(along, z), z)
+        plan = planned(z)
+        ahead = jnp.repeat(plan, hold, axis=0)
+        shifted = jnp.concatenate([ahead[1:], ahead[-1:]])[::hold]
+        return MPCState(shifted, bias, observation, jnp.asarray(True)), plan[0]
+
+    return Controller(init, act)

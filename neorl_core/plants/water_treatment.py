@@ -1,0 +1,298 @@
+"""Four coupled water tanks fed by two pumps: the quadruple tank, whose valves make it easy or hard to control.
+
+Johansson: The quadruple-tank process, IEEE Trans. Control Systems Technology 8(3), 2000. Pump 1 fills tanks 1 and 4,
+pump 2 tanks 2 and 3, in shares that the valves' γ set; tank 3 empties into 1 and tank 4 into 2.
+
+A_i dh_i/dt = −(a_i + l_i) √(2g h_i) + a_j √(2g h_j) + share · k v,  j = 3, 4 above 1, 2
+
+With γ1 + γ2 > 1 (his point P−) a zero lies in the left half plane, with less (P+) in the right one: the level then
+first moves the wrong way, and each pump must control the tank across. Leaks l, noise and trips are ours.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from neorl_core.control.mpc import MPCParams, single_shooting
+from neorl_core.control.pid import PIDParams, loops, pid
+from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
+from neorl_core.plants.integrators import RK4, integrate
+from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
+
+DT = 5.0
+HORIZON = 200
+SETPOINT_STEPS = 100
+"""Steps for which a pair of set points is held."""
+STRETCHES = -(-HORIZON // SETPOINT_STEPS)
+SUBSTEPS = 2
+"""RK4 steps per control step."""
+ERROR_SCALE = 2.0
+"""Error [cm] of a lower tank's level that costs 1 per step."""
+LOW_LEVEL, HIGH_LEVEL = 0.2, 20.0
+"""The tanks are 20 cm high (Johansson); that none may run empty, where its pump would draw air, is ours."""
+TRIP_COST = 30_000.0
+"""Costs are paid per step, so a trip would save the costs of the steps it cuts off. This is more than a whole episode
+inside the limits can cost: no set point is further than 17 cm from a limit, 200 · 2 · (17/2)² = 28,900."""
+LAMINAR = 1e-3
+"""Below this share of a tank's height outflow is linear in the level, so that it has a slope at 0."""
+
+_LEVELS = ("level_1", "level_2", "level_3", "level_4")
+SPEC = PlantSpec(
+    name="water_treatment",
+    observation=Space(
+        names=(*_LEVELS, "pump_1", "pump_2", "level_1_setpoint", "level_2_setpoint"),
+        units=("cm",) * 4 + ("V",) * 2 + ("cm",) * 2,
+        low=(-1.0,) * 4 + (0.0,) * 4,
+        high=(25.0,) * 4 + (10.0,) * 2 + (25.0,) * 2,
+    ),
+    action=Space(names=("pump_1", "pump_2"), units=("V", "V"), low=(0.0, 0.0), high=(10.0, 10.0)),
+    constraints=tuple(Constraint(f"level {i} of 4", "cm", LOW_LEVEL, HIGH_LEVEL) for i in range(1, 5)),
+    dt=DT,
+    time_unit="s",
+    horizon=HORIZON,
+    score_range=(-240.0, -3.31),
+)
+
+Quad = tuple[float, float, float, float]
+Pair = tuple[float, float]
+
+
+class Params(NamedTuple):
+    """Johansson's constants at P−, disturbances and the task."""
+
+    area: Quad | Float[Array, " 4"] = (28.0, 32.0, 28.0, 32.0)
+    """Cross-sections of the tanks [cm²]."""
+    outlet: Quad | Float[Array, " 4"] = (0.071, 0.057, 0.071, 0.057)
+    """Cross-sections of their outlets [cm²]."""
+    leak: Quad | Float[Array, " 4"] = (0.0, 0.0, 0.0, 0.0)
+    """Cross-sections of leaks to the drain [cm²]."""
+    gravity: float | Float[Array, ""] = 981.0
+    """cm/s²"""
+    pump: Pair | Float[Array, " 2"] = (3.33, 3.35)
+    """Flow per voltage [cm³/(V s)]."""
+    valve: Pair | Float[Array, " 2"] = (0.70, 0.60)
+    """γ: the share of each pump's flow that goes to the lower tank."""
+    noise_sd: float | Float[Array, ""] = 0.0
+    """Measurement noise of the levels [cm]."""
+    rest: Pair | Float[Array, " 2"] = (3.0, 3.0)
+    """Johansson's voltages [V], around which starts and set points lie."""
+    spread: float | Float[Array, ""] = 0.3
+    """Half range of the voltages [V] whose steady levels are the starts and the set points."""
+
+
+P_MINUS = Params()
+P_PLUS = P_MINUS._replace(pump=(3.14, 3.29), valve=(0.43, 0.34), rest=(3.15, 3.15))
+NOMINAL = P_MINUS
+
+
+class Domain(NamedTuple):
+    """The operating domain (spreads are relative half ranges)."""
+
+    non_minimum_phase: float = 0.0
+    """0: P−; 1: P+."""
+    pump_spread: float = 0.02
+    leak_most: float = 0.03
+    """Each tank leaks through up to this share of its outlet."""
+    noise_sd: float = 0.05
+    spread: float = 0.3
+
+
+class State(NamedTuple):
+    levels: Float[Array, " 4"]
+    voltages: Float[Array, " 2"]
+    setpoints: Float[Array, "S 2"]
+    """One pair per stretch of `SETPOINT_STEPS` steps; the last is held."""
+    step: Int[Array, ""]
+
+
+def _four(x: Quad | Float[Array, " 4"], like: Array) -> Float[Array, " 4"]:
+    return jnp.asarray(x, like.dtype)
+
+
+def outflow(levels: Float[Array, " 4"], params: Params) -> Float[Array, " 4"]:
+    """√(2g h) [cm/s], linear where a tank is all but empty."""
+    least = LAMINAR * HIGH_LEVEL
+    full = jnp.sqrt(2.0 * params.gravity * jnp.maximum(levels, least))
+    return jnp.where(levels > least, full, full * levels / least)
+
+
+def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
+    """dh/dt [cm/s] at voltages [V]."""
+    area, outlet, leak = (_four(x, levels) for x in (params.area, params.outlet, params.leak))
+    valve, pump = (jnp.asarray(x, levels.dtype) for x in (params.valve, params.pump))
+    speed = outflow(levels, params)
+    fed = pump * voltages
+    inflow = jnp.concatenate([valve * fed + (outlet * speed)[2:], ((1.0 - valve) * fed)[::-1]])
+    return (inflow - (outlet + leak) * speed) / area
+
+
+def advance(
+    levels: Float[Array, " 4"],
+    voltages: Float[Array, " 2"],
+    params: Params,
+    duration: float = DT,
+    substeps: int = SUBSTEPS,
+) -> tuple[Float[Array, " 4"], Float[Array, " 4"]]:
+    """The levels after `duration` [s] with voltages held, and the least margins [cm] on the way."""
+    path = integrate(RK4, lambda h: derivative(h, voltages, params), levels, duration, substeps)
+    every = jnp.concatenate([levels[None], path])
+    return path[-1], jnp.min(two_sided_margin(every, LOW_LEVEL, HIGH_LEVEL), axis=0)
+
+
+def steady_levels(voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
+    """The levels [cm] at which inflow and outflow balance, h = (flow/(a + l))²/(2g), upper tanks first."""
+    outlet, leak = _four(params.outlet, voltages), _four(params.leak, voltages)
+    valve, pump = (jnp.asarray(x, voltages.dtype) for x in (params.valve, params.pump))
+    fed = pump * voltages
+    upper = ((1.0 - valve) * fed)[::-1] / (outlet + leak)[2:]
+    lower = (valve * fed + outlet[2:] * upper) / (outlet + leak)[:2]
+    return jnp.square(jnp.concatenate([lower, upper])) / (2.0 * params.gravity)
+
+
+def cost(levels: Float[AnyArray, "*n 2"], setpoints: Float[AnyArray, "*n 2"]) -> Float[Array, "*n"]:
+    """Σ ((h − SP)/2 cm)² of the lower tanks."""
+    return jnp.sum(jnp.square((jnp.asarray(levels) - setpoints) / ERROR_SCALE), axis=-1)
+
+
+def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
+    """An operating point with pumps and leaks drawn uniformly from the domain."""
+    key_pump, key_leak = jax.random.split(key)
+    away = jax.random.uniform(key_pump, (2,), minval=-1.0, maxval=1.0)
+    share = jnp.asarray(domain.non_minimum_phase, float)
+
+    def between(minus: Pair, plus: Pair) -> Float[Array, " 2"]:
+        return (1.0 - share) * jnp.array(minus) + share * jnp.array(plus)
+
+    outlet = jnp.array(NOMINAL.outlet)
+    return NOMINAL._replace(
+        pump=between((3.33, 3.35), (3.14, 3.29)) * (1.0 + domain.pump_spread * away),
+        valve=between((0.70, 0.60), (0.43, 0.34)),
+        rest=between((3.0, 3.0), (3.15, 3.15)),
+        leak=domain.leak_most * outlet * jax.random.uniform(key_leak, (4,)),
+        noise_sd=domain.noise_sd,
+        spread=domain.spread,
+    )
+
+
+def _setpoints(state: State) -> Float[Array, " 2"]:
+    return state.setpoints[jnp.minimum(state.step // SETPOINT_STEPS, state.setpoints.shape[0] - 1)]
+
+
+def _observe(state: State, noise: Float[Array, " 4"]) -> Float[Array, " 8"]:
+    return jnp.concatenate([state.levels + noise, state.voltages, _setpoints(state)])
+
+
+def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 8"]]:
+    """A steady state of the tanks as they are, and set points that are steady without leaks."""
+    key_volts, key_noise = jax.random.split(key)
+    drawn = jax.random.uniform(key_volts, (STRETCHES + 1, 2), minval=-1.0, maxval=1.0)
+    voltages = jnp.asarray(params.rest, drawn.dtype) + params.spread * drawn
+    sound = params._replace(leak=(0.0, 0.0, 0.0, 0.0))
+    wanted = jax.vmap(lambda v: steady_levels(v, sound)[:2])(voltages[1:])
+    state = State(steady_levels(voltages[0], params), voltages[0], wanted, jnp.zeros((), jnp.int32))
+    return state, _observe(state, params.noise_sd * jax.random.normal(key_noise, (4,)))
+
+
+def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Params) -> tuple[State, Timestep]:
+    """One control step under two voltages, clipped; a tank beyond its limits trips the pumps and ends the episode."""
+    voltages = clip_to(SPEC.action, action)
+    levels, margins = advance(state.levels, voltages, params)
+    tripped = ~jnp.all(margins >= 0)
+    following = State(levels, voltages, state.setpoints, state.step + 1)
+    noise = params.noise_sd * jax.random.normal(key, (4,), levels.dtype)
+    return following, Timestep(
+        observation=_observe(following, noise),
+        reward=-cost(levels[:2], _setpoints(following)) - jnp.where(tripped, TRIP_COST, 0.0),
+        margins=margins,
+        terminated=tripped,
+        truncated=following.step >= HORIZON,
+    )
+
+
+def predict(
+    observation: Float[Array, " 8"], action: Float[Array, " 2"], params: Params
+) -> tuple[Float[Array, " 8"], Float[Array, " 4"]]:
+    """The noise-free next observation under unchanged set points, and the least margins [cm] on the way."""
+    voltages = clip_to(SPEC.action, action)
+    levels, margins = advance(observation[:4], voltages, params)
+    return jnp.concatenate([levels, voltages, observation[6:]]), margins
+
+
+def applied(observation: Float[Array, " 8"]) -> Float[Array, " 2"]:
+    """The voltages [V] in force."""
+    return observation[4:6]
+
+
+def logged_margins(next_observation: Float[AnyArray, "*n 8"]) -> Float[Array, "*n 4"]:
+    """Margins [cm] of logged rows: what the measured levels after the step left to their limits."""
+    return two_sided_margin(next_observation[..., :4], LOW_LEVEL, HIGH_LEVEL)
+
+
+def logged_reward(
+    observation: Float[AnyArray, "*n 8"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 8"]
+) -> Float[Array, "*n"]:
+    """Reward of logged rows from the measured levels, less the trip's cost where one left its limits."""
+    tripped = jnp.any(logged_margins(next_observation) < 0, axis=-1)
+    return -cost(next_observation[..., :2], next_observation[..., 6:]) - jnp.where(tripped, TRIP_COST, 0.0)
+
+
+def linear_model(
+    voltages: Pair, params: Params
+) -> tuple[Float[np.ndarray, "4 4"], Float[np.ndarray, "4 2"], Float[np.ndarray, "2 4"]]:
+    """A, B and C of the tanks at the steady state of two voltages: d(δh)/dt = A δh + B δv, and the lower levels."""
+    held = jnp.asarray(voltages, float)
+    levels = steady_levels(held, params)
+    a, b = jax.jacfwd(derivative, (0, 1))(levels, held, params)
+    return np.asarray(a), np.asarray(b), np.eye(2, 4)
+
+
+def relative_gain(params: Params) -> float:
+    """λ11 = γ1 γ2 / (γ1 + γ2 − 1): above 0.5 pump 1 is paired with level 1, below 0 with level 2 (Johansson, V)."""
+    first, second = (float(x) for x in np.asarray(params.valve))
+    return first * second / (first + second - 1.0)
+
+
+def tracking_residuals(
+    observation: Float[Array, " 8"], margins: Float[Array, " 4"], action: Float[Array, " 2"], before: Float[Array, " 2"]
+) -> Float[Array, " R"]:
+    """The task's errors, and 10 per cm by which a margin of half a centimetre is not kept."""
+    errors = (observation[:2] - observation[6:]) / ERROR_SCALE
+    return jnp.concatenate([errors, 10.0 * jnp.maximum(0.5 - margins, 0.0), 0.02 * (action - before)])
+
+
+straight = loops((pid(0, 6, DT), pid(1, 7, DT)))
+"""Pump 1 holds level 1 and pump 2 level 2: the pairing for P−, whose relative gain is 1.40."""
+crossed = loops((pid(1, 7, DT), pid(0, 6, DT)))
+"""Pump 1 holds level 2 and pump 2 level 1: the pairing for P+, whose relative gain is −0.64."""
+STRAIGHT = (PIDParams(1.5, 0.05, 0.0, 0.0, 10.0), PIDParams(1.35, 0.034, 0.0, 0.0, 10.0))
+"""Johansson's tuning for P−: gains 3.0 and 2.7 with 30 s and 40 s, for levels measured in volts of 0.5 V/cm."""
+CROSSED = (PIDParams(0.4, 0.003, 0.0, 0.0, 10.0),) * 2
+"""Ours, by search: the zero at 0.013/s bounds how fast P+ can be."""
+
+nmpc = single_shooting(predict, applied, tracking_residuals, moves=10, hold=4, iterations=3)
+
+
+def oracle_params(model: Params) -> MPCParams:
+    """The NMPC's parameters with a model's constants: voltages within the pumps' range, levels corrected."""
+    return MPCParams(model, SPEC.action.low, SPEC.action.high, (0.2,) * 4 + (0.0,) * 4)
+
+
+PLANT = Plant(
+    spec=SPEC,
+    params=NOMINAL,
+    domain=Domain(),
+    sample_params=sample_params,
+    reset=reset,
+    step=step,
+    predict=predict,
+    applied=applied,
+    fallback=straight,
+    fallback_params=STRAIGHT,
+    oracle=nmpc,
+    oracle_params=oracle_params(NOMINAL),
+)
