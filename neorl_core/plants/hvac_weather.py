@@ -1,0 +1,130 @@
+"""A summer's weather as CityLearn's building has it: a daily wave, two deviations that wander, and the sun.
+
+Fitted to the weather of the CityLearn Challenge 2023, phase 1 (intelligent-environments-lab/CityLearn, MIT): hourly,
+one June in Austin, Texas, by benchmarks/identify_hvac.py. One month has no seasons: the domain moves the mean.
+Clear sky: Haurwitz (J. Meteorology 2, 1945).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from neorl_core.plants.base import AnyArray
+
+DT = 0.25
+"""h"""
+HORIZON = 96
+LATITUDE, DECLINATION, NOON = 0.5283, 0.3927, 12.52
+"""Austin in June: radians, radians, and the hour of standard time at which the sun is highest."""
+
+
+class WeatherParams(NamedTuple):
+    """The daily wave of outdoor temperature and what wanders around it and around the clear sky."""
+
+    mean: float | Float[Array, ""] = 29.59
+    """°C"""
+    cosine: float | Float[Array, ""] = -4.0
+    """K, of the wave with one period a day, from midnight."""
+    sine: float | Float[Array, ""] = -4.0
+    """K"""
+    cosine_half: float | Float[Array, ""] = 1.0
+    """K, with two periods a day."""
+    sine_half: float | Float[Array, ""] = 1.0
+    """K"""
+    outdoor_sd: float | Float[Array, ""] = 0.0
+    """Standard deviation of the temperature's slow deviation [K]."""
+    outdoor_time_constant: float | Float[Array, ""] = 20.0
+    """Its time constant [h]."""
+    clearness_mean: float | Float[Array, ""] = 0.8
+    """Part of the clear sky's irradiance that arrives [1]."""
+    clearness_sd: float | Float[Array, ""] = 0.0
+    """Standard deviation of its slow deviation [1]."""
+    clearness_time_constant: float | Float[Array, ""] = 3.0
+    """Its time constant [h]."""
+    recorded: Float[AnyArray, "T 2"] | None = None
+    """Outdoor temperature [°C] and global horizontal irradiance [kW/m²] in each quarter of an hour from midnight on, if
+    a record is to be followed instead; after its end the last row holds."""
+
+
+class Weather(NamedTuple):
+    """The weather of one interval."""
+
+    outdoor: Float[Array, ""]
+    """°C"""
+    irradiance: Float[Array, ""]
+    """Global horizontal [kW/m²]."""
+    clearness: Float[Array, ""]
+    """Of the sky, also by night [1]."""
+
+
+def sun(hour: Float[AnyArray, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    """Sine of the sun's height (0 by night), and how far east (1) or west (−1) it stands, by the hour of the day."""
+    angle = jnp.pi / 12 * (jnp.asarray(hour) - NOON)
+    height = np.sin(LATITUDE) * np.sin(DECLINATION) + np.cos(LATITUDE) * np.cos(DECLINATION) * jnp.cos(angle)
+    return jnp.maximum(height, 0.0), -jnp.sin(angle)
+
+
+def clear_sky(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
+    """Global horizontal irradiance without clouds, 1.098 c exp(−0.057/c) [kW/m²], c the sine of the sun's height."""
+    height = jnp.maximum(sun(hour)[0], 1e-3)
+    return jnp.where(height > 1e-3, 1.098 * height * jnp.exp(-0.057 / height), 0.0)
+
+
+def wave(hour: Float[AnyArray, "*n"], params: WeatherParams) -> Float[Array, "*n"]:
+    """The mean day's outdoor temperature [°C]."""
+    angle = jnp.pi / 12 * jnp.asarray(hour)
+    once = params.cosine * jnp.cos(angle) + params.sine * jnp.sin(angle)
+    return params.mean + once + params.cosine_half * jnp.cos(2 * angle) + params.sine_half * jnp.sin(2 * angle)
+
+
+def middle(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
+    """Hour [h] in the middle of the interval that ends `step` intervals after midnight."""
+    return (DT * (step.astype(dtype) - 0.5)) % 24.0
+
+
+def follow(before: Weather, step: Int[Array, ""], draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
+    """The weather of the interval that ends `step` intervals after midnight.
+
+    Deviations of temperature and clearness are AR(1), d⁺ = φ d + sd √(1 − φ²) w, φ = exp(−dt/τ).
+
+    Args:
+        before: the interval before; step: 1 for the day's first; draw: two standard normal numbers w, zero for the
+        expected course; params: of the weather.
+    """
+    dtype = before.outdoor.dtype
+    if params.recorded is not None:
+        rows = jnp.asarray(params.recorded, dtype)
+        outdoor, irradiance = rows[jnp.clip(step - 1, 0, len(rows) - 1)]
+        return Weather(outdoor, irradiance, before.clearness)
+    hour = middle(step, dtype)
+    keep_outdoor = jnp.exp(-DT / jnp.asarray(params.outdoor_time_constant, dtype))
+    keep_sky = jnp.exp(-DT / jnp.asarray(params.clearness_time_constant, dtype))
+    warmer = keep_outdoor * (before.outdoor - wave(middle(step - 1, dtype), params))
+    clearer = keep_sky * (before.clearness - params.clearness_mean)
+    outdoor = wave(hour, params) + warmer + params.outdoor_sd * jnp.sqrt(1 - keep_outdoor**2) * draw[0]
+    clearness = params.clearness_mean + clearer + params.clearness_sd * jnp.sqrt(1 - keep_sky**2) * draw[1]
+    clearness = jnp.clip(clearness, 0.05, 1.1)
+    return Weather(outdoor, clear_sky(hour) * clearness, clearness)
+
+
+def begin(draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
+    """The weather before midnight, its deviations as their distribution has them."""
+    zero, dtype = jnp.zeros((), jnp.int32), draw.dtype
+    outdoor = wave(middle(zero, dtype), params) + params.outdoor_sd * draw[0]
+    clearness = jnp.clip(params.clearness_mean + params.clearness_sd * draw[1], 0.05, 1.1)
+    if params.recorded is not None:
+        outdoor = jnp.asarray(params.recorded, dtype)[0, 0]
+    return Weather(outdoor, jnp.zeros_like(outdoor), clearness)
+
+
+def sample_weather(
+    key: Array, params: WeatherParams, mean_spread: float | Float[Array, ""], sd: Float[Array, " 2"]
+) -> WeatherParams:
+    """Weather with its mean moved uniformly by up to `mean_spread` [K] and these standard deviations."""
+    moved = mean_spread * jax.random.uniform(key, minval=-1.0, maxval=1.0)
+    return params._replace(mean=params.mean + moved, outdoor_sd=sd[0], clearness_sd=sd[1])
