@@ -84,7 +84,9 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="min",
     horizon=HORIZON,
-    score_range=(-1.0, 0.0),
+    # 0: the burners stay as they stood at the start; 100: the best known controller (1024 episodes each; standard errors
+    # 20 and 0.7). The furnace's own loops come to -119.9.
+    score_range=(-1101.1, -61.1),
 )
 
 
@@ -626,5 +628,14 @@ PLANT = Plant(
         feedforward=(0.0,) * ZONES,
         trim=(0.0,) * ZONES,
         lift=(0.0,) * ZONES,
+    ),
+    # The best known: the same loops with all gains found by the cross-entropy method over 37 rounds of 40 draws.
+    oracle=zone_control,
+    oracle_params=ZoneParams(
+        kp=(0.031, 0.028, 0.043, 0.092),
+        ki=(0.0125, 0.0186, 0.0107, 0.0297),
+        feedforward=(0.019, 0.0505, 0.0778, -0.0386),
+        trim=(0.19, 0.0, 0.23, 0.78),
+        lift=(12.1, 16.4, 5.6, -1.9),
     ),
 )
