@@ -7,6 +7,7 @@ from neorl_core.plants import (
     double_mass,
     industrial_benchmark,
     power_grid,
+    steel_annealing,
     supply_chain,
     water_treatment,
 )
@@ -18,6 +19,7 @@ MODULES = (
     double_mass,
     industrial_benchmark,
     power_grid,
+    steel_annealing,
     supply_chain,
     water_treatment,
 )
