@@ -97,20 +97,24 @@ def leaves(shard: Mapping[str, Any]) -> Iterator[bytes]:
     yield _last_leaf(shard)
 
 
-def hash_rows(rows: Rows, start: int, stop: int, prefix: bytes = b"") -> bytes:
-    """SHA-256 of a prefix and `row_bytes`, without making those bytes.
+def hash_spans(rows: Rows, bounds: Sequence[int], prefix: bytes = b"") -> list[bytes]:
+    """SHA-256 of a prefix and `row_bytes` of each span of rows, without making those bytes.
 
     Args:
         rows: arrays of the types of `ROW_KEYS`, in C order.
-        start: first row.
-        stop: one past the last row.
+        bounds: first row of each span, and one past the last row.
         prefix: what comes before, as RFC 6962's 0x00 of a leaf.
     """
-    digest = hashlib.sha256(prefix)
-    for key in ROW_KEYS:
-        if key in rows:
-            digest.update(rows[key][start:stop])
-    return digest.digest()
+    flat = [memoryview(rows[key].reshape(-1).view(np.uint8)) for key in ROW_KEYS if key in rows]
+    widths = [len(view) // max(len(rows["rewards"]), 1) for view in flat]
+    columns = list(zip(flat, widths, strict=True))
+    digests = []
+    for start, stop in itertools.pairwise(bounds):
+        digest = hashlib.sha256(prefix)
+        for view, width in columns:
+            digest.update(view[start * width : stop * width])
+        digests.append(digest.digest())
+    return digests
 
 
 def content_digest(shard: Mapping[str, Any]) -> str:
@@ -121,8 +125,9 @@ def content_digest(shard: Mapping[str, Any]) -> str:
     rows = int(shard["rewards"].shape[0])
     for first in range(0, rows, READ_ROWS):
         some = {key: np.ascontiguousarray(shard[key][first : first + READ_ROWS], ROW_KEYS[key]) for key in keys}
-        for start in range(0, min(READ_ROWS, rows - first), BLOCK_ROWS):
-            tree.append_hash(hash_rows(some, start, start + BLOCK_ROWS, b"\x00"))
+        count = min(READ_ROWS, rows - first)
+        for node in hash_spans(some, [*range(0, count, BLOCK_ROWS), count], b"\x00"):
+            tree.append_hash(node)
     tree.append(_last_leaf(shard))
     return tree.root().hex()
 
@@ -178,7 +183,7 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
         if key in parts[0]
     }
     bounds = episode_bounds(shard["terminals"], shard["timeouts"])
-    digests = [hash_rows(shard, a, b) for a, b in itertools.pairwise(bounds.tolist())]
+    digests = hash_spans(shard, bounds.tolist())
     shard["episode_starts"] = bounds[:-1]
     shard["episode_digests"] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
     image = io.BytesIO()
