@@ -75,7 +75,7 @@ def publish(temporary: Path, path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def write_atomic(path: Path, data: bytes) -> Path:
+def write_atomic(path: Path, data: bytes | memoryview) -> Path:
     """Write a file whole or not at all.
 
     Raises:

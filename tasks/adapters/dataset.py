@@ -10,7 +10,9 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +29,9 @@ from tasks.adapters.shards import LIBVER, ROW_KEYS, Rows, check_content, check_f
 
 SCHEMA = 1
 SHARD_BYTES = 32 * 2**20
-"""Rows of about this many bytes make a shard; it is the memory that writing takes, whatever the dataset's size."""
+"""Rows of about this many bytes make a shard; some of them are the memory that writing takes, whatever the size."""
+IN_FLIGHT = 2
+"""Shards that are hashed and written while the next one's rows come."""
 
 
 def spec_record(spec: PlantSpec) -> dict[str, Any]:
@@ -115,9 +119,18 @@ class Dataset:
             )
         dataset = cls(root, digest, json.loads(data))
         if verify:
-            for record in dataset.manifest["shards"]:
-                check_file(dataset.shard_path(record), record)
+            dataset.check_files()
         return dataset
+
+    def check_files(self) -> None:
+        """Hold every shard's file against its SHA-256, two at a time.
+
+        Raises:
+            Refused: naming the first shard that differs.
+        """
+        records = self.manifest["shards"]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(check_file, map(self.shard_path, records), records))
 
     def shard_path(self, record: Mapping[str, Any]) -> Path:
         """The file of a shard's record in the manifest."""
@@ -209,9 +222,10 @@ class Dataset:
         Raises:
             Refused: naming the shard, view or quarantine file that is not what the manifest says.
         """
-        for record in self.manifest["shards"]:
-            check_file(self.shard_path(record), record)
-            check_content(self.shard_path(record), record)
+        self.check_files()
+        records = self.manifest["shards"]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(check_content, map(self.shard_path, records), records))
         view = self.manifest["view"]
         others = [(self.view_path, str(view["sha256"]))]
         for entry in self.manifest["provenance"]:
@@ -248,6 +262,8 @@ class DatasetWriter:
         self.keys: list[str] = list(parent.manifest["keys"]) if parent else []
         self._parts: list[Rows] = []
         self._bytes = 0
+        self._beside = ThreadPoolExecutor(IN_FLIGHT)
+        self._waiting: deque[Future[dict[str, Any]]] = deque()
         if parent and parent.manifest["spec"] != spec_record(spec):
             raise BadInput(
                 f"expected dataset {parent.digest} to be of plant {spec.name} as it is now, got another spec: "
@@ -260,6 +276,7 @@ class DatasetWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._parts.clear()
+        self._beside.shutdown()
 
     def append(self, rows: Rows) -> None:
         """Add consecutive rows (n, ...); an episode may go on over several calls."""
@@ -270,7 +287,7 @@ class DatasetWriter:
         if len(ends) and self._bytes + size >= self.shard_bytes:
             cut = int(ends[-1]) + 1
             self._keep({key: rows[key][:cut] for key in keys})
-            self.close_shard()
+            self._hand_over()
             rows = {key: rows[key][cut:] for key in keys}
         self._keep({key: rows[key] for key in keys})
 
@@ -289,11 +306,22 @@ class DatasetWriter:
             self._parts.append({key: values.copy() for key, values in rows.items()})
             self._bytes += sum(values.nbytes for values in rows.values())
 
+    def _hand_over(self) -> None:
+        """Have the rows at hand written as a shard while further ones come, `IN_FLIGHT` shards at a time."""
+        parts, self._parts, self._bytes = self._parts, [], 0
+        self._adopt(IN_FLIGHT - 1)
+        if parts:
+            self._waiting.append(self._beside.submit(write_shard, self.root / "shards", parts))
+
+    def _adopt(self, left: int) -> None:
+        """Name shards in their order until only so many are still being written."""
+        while len(self._waiting) > left:
+            self.adopt_shards([self._waiting.popleft().result()])
+
     def close_shard(self) -> None:
         """Write the rows at hand as a shard."""
-        if self._parts:
-            self.adopt_shards([write_shard(self.root / "shards", self._parts)])
-        self._parts, self._bytes = [], 0
+        self._hand_over()
+        self._adopt(0)
 
     def adopt_shards(self, records: Sequence[dict[str, Any]]) -> None:
         """Name shards that are in the folder already; one that is named before is a mistake of the caller's sources."""

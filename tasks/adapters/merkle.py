@@ -25,7 +25,10 @@ class MerkleTree:
 
     def append(self, leaf: bytes) -> None:
         """Add a leaf at the right."""
-        node = leaf_hash(leaf)
+        self.append_hash(leaf_hash(leaf))
+
+    def append_hash(self, node: bytes) -> None:
+        """Add a leaf of which only its `leaf_hash` is at hand."""
         # Each trailing one bit of the size is a complete subtree that the new leaf completes to a larger one.
         size = self.size
         while size & 1:

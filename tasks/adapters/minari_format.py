@@ -14,17 +14,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
-from neorl_core.types import PlantSpec, Space
 from tasks.adapters.canonical import canonical_json, read_json
 from tasks.adapters.hdf5_guard import find_array, find_member, open_guarded
 from tasks.adapters.shards import ROW_KEYS, Rows
+
+if TYPE_CHECKING:
+    from neorl_core.types import PlantSpec, Space
 
 VERSION = "0.5.4"
 BLOCK_ROWS = 65536

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from configs.errors import BadInput
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.canonical import file_sha256
-from tasks.adapters.hdf5_formats import NO_SUCCESSOR, VECTORS, Layout, read_blocks, read_layout
+from tasks.adapters.hdf5_formats import NO_SUCCESSOR, VECTORS, Layout
+from tasks.adapters.hdf5_isolated import read_recording
 
 MAX_DROPPED = 0.05
 """Share of rows with NaN or infinity above which a file is refused."""
@@ -57,13 +58,13 @@ def read(
         >>> print(log)  # doctest: +SKIP
     """
     path = Path(path)
-    layout = read_layout(path, horizon)
+    layout, blocks = read_recording(path, horizon)
     widths = {**layout.widths, "next_observations": layout.widths["observations"]}
     usable = {key: np.empty((layout.rows, widths[key]), np.float32) for key in VECTORS}
     usable |= {key: np.empty(layout.rows, np.float32) for key in ("rewards", "costs", "terminals")}
     every: dict[str, list[Array]] = {key: [] for key in ("rewards", "costs", "terminals", "timeouts")}
     kept, seen, dropped = 0, 0, Counter[str]()
-    for rows in read_blocks(path, horizon):
+    for rows in blocks:
         sound = rows["rejected"] == ""
         dropped.update(rows["rejected"][~sound].tolist())
         count = int(sound.sum())

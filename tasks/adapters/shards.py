@@ -7,9 +7,11 @@ depends neither on chunking nor on the HDF5 library.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import Refused
-from tasks.adapters.canonical import canonical_json, file_sha256, sha256_hex, write_atomic
-from tasks.adapters.merkle import inclusion_proof, merkle_root
+from tasks.adapters.canonical import canonical_json, file_sha256, write_atomic
+from tasks.adapters.merkle import MerkleTree, inclusion_proof
 
 Rows = dict[str, npt.NDArray[Any]]
 """Arrays by key with a common first axis, the rows."""
@@ -46,6 +48,9 @@ EPISODE_KEYS = ("episode_starts", "episode_digests")
 BLOCK_ROWS = 4096
 """Rows of a canonical block, the leaf of a shard's Merkle tree."""
 
+READ_ROWS = 16 * BLOCK_ROWS
+"""Rows that are read at once for hashing."""
+
 LIBVER = ("v110", "v110")
 """The file format is fixed, so that the same rows make the same file."""
 
@@ -59,6 +64,23 @@ def row_bytes(rows: Mapping[str, npt.NDArray[Any]], start: int, stop: int) -> by
     )
 
 
+def _first_leaf(shard: Mapping[str, Any]) -> bytes:
+    """The record that says how to read the rest."""
+    return canonical_json(
+        {
+            "block_rows": BLOCK_ROWS,
+            "episodes": int(shard["episode_starts"].shape[0]),
+            "keys": [[key, ROW_KEYS[key].str, list(shard[key].shape[1:])] for key in ROW_KEYS if key in shard],
+            "rows": int(shard["rewards"].shape[0]),
+        }
+    )
+
+
+def _last_leaf(shard: Mapping[str, Any]) -> bytes:
+    """The record of the episodes."""
+    return np.asarray(shard["episode_starts"][:], "<i8").tobytes() + np.asarray(shard["episode_digests"][:]).tobytes()
+
+
 def leaves(shard: Mapping[str, Any]) -> Iterator[bytes]:
     """The records that a shard's content digest covers.
 
@@ -68,24 +90,46 @@ def leaves(shard: Mapping[str, Any]) -> Iterator[bytes]:
         shard: arrays or open HDF5 datasets by key.
     """
     keys = [key for key in ROW_KEYS if key in shard]
-    rows = int(shard["rewards"].shape[0])
-    yield canonical_json(
-        {
-            "block_rows": BLOCK_ROWS,
-            "episodes": int(shard["episode_starts"].shape[0]),
-            "keys": [[key, ROW_KEYS[key].str, list(shard[key].shape[1:])] for key in keys],
-            "rows": rows,
-        }
-    )
-    for start in range(0, rows, BLOCK_ROWS):
+    yield _first_leaf(shard)
+    for start in range(0, int(shard["rewards"].shape[0]), BLOCK_ROWS):
         block = {key: shard[key][start : start + BLOCK_ROWS] for key in keys}
         yield row_bytes(block, 0, BLOCK_ROWS)
-    yield np.asarray(shard["episode_starts"][:], "<i8").tobytes() + np.asarray(shard["episode_digests"][:]).tobytes()
+    yield _last_leaf(shard)
+
+
+def hash_spans(rows: Rows, bounds: Sequence[int], prefix: bytes = b"") -> list[bytes]:
+    """SHA-256 of a prefix and `row_bytes` of each span of rows, without making those bytes.
+
+    Args:
+        rows: arrays of the types of `ROW_KEYS`, in C order.
+        bounds: first row of each span, and one past the last row.
+        prefix: what comes before, as RFC 6962's 0x00 of a leaf.
+    """
+    flat = [memoryview(rows[key].reshape(-1).view(np.uint8)) for key in ROW_KEYS if key in rows]
+    widths = [len(view) // max(len(rows["rewards"]), 1) for view in flat]
+    columns = list(zip(flat, widths, strict=True))
+    digests = []
+    for start, stop in itertools.pairwise(bounds):
+        digest = hashlib.sha256(prefix)
+        for view, width in columns:
+            digest.update(view[start * width : stop * width])
+        digests.append(digest.digest())
+    return digests
 
 
 def content_digest(shard: Mapping[str, Any]) -> str:
     """RFC 6962 Merkle root over a shard's `leaves`, in hexadecimal."""
-    return merkle_root(leaves(shard)).hex()
+    tree = MerkleTree()
+    tree.append(_first_leaf(shard))
+    keys = [key for key in ROW_KEYS if key in shard]
+    rows = int(shard["rewards"].shape[0])
+    for first in range(0, rows, READ_ROWS):
+        some = {key: np.ascontiguousarray(shard[key][first : first + READ_ROWS], ROW_KEYS[key]) for key in keys}
+        count = min(READ_ROWS, rows - first)
+        for node in hash_spans(some, [*range(0, count, BLOCK_ROWS), count], b"\x00"):
+            tree.append_hash(node)
+    tree.append(_last_leaf(shard))
+    return tree.root().hex()
 
 
 def prove_block(path: Path, block: int) -> dict[str, Any]:
@@ -139,25 +183,33 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
         if key in parts[0]
     }
     bounds = episode_bounds(shard["terminals"], shard["timeouts"])
-    digests = [bytes.fromhex(sha256_hex(row_bytes(shard, a, b))) for a, b in itertools.pairwise(bounds)]
+    digests = hash_spans(shard, bounds.tolist())
     shard["episode_starts"] = bounds[:-1]
     shard["episode_digests"] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
     image = io.BytesIO()
     with h5py.File(image, "w", libver=LIBVER) as file:
         for key, values in shard.items():
             file.create_dataset(key, data=values, track_times=False)
-    data = image.getvalue()
-    digest = sha256_hex(data)
+    # The digest of the content is found beside that of the file and its writing: hashing and writing let go of the GIL.
+    with image.getbuffer() as data, ThreadPoolExecutor(1) as beside:
+        content = beside.submit(content_digest, shard)
+        digest, name = _store_image(folder, data)
+        return {
+            "file": name,
+            "sha256": digest,
+            "content": content.result(),
+            "rows": len(shard["rewards"]),
+            "episodes": len(digests),
+        }
+
+
+def _store_image(folder: Path, data: memoryview) -> tuple[str, str]:
+    """Write a file that is named by its SHA-256; returns that and its name."""
+    digest = hashlib.sha256(data).hexdigest()
     path = folder / f"{digest}.h5"
     if not path.exists() or file_sha256(path) != digest:
         write_atomic(path, data)
-    return {
-        "file": path.name,
-        "sha256": digest,
-        "content": content_digest(shard),
-        "rows": len(shard["rewards"]),
-        "episodes": len(digests),
-    }
+    return digest, path.name
 
 
 def open_shard(path: Path) -> h5py.File:

@@ -1,10 +1,9 @@
-"""What becomes of a source's rows before the row checks: ends that a file does not tell, costs, a spec made of them."""
+"""What becomes of a source's rows before the row checks: costs by a plant's limits, or a spec made of the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,47 +11,12 @@ import numpy.typing as npt
 from configs.errors import BadInput
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec, Transition
+from tasks.adapters.hdf5_sources import Blocks, Source
 from tasks.adapters.recordings import spec_of
 from tasks.adapters.scoring import with_costs
-from tasks.adapters.shards import Rows
-
-Blocks = Iterator[Rows]
 
 
-class Carrier(Protocol):
-    """What is asked of a source here."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def observations(self) -> int: ...
-    @property
-    def actions(self) -> int: ...
-    @property
-    def carries(self) -> tuple[str, ...]: ...
-    @property
-    def blocks(self) -> Callable[[], Blocks]: ...
-
-
-def cut_where_broken(blocks: Blocks) -> Blocks:
-    """Mark as cut by time what does not go on: a row whose next observation is not the next row's observation.
-
-    For files that hold next observations and no time limits; the last row of all is cut, too, if it ends no episode.
-    """
-    held: Rows | None = None
-    for block in blocks:
-        rows = block if held is None else {key: np.concatenate([held[key], block[key]]) for key in block}
-        after, now = rows["next_observations"][:-1], rows["observations"][1:]
-        broken = ((after != now) & ~(np.isnan(after) & np.isnan(now))).any(axis=1)
-        rows["timeouts"] = rows["timeouts"] | (np.append(broken, False) & ~rows["terminals"].astype(bool))
-        held = {key: values[-1:] for key, values in rows.items()}
-        if len(rows["rewards"]) > 1:
-            yield {key: values[:-1] for key, values in rows.items()}
-    if held is not None:
-        yield held
-
-
-def for_plant(source: Carrier, spec: PlantSpec, logged: LoggedSignals) -> Callable[[], Blocks]:
+def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals) -> Callable[[], Blocks]:
     """A source's blocks as rows of a known plant: costs by its limits, where the source has none of its own.
 
     Raises:
@@ -84,7 +48,7 @@ def for_plant(source: Carrier, spec: PlantSpec, logged: LoggedSignals) -> Callab
     return blocks
 
 
-def survey(source: Carrier, name: str) -> PlantSpec:
+def survey(source: Source, name: str) -> PlantSpec:
     """A spec for a file of which nothing else is known, made in one pass over it.
 
     Raises:

@@ -8,44 +8,24 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import h5py
+from typing import TYPE_CHECKING
 
 from configs.errors import BadInput
-from neorl_core.types import PlantSpec
 from tasks.adapters.canonical import digest_json, file_sha256
 from tasks.adapters.formats import read_npz, read_npz_layout
-from tasks.adapters.hdf5_formats import read_blocks, read_layout
-from tasks.adapters.hdf5_guard import open_guarded
-from tasks.adapters.minari_format import find_folder, read_minari, read_minari_layout
+from tasks.adapters.hdf5_isolated import has_signature, read_isolated
+from tasks.adapters.hdf5_sources import Source, no_horizon
+from tasks.adapters.minari_format import find_folder
 from tasks.adapters.shards import ALWAYS
-from tasks.adapters.source_rows import Blocks, cut_where_broken
-from tasks.adapters.store_files import read_store, read_store_layout
+
+if TYPE_CHECKING:
+    from neorl_core.types import PlantSpec
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 ZIP = b"PK"
 PARQUET = b"PAR1"
 TABLES = (".csv", ".parquet", ".tsv", ".gz", ".zst")
-
-
-class Source(NamedTuple):
-    """A recognised file; its rows are read when `blocks` is called."""
-
-    path: Path
-    family: str
-    how: str
-    """What shows the format, in words."""
-    rows: int
-    observations: int
-    actions: int
-    carries: tuple[str, ...]
-    """Keys of `ROW_KEYS` that its blocks have."""
-    notes: tuple[str, ...]
-    """What of it is made or missing, in words."""
-    blocks: Callable[[], Blocks]
 
 
 def recognise(path: Path, horizon: int | None = None) -> Source:
@@ -63,7 +43,7 @@ def recognise(path: Path, horizon: int | None = None) -> Source:
             raise BadInput(
                 f"expected a Minari dataset (data/metadata.json) in folder {path}, got none: name a file or its folder."
             )
-        return _no_horizon(_minari(folder), horizon)
+        return read_isolated(folder, horizon)
     if not path.is_file():
         raise BadInput(f"expected a source at {path}, got none: check the path.")
     with path.open("rb") as file:
@@ -74,19 +54,13 @@ def recognise(path: Path, horizon: int | None = None) -> Source:
             "says what its columns and tags mean; a table without tags, times and actions is no log of a plant."
         )
     if start.startswith(ZIP):
-        return _no_horizon(_npz(path), horizon)
-    if h5py.is_hdf5(path):
-        return _hdf5(path, horizon)
+        return no_horizon(_npz(path), horizon)
+    if has_signature(path):
+        return read_isolated(path, horizon)
     raise BadInput(
         f"expected HDF5 (D4RL, DSRL, Minari, this store), npz (NeoRL, NeoRL-2) or a historian's table, got "
         f"{path.name}, which starts with {start!r}: export it in one of these."
     )
-
-
-def _no_horizon(source: Source, horizon: int | None) -> Source:
-    if horizon is not None:
-        raise BadInput(f"expected no horizon for {source.family}, which tells where episodes end: leave it out.")
-    return source
 
 
 def _npz(path: Path) -> Source:
@@ -112,75 +86,6 @@ def _npz(path: Path) -> Source:
         ALWAYS,
         (f"episodes cut by time: from {divided}", "costs: none in the file"),
         lambda: read_npz(path, layout.widths),
-    )
-
-
-def _hdf5(path: Path, horizon: int | None) -> Source:
-    with open_guarded(path) as file:
-        keys = set(file)
-    if "episode_0" in keys and "observations" not in keys:
-        if (folder := find_folder(path)) is None:
-            raise BadInput(f"expected metadata.json beside {path.name}, got none: keep Minari's folder together.")
-        return _no_horizon(_minari(folder), horizon)
-    if {"episode_starts", "observations"} <= keys:
-        return _no_horizon(_store(path), horizon)
-    layout = read_layout(path, horizon)
-    told = "timeouts" in layout.widths or horizon is not None
-    made = "next_observations" not in layout.widths
-    ends = "in the file" if "timeouts" in layout.widths else f"every {horizon} steps, as told"
-    carries = (*ALWAYS, "costs") if "costs" in layout.widths else ALWAYS
-
-    def blocks() -> Blocks:
-        rows = read_blocks(path, horizon)
-        for block in rows if told else cut_where_broken(rows):
-            yield {key: block[key] for key in (*carries, "rejected")}
-
-    return Source(
-        path,
-        layout.family,
-        f"HDF5 with {', '.join(layout.widths)}",
-        layout.rows,
-        layout.widths["observations"],
-        layout.widths["actions"],
-        carries,
-        (
-            f"next observations: {'made within episodes: a cut episode loses its last row' if made else 'in the file'}",
-            "episodes cut by time: " + (ends if told else "found where next observations do not go on"),
-            "costs: " + ("read from 'costs'" if "costs" in layout.widths else "none in the file"),
-        ),
-        blocks,
-    )
-
-
-def _minari(folder: Path) -> Source:
-    layout = read_minari_layout(folder)
-    name = folder.parent.name if folder.name == "data" else folder.name
-    beside = ", ".join(f"infos/{key}" for key in layout.infos) or "none in the file"
-    return Source(
-        folder,
-        "Minari",
-        f"the Minari dataset {name}, {layout.episodes:,} episode(s)",
-        layout.rows,
-        layout.widths["observations"],
-        layout.widths["actions"],
-        (*ALWAYS, *layout.infos),
-        ("next observations: the observation that follows", f"costs and times: {beside}"),
-        lambda: read_minari(folder, layout),
-    )
-
-
-def _store(path: Path) -> Source:
-    layout = read_store_layout(path)
-    return Source(
-        path,
-        "this store's",
-        f"a {layout.kind} with {', '.join(layout.keys)}",
-        layout.rows,
-        layout.observations,
-        layout.actions,
-        layout.keys,
-        ("costs: in the file",) if "costs" in layout.keys else ("costs: none in the file",),
-        lambda: read_store(path, layout),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +12,7 @@ import h5py
 from configs.errors import BadInput
 from tasks.adapters.canonical import file_sha256
 from tasks.adapters.hdf5_guard import find_array, open_guarded
-from tasks.adapters.shards import ALWAYS, ROW_KEYS
-from tasks.adapters.source_rows import Blocks
+from tasks.adapters.shards import ALWAYS, ROW_KEYS, Rows
 
 BLOCK_ROWS = 65536
 VECTORS = ("observations", "actions", "next_observations", "constraint_costs")
@@ -84,7 +84,7 @@ def _check_view(path: Path, key: str, array: h5py.Dataset) -> None:
         )
 
 
-def read_store(path: Path, layout: StoreLayout) -> Blocks:
+def read_store(path: Path, layout: StoreLayout) -> Iterator[Rows]:
     """The rows, block after block, as they stand."""
     with open_guarded(path, FAMILY) as file:
         for start in range(0, layout.rows, BLOCK_ROWS):
