@@ -125,6 +125,7 @@ def _code_digest() -> str:
     """SHA-256 over the source of all that has a say in a dataset's rows; other code may change without consequence."""
     here = Path(__file__)
     names = (
+        "arrivals",
         "canonical",
         "dataset",
         "formats",
