@@ -21,6 +21,7 @@ from configs.run import RunConfig
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
 from tasks.adapters.canonical import digest_json, file_sha256, read_json, write_json
+from tasks.adapters.card import write_card
 from tasks.adapters.dataset import Dataset, DatasetWriter, spec_record
 from tasks.adapters.formats import read_neorl2
 from tasks.adapters.raw_rows import RawQuarantine
@@ -40,7 +41,7 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
         progress: called with (done, total, unit).
 
     Returns:
-        Reference: plant, digest, path (of the plant's datasets), rows, episodes, quarantined, quarantine_path,
+        Reference: plant, digest, path (of the plant's datasets), card, rows, episodes, quarantined, quarantine_path,
         reasons, account, sources.
 
     Raises:
@@ -71,10 +72,12 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
         _hold_to_threshold(records, run.data.max_quarantined, root)
         digest = writer.commit({**recipe, "sources": [_public(record) for record in records]})
     opened = Dataset.open(root, digest, verify=False)
+    card = write_card(opened, spec)
     return {
         "plant": run.plant,
         "digest": digest,
         "path": str(root),
+        "card": str(card),
         "rows": opened.rows,
         "episodes": len(opened.episodes) - 1,
         "quarantined": sum(record["quarantined"] for record in records),
