@@ -178,8 +178,8 @@ def main() -> int:
             f"| {record['gib']:.2f} |"
         )
     share = rate["ingest"] / rate["scan"]
-    more = processor["ingest"] / processor["scan"]
-    print(f"ingest reads at {share:.2f} of the scan's rate, and takes {more:.1f} times its processor time")
+    times = processor["ingest"] / processor["scan"]
+    print(f"ingest reads at {share:.2f} of the scan's rate, and takes {times:.1f} times its processor time")
     bars = {
         f"at least {SMALLEST_RATE / 1e6:g} M rows/s": rate["ingest"] >= SMALLEST_RATE,
         f"at least {SMALLEST_SHARE:g} of the scan": share >= SMALLEST_SHARE,

@@ -21,6 +21,7 @@ from configs.run import Data, RunConfig
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
 from tasks.adapters.canonical import digest_json, file_sha256, read_json, write_json
+from tasks.adapters.card import write_card
 from tasks.adapters.dataset import Dataset, DatasetWriter, spec_record
 from tasks.adapters.formats import read_neorl2
 from tasks.adapters.hdf5_formats import NO_SUCCESSOR
@@ -43,7 +44,7 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
         progress: called with (done, total, unit).
 
     Returns:
-        Reference: plant, digest, path (of the plant's datasets), rows, episodes, quarantined, quarantine_path,
+        Reference: plant, digest, path (of the plant's datasets), card, rows, episodes, quarantined, quarantine_path,
         reasons, account, sources.
 
     Raises:
@@ -82,10 +83,12 @@ def _reference(
     root: Path, plant: str, digest: str, records: Sequence[dict[str, Any]], sources: Sequence[Path]
 ) -> dict[str, Any]:
     opened = Dataset.open(root, digest, verify=False)
+    card = write_card(opened, spec)
     return {
         "plant": plant,
         "digest": digest,
         "path": str(root),
+        "card": str(card),
         "rows": opened.rows,
         "episodes": len(opened.episodes) - 1,
         "quarantined": sum(record["quarantined"] for record in records),
@@ -196,6 +199,7 @@ def _code_digest() -> str:
     """SHA-256 over the source of all that has a say in a dataset's rows; other code may change without consequence."""
     here = Path(__file__)
     names = (
+        "arrivals",
         "canonical",
         "dataset",
         "formats",

@@ -21,6 +21,7 @@ from polars.exceptions import PolarsError
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
+from tasks.adapters.arrivals import Arrivals, Chunk, Rejects, ahead
 from tasks.adapters.canonical import digest_json, file_sha256
 from tasks.adapters.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows
 from tasks.adapters.raw_times import FOLLOWERS, Clockwork, find_astray
@@ -139,37 +140,44 @@ class Export:
             raise BadInput(f"expected tag '{tag}' in {self.path.name}, got no value of it with a time: export it.")
         return int(min(found)) if not self.ordered else int(found[0])
 
-    def chunks(self, quarantine: RawQuarantine) -> Iterator[RawRows]:
+    def chunks(self, quarantine: RawQuarantine, arrivals: Arrivals) -> Iterator[Chunk]:
         """The rows of the mapped tags, in order of time but for what came late; each row once.
 
         Args:
             quarantine: takes the rows that do not count by themselves. Those whose value alone is unusable come with
                 status Bad nevertheless, for the tag is known to have been Bad then.
+            arrivals: groups them.
 
         Raises:
             BadInput: when the table holds a tag or status that the mapping does not know, or lacks one that it names.
         """
         quarantine.begin([file_sha256(file)[:16] for file in self.files], list(self.mapping.tags))
-        if self.ordered:
-            yield from self._decoded(quarantine)
-            return
         with tempfile.TemporaryDirectory(prefix="neorl-sort-") as folder:
-            yield from _sorted(self._decoded(quarantine), self.period(), sum(k.rows for k in self.looks), Path(folder))
+            decoded = self._decoded()
+            if not self.ordered:
+                decoded = _sorted(decoded, self.period(), sum(k.rows for k in self.looks), Path(folder))
+            for chunk in ahead(arrivals.arrange(*item) for item in decoded):
+                for rejects in chunk.rejects:
+                    quarantine.add(*rejects)
+                yield chunk
+                del chunk
 
-    def _decoded(self, quarantine: RawQuarantine) -> Iterator[RawRows]:
-        decoder = Decoder(self.mapping, quarantine)
+    def _decoded(self) -> Iterator[tuple[RawRows, list[Rejects]]]:
+        decoder = Decoder(self.mapping)
         seen = np.zeros(len(self.mapping.tags), np.int64)
         for number, file in enumerate(self.files):
             clock = Clockwork(self.mapping.clock)
             astray = self.looks[number].astray if self.ordered else np.zeros(0, np.int64)
             base = 0
             for frame, count in self._batches(file):
-                rows, unknown = decoder.read(frame, clock, file.name, (number << FILE_BITS) + base, astray - base)
+                rows, rejects, unknown = decoder.read(
+                    frame, clock, file.name, (number << FILE_BITS) + base, astray - base
+                )
                 if unknown:
                     self._check_tags()
                 base += count
                 seen += np.bincount(rows.codes, minlength=len(seen))
-                yield rows
+                yield rows, rejects
         if not seen.all():
             self._check_tags()
 
@@ -315,13 +323,15 @@ def _long(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
     )
 
 
-def _sorted(chunks: Iterator[RawRows], period: tuple[int, int], rows: int, folder: Path) -> Iterator[RawRows]:
+def _sorted(
+    chunks: Iterator[tuple[RawRows, list[Rejects]]], period: tuple[int, int], rows: int, folder: Path
+) -> Iterator[tuple[RawRows, list[Rejects]]]:
     """Rows in order of time, by way of one file per stretch of time; equal times keep the order they came in."""
     begin, end = period
     buckets = max(-(-rows // BUCKET_ROWS), 1)
     width = (end - begin) // buckets + 1
     kind = np.dtype(list(zip(RawRows._fields, ("<u2", "<i8", "<f8", "<u4", "<i8"), strict=True)))
-    for chunk in chunks:
+    for chunk, rejects in chunks:
         which = np.clip((chunk.times - begin) // width, 0, buckets - 1)
         record = np.empty(len(chunk.ids), kind)
         for name, column in zip(RawRows._fields, chunk, strict=True):
@@ -329,12 +339,14 @@ def _sorted(chunks: Iterator[RawRows], period: tuple[int, int], rows: int, folde
         for bucket in np.unique(which):
             with (folder / str(bucket)).open("ab") as file:
                 file.write(record[which == bucket].tobytes())
+        if rejects:
+            yield chunk.take(slice(0, 0)), rejects
     for bucket in range(buckets):
         if (folder / str(bucket)).exists():
             record = np.fromfile(folder / str(bucket), kind)
             (folder / str(bucket)).unlink()
             order = np.argsort(record["times"], kind="stable")
-            yield RawRows(*(np.ascontiguousarray(record[name][order]) for name in RawRows._fields))
+            yield RawRows(*(np.ascontiguousarray(record[name][order]) for name in RawRows._fields)), []
 
 
 @contextmanager

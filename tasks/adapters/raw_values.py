@@ -10,7 +10,8 @@ import polars as pl
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.adapters.raw_rows import RawQuarantine, RawRows
+from tasks.adapters.arrivals import Rejects
+from tasks.adapters.raw_rows import RawRows
 from tasks.adapters.raw_times import ASTRAY, REASONS, Clockwork
 from tasks.adapters.resample import BAD, GOOD, UNCERTAIN
 
@@ -23,15 +24,14 @@ LONGEST_TEXT = 60
 
 
 class Decoder:
-    """Turns batches of a table into rows of the mapped tags; what does not count goes to the quarantine.
+    """Turns batches of a table into rows of the mapped tags, and tells of those that do not count.
 
     Args:
         mapping: what tags, texts and statuses mean.
-        quarantine: takes rows with reasons.
     """
 
-    def __init__(self, mapping: HistorianMapping, quarantine: RawQuarantine) -> None:
-        self.mapping, self.quarantine = mapping, quarantine
+    def __init__(self, mapping: HistorianMapping) -> None:
+        self.mapping = mapping
         self.ignored = 0
         tags = list(mapping.tags.values())
         self._known: dict[str, int] = {}
@@ -42,8 +42,8 @@ class Decoder:
 
     def read(
         self, frame: pl.DataFrame, clock: Clockwork, file: str, base: int, astray: npt.NDArray[np.int64]
-    ) -> tuple[RawRows, bool]:
-        """The rows of the mapped tags, and whether there were tags that the mapping does not know.
+    ) -> tuple[RawRows, list[Rejects], bool]:
+        """The rows of the mapped tags, those that do not count, and whether there were tags the mapping does not know.
 
         Args:
             frame: code, nameless, timestamp, value, perhaps status and row.
@@ -76,7 +76,7 @@ class Decoder:
         lost = np.isin(ids - base, astray) if len(astray) else None
         if lost is not None:
             suspects |= lost
-        keep = mapped
+        keep, rejects = mapped, list[Rejects]()
         # Few rows are suspect, as a rule: what is wrong is told of those alone.
         where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
         if len(where):
@@ -99,7 +99,7 @@ class Decoder:
                     at = ((states == state).fill_null(False)).to_numpy() & np.isnan(some.values)
                     _note(reasons, at, f"digital state '{str(state)[:LONGEST_TEXT]}'")
             self._note_values(some, None if missing is None else missing[where], reasons)
-            self.quarantine.add(some, reasons, self._texts(frame, where, unreadable))
+            rejects = [Rejects(some, reasons, self._texts(frame, where, unreadable))]
             marked = statuses.copy()
             marked[where] = BAD
             rows = rows._replace(statuses=marked)
@@ -108,7 +108,7 @@ class Decoder:
         if not keep.all():
             self.ignored += int((rows.codes >= len(self.mapping.tags)).sum())
             rows = rows.take(keep)
-        return rows, unknown
+        return rows, rejects, unknown
 
     def _suspects(self, rows: RawRows) -> npt.NDArray[np.bool_]:
         """Rows whose value or status needs a second look."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.mapping import Clock
+from tasks.adapters.arrivals import Chunk
 from tasks.adapters.raw_rows import UNKNOWN_TIME, RawQuarantine, RawRows
 from tasks.adapters.resample import Samples, severity
 
@@ -28,16 +29,13 @@ class Tracks:
     Args:
         tags: how many.
         clock: how late a row may come, and which of several rows of one time counts.
-        quarantine: takes rows that come too late or twice.
+        quarantine: takes rows that come twice.
     """
 
     def __init__(self, tags: int, clock: Clock, quarantine: RawQuarantine) -> None:
         self.clock, self.quarantine = clock, quarantine
         self.late = round(clock.late_seconds * 1e9)
         self.top = UNKNOWN_TIME
-        self.counts = {name: np.zeros(tags, np.int64) for name in ("good", "uncertain", "bad")}
-        self.displaced = 0
-        """Rows that came late and were put in their place."""
         empty = RawRows(*(np.zeros(0, t) for t in (np.uint16, np.int64, np.float64, np.uint32, np.int64)))
         self._held = [empty] * tags
         self._new: list[list[RawRows]] = [[] for _ in range(tags)]
@@ -47,52 +45,20 @@ class Tracks:
         """Time [ns] before which no row can come any more."""
         return self.top - self.late if self.top != UNKNOWN_TIME else UNKNOWN_TIME
 
-    def push(self, rows: RawRows) -> None:
+    def push(self, chunk: Chunk) -> None:
         """Take the next rows of the export."""
-        if not len(rows.ids):
-            return
-        rows = self._without_late(rows)
-        self._count(rows)
-        grouped, ends = _by_tag(rows, len(self._held))
-        back = np.flatnonzero(grouped.times[1:] <= grouped.times[:-1])
+        self.top = chunk.top
+        rows, ends = chunk.rows, chunk.ends
+        back = np.flatnonzero(rows.times[1:] <= rows.times[:-1]) + 1
         # At the first row of each tag time goes back without harm.
-        back = np.setdiff1d(back + 1, ends, assume_unique=True)
+        back = np.setdiff1d(back, ends)
         disordered = set(np.searchsorted(ends, back, side="right").tolist())
         begin = 0
         for code, end in enumerate(ends.tolist()):
             if end > begin:
                 # Views, whose chunk is let go once `trim` has copied what stays.
-                self._append(code, grouped.take(slice(begin, end)), code in disordered)
+                self._append(code, rows.take(slice(begin, end)), code in disordered)
             begin = end
-
-    def _without_late(self, rows: RawRows) -> RawRows:
-        times = rows.times
-        if times[0] >= self.top and (times[1:] >= times[:-1]).all():
-            self.top = int(times[-1])
-            return rows
-        crest = np.maximum.accumulate(np.concatenate([[self.top], times]))
-        behind = crest[:-1] - np.maximum(times, UNKNOWN_TIME + 1)
-        behind[crest[:-1] == UNKNOWN_TIME] = 0
-        late = behind > self.late
-        self.displaced += int(((behind > 0) & ~late).sum())
-        self.top = int(crest[-1])
-        if late.any():
-            fresh = late & (severity(rows.statuses) < 2)  # others were accounted for already
-            reason = f"came more than {self.clock.late_seconds:g} s late"
-            self.quarantine.add(rows.take(fresh), [reason] * int(fresh.sum()))
-            return rows.take(~late)
-        return rows
-
-    def _count(self, rows: RawRows) -> None:
-        tags = len(self._held)
-        every = np.bincount(rows.codes, minlength=tags)
-        if len(rows.statuses) and rows.statuses.max() >= 2**30:
-            grade = severity(rows.statuses)
-            for name, mask in (("uncertain", grade == 1), ("bad", grade >= 2)):
-                some = np.bincount(rows.codes[mask], minlength=tags)
-                self.counts[name] += some
-                every = every - some
-        self.counts["good"] += every
 
     def _append(self, code: int, rows: RawRows, disordered: bool) -> None:
         new, held = self._new[code], self._held[code]
@@ -151,22 +117,6 @@ class Tracks:
             anchor = int(usable[-1]) if len(usable) else 0
             keep = np.concatenate([np.arange(anchor, min(anchor + 2, past)), np.arange(past, len(rows.ids))])
             self._held[code] = rows.take(keep)  # a copy, lest a view keep a whole chunk alive
-
-
-def _by_tag(rows: RawRows, tags: int) -> tuple[RawRows, npt.NDArray[np.int64]]:
-    """Rows tag after tag, in their order otherwise, and where each tag's end (tags,)."""
-    counts = np.bincount(rows.codes, minlength=tags)
-    order = np.argsort(rows.codes, kind="stable")
-    consecutive = rows.ids[-1] - rows.ids[0] == len(rows.ids) - 1 and bool((rows.ids[1:] > rows.ids[:-1]).all())
-    plain = not rows.statuses.any()
-    grouped = RawRows(
-        codes=np.repeat(np.arange(tags, dtype=np.uint16), counts),
-        times=rows.times[order],
-        values=rows.values[order],
-        statuses=rows.statuses if plain else rows.statuses[order],
-        ids=order + rows.ids[0] if consecutive else rows.ids[order],
-    )
-    return grouped, np.cumsum(counts)
 
 
 def _joined(parts: list[RawRows]) -> RawRows:

@@ -19,6 +19,7 @@ from configs.expression import Expression
 from configs.mapping import LAG, HistorianMapping
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
+from tasks.adapters.arrivals import Arrivals
 from tasks.adapters.historian import Export
 from tasks.adapters.raw_rows import RawQuarantine
 from tasks.adapters.resample import Rule, Times, known_at
@@ -156,6 +157,7 @@ class HistorianStream:
                 f"expected at least one control step of {mapping.period_seconds:g} s in {path.name}, got a log from "
                 f"{np.datetime64(begin, 'ns')} to {np.datetime64(end, 'ns')}: export a longer period."
             )
+        self.arrivals = Arrivals(len(mapping.tags), mapping.clock)
         self.tracks = Tracks(len(mapping.tags), mapping.clock, quarantine)
         self.account: dict[str, Any] = {}
         self._fates = np.zeros(len(Fate), np.int64)
@@ -179,14 +181,15 @@ class HistorianStream:
     def _all_points(self) -> Iterator[_Points]:
         # What is known at a moment rests on samples as late as this; an action is taken at the middle of its step.
         reach = max(rule.reach for rule in self.rules.values()) + self.period // 2
-        for rows in self.export.chunks(self.quarantine):
-            self.tracks.push(rows)
+        for chunk in self.export.chunks(self.quarantine, self.arrivals):
+            self.tracks.push(chunk)
+            del chunk
             yield from self._settled(self.tracks.complete - reach, self.tracks.complete)
             self.tracks.trim(self.next)
         yield from self._settled(self.end + 1, self.end)
 
     def _tell(self) -> None:
-        counts = self.tracks.counts
+        counts = self.arrivals.counts
         self.account |= {
             "samples": {tag: {name: int(counts[name][code]) for name in counts} for tag, code in self.codes.items()},
             "steps": int(self._fates.sum()),
@@ -196,7 +199,7 @@ class HistorianStream:
                 "rows": sum(look.rows for look in self.export.looks),
                 "rejected": self.quarantine.count,
                 "reasons": dict(self.quarantine.reasons.most_common()),
-                "put_in_place": self.tracks.displaced,
+                "put_in_place": self.arrivals.displaced,
                 "in_order_of_time": self.export.ordered,
             },
         }
