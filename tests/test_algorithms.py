@@ -48,10 +48,13 @@ def test_gradients_of_losses_agree_with_finite_differences() -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(1)
         q, a, b = (jnp.asarray(rng.normal(size=n)) for n in (3, 2, 2))
-        check_grads(lambda q: losses.td_target(0.5, 0.9, 0.0, q), (q,), order=1, atol=1e-6, rtol=1e-6)
-        check_grads(losses.td_loss, (q, jnp.asarray(0.3)), order=1, atol=1e-6, rtol=1e-6)
-        check_grads(losses.behaviour_cloning_loss, (a, b), order=1, atol=1e-6, rtol=1e-6)
-        check_grads(losses.td3_bc_actor_loss, (q[0], jnp.asarray(0.7), a, b), order=1, atol=1e-6, rtol=1e-6)
+        for loss, inputs in (
+            (lambda q: losses.td_target(0.5, 0.9, 0.0, q), (q,)),
+            (losses.td_loss, (q, jnp.asarray(0.3))),
+            (losses.behaviour_cloning_loss, (a, b)),
+            (losses.td3_bc_actor_loss, (q[0], jnp.asarray(0.7), a, b)),
+        ):
+            check_grads(jax.jit(loss), inputs, order=1, atol=1e-6, rtol=1e-6)
 
 
 # A second TD3+BC.
@@ -131,8 +134,9 @@ def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
             return jnp.mean(jax.vmap(losses.td3_bc_actor_loss, (0, None, 0, 0))(q, weight, action, batch.action))
 
         check_grads(jax.jit(fixed), (state.actor,), order=1, modes="rev", rtol=1e-5)
-        ours = jax.grad(td3_bc.actor_loss)(state.actor, state.critics, batch, jnp.asarray(2.5))
-        for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(jax.grad(fixed)(state.actor)), strict=True):
+        ours = jax.jit(jax.grad(td3_bc.actor_loss))(state.actor, state.critics, batch, jnp.asarray(2.5))
+        expected = jax.jit(jax.grad(fixed))(state.actor)
+        for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
@@ -140,7 +144,8 @@ def test_the_actor_follows_the_first_of_twin_critics_and_the_least_of_an_ensembl
     batch = batch_of(np.random.default_rng(2), 8)
     for critics, seen in ((2, 1), (3, 3)):
         state = start(TD3_BC, TD3_BC.Config(hidden=(5,), critics=critics))
-        gradient = jax.grad(td3_bc.actor_loss, argnums=1)(state.actor, state.critics, batch, jnp.asarray(2.5))
+        slope = jax.jit(jax.grad(td3_bc.actor_loss, argnums=1))
+        gradient = slope(state.actor, state.critics, batch, jnp.asarray(2.5))
         sizes = [max(float(jnp.abs(x).max()) for x in jax.tree.leaves(critic)) for critic in gradient]
         assert [size > 0 for size in sizes] == [i < seen for i in range(critics)]
 
@@ -159,10 +164,11 @@ def test_without_q_weight_td3_bc_is_bc() -> None:
 def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
     state = start(TD3_BC, TD3_BC.Config(hidden=(16,), noise=0.0))
     batch = batch_of(np.random.default_rng(5), 6)
-    ended = td3_bc.targets(state, batch._replace(terminated=jnp.ones(6)), jax.random.key(0))
+    targets = jax.jit(td3_bc.targets)
+    ended = targets(state, batch._replace(terminated=jnp.ones(6)), jax.random.key(0))
     np.testing.assert_allclose(ended, batch.reward, rtol=1e-6)
     # A time limit is not in a transition at all: to the learner it is any other step.
-    cut = td3_bc.targets(state, batch._replace(terminated=jnp.zeros(6)), jax.random.key(0))
+    cut = targets(state, batch._replace(terminated=jnp.zeros(6)), jax.random.key(0))
     o2 = np.asarray(batch.next_observation)
     x2 = np.concatenate([o2, np.tanh(forward(layers_of(state.actor), o2)[0])], axis=1)
     least = np.min([forward(layers_of(critic), x2)[0][:, 0] for critic in state.critics], axis=0)

@@ -57,12 +57,12 @@ def test_gradients_agree_with_finite_differences() -> None:
         y, weight = jnp.asarray(rng.normal(size=8)), jnp.asarray(0.7)
         state = start(CQL, CQL.Config(hidden=(5,)))
         uniform, noise = jnp.asarray(rng.uniform(-1, 1, (8, 3, 2))), jnp.asarray(rng.normal(size=(2, 8, 3, 2)))
-        proposed = cql.proposals(state.actor, batch, uniform, noise)
+        proposed = jax.jit(cql.proposals)(state.actor, batch, uniform, noise)
         loss = jax.jit(lambda c: cql.critic_loss(c, batch, y, *proposed, weight)[0])
         check_grads(loss, (state.sac.critics,), order=1, modes="rev", rtol=1e-5)
         # Chunks only change the order of summing.
         chunked, _ = jax.jit(cql.critic_gradient)(state.sac.critics, batch, y, *proposed, weight)
-        assert_same(chunked, jax.grad(loss)(state.sac.critics), 1e-12)
+        assert_same(chunked, jax.jit(jax.grad(loss))(state.sac.critics), 1e-12)
 
 
 def draws(key: jax.Array, rows: int, actions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -139,7 +139,7 @@ def test_proposals_carry_the_density_of_the_policy_that_drew_them() -> None:
         batch: Transition = jax.tree.map(lambda x: 0.3 * x[0], batch_of(rng, 1, 6))
         actor = start(CQL, CQL.Config(hidden=(5,))).actor
         uniform, noise = jnp.asarray(rng.uniform(-1, 1, (6, 4, 2))), jnp.asarray(rng.uniform(-2, 2, (2, 6, 4, 2)))
-        actions, density = cql.proposals(actor, batch, uniform, noise)
+        actions, density = jax.jit(cql.proposals)(actor, batch, uniform, noise)
         assert actions.shape == (6, 12, 2)
         np.testing.assert_allclose(density[:, :4], np.log(0.25), rtol=1e-12)
         for part, where in ((slice(4, 8), batch.observation), (slice(8, 12), batch.next_observation)):
@@ -160,7 +160,7 @@ def test_the_sampled_integral_is_that_of_quadrature() -> None:
     critics = jax.tree.map(lambda x: 2.0 * x, state.sac.critics)
     batch: Transition = jax.tree.map(lambda x: jnp.float32(x[0]), batch_of(rng, 1, 2, actions=1))
     uniform, noise = rng.uniform(-1, 1, (2, n, 1)).astype(np.float32), rng.normal(size=(2, 2, n, 1)).astype(np.float32)
-    actions, density = cql.proposals(state.actor, batch, jnp.asarray(uniform), jnp.asarray(noise))
+    actions, density = jax.jit(cql.proposals)(state.actor, batch, uniform, noise)
     nodes, weights = np.polynomial.legendre.leggauss(60)
     for row in range(2):
 

@@ -141,7 +141,7 @@ def test_a_member_alone_is_the_member_among_eight(name: str) -> None:
     states = [start(algorithm, small(algorithm), seed=i) for i in range(8)]
     keys = jnp.stack([jax.random.key(i) for i in range(8)])
     population = jax.tree.map(lambda *x: jnp.stack(x), *states)
-    together = jax.jit(jax.vmap(algorithm.update, in_axes=(0, None, 0)))
+    together = jax.jit(jax.vmap(updater(name), in_axes=(0, None, 0)))
     several = trained(algorithm, together, population, keys, data)
     alone = trained(algorithm, updater(name), states[5], keys[5], data)
     members = [jax.tree.map(lambda x, i=i: x[i], several) for i in range(8)]

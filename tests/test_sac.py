@@ -169,7 +169,7 @@ def test_soft_target_subtracts_the_tempered_log_density_unless_terminated() -> N
 )
 def test_diversity_is_the_mean_cosine_between_critics(slopes: list[list[float]], expected: float) -> None:
     assert float(losses.diversity_loss(jnp.array(slopes))) == pytest.approx(expected, abs=1e-6)
-    assert np.isfinite(jax.grad(losses.diversity_loss)(jnp.array(slopes))).all()
+    assert np.isfinite(jax.jit(jax.grad(losses.diversity_loss))(jnp.array(slopes))).all()
 
 
 def test_gradients_of_losses_agree_with_finite_differences() -> None:
@@ -239,10 +239,11 @@ def test_action_gradients_are_slopes_along_the_action() -> None:
     with jax.enable_x64(True):
         state = start(EDAC, EDAC.Config(hidden=(5,), critics=3))
         batch: Transition = jax.tree.map(lambda x: x[0], batch_of(np.random.default_rng(2), 1, 6))
-        slopes = edac.action_gradients(state.critics, batch.observation, batch.action)
+        slopes = jax.jit(edac.action_gradients)(state.critics, batch.observation, batch.action)
+        apply = jax.jit(critics_apply)
         for i in range(2):
             step = 1e-6 * np.eye(2)[i]
-            ahead, behind = (critics_apply(state.critics, batch.observation, batch.action + s) for s in (step, -step))
+            ahead, behind = (apply(state.critics, batch.observation, batch.action + s) for s in (step, -step))
             np.testing.assert_allclose(slopes[..., i], (ahead - behind) / 2e-6, rtol=1e-6, atol=1e-9)
 
 
@@ -260,9 +261,10 @@ def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
     state = start(SAC_N, SAC_N.Config(hidden=(8,), critics=2))
     batch: Transition = jax.tree.map(lambda x: jnp.float32(x[0]), batch_of(np.random.default_rng(5), 1, 6))
     noise, one = jnp.zeros((6, 2)), jnp.float32(1.0)
-    ended = sac_n.targets(state, batch._replace(terminated=jnp.ones(6)), noise, one)
+    targets = jax.jit(sac_n.targets)
+    ended = targets(state, batch._replace(terminated=jnp.ones(6)), noise, one)
     np.testing.assert_allclose(ended, batch.reward, rtol=1e-6)
-    going = sac_n.targets(state, batch._replace(terminated=jnp.zeros(6)), noise, one)
+    going = targets(state, batch._replace(terminated=jnp.zeros(6)), noise, one)
     assert np.abs(going - batch.reward).min() > 1e-3
 
 
