@@ -76,16 +76,16 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
                 progress(i + 1, len(sources), "sources")
         _hold_to_threshold(records, run.data.max_quarantined, root)
         digest = writer.commit({**recipe, "sources": [_public(record) for record in records]})
-    return _reference(root, run.plant, digest, records, sources)
+    return _reference(root, spec, digest, records, sources)
 
 
 def _reference(
-    root: Path, plant: str, digest: str, records: Sequence[dict[str, Any]], sources: Sequence[Path]
+    root: Path, spec: PlantSpec, digest: str, records: Sequence[dict[str, Any]], sources: Sequence[Path]
 ) -> dict[str, Any]:
     opened = Dataset.open(root, digest, verify=False)
     card = write_card(opened, spec)
     return {
-        "plant": plant,
+        "plant": spec.name,
         "digest": digest,
         "path": str(root),
         "card": str(card),
@@ -158,7 +158,7 @@ def ingest_file(
         digest = writer.commit({**recipe, "sources": [_public(record)]})
     words = in_words(source, spec, plant is not None)
     words += [f"  left out: {count:,} row(s), {reason}" for reason, count in record["reasons"].items()]
-    return _reference(root, spec.name, digest, [record], [path]) | {"format": source.family, "words": words}
+    return _reference(root, spec, digest, [record], [path]) | {"format": source.family, "words": words}
 
 
 def _mapping(run: RunConfig) -> HistorianMapping | None:
