@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from neorl_core.control.receding import RecedingParams, receding
 from neorl_core.plants import hvac_weather as weather
 from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
 from neorl_core.plants.hvac_weather import DT, HORIZON, Weather, WeatherParams
@@ -63,7 +64,7 @@ SPEC = PlantSpec(
         low=(0.0,) * 3,
         high=tuple(COOLING * share for share in SHARES),
     ),
-    constraints=tuple(Constraint(f"air temperature, {zone}", "°C", 18.0, 28.0) for zone in ZONES),
+    constraints=tuple(Constraint(f"air temperature, {zone}", "°C", 18.0, 30.0) for zone in ZONES),
     dt=DT,
     time_unit="h",
     horizon=HORIZON,
@@ -305,6 +306,20 @@ def logged_reward(
     return reward_of(hour, outdoor, next_observation[..., 4:7], next_observation[..., 10:13], NOMINAL)
 
 
+def _plan_cost(
+    observation: Float[Array, " 13"],
+    action: Float[Array, " 3"],
+    following: Float[Array, " 13"],
+    margins: Float[Array, " 3"],
+) -> Float[Array, ""]:
+    """What a planned interval costs [$], small margins included."""
+    short = jnp.maximum(1.0 - margins, 0.0)
+    return jnp.sum(short**2) - logged_reward(observation, action, following)
+
+
+planner = receding(lambda seen, action: predict(seen, action, NOMINAL), _plan_cost, horizon=40, steps=20)
+"""Model predictive control over ten hours with the nominal house, which knows the mean weather and the tariff."""
+
 PLANT = Plant(
     spec=SPEC,
     params=NOMINAL,
@@ -316,5 +331,7 @@ PLANT = Plant(
     applied=applied,
     fallback=thermostat,
     fallback_params=ThermostatParams(),
+    oracle=planner,
+    oracle_params=RecedingParams(rate=0.02, low=SPEC.action.low, high=SPEC.action.high),
     agents=tuple(AgentView(zone, (0, 1, 2, 3, 4 + k, 7 + k, 10 + k), (k,)) for k, zone in enumerate(ZONES)),
 )

@@ -30,7 +30,7 @@ def comfort_band(hour: Float[AnyArray, "*n"]) -> tuple[Float[Array, "*n"], Float
 class ThermostatParams(NamedTuple):
     """Gains of each zone's PI controller, and its timetable."""
 
-    kp: float | Float[Array, ""] = 1.0
+    kp: float | Float[Array, ""] = 1.5
     """kW/K"""
     ki: float | Float[Array, ""] = 1.0
     """kW/(K h)"""
