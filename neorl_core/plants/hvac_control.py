@@ -30,7 +30,7 @@ ZONES = ("east", "core", "west")
 SHARES = (0.35, 0.3, 0.35)
 """Of the house: floor, capacity, losses, gains and cooling."""
 SUBSTEPS = 2
-"""RK4 steps in a quarter of an hour: within 1e-4 K of the exact answer to a step of full cooling."""
+"""RK4 steps in a quarter of an hour: within 3e-4 K of the exact answer to a step of full cooling."""
 COOLING = 12.0
 """kW (thermal) of the whole house at most; the record's largest demand is 10.6."""
 # kW of the whole house in each hour of the day: people and appliances, as identified, on the mean day.
