@@ -83,6 +83,7 @@ def test_a_quarter_of_an_hour_is_the_matrix_exponential() -> None:
         y, cooling = np.array([24.0, 25.0, 26.0, 25.0, 25.5, 27.0]), np.array([4.2, 0.0, 2.0])
         sky = jax.tree.map(lambda x: x.astype(float), sky)
         found, margins = hvac.advance(jnp.asarray(y), jnp.asarray(cooling), jnp.asarray(hour), sky, p)
+        found, margins = np.asarray(found), np.asarray(margins)
     assert sun.sum() == pytest.approx(1.0)
     assert sun[0] > SHARES[0] > 0.3 > sun[2]
     heat = sun * p.aperture * 0.7 + SHARES * hvac.INTERNAL_GAIN[9] - cooling
