@@ -5,6 +5,7 @@ from __future__ import annotations
 from neorl_core.plants import (
     chemical_reactor,
     double_mass,
+    hvac_control,
     industrial_benchmark,
     power_grid,
     steel_annealing,
@@ -17,6 +18,7 @@ from neorl_core.types import Plant
 MODULES = (
     chemical_reactor,
     double_mass,
+    hvac_control,
     industrial_benchmark,
     power_grid,
     steel_annealing,

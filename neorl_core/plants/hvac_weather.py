@@ -26,25 +26,25 @@ LATITUDE, DECLINATION, NOON = 0.5283, 0.3927, 12.52
 class WeatherParams(NamedTuple):
     """The daily wave of outdoor temperature and what wanders around it and around the clear sky."""
 
-    mean: float | Float[Array, ""] = 29.59
+    mean: float | Float[Array, ""] = 29.588
     """°C"""
-    cosine: float | Float[Array, ""] = -4.0
+    cosine: float | Float[Array, ""] = -4.594
     """K, of the wave with one period a day, from midnight."""
-    sine: float | Float[Array, ""] = -4.0
+    sine: float | Float[Array, ""] = -4.058
     """K"""
-    cosine_half: float | Float[Array, ""] = 1.0
+    cosine_half: float | Float[Array, ""] = 0.729
     """K, with two periods a day."""
-    sine_half: float | Float[Array, ""] = 1.0
+    sine_half: float | Float[Array, ""] = 0.627
     """K"""
     outdoor_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the temperature's slow deviation [K]."""
-    outdoor_time_constant: float | Float[Array, ""] = 20.0
+    outdoor_time_constant: float | Float[Array, ""] = 28.1
     """Its time constant [h]."""
-    clearness_mean: float | Float[Array, ""] = 0.8
+    clearness_mean: float | Float[Array, ""] = 0.779
     """Part of the clear sky's irradiance that arrives [1]."""
     clearness_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of its slow deviation [1]."""
-    clearness_time_constant: float | Float[Array, ""] = 3.0
+    clearness_time_constant: float | Float[Array, ""] = 18.1
     """Its time constant [h]."""
     recorded: Float[AnyArray, "T 2"] | None = None
     """Outdoor temperature [°C] and global horizontal irradiance [kW/m²] in each quarter of an hour from midnight on, if
