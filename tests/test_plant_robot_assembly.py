@@ -62,20 +62,29 @@ def test_momentum_changes_by_the_contacts_impulse_about_any_point() -> None:
 
 
 def bounced(substeps: int, **changes: float) -> tuple[np.ndarray, np.ndarray]:
-    """Energies [J] at the start and every 2 ms of a peg thrown down on the block by its spring; and where it ends."""
+    """Energies [J] every 2 ms of a peg thrown down on the block by its spring, and where it is after 30 ms."""
     p = robot.NOMINAL._replace(damping=0.0, turning_damping=0.0, **changes)
     with jax.enable_x64(True):
-        pose, velocity, setpoint = peg(0.003, 0.001, 0.03), jnp.array([0.0, -0.1, 0.0]), jnp.array([0.003, -0.004, 0.0])
-        found = [float(robot.energy(pose, velocity, setpoint, p))]
-        for _ in range(15):
-            pose, velocity, _ = ADVANCE(pose, velocity, setpoint, jnp.zeros(3), 0.002, substeps, p)
-            found.append(float(robot.energy(pose, velocity, setpoint, p)))
-        return np.array(found), np.asarray(pose)
+        setpoint = jnp.array([0.003, -0.004, 0.0])
+        start = peg(0.003, 0.001, 0.03), jnp.array([0.0, -0.1, 0.0])
+        found, pose = _bounces(start, setpoint, p, substeps)
+        return np.asarray(found), np.asarray(pose)
+
+
+@partial(jax.jit, static_argnames="substeps")
+def _bounces(start: tuple[jax.Array, jax.Array], setpoint: jax.Array, p: robot.Params, substeps: int) -> tuple:
+    def onwards(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        now = robot.advance(*carry, setpoint, jnp.zeros(3), 0.002, substeps, p)[:2]
+        return now, robot.energy(*now, setpoint, p)
+
+    (pose, _), found = jax.lax.scan(onwards, start, None, 15)
+    return jnp.append(robot.energy(*start, setpoint, p), found), pose
 
 
 def test_energy_is_kept_without_friction_and_lost_with_it() -> None:
     # The semi-implicit step keeps energy to its first order in the step.
-    drift = [np.abs(bounced(n, **IDEAL)[0] / bounced(n, **IDEAL)[0][0] - 1).max() for n in (40, 160)]
+    kept = [bounced(n, **IDEAL)[0] for n in (40, 160)]
+    drift = [np.abs(found / found[0] - 1).max() for found in kept]
     assert drift[0] < 0.02
     assert drift[1] < drift[0] / 3
     lost, _ = bounced(40)
@@ -88,9 +97,9 @@ def test_motion_converges_with_the_time_step() -> None:
     errors = [np.abs(bounced(n)[1] - exact).max() for n in (10, 40, 160)]
     # 10 are the plant's own steps of 0.2 ms; of first order, with the reference as far off as it is.
     assert robot.SUBSTEPS * 0.002 / robot.DT == 10
-    assert errors[0] < 2e-5
-    assert errors[0] / errors[1] > 2.5
-    assert errors[1] / errors[2] > 2.5
+    assert errors[0] < 2e-4
+    assert 3.5 < errors[0] / errors[1] < 5.5
+    assert 3.5 < errors[1] / errors[2] < 6.0
 
 
 def test_penetration_is_force_by_stiffness_and_an_impacts_is_bounded_by_its_energy() -> None:
@@ -103,10 +112,9 @@ def test_penetration_is_force_by_stiffness_and_an_impacts_is_bounded_by_its_ener
         np.testing.assert_allclose(depth[:2], 30.0 / 2 / 1e5, rtol=1e-3)
         # No damping, 0.2 m/s: kinetic energy into two springs, v √(m / 2k), and the force is k times that.
         hard = FREE._replace(**IDEAL)
-        _, _, wrenches = ADVANCE(
-            peg(0.05, 1e-4, 0.0), jnp.array([0.0, -0.2, 0.0]), jnp.zeros(3), jnp.zeros(3), 0.01, 2000, hard
-        )
-    assert float(jnp.max(wrenches[:, 1])) == pytest.approx(0.2 * np.sqrt(2.0 * 2e5), rel=1e-2)
+        thrown = peg(0.05, 1e-4, 0.0), jnp.array([0.0, -0.2, 0.0])
+        wrenches = np.asarray(ADVANCE(*thrown, jnp.zeros(3), jnp.zeros(3), 0.01, 1500, hard)[2])
+    assert wrenches[:, 1].max() == pytest.approx(0.2 * np.sqrt(2.0 * 2e5), rel=1e-2)
 
 
 MU, DEEP = 0.3, 0.02
@@ -116,7 +124,9 @@ LAMBDA = DEEP / (2 * 0.01 * MU)
 def test_a_peg_jams_where_whitneys_diagram_says() -> None:
     # A peg 20 mm deep under Fx, Fz and M at its tip slides in where |M/(r Fz) + μ (1 + λ) Fx/Fz| < λ, λ = l / (2 r μ),
     # and |Fx/Fz| < 1/μ (Whitney 1982, figure 8), tested 20 % on both sides of the boundary.
-    p = FREE._replace(friction=MU, depth=1.0, length=0.2)
+    # Damped, so that it comes to rest where nothing moves it, and with sharper friction than the plant's.
+    p = FREE._replace(friction=MU, depth=1.0, length=0.2, slip_speed=1e-4, damping=200.0, turning_damping=1.0)
+    p = p._replace(clearance=5e-5)
     cases, slides = [], []
     for sideways in (-2.0, -1.0, 0.0, 1.0, 2.0):
         for share in (-1.2, -0.8, 0.8, 1.2):
@@ -129,13 +139,13 @@ def test_a_peg_jams_where_whitneys_diagram_says() -> None:
     wrench = np.array([(fx * force, -force, m * 0.01 * force) for fx, m in cases])
     with jax.enable_x64(True):
         pushed = jax.jit(
-            jax.vmap(lambda w: robot.advance(peg(0.0, -DEEP, 0.0), jnp.zeros(3), jnp.zeros(3), w, 0.25, 2500, p)[:2])
+            jax.vmap(lambda w: robot.advance(peg(0.0, -DEEP, 0.0), jnp.zeros(3), jnp.zeros(3), w, 0.15, 6000, p)[:2])
         )
         _, velocity = pushed(jnp.asarray(wrench))
-        speed = -np.asarray(velocity)[:, 1]
+        speed = -np.asarray(velocity)[:, 1] / p.slip_speed
     # A jammed peg creeps at what the regularised friction needs.
-    assert [bool(v > 10 * p.slip_speed) for v in speed] == slides
-    assert [bool(v < 4 * p.slip_speed) for v in speed] == [not x for x in slides]
+    assert [bool(v > 10) for v in speed] == slides
+    assert [bool(v < 4) for v in speed] == [not x for x in slides]
 
 
 @pytest.mark.parametrize(("depth", "wedged"), [(0.0042, True), (0.0085, False)])
@@ -149,13 +159,13 @@ def test_a_peg_wedges_above_the_depth_that_its_friction_spans(depth: float, wedg
     with jax.enable_x64(True):
         pose = peg(r * np.cos(lean) - hole - squeeze, -depth, -lean, p)
         before = robot.contacts(pose, jnp.zeros(3), p)
-        pose, velocity, wrenches = ADVANCE(pose, jnp.zeros(3), jnp.zeros(3), jnp.zeros(3), 0.04, 4000, p)
+        pose, velocity, _ = ADVANCE(pose, jnp.zeros(3), jnp.zeros(3), jnp.zeros(3), 0.2, 10000, p)
         after = np.asarray(robot.contacts(pose, velocity, p).depth)
     before = np.asarray(before.depth)
     assert np.count_nonzero(before) == 2
-    np.testing.assert_allclose(before[[0, 3]], squeeze, rtol=0.1)
+    np.testing.assert_allclose(before[[0, 3]], squeeze, rtol=0.3)
     assert (after[[0, 3]].min() > 0.7 * squeeze) == wedged
-    assert (after.max() < 0.3 * squeeze) == (not wedged)
+    assert (after.max() < 0.1 * squeeze) == (not wedged)
 
 
 @pytest.fixture(scope="module")
@@ -163,15 +173,15 @@ def inserted() -> tuple[object, object]:
     """Episodes of the strategy in the operating domain."""
     plant = robot.PLANT
 
-    @partial(jax.jit, static_argnames="fit")
-    def episodes(keys: jax.Array, fit: bool) -> object:
+    @jax.jit
+    def episodes(keys: jax.Array) -> object:
         def one(key: jax.Array) -> object:
             drawn, run = jax.random.split(key)
             return rollout(plant, plant.fallback, plant.fallback_params, run, robot.sample_params(drawn, plant.domain))
 
         return jax.vmap(one)(keys)
 
-    return episodes(jax.random.split(jax.random.key(0), 8), True), plant
+    return episodes(jax.random.split(jax.random.key(0), 8)), plant
 
 
 def test_the_strategy_finds_the_hole_within_the_force_limit(inserted: tuple) -> None:
@@ -214,5 +224,6 @@ def test_gradients_reach_through_contact() -> None:
         at = jnp.array([0.05, -0.006, 0.0])
         slope = jax.jit(jax.grad(height))(at)
         bump = (height(at.at[1].add(1e-6)) - height(at.at[1].add(-1e-6))) / 2e-6
-        assert float(slope[1]) == pytest.approx(float(bump), rel=1e-4)
+        slope, bump = np.asarray(slope), float(bump)
+    assert float(slope[1]) == pytest.approx(bump, rel=1e-4)
     assert float(slope[1]) > 0

@@ -2,7 +2,7 @@
 
 m v' = F + Σ f,  J ω' = M + Σ (x − c) × f,  F = K (p* − p) + D (p*' − p') at the tip's centre p, and likewise M;
 f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Applied Mechanics 42, 1975), and across it
-−μ f tanh(v / vs). Two corners of the peg meet the block, two edges of the hole meet the peg. The robot carries the weight.
+−μ f tanh(v / vs). The peg's corners meet the block, the hole's edges meet the peg. The robot carries the weight.
 
 Whitney, Quasi-static assembly of compliantly supported rigid parts, ASME Journal of Dynamic Systems 104 (1982): where
 a peg jams and wedges. Neither the hole's place nor its tilt is known to the robot but roughly: what it sees is off by
@@ -433,7 +433,7 @@ def _insertion_init(params: InsertionParams, observation: Float[Array, " 12"]) -
 def _insertion_act(
     params: InsertionParams, state: InsertionState, observation: Float[Array, " 12"], applied: Float[Array, " 3"]
 ) -> tuple[InsertionState, Float[Array, " 3"]]:
-    x, z, tilt = observation[:3]
+    z = observation[1]
     force_x, force_z, moment = observation[6:9]
     setpoint = observation[9:12]
     touches = jnp.hypot(force_x, force_z) > 3 * TOUCH
