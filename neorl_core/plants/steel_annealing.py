@@ -84,8 +84,8 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="min",
     horizon=HORIZON,
-    # 0: the burners stay as they stood at the start; 100: the best known controller (1024 episodes each; standard errors
-    # 20 and 0.7). The furnace's own loops come to -119.9.
+    # 0: the burners stay as they stood at the start; 100: the best known controller (1024 episodes each, standard
+    # errors 20 and 0.7). The furnace's own loops come to -119.9.
     score_range=(-1101.1, -61.1),
 )
 

@@ -1,0 +1,475 @@
+"""A robot puts a peg into a hole by impedance control: a planar rigid body, Coulomb friction, compliant contact.
+
+m v' = F + Σ f,  J ω' = M + Σ (x − c) × f,  F = K (p* − p) + D (p*' − p') at the tip's centre p, and likewise M;
+f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Applied Mechanics 42, 1975), and across it
+−μ f tanh(v / vs). The peg's corners meet the block, the hole's edges meet the peg. The robot carries the weight.
+
+Whitney, Quasi-static assembly of compliantly supported rigid parts, ASME Journal of Dynamic Systems 104 (1982): where
+a peg jams and wedges. Neither the hole's place nor its tilt is known to the robot but roughly: what it sees is off by
+as much. An action moves the set point p*.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from neorl_core.plants.base import AnyArray, clip_to
+from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
+
+DT = 0.02
+HORIZON = 250
+SUBSTEPS = 100
+"""Semi-implicit Euler steps of 0.2 ms, short against friction's own μ f / (m vs) at the force limit."""
+FORCE_LIMIT = 40.0
+"""[N], at which the robot's protective stop trips."""
+FORCE_COST = 0.1
+"""Cost of a step under the full force limit, by the force squared."""
+TRIP_COST = 400.0
+"""More than a whole episode without a trip can cost: 250 steps of at most 1.5 + 0.1."""
+MILLI = 1e3
+DEGREE = 0.017453292519943295
+
+SPEC = PlantSpec(
+    name="robot_assembly",
+    observation=Space(
+        names=(
+            *("position_x", "position_z", "tilt"),
+            *("velocity_x", "velocity_z", "tilt_rate"),
+            *("force_x", "force_z", "moment"),
+            *("setpoint_x", "setpoint_z", "setpoint_tilt"),
+        ),
+        units=("mm", "mm", "deg", "mm/s", "mm/s", "deg/s", "N", "N", "N m", "mm", "mm", "deg"),
+        low=(-30.0, -60.0, -20.0, -1e3, -1e3, -1e3, -500.0, -500.0, -50.0, -60.0, -60.0, -40.0),
+        high=(30.0, 60.0, 20.0, 1e3, 1e3, 1e3, 500.0, 500.0, 50.0, 60.0, 60.0, 40.0),
+    ),
+    action=Space(
+        names=("setpoint_x_move", "setpoint_z_move", "setpoint_tilt_move"),
+        units=("mm", "mm", "deg"),
+        low=(-0.5, -0.8, -0.3),
+        high=(0.5, 0.8, 0.3),
+    ),
+    constraints=(Constraint("contact force", "N", float("-inf"), FORCE_LIMIT),),
+    dt=DT,
+    time_unit="s",
+    horizon=HORIZON,
+    score_range=(-1.0, 0.0),
+)
+
+
+class Params(NamedTuple):
+    """Geometry, stiffness, friction, and what the robot does not know."""
+
+    mass: float | Float[Array, ""] = 2.0
+    """m, of peg and hand as the impedance controller shapes it [kg]."""
+    inertia: float | Float[Array, ""] = 0.01
+    """J about the centre of mass [kg m²]."""
+    centre: float | Float[Array, ""] = 0.05
+    """Height of the centre of mass above the tip [m]."""
+    half_width: float | Float[Array, ""] = 0.010
+    """r, of the peg [m]."""
+    length: float | Float[Array, ""] = 0.08
+    """Of the peg [m]."""
+    clearance: float | Float[Array, ""] = 0.00015
+    """Between peg and hole on each side [m]: a clearance ratio of 0.015."""
+    depth: float | Float[Array, ""] = 0.03
+    """Of the hole [m]."""
+    friction: float | Float[Array, ""] = 0.2
+    """μ"""
+    slip_speed: float | Float[Array, ""] = 1e-3
+    """vs [m/s], over which friction sets in."""
+    contact_stiffness: float | Float[Array, ""] = 1e5
+    """k [N/m]."""
+    contact_damping: float | Float[Array, ""] = 5.0
+    """β [s/m]."""
+    stiffness: float | Float[Array, ""] = 1500.0
+    """K [N/m]."""
+    damping: float | Float[Array, ""] = 100.0
+    """D [N s/m]."""
+    turning_stiffness: float | Float[Array, ""] = 30.0
+    """[N m/rad]"""
+    turning_damping: float | Float[Array, ""] = 1.0
+    """[N m s/rad]"""
+    offset_spread: float | Float[Array, ""] = 0.0
+    """Half range of the error of the hole's place [m]."""
+    tilt_spread: float | Float[Array, ""] = 0.0
+    """Half range of the error of its tilt [rad]."""
+    force_noise: float | Float[Array, ""] = 0.0
+    """Of the wrist's sensor [N]; a hundredth of it in N m."""
+
+
+class Domain(NamedTuple):
+    """The operating domain."""
+
+    friction_low: float = 0.1
+    friction_high: float = 0.3
+    clearance_low: float = 0.0001
+    clearance_high: float = 0.0002
+    offset_spread: float = 0.0015
+    tilt_spread: float = 0.015
+    force_noise: float = 0.2
+
+
+class State(NamedTuple):
+    """The true state, in the hole's frame: x across, z up from the block's face, angles counter-clockwise."""
+
+    pose: Float[Array, " 3"]
+    """Of the centre of mass: x, z [m], angle [rad]."""
+    velocity: Float[Array, " 3"]
+    setpoint: Float[Array, " 3"]
+    """Of the tip's centre, as the robot sees it: off as its measurements are."""
+    error: Float[Array, " 3"]
+    """What is seen less what is: (x [m], 0, angle [rad])."""
+    step: Int[Array, ""]
+
+
+NOMINAL = Params()
+
+
+def axes(angle: Float[Array, ""]) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
+    """The peg's own directions, across and up."""
+    c, s = jnp.cos(angle), jnp.sin(angle)
+    return jnp.stack([c, s]), jnp.stack([-s, c])
+
+
+def tip_of(pose: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
+    """Pose of the tip's centre, from that of the centre of mass."""
+    return pose - p.centre * jnp.append(axes(pose[2])[1], 0.0)
+
+
+def centre_of(tip: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
+    """The inverse of `tip_of`."""
+    return tip + p.centre * jnp.append(axes(tip[2])[1], 0.0)
+
+
+def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity: Float[Array, " 3"]) -> Any:
+    """Velocity of the peg at points [m/s]."""
+    arm = point - pose[:2]
+    return velocity[:2] + velocity[2] * jnp.stack([-arm[..., 1], arm[..., 0]], axis=-1)
+
+
+class Contacts(NamedTuple):
+    """Of the peg's corners (-, +) and the hole's edges (-, +)."""
+
+    point: Float[Array, "4 2"]
+    depth: Float[Array, " 4"]
+    """Penetration [m], 0 where there is none."""
+    force: Float[Array, "4 2"]
+    """On the peg [N]."""
+
+
+def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) -> Contacts:
+    """Where peg and block touch, and how hard. A point inside leaves by the nearer face."""
+    across, up = axes(pose[2])
+    tip = tip_of(pose, p)[:2]
+    sides = jnp.array([-1.0, 1.0], pose.dtype)
+    hole = p.half_width + p.clearance
+
+    corner = tip + p.half_width * sides[:, None] * across
+    x, z = corner[:, 0], corner[:, 1]
+    beside, wall = jnp.abs(x) > hole, jnp.abs(x) - hole
+    sideways = beside & (wall < -z)
+    corner_depth = jnp.where(beside, jnp.minimum(-z, wall), -p.depth - z)
+    inwards = jnp.stack([-jnp.sign(x), jnp.zeros_like(x)], axis=1)
+    upwards = jnp.stack([jnp.zeros_like(x), jnp.ones_like(x)], axis=1)
+    corner_normal = jnp.where(sideways[:, None], inwards, upwards)
+
+    edge = jnp.stack([hole * sides, jnp.zeros_like(sides)], axis=1)
+    a, b = (edge - tip) @ across, (edge - tip) @ up
+    side = p.half_width - jnp.abs(a)
+    inside = (side > 0) & (b > 0) & (b < p.length)
+    edge_depth = jnp.where(inside, jnp.minimum(side, b), 0.0)
+    edge_normal = jnp.where((side < b)[:, None], -jnp.sign(a)[:, None] * across, up)
+
+    point = jnp.concatenate([corner, edge])
+    depth = jnp.maximum(jnp.concatenate([corner_depth, edge_depth]), 0.0)
+    normal = jnp.concatenate([corner_normal, edge_normal])
+    moving = velocity_at(point, pose, velocity)
+    closing = -jnp.sum(moving * normal, axis=1)
+    pressed = p.contact_stiffness * depth * jnp.maximum(0.0, 1.0 + p.contact_damping * closing)
+    tangent = jnp.stack([-normal[:, 1], normal[:, 0]], axis=1)
+    slip = jnp.sum(moving * tangent, axis=1)
+    rubbed = -p.friction * pressed * jnp.tanh(slip / p.slip_speed)
+    return Contacts(point, depth, pressed[:, None] * normal + rubbed[:, None] * tangent)
+
+
+def wrench_about(
+    point: Float[Array, " 2"], where: Float[Array, "n 2"], force: Float[Array, "n 2"]
+) -> Float[Array, " 3"]:
+    """Sum of forces [N] and of their moments [N m] about a point."""
+    arm = where - point
+    return jnp.append(jnp.sum(force, axis=0), jnp.sum(arm[:, 0] * force[:, 1] - arm[:, 1] * force[:, 0]))
+
+
+def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params) -> Any:
+    """The impedance controller's force and moment about the centre of mass, for a set point of the tip at rest."""
+    tip = tip_of(pose, p)
+    stiffness = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.stiffness, p.stiffness, p.turning_stiffness)])
+    damping = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.damping, p.damping, p.turning_damping)])
+    moving = jnp.append(velocity_at(tip[:2], pose, velocity), velocity[2])
+    pull = stiffness * (setpoint - tip) - damping * moving
+    return wrench_about(pose[:2], tip[None, :2], pull[None, :2]).at[2].add(pull[2])
+
+
+def accelerated(
+    pose: Float[Array, " 3"], velocity: Float[Array, " 3"], wrench: Float[Array, " 3"], h: float, p: Params
+) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
+    """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v; `wrench` is about the centre of mass."""
+    inertia = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.mass, p.mass, p.inertia)])
+    velocity = velocity + h * wrench / inertia
+    return pose + h * velocity, velocity
+
+
+def advance(
+    pose: Float[Array, " 3"],
+    velocity: Float[Array, " 3"],
+    setpoint: Float[Array, " 3"],
+    external: Float[Array, " 3"],
+    seconds: float,
+    substeps: int,
+    p: Params,
+) -> tuple[Float[Array, " 3"], Float[Array, " 3"], Float[Array, "n 3"]]:
+    """Some time under a set point of the tip (in the hole's frame) and a further wrench about the tip.
+
+    Returns:
+        Pose and velocity at the end, and the contacts' wrench about the tip [N, N, N m] in each substep.
+    """
+    h = seconds / substeps
+
+    def substep(carry: Any, _: None) -> tuple[Any, Any]:
+        pose, velocity = carry
+        touch = contacts(pose, velocity, p)
+        tip = tip_of(pose, p)[:2]
+        pushed = wrench_about(pose[:2], tip[None], external[None, :2]).at[2].add(external[2])
+        total = wrench_about(pose[:2], touch.point, touch.force) + held(pose, velocity, setpoint, p) + pushed
+        return accelerated(pose, velocity, total, h, p), wrench_about(tip, touch.point, touch.force)
+
+    (pose, velocity), wrenches = jax.lax.scan(substep, (pose, velocity), None, substeps)
+    return pose, velocity, wrenches
+
+
+def energy(
+    pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params
+) -> Float[Array, ""]:
+    """Kinetic energy and that of the springs of contacts and impedance [J]."""
+    depth = contacts(pose, velocity, p).depth
+    strain = setpoint - tip_of(pose, p)
+    kinetic = p.mass * jnp.sum(velocity[:2] ** 2) + p.inertia * velocity[2] ** 2
+    springs = p.stiffness * jnp.sum(strain[:2] ** 2) + p.turning_stiffness * strain[2] ** 2
+    return 0.5 * (kinetic + springs + p.contact_stiffness * jnp.sum(depth**2))
+
+
+def shown(si: Float[Array, " 3"]) -> Float[Array, " 3"]:
+    """(m, m, rad) as (mm, mm, degrees)."""
+    return jnp.stack([si[0] * MILLI, si[1] * MILLI, si[2] / DEGREE])
+
+
+def in_si(seen: Float[Array, " 3"]) -> Float[Array, " 3"]:
+    """The inverse of `shown`."""
+    return jnp.stack([seen[0] / MILLI, seen[1] / MILLI, seen[2] * DEGREE])
+
+
+def _observe(state: State, wrench: Float[Array, " 3"], p: Params) -> Float[Array, " 12"]:
+    tip = tip_of(state.pose, p)
+    moving = jnp.append(velocity_at(tip[:2], state.pose, state.velocity), state.velocity[2])
+    return jnp.concatenate([shown(tip + state.error), shown(moving), wrench, shown(state.setpoint)])
+
+
+def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
+    """Friction and clearance drawn uniformly from their ranges."""
+    friction, clearance = jax.random.uniform(key, (2,))
+    return NOMINAL._replace(
+        friction=domain.friction_low + (domain.friction_high - domain.friction_low) * friction,
+        clearance=domain.clearance_low + (domain.clearance_high - domain.clearance_low) * clearance,
+        offset_spread=domain.offset_spread,
+        tilt_spread=domain.tilt_spread,
+        force_noise=domain.force_noise,
+    )
+
+
+def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]]:
+    """At rest 3 to 6 mm above the block, where the robot believes the hole to be, within 0.5 mm and 0.3 degrees."""
+    drawn = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
+    error = jnp.stack([params.offset_spread * drawn[0], jnp.zeros_like(drawn[0]), params.tilt_spread * drawn[1]])
+    seen = jnp.stack([0.0005 * drawn[2], 0.0045 + 0.0015 * drawn[3], 0.3 * DEGREE * drawn[4]])
+    pose = centre_of(seen - error, params)
+    state = State(pose, jnp.zeros_like(pose), seen, error, jnp.int32(0))
+    return state, _observe(state, jnp.zeros_like(pose), params)
+
+
+def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
+    """1 + z / depth, what is left of the way as a share of the hole's depth, and 0.1 (f / limit)².
+
+    Args:
+        height: of the tip over the block's face [mm].
+        force: of the contacts [N].
+    """
+    left = jnp.maximum(1.0 + height / (NOMINAL.depth * MILLI), 0.0)
+    return left + FORCE_COST * jnp.square(force / FORCE_LIMIT)
+
+
+def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
+    """20 ms after the set point has moved by an action [mm, mm, degrees], clipped.
+
+    A contact force beyond its limit trips the protective stop, which ends the episode.
+    """
+    setpoint = state.setpoint + in_si(clip_to(SPEC.action, action))
+    target = setpoint - state.error
+    nothing = jnp.zeros_like(target)
+    pose, velocity, wrenches = advance(state.pose, state.velocity, target, nothing, DT, SUBSTEPS, params)
+    margin = FORCE_LIMIT - jnp.max(jnp.hypot(wrenches[:, 0], wrenches[:, 1]))
+    tripped = ~(margin >= 0)
+    following = State(pose, velocity, setpoint, state.error, state.step + 1)
+    noise = params.force_noise * jax.random.normal(key, (3,), action.dtype) * jnp.array([1.0, 1.0, 0.01], action.dtype)
+    wrench = wrenches[-1]
+    observation = _observe(following, wrench + noise, params)
+    return following, Timestep(
+        observation=observation,
+        reward=-cost(observation[1], jnp.hypot(wrench[0], wrench[1])) - jnp.where(tripped, TRIP_COST, 0.0),
+        margins=margin[None],
+        terminated=tripped,
+        truncated=following.step >= HORIZON,
+    )
+
+
+def predict(
+    observation: Float[Array, " 12"], action: Float[Array, " 3"], params: Params
+) -> tuple[Float[Array, " 12"], Float[Array, " 1"]]:
+    """The next observation and the least margin [N], by what the wrist feels, for nobody knows where the hole is.
+
+    Untouched, the tip moves as the impedance has it, and would meet the block with |v| √(k m). Touched, it is taken as
+    held where it is, which bears all of what the set point moves.
+    """
+    moves = clip_to(SPEC.action, action)
+    setpoint = observation[9:12] + moves
+    tip, moving = in_si(observation[:3]), in_si(observation[3:6])
+    pose = centre_of(tip, params)
+    # velocity_at is linear in the velocity, so going from the tip to the centre is going by the arm between them.
+    velocity = jnp.append(velocity_at(pose[:2], tip, moving), moving[2])
+    far = centre_of(tip + jnp.array([0.0, 1.0, 0.0], tip.dtype), params)
+    target = in_si(setpoint) + jnp.array([0.0, 1.0, 0.0], tip.dtype)
+    free, speed, _ = advance(far, velocity, target, jnp.zeros_like(tip), DT, SUBSTEPS, params)
+    free = tip_of(free, params) - jnp.array([0.0, 1.0, 0.0], tip.dtype)
+    free_speed = jnp.append(velocity_at(free[:2], centre_of(free, params), speed), speed[2])
+
+    wrench = observation[6:9]
+    touched = jnp.hypot(wrench[0], wrench[1]) > TOUCH
+    stiffness = jnp.stack(
+        [jnp.asarray(x, tip.dtype) for x in (params.stiffness, params.stiffness, params.turning_stiffness)]
+    )
+    borne = wrench - stiffness * in_si(moves)
+    impact = jnp.hypot(moving[0], moving[1]) * jnp.sqrt(params.contact_stiffness * params.mass)
+    force = jnp.where(touched, jnp.hypot(borne[0], borne[1]), 0.0) + impact
+    following = jnp.where(
+        touched,
+        jnp.concatenate([observation[:3], jnp.zeros_like(moves), borne]),
+        jnp.concatenate([shown(free), shown(free_speed), jnp.zeros_like(wrench)]),
+    )
+    return jnp.concatenate([following, setpoint]), (FORCE_LIMIT - force)[None]
+
+
+def applied(observation: Float[Array, " 12"]) -> Float[Array, " 3"]:
+    """The resting action: a set point that stays, for the observation does not tell how it has moved."""
+    return jnp.zeros_like(observation[:3])
+
+
+def logged_margins(next_observation: Float[AnyArray, "*n 12"]) -> Float[Array, "*n 1"]:
+    """Margin [N] of logged rows, by the wrist's force at the end of the step."""
+    return FORCE_LIMIT - jnp.hypot(next_observation[..., 6:7], next_observation[..., 7:8])
+
+
+def logged_reward(
+    observation: Float[AnyArray, "*n 12"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 12"]
+) -> Float[Array, "*n"]:
+    """The plant's reward of logged rows; a trip is known by the force at the end of the step only."""
+    margin = logged_margins(next_observation)[..., 0]
+    return -cost(next_observation[..., 1], FORCE_LIMIT - margin) - jnp.where(margin < 0, TRIP_COST, 0.0)
+
+
+TOUCH = 1.0
+"""Force [N] by which contact is known."""
+
+
+class InsertionParams(NamedTuple):
+    """The strategy's settings."""
+
+    approach: float | Float[Array, ""]
+    """Set point's way down before contact [mm per step]."""
+    press: float | Float[Array, ""]
+    """Force while searching [N]."""
+    sweep: float | Float[Array, ""]
+    """Set point's way across while searching [mm per step]."""
+    reach: float | Float[Array, ""]
+    """Half width of the first sweep, and growth of the next [mm]."""
+    found: float | Float[Array, ""]
+    """Depth [mm] at which the hole is taken as found."""
+    push: float | Float[Array, ""]
+    """Force while inserting [N]."""
+    yielding: float | Float[Array, ""]
+    """Share of the sideways force and moment that the set point gives way to in a step."""
+
+
+class InsertionState(NamedTuple):
+    touched: Bool[Array, ""]
+    """Whether the block has been met."""
+    face: Float[Array, ""]
+    """Height at which it was met [mm]."""
+    middle: Float[Array, ""]
+    """Set point across at that moment [mm]."""
+    direction: Float[Array, ""]
+    """Of the sweep, ±1."""
+    width: Float[Array, ""]
+    """Half width of the sweep [mm]."""
+
+
+def _insertion_init(params: InsertionParams, observation: Float[Array, " 12"]) -> InsertionState:
+    zero = jnp.zeros_like(observation[0])
+    return InsertionState(jnp.asarray(False), zero, observation[9], zero + 1, zero + params.reach)
+
+
+def _insertion_act(
+    params: InsertionParams, state: InsertionState, observation: Float[Array, " 12"], applied: Float[Array, " 3"]
+) -> tuple[InsertionState, Float[Array, " 3"]]:
+    z = observation[1]
+    force_x, force_z, moment = observation[6:9]
+    setpoint = observation[9:12]
+    touches = jnp.hypot(force_x, force_z) > 3 * TOUCH
+    new = touches & ~state.touched
+    touched = state.touched | touches
+    face, middle = jnp.where(new, z, state.face), jnp.where(new, setpoint[0], state.middle)
+    found = touched & (face - z > params.found)
+
+    beyond = (setpoint[0] - middle) * state.direction > state.width
+    direction = jnp.where(beyond, -state.direction, state.direction)
+    width = jnp.where(beyond, state.width + params.reach, state.width)
+
+    # Downwards the set point leads by what makes the wanted force on the impedance's spring.
+    wanted = jnp.where(found, params.push, params.press) / NOMINAL.stiffness * MILLI
+    press = z - wanted - setpoint[1]
+    turn = NOMINAL.turning_stiffness * DEGREE
+    aside = params.yielding * force_x / NOMINAL.stiffness * MILLI
+    searching = jnp.stack([direction * params.sweep, press, jnp.zeros_like(z)])
+    inserting = jnp.stack([aside, press, params.yielding * moment / turn])
+    coming = jnp.stack([jnp.zeros_like(z), jnp.zeros_like(z) - params.approach, jnp.zeros_like(z)])
+    move = jnp.where(found, inserting, jnp.where(touched, searching, coming))
+    return InsertionState(touched, face, middle, direction, width), clip_to(SPEC.action, move)
+
+
+insertion = Controller(_insertion_init, _insertion_act)
+"""Come down until it touches, sweep across under light pressure until it falls in, push on and give way sideways."""
+
+PLANT = Plant(
+    spec=SPEC,
+    params=NOMINAL,
+    domain=Domain(),
+    sample_params=sample_params,
+    reset=reset,
+    step=step,
+    predict=predict,
+    applied=applied,
+    fallback=insertion,
+    fallback_params=InsertionParams(approach=0.2, press=6.0, sweep=0.1, reach=0.5, found=0.8, push=12.0, yielding=0.2),
+)
