@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -35,18 +35,25 @@ def serve() -> None:
     for line in sys.stdin.buffer:
         child = os.fork()
         if child == 0:
-            _limit(int(json.loads(line)["bytes"]))
-            try:
-                answer(json.loads(line), out)
-                out.flush()
-            except MemoryError:
-                _send(out, {"bad": "memory"})
-            finally:
-                os._exit(0)
-        status = os.waitpid(child, 0)[1]
-        if os.WIFSIGNALED(status):
+            _exit_after(json.loads(line), out)
+        if os.waitpid(child, 0)[1] != 0:
             # What the child had begun to send is of no known length: the other end gives this process up.
-            os._exit(128 + os.WTERMSIG(status))
+            os._exit(1)
+
+
+def _exit_after(request: dict[str, Any], out: BinaryIO) -> NoReturn:
+    """Answer and end the process: with 0 if the answer has its last frame."""
+    status = 1
+    try:
+        _limit(int(request["bytes"]))
+        try:
+            answer(request, out)
+        except MemoryError:
+            _send(out, {"bad": "memory"})
+        out.flush()
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def _limit(size: int) -> None:
