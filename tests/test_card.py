@@ -87,7 +87,7 @@ def test_counts_by_hand(dataset: Dataset) -> None:
         np.stack(
             [
                 held["observations"][:, 0] / 10,
-                (level - level.min()) / (level.max() - level.min()),
+                level / level.max(),  # from its bound to what was seen, for it has no upper one
                 held["observations"][:, 2],
                 held["actions"][:, 0],
                 (held["actions"][:, 1] + 5) / 10,
@@ -127,7 +127,7 @@ def test_what_cannot_be_learned_is_said_and_refused(dataset: Dataset) -> None:
     require_violations(card, ["temperature"])
     with pytest.raises(Refused, match="got level never violated: such data cannot supervise a safety critic"):
         require_violations(card)
-    with pytest.raises(BadInput, match="expected a limit among level, temperature|temperature, level"):
+    with pytest.raises(BadInput, match="expected a limit among temperature, level"):
         require_violations(card, ["pressure"])
     with pytest.raises(Refused, match="a plant without"):
         require_violations(card | {"limits": {}})
