@@ -73,7 +73,6 @@ def ingest(config: ConfigFile, data: DataFiles, as_json: AsJson = False) -> None
     from configs.load import load_run
 
     run = load_run(config)
-    known_plant(run.plant)
     from tasks.ingest import ingest as read
     from tasks.progress import StageProgress
 
@@ -82,4 +81,5 @@ def ingest(config: ConfigFile, data: DataFiles, as_json: AsJson = False) -> None
     lines = [f"dataset {result['digest']}", f"{result['rows']:,} rows in {result['episodes']} episodes"]
     if result["quarantined"]:
         lines.append(f"{result['quarantined']:,} rows in quarantine: {result['quarantine_path']}")
+    lines.append(f"card: {result['card']}")
     emit(result, as_json, lines)

@@ -331,5 +331,5 @@ def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path:
     (held.root / part["file"]).write_bytes(b"")
     assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
     held.verify()
-    with pytest.raises(BadInput, match="describe the plant as the mapping's 'process'"):
+    with pytest.raises(BadInput, match="described by the mapping's 'process'"):
         ingest(Home(home), RunConfig(plant="tonk", data=Data(format="neorl2")), [tmp_path / "long.parquet"])
