@@ -139,6 +139,7 @@ def _code_digest() -> str:
         "formats",
         "historian",
         "merkle",
+        "parquet_footer",
         "raw_rows",
         "raw_times",
         "raw_values",

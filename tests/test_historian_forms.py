@@ -227,6 +227,12 @@ def test_texts_and_qualities_mean_what_the_mapping_says(tmp_path: Path, plain: H
     )
     long().with_columns(status=pl.lit("fein")).write_parquet(tmp_path / "words.parquet")
     same(read(tmp_path / "words.parquet", statuses={"fein": "good"}), plain)
+    # Source: OPC UA Part 8 as in truth 3: severities 0, 1, 2 in the two highest bits; 3 is reserved.
+    odd = long().with_columns(status=pl.when(pl.col("value") == 107).then(0xC0000000).otherwise(0).cast(pl.UInt32))
+    odd.write_parquet(tmp_path / "odd.parquet")
+    quarantine = RawQuarantine()
+    read(tmp_path / "odd.parquet", quarantine)
+    assert dict(quarantine.reasons) == {"status is of the reserved severity (0xC0000000)": 1}
     long().drop("status").write_parquet(tmp_path / "none.parquet")
     same(read(tmp_path / "none.parquet", columns={"status": None}), plain)
 
@@ -333,3 +339,22 @@ def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path:
     held.verify()
     with pytest.raises(BadInput, match="described by the mapping's 'process'"):
         ingest(Home(home), RunConfig(plant="tonk", data=Data(format="neorl2")), [tmp_path / "long.parquet"])
+
+
+def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = long()
+    path = tmp_path / "groups.parquet"
+    late = pl.concat([frame[:40], frame[60:61], frame[40:60], frame[61:]])
+    grouped = pl.concat(part.sort("tag", "timestamp") for part in frame.iter_slices(30))
+    for table, told in ((frame, True), (late, False), (grouped, False)):
+        table.write_parquet(path, row_group_size=10 if told else 30)
+        export = historian.Export(path, mapping(clock={"late_seconds": 0}), [path])
+        glance = export._glance(path)
+        assert (glance is not None) == told
+        look = export._look(path)
+        monkeypatch.setattr(historian, "time_groups", lambda *_: None)
+        read_whole = export._look(path)
+        monkeypatch.undo()
+        for name in ("first", "last", "rows", "behind"):
+            assert getattr(look, name) == getattr(read_whole, name)
+        assert look.centre == pytest.approx(read_whole.centre, rel=1e-6)
