@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test coverage lint bench plants study chaos resume streaming tamper picture services lock clean
+.PHONY: run test coverage lint bench plants study chaos resume streaming historian tamper picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up & up=$$!; \
@@ -43,6 +43,9 @@ resume: $(READY)  ## kill -9 the training of every algorithm at twenty random st
 
 streaming: $(READY)  ## training on data four times as large as its memory beside resident data
 	$(BIN)/python -m benchmarks.streaming
+
+historian: $(READY)  ## raw rows/s and memory of ingesting 200 million rows, beside polars' own scan of the same files
+	$(BIN)/python -m benchmarks.historian
 
 tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 	$(BIN)/python -m benchmarks.tamper

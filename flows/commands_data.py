@@ -94,6 +94,7 @@ def ingest(
     lines.append(f"{result['rows']:,} rows in {result['episodes']:,} episodes")
     if result["quarantined"]:
         lines.append(f"{result['quarantined']:,} rows in quarantine: {result['quarantine_path']}")
+    lines.append(f"card: {result['card']}")
     emit(result, as_json, lines)
 
 
@@ -103,7 +104,6 @@ def _ingest_run(config: Path, data: list[Path] | None, others: list[Any]) -> dic
     run = load_run(config)
     if not data or any(other is not None for other in others):
         raise BadInput(f"expected --data FILE alone with {config.name}, which says the rest: name the logs by --data.")
-    known_plant(run.plant)
     from tasks.ingest import ingest as read
     from tasks.progress import StageProgress
 

@@ -15,7 +15,7 @@ import configs.units
 import neorl_core.plants
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.load import load_yaml
+from configs.load import load_yaml, nearest
 from configs.mapping import HistorianMapping
 from configs.run import Data, RunConfig
 from neorl_core.plants import LOGGED, PLANTS
@@ -56,7 +56,7 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
     for source in sources:
         if not source.is_file() and not (source.is_dir() and run.data.format == "historian"):
             raise BadInput(f"expected a source file at {source}, got none: check the path.")
-    mapping = _mapping(run)
+    mapping = mapping_of(run)
     spec = plant_spec(run.plant, mapping)
     root = home.room("datasets", run.plant)
     recipe = {
@@ -161,7 +161,12 @@ def ingest_file(
     return _reference(root, spec, digest, [record], [path]) | {"format": source.family, "words": words}
 
 
-def _mapping(run: RunConfig) -> HistorianMapping | None:
+def mapping_of(run: RunConfig) -> HistorianMapping | None:
+    """The mapping that a run names.
+
+    Raises:
+        BadInput: when it cannot be read, or is of another plant.
+    """
     if run.data.mapping is None:
         return None
     mapping = load_yaml(run.data.mapping, HistorianMapping)
@@ -188,8 +193,8 @@ def plant_spec(name: str, mapping: HistorianMapping | None) -> PlantSpec:
             raise BadInput(f"{error}: correct the mapping of process {name}.") from error
     if name not in PLANTS:
         raise BadInput(
-            f"expected a plant among {', '.join(PLANTS)}, got '{name}': correct the run's file, or describe the plant "
-            "as the mapping's 'process'."
+            f"expected a known plant, got '{name}': {nearest(name, PLANTS)} A plant that is not simulated here is "
+            "described by the mapping's 'process'."
         )
     return PLANTS[name].spec
 
@@ -212,6 +217,7 @@ def _code_digest() -> str:
         "merkle",
         "minari_format",
         "recordings",
+        "parquet_footer",
         "raw_rows",
         "raw_times",
         "raw_values",

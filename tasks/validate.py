@@ -11,13 +11,13 @@ import numpy as np
 
 from configs.home import Home
 from configs.run import RunConfig
-from neorl_core.plants import PLANTS
 from neorl_core.types import PlantSpec
 from tasks.adapters.canonical import digest_json, write_json
 from tasks.adapters.dataset import Dataset
 from tasks.adapters.expectations import Check, check_episode_table, judge
 from tasks.adapters.rows import RANGE_TOLERANCE
 from tasks.adapters.summaries import Summary, mean_shift, signal_bounds, signal_names, stability_index, summarise
+from tasks.ingest import mapping_of, plant_spec
 
 MIN_EPISODES = 2
 """Least episodes for training, and least held out: one says nothing of how results vary."""
@@ -54,7 +54,7 @@ def validate(
     Raises:
         Refused: when a file of the dataset is not what its digest says.
     """
-    spec = PLANTS[run.plant].spec
+    spec = plant_spec(run.plant, mapping_of(run))
     store = Dataset.open(Path(dataset_ref["path"]), dataset_ref["digest"])
     summary = summarise(store, spec, progress)
     older = None

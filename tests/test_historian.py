@@ -12,7 +12,6 @@ import pytest
 from configs.errors import BadInput
 from configs.load import load_yaml
 from configs.mapping import HistorianMapping
-from configs.units import conversion
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec, Space
@@ -301,25 +300,6 @@ def test_a_missing_unit_in_the_file_is_named_with_its_line(tmp_path: Path) -> No
     path.write_text(REACTOR.read_text().replace("unit: degC, interpolation: sloped", "interpolation: sloped"))
     with pytest.raises(BadInput, match=r"mapping\.yaml, line \d+: expected a unit, got none"):
         load_yaml(path, HistorianMapping)
-
-
-@pytest.mark.parametrize(
-    ("value", "source", "target", "expected"),
-    [
-        # By hand: water freezes and boils; 1 kmol/m3 is 1 mol/L.
-        (0.0, "degC", "K", 273.15),
-        (32.0, "degF", "K", 273.15),
-        (212.0, "degF", "degC", 100.0),
-        (300.0, "K", "degC", 26.85),
-        (0.9, "kmol/m3", "mol/L", 0.9),
-        (900.0, "mol/m3", "mol/L", 0.9),
-        (50.0, "%", "1", 0.5),
-        (5.0, "cm", "m", 0.05),
-    ],
-)
-def test_units(value: float, source: str, target: str, expected: float) -> None:
-    scale, offset = conversion(source, target)
-    assert scale * value + offset == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "csv"])

@@ -11,15 +11,13 @@ from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import pytest
 
-from configs.errors import BadInput
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from tasks.adapters.dataset import Dataset, DatasetWriter
-from tasks.adapters.expectations import check_episode_table, check_historian_table
+from tasks.adapters.expectations import check_episode_table
 from tasks.adapters.shards import Rows
 from tasks.adapters.summaries import stability_index, summarise
 from tasks.validate import dataset_checks, validate
@@ -211,18 +209,3 @@ def test_the_table_of_episodes_has_a_schema(tmp_path: Path) -> None:
     assert "field_uniqueness" in check_episode_table(table | {"episode": np.array([0, 0, 1])})[0]
     swapped = table | {"action force_1 min": table["action force_1 max"] + 1}
     assert "min <= mean <= max of action force_1" in check_episode_table(swapped)[0]
-
-
-def test_the_historian_s_table_has_a_schema() -> None:
-    # Source: OPC UA Part 8 as in truth 3: severities 0, 1, 2 in the two highest bits; 3 is reserved.
-    good = pl.DataFrame(
-        {"tag": ["T1", "T1", "T1"], "value": [1.0, None, 2.0], "status": [0, 0x40000000, 0x80000000]},
-        schema_overrides={"status": pl.UInt32},
-    ).with_columns(timestamp=pl.lit(0).cast(pl.Datetime("ns", "UTC")))
-    check_historian_table(good)
-    with pytest.raises(BadInput, match="severity is known"):
-        check_historian_table(good.with_columns(status=pl.lit(0xC0000000, pl.UInt32)))
-    with pytest.raises(BadInput, match="value"):
-        check_historian_table(good.with_columns(pl.col("value").cast(pl.String)))
-    with pytest.raises(BadInput, match="status"):
-        check_historian_table(good.drop("status"))

@@ -17,8 +17,6 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from configs.errors import BadInput
-
 if TYPE_CHECKING:
     import polars as pl
 
@@ -72,28 +70,6 @@ def check_episode_table(columns: Columns) -> list[str]:
         if not ordered.all():
             reasons.append(f"expected min <= mean <= max of {name} in every episode, got none such: ingest it again.")
     return reasons
-
-
-def check_historian_table(frame: pl.DataFrame) -> None:
-    """Hold a historian's long table to its schema: tag, timestamp (UTC), value, status with an OPC UA severity.
-
-    Raises:
-        BadInput: when a column is missing or of another type, or a status has the reserved severity.
-    """
-    import pandera.polars as pa
-    import polars as pl
-
-    severity = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key) // 2**30 < 3), name="severity is known")
-    schema = pa.DataFrameSchema(
-        {
-            "tag": pa.Column(pl.String),
-            "timestamp": pa.Column(pl.Datetime("ns", "UTC")),
-            "value": pa.Column(pl.Float64, nullable=True),
-            "status": pa.Column(pl.UInt32, severity),
-        }
-    )
-    if reasons := _failures(schema, frame, "the historian's table"):
-        raise BadInput(reasons[0])
 
 
 def _failures(schema: Any, frame: pl.DataFrame, what: str) -> list[str]:

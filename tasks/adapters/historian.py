@@ -23,6 +23,7 @@ from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from tasks.adapters.arrivals import Arrivals, Chunk, Rejects, ahead
 from tasks.adapters.canonical import digest_json, file_sha256
+from tasks.adapters.parquet_footer import time_groups
 from tasks.adapters.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows
 from tasks.adapters.raw_times import FOLLOWERS, Clockwork, find_astray
 from tasks.adapters.raw_values import Decoder
@@ -234,11 +235,13 @@ class Export:
 
     def _look(self, file: Path) -> Look:
         """Read the timestamps alone; rows of a clock gone astray count for nothing here."""
+        if (told := self._glance(file)) is not None:
+            return told
         late = round(self.mapping.clock.late_seconds * 1e9)
         first, last, total, good, behind, rows = NEVER, UNKNOWN_TIME, 0.0, 0, 0, 0
         astray: list[Times] = []
         top = UNKNOWN_TIME
-        for times, numbers, settled in self._stamps(file):
+        for times, numbers, settled in self._stamps(file, self._scan(file)):
             rows += settled
             known = times[:settled]
             if (top == UNKNOWN_TIME or times[0] >= top) and (times[1:] >= times[:-1]).all():
@@ -257,10 +260,26 @@ class Export:
         joined = np.concatenate(astray) if astray else np.zeros(0, np.int64)
         return Look(first, last, total / max(good, 1), rows, behind, joined)
 
-    def _stamps(self, file: Path) -> Iterator[tuple[Times, Times, int]]:
+    def _glance(self, file: Path) -> Look | None:
+        """What the footer says, where its row groups follow each other in time and the first and last are in order."""
+        groups = None
+        if file.suffix == ".parquet" and not self.mapping.ignore:
+            groups = time_groups(file, self.mapping.columns.timestamp)
+        late = round(self.mapping.clock.late_seconds * 1e9)
+        if groups is None or len(groups.rows) < 3 or (groups.least[1:] < groups.greatest[:-1] - late).any():
+            return None
+        rows = int(groups.rows.sum())
+        for start, count in ((0, int(groups.rows[0])), (rows - int(groups.rows[-1]), int(groups.rows[-1]))):
+            for times, _, _ in self._stamps(file, self._scan(file).slice(start, count)):
+                if (times[1:] < times[:-1]).any():
+                    return None
+        centre = float(((groups.least / 2 + groups.greatest / 2) * groups.rows).sum() / rows)
+        return Look(int(groups.least.min()), int(groups.greatest.max()), centre, rows, 0, np.zeros(0, np.int64))
+
+    def _stamps(self, file: Path, table: pl.LazyFrame) -> Iterator[tuple[Times, Times, int]]:
         """Times and row numbers of the mapped tags, and how many of them are followed by enough others to be judged."""
         columns, clock = self.mapping.columns, Clockwork(self.mapping.clock)
-        table, ignoring = self._scan(file), self.mapping.layout == "long" and bool(self.mapping.ignore)
+        ignoring = self.mapping.layout == "long" and bool(self.mapping.ignore)
         names = [columns.timestamp]
         if ignoring:
             table = table.with_row_index("number")

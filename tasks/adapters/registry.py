@@ -260,6 +260,9 @@ class Registry:
         self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
         for place, path in submission.artifacts.items():
             self._upload(run_id, place, path)
+        card = submission.dataset.get("card")
+        if card is not None and Path(card).is_file():
+            self._upload(run_id, "dataset", Path(card))
         self.client.log_batch(run_id, tags=[RunTag("neorl.model_id", model.model_id)])
         self.client.set_terminated(run_id, "FINISHED")
         return run_id, model.model_id

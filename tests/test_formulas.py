@@ -1,0 +1,139 @@
+"""Units against values that are known, and formulas: what they compute, and what they refuse."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.expression import compile_expression
+from configs.units import conversion
+
+UNITS = {"temperature": "degC", "setpoint": "K", "valve": "1", "level": "cm", "next.temperature": "degC"}
+VALUES: dict[str, Any] = {
+    "temperature": np.array([20.0, 25.0]),
+    "setpoint": np.array([293.15, 293.15]),
+    "valve": np.array([0.0, 0.5]),
+    "level": np.array([100.0, 250.0]),
+    "next.temperature": np.array([21.0, 26.0]),
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "target", "expected"),
+    [
+        # By hand: water freezes and boils; 1 kmol/m3 is 1 mol/L.
+        (0.0, "degC", "K", 273.15),
+        (32.0, "degF", "K", 273.15),
+        (212.0, "degF", "degC", 100.0),
+        (300.0, "K", "degC", 26.85),
+        (9.0, "delta_degF", "K", 5.0),
+        (0.9, "kmol/m3", "mol/L", 0.9),
+        (900.0, "mol/m3", "mol/L", 0.9),
+        (50.0, "%", "1", 0.5),
+        (5.0, "cm", "m", 0.05),
+        # NIST SP 811: 1 bar = 100 kPa, 1 psi = 6.894757 kPa, 1 hp (550 ft lbf/s) = 745.6999 W.
+        (1.0, "bar", "kPa", 100.0),
+        (1.0, "psi", "kPa", 6.894757),
+        (1.0, "horsepower", "W", 745.6999),
+        (3.6, "m3/h", "L/s", 1.0),
+        (60.0, "rpm", "Hz", 2 * np.pi),
+        (1.0, "kW h", "MJ", 3.6),
+        (1.02, "pu", "1", 1.02),
+    ],
+)
+def test_units(value: float, source: str, target: str, expected: float) -> None:
+    scale, offset = conversion(source, target)
+    assert scale * value + offset == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "says"),
+    [
+        ("bar", "K", "expected a unit of temperature such as 'K', got 'bar', a unit of pressure"),
+        ("baar", "K", "expected a unit such as degC, kPa, m3/h or 1, got 'baar'"),
+        ("dBm", "W", "got the logarithmic 'dBm'"),
+        ("__import__('os').system('true')", "K", "expected a unit such as"),
+        ("", "K", "expected a unit such as"),
+        ("m" * 1000, "m", "expected a unit such as"),
+    ],
+)
+def test_units_that_do_not_fit_are_named(source: str, target: str, says: str) -> None:
+    with pytest.raises(ValueError, match="expected") as caught:
+        conversion(source, target)
+    assert says in str(caught.value)
+
+
+def test_a_unit_needs_no_library_where_it_stays_what_it_is() -> None:
+    code = "import sys; from configs.units import conversion; conversion('K', 'K'); sys.exit('pint' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        # By hand.
+        ("-(next.temperature - setpoint) ** 2 / quantity(1, 'K') ** 2", "1", [-1.0, -36.0]),
+        ("temperature", "K", [293.15, 298.15]),
+        ("temperature", "degC", [20.0, 25.0]),
+        ("next.temperature - temperature", "K", [1.0, 1.0]),
+        ("level * level", "m**2", [1.0, 6.25]),
+        ("level * quantity(2, 'kN')", "J", [2000.0, 5000.0]),
+        ("sqrt(level * level)", "m", [1.0, 2.5]),
+        ("min(valve, 0.25) + max(valve, 0.25) - clip(valve, 0.1, 0.2)", "1", [0.15, 0.55]),
+        ("where(level > quantity(2, 'm'), 10, -valve)", "1", [0.0, 10.0]),
+        ("exp(valve) - log(1 + valve) + abs(-valve)", "%", [100.0, (np.exp(0.5) - np.log(1.5) + 0.5) * 100]),
+        ("quantity(-1, 'degC') - quantity(0, 'degC')", "K", [-1.0, -1.0]),
+        ("2 ** -1 * +valve", "1", [0.0, 0.25]),
+    ],
+)
+def test_formulas_by_hand(text: str, unit: str, expected: list[float]) -> None:
+    found = compile_expression(text, UNITS, unit).compute(VALUES)
+    np.testing.assert_allclose(np.broadcast_to(found, (2,)), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("__import__('os').system('true')", "got '__import__"),
+        ("valve.__class__", "got 'valve.__class__'"),
+        ("next.next.temperature", "got 'next.next.temperature'"),
+        ("[valve for valve in (1, 2)]", "expected numbers, signals"),
+        ("(lambda: 1)()", "expected numbers, signals"),
+        ("valve if 1 else 2", "expected numbers, signals"),
+        ("valve and valve", "expected numbers, signals"),
+        ("valve[0]", "expected numbers, signals"),
+        ("f'{valve}'", "expected numbers, signals"),
+        ("(valve := 1)", "expected numbers, signals"),
+        ("valve % 2", "expected + - * / or **"),
+        ("'a' * 3", "expected a number, got 'a'"),
+        ("True", "expected a number, got True"),
+        ("1e999", "expected a number, got inf"),
+        ("9 ** 9 ** 9", "expected a number as exponent"),
+        ("9 ** 99", "an exponent of at most 8"),
+        ("valve ** valve", "expected a number as exponent"),
+        ("temperature + valve", "got a temperature and a ratio"),
+        ("exp(temperature)", "expected a ratio within exp"),
+        ("temperature", "to be a ratio in '1', got a temperature"),
+        ("pressure", "expected a signal among temperature"),
+        ("next.valve", "got 'next.valve'"),
+        ("min(valve)", "got 'min'"),
+        ("abs(valve, key=1)", "expected numbers, signals"),
+        ("where(valve, 1, 2)", "expected one of < <= > >="),
+        ("where(valve < temperature, 1, 2)", "expected one unit on both sides"),
+        ("quantity(valve, 'K')", "expected quantity(number, 'unit')"),
+        ("quantity(1, 'furlongs per')", "expected a unit such as"),
+        ("(((", "expected a formula"),
+        ("", "expected a formula"),
+        ("1" + " + 1" * 300, "expected a formula of at most"),
+        ("(" * 400 + "1" + ")" * 400, "expected a formula"),
+        ("valve\0", "expected a formula"),
+    ],
+)
+def test_what_is_no_formula_is_named_and_nothing_is_run(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match="expected") as caught:
+        compile_expression(text, UNITS, "1")
+    assert says in str(caught.value)

@@ -1,0 +1,360 @@
+"""The forms in which exports come: long and wide, files and folders, clocks, statuses and texts; and what a mapping
+makes of them: derived quantities, rewards, limits and lags of a plant that it describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from configs.errors import BadInput
+from configs.home import Home
+from configs.mapping import HistorianMapping
+from configs.process import described_spec
+from configs.run import Data, RunConfig
+from tasks.adapters import historian
+from tasks.adapters.dataset import Dataset
+from tasks.adapters.raw_rows import RawQuarantine
+from tasks.adapters.transitions import HistorianLog, read_historian
+from tasks.ingest import ingest
+
+START = "2026-01-05T00:00:00Z"
+STEPS = 30
+MAPPING: dict[str, Any] = {
+    "process": {"name": "tank", "horizon": 100},
+    "period_seconds": 10,
+    "tags": {
+        "LI-1": {"role": "observation", "signal": "level", "unit": "cm", "to_unit": "m", "interpolation": "sloped"},
+        "FI-2": {"role": "input", "signal": "inflow", "unit": "L/s", "interpolation": "sloped"},
+        "FV-3": {"role": "action", "signal": "valve", "unit": "%", "to_unit": "1", "interpolation": "stepped"},
+    },
+    "reward": {"expression": "-next.level / quantity(1, 'm')", "unit": "1"},
+    "episodes": {"max_gap_seconds": 30},
+}
+
+
+def mapping(**changed: Any) -> HistorianMapping:
+    return HistorianMapping.model_validate(MAPPING | changed)
+
+
+def read(path: Path, quarantine: RawQuarantine | None = None, **changed: Any) -> HistorianLog:
+    it = mapping(**changed)
+    return read_historian(path, it, described_spec(it), None, quarantine)
+
+
+def wide(steps: int = STEPS) -> pl.DataFrame:
+    """Every 10 s: level 100, 101, ... cm, inflow 5 L/s, valve 0, 1, ... %."""
+    k = np.arange(steps)
+    first = np.datetime64(START.removesuffix("Z"), "ns").astype(np.int64)
+    return pl.DataFrame(
+        {
+            "timestamp": pl.Series(first + k * 10**10).cast(pl.Datetime("ns", "UTC")),
+            "LI-1": 100.0 + k,
+            "FI-2": np.full(steps, 5.0),
+            "FV-3": k.astype(float),
+        }
+    )
+
+
+def long(frame: pl.DataFrame | None = None) -> pl.DataFrame:
+    table = (wide() if frame is None else frame).unpivot(
+        ["LI-1", "FI-2", "FV-3"], index="timestamp", variable_name="tag"
+    )
+    return table.with_columns(status=pl.lit(0, pl.UInt32)).sort("timestamp")
+
+
+def same(one: HistorianLog, other: HistorianLog) -> None:
+    assert len(one.rows["rewards"]) == STEPS - 1
+    for key, values in one.rows.items():
+        np.testing.assert_array_equal(values, other.rows[key])
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> HistorianLog:
+    long().write_parquet(tmp_path / "long.parquet")
+    return read(tmp_path / "long.parquet")
+
+
+def test_a_described_plant_s_rows_by_hand(plain: HistorianLog) -> None:
+    spec = described_spec(mapping())
+    assert (spec.observation.names, spec.action.names, spec.dt, spec.time_unit) == (("level",), ("valve",), 10.0, "s")
+    np.testing.assert_allclose(plain.rows["observations"][:, 0], 1.0 + np.arange(STEPS - 1) / 100)
+    np.testing.assert_allclose(plain.rows["actions"][:, 0], np.arange(STEPS - 1) / 100)
+    np.testing.assert_allclose(plain.rows["rewards"], -1.01 - np.arange(STEPS - 1) / 100, rtol=1e-6)
+
+
+def test_wide_tables_say_the_same(tmp_path: Path, plain: HistorianLog) -> None:
+    frame = wide()
+    frame.write_parquet(tmp_path / "wide.parquet")
+    frame.write_csv(tmp_path / "wide.csv", datetime_format="%Y-%m-%dT%H:%M:%S%.3fZ")
+    for name in ("wide.parquet", "wide.csv"):
+        same(read(tmp_path / name, layout="wide"), plain)
+    holed = frame.with_columns(pl.when(pl.col("LI-1") != 105).then("LI-1"), pl.lit("Good").alias("LI-1.st"))
+    marked = holed.with_columns(
+        pl.when(pl.col("LI-1") == 110).then(pl.lit("Bad")).otherwise("LI-1.st").alias("LI-1.st")
+    )
+    marked.write_parquet(tmp_path / "marked.parquet")
+    quarantine = RawQuarantine()
+    log = read(tmp_path / "marked.parquet", quarantine, layout="wide", columns={"status_suffix": ".st"}, causal=False)
+    # An empty cell is no row, a Bad one is; both are bridged.
+    same(log, read(tmp_path / "wide.parquet", layout="wide", causal=False))
+    (record,) = quarantine.table().to_dicts()
+    assert (record["row"], record["tag"], record["reason"]) == (10, "LI-1", "status is Bad (0x80000000)")
+
+
+def test_folders_and_tables_in_another_order_say_the_same(
+    tmp_path: Path, plain: HistorianLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = long()
+    days = tmp_path / "days"
+    days.mkdir()
+    for name, (begin, end) in {"c": (0, 31), "a": (31, 60), "b": (60, 90)}.items():
+        frame[begin:end].write_parquet(days / f"{name}.parquet")
+    same(read(days), plain)
+    tags = tmp_path / "tags"
+    tags.mkdir()
+    for i, (_, part) in enumerate(frame.group_by("tag", maintain_order=True)):
+        part.write_csv(tags / f"{i}.csv", datetime_format="%Y-%m-%dT%H:%M:%SZ")
+    monkeypatch.setattr(historian, "BUCKET_ROWS", 20)
+    late = {"late_seconds": 0.0}
+    log = read(tags, clock=late)
+    same(log, plain)
+    assert not log.account["raw"]["in_order_of_time"]
+    frame.sort("tag", "timestamp").write_parquet(tmp_path / "tags.parquet")
+    same(read(tmp_path / "tags.parquet", clock=late), plain)
+    renamed = tmp_path / "renamed"
+    days.rename(renamed)
+    before = historian.source_sha256(renamed)
+    (renamed / "c.parquet").rename(renamed / "z.parquet")
+    assert historian.source_sha256(renamed) == before
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match="expected Parquet or CSV files in folder"):
+        read(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("s", 1e-9), ("ms", 1e-6), ("us", 1e-3), ("ns", 1)])
+def test_timestamps_may_be_numbers(tmp_path: Path, plain: HistorianLog, unit: str, factor: float) -> None:
+    numbers = long().with_columns((pl.col("timestamp").dt.epoch("ns") // round(1 / factor)).alias("timestamp"))
+    numbers.write_parquet(tmp_path / "numbers.parquet")
+    same(read(tmp_path / "numbers.parquet", clock={"epoch": unit}), plain)
+    numbers.with_columns(pl.col("timestamp").cast(pl.Float64)).write_csv(tmp_path / "numbers.csv")
+    if unit != "ns":  # a double does not hold them
+        same(read(tmp_path / "numbers.csv", clock={"epoch": unit}), plain)
+    with pytest.raises(BadInput, match=r"clock\.epoch"):
+        read(tmp_path / "numbers.parquet")
+
+
+def local(moments: list[str]) -> pl.DataFrame:
+    rows = [(tag, moment, value) for moment in moments for tag, value in (("LI-1", 1.0), ("FI-2", 5.0), ("FV-3", 1.0))]
+    frame = pl.DataFrame(rows, {"tag": pl.String, "timestamp": pl.String, "value": pl.Float64}, orient="row")
+    return frame.with_columns(status=pl.lit("Good"))
+
+
+AUTUMN = [
+    # Berlin, 2026-10-25: at 03:00 summer time clocks go back to 02:00 (Directive 2000/84/EC: 01:00 UTC).
+    *(f"2026-10-25 01:{m:02d}:00" for m in range(0, 60, 10)),
+    *(f"2026-10-25 02:{m:02d}:00" for m in range(0, 60, 10)),
+    *(f"2026-10-25 02:{m:02d}:00" for m in range(0, 60, 10)),
+    *(f"2026-10-25 03:{m:02d}:00" for m in range(0, 60, 10)),
+]
+
+
+def test_an_hour_that_comes_twice_is_resolved_by_the_rule_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "autumn.csv"
+    local(AUTUMN).write_csv(path)
+    gaps = {"max_gap_seconds": 700}
+    clock = {"zone": "Europe/Berlin"}
+    quarantine = RawQuarantine()
+    log = read(path, quarantine, clock=clock, episodes=gaps, period_seconds=600)
+    assert quarantine.reasons == {"timestamp comes twice, for clocks were set back": 36}
+    # From 01:50 (23:50 UTC) to 03:00 (02:00 UTC) nothing is known.
+    assert log.account["rows"] == 10
+    assert log.account["gap"] == 13
+    quarantine = RawQuarantine()
+    log = read(path, quarantine, clock=clock | {"ambiguous": "order"}, episodes=gaps, period_seconds=600)
+    assert not quarantine.count
+    # 01:00 summer time is 23:00 UTC, 03:50 winter time is 02:50 UTC: 24 moments, 23 steps.
+    assert log.account["rows"] == 23
+    first = np.datetime64("2026-10-24T23:00:00", "ns").astype(np.int64)
+    np.testing.assert_array_equal(log.rows["timestamps"], first + np.arange(23) * 600 * 10**9)
+    for rule, hour in (("earlier", 0), ("later", 1)):
+        once = local(AUTUMN[6:12])
+        once.write_csv(path)
+        log = read(path, clock=clock | {"ambiguous": rule}, episodes=gaps, period_seconds=600)
+        assert log.rows["timestamps"][0] == first + (1 + hour) * 3600 * 10**9
+
+
+def test_an_hour_that_clocks_skip_is_refused(tmp_path: Path) -> None:
+    # Berlin, 2026-03-29: from 02:00 winter time clocks go to 03:00.
+    moments = [f"2026-03-29T0{h}:{m:02d}:00" for h in (1, 2, 3) for m in range(0, 60, 10)]
+    path = tmp_path / "spring.csv"
+    local(moments).write_csv(path)
+    quarantine = RawQuarantine()
+    log = read(path, quarantine, clock={"zone": "Europe/Berlin"}, episodes={"max_gap_seconds": 700}, period_seconds=600)
+    table = quarantine.table()
+    assert table["row"].to_list() == list(range(18, 36))
+    assert set(table["reason"]) == {"timestamp does not exist, for clocks were set forward"}
+    assert table["text"][0] == "2026-03-29T02:00:00"
+    assert log.account["rows"] == 11  # 01:50 and 03:00 are ten minutes apart
+    offsets = [f"{moment}{'+01:00' if i < 6 else '+02:00'}" for i, moment in enumerate(moments) if not 6 <= i < 12]
+    local(offsets).write_csv(path)
+    again = read(path, episodes={"max_gap_seconds": 700}, period_seconds=600)
+    np.testing.assert_array_equal(again.rows["timestamps"], log.rows["timestamps"])
+
+
+def test_an_unknown_zone_is_named() -> None:
+    with pytest.raises(ValueError, match="expected an IANA zone such as Europe/Berlin, got 'Europe/Berln'"):
+        mapping(clock={"zone": "Europe/Berln"})
+
+
+def test_texts_and_qualities_mean_what_the_mapping_says(tmp_path: Path, plain: HistorianLog) -> None:
+    frame = long().with_columns(pl.col("value").cast(pl.String), status=pl.lit(192))
+    valve = (pl.col("tag") == "FV-3") & (pl.col("value") == "0.0")
+    frame = frame.with_columns(value=pl.when(valve).then(pl.lit("Closed")).otherwise("value"))
+    frame.write_parquet(tmp_path / "states.parquet")
+    tags = MAPPING["tags"] | {"FV-3": MAPPING["tags"]["FV-3"] | {"states": {"Closed": 0}}}
+    same(read(tmp_path / "states.parquet", status_codes="opc_da", tags=tags), plain)
+    quarantine = RawQuarantine()
+    read(tmp_path / "states.parquet", quarantine, status_codes="opc_da")
+    assert quarantine.table().select("row", "tag", "text", "reason").row(0) == (
+        2,
+        "FV-3",
+        "Closed",
+        "digital state 'Closed'",
+    )
+    long().with_columns(status=pl.lit("fein")).write_parquet(tmp_path / "words.parquet")
+    same(read(tmp_path / "words.parquet", statuses={"fein": "good"}), plain)
+    # Source: OPC UA Part 8 as in truth 3: severities 0, 1, 2 in the two highest bits; 3 is reserved.
+    odd = long().with_columns(status=pl.when(pl.col("value") == 107).then(0xC0000000).otherwise(0).cast(pl.UInt32))
+    odd.write_parquet(tmp_path / "odd.parquet")
+    quarantine = RawQuarantine()
+    read(tmp_path / "odd.parquet", quarantine)
+    assert dict(quarantine.reasons) == {"status is of the reserved severity (0xC0000000)": 1}
+    long().drop("status").write_parquet(tmp_path / "none.parquet")
+    same(read(tmp_path / "none.parquet", columns={"status": None}), plain)
+
+
+def test_a_value_goes_stale_by_its_tag_s_own_limit(tmp_path: Path) -> None:
+    frame = long().filter((pl.col("tag") != "FV-3") | (pl.col("value") < 5) | (pl.col("value") >= 20))
+    frame = frame.filter((pl.col("tag") != "LI-1") | (pl.col("value") < 110) | (pl.col("value") >= 113))
+    frame.write_parquet(tmp_path / "gaps.parquet")
+    tags = MAPPING["tags"]
+    # The valve holds from 40 s on until 200 s, the level is sloped over 40 s: by default that is too far.
+    assert read(tmp_path / "gaps.parquet").account["gap"] == 4
+    longer = tags | {"LI-1": tags["LI-1"] | {"stale_seconds": 40}}
+    assert read(tmp_path / "gaps.parquet", tags=longer).account["gap"] == 0
+    shorter = longer | {"FV-3": tags["FV-3"] | {"stale_seconds": 60}}
+    # Steps whose middle lies more than 60 s after 40 s and before 200 s: those from 100 to 190 s.
+    log = read(tmp_path / "gaps.parquet", tags=shorter)
+    assert log.account["gap"] == 10
+    assert sorted(set(range(STEPS - 1)) - set(log.rows["numbers"].tolist())) == list(range(10, 20))
+
+
+def test_derived_quantities_rewards_limits_and_lags(tmp_path: Path) -> None:
+    long().write_parquet(tmp_path / "long.parquet")
+    changed: dict[str, Any] = {
+        "derived": {
+            # The head over a pipe of 0.5 m: in cm, so that its limit is.
+            "head": {"expression": "level - quantity(0.5, 'm')", "unit": "cm", "limits": [None, 60.5]},
+            "power": {"expression": "inflow * head * quantity(9810, 'N/m3')", "unit": "W", "role": "input"},
+        },
+        "reward": {
+            "expression": "-next.power / quantity(1, 'W') + level_lag_2 / quantity(1, 'm') - valve",
+            "unit": "1",
+        },
+        "lags": {"level": 2},
+    }
+    it = mapping(**changed)
+    spec = described_spec(it)
+    assert spec.observation.names == ("level", "head", "level_lag_1", "level_lag_2")
+    assert spec.observation.units == ("m", "cm", "m", "m")
+    assert [(c.name, c.unit, c.high) for c in spec.constraints] == [("head", "cm", 60.5)]
+    log = read(tmp_path / "long.parquet", **changed)
+    # The first two moments have no past; the head is above 60.5 cm from step 11 on, whose beginning is outside.
+    assert log.rows["numbers"].tolist() == list(range(2, 11))
+    k = np.arange(2, 11)
+    level = 1.0 + k / 100
+    np.testing.assert_allclose(
+        log.rows["observations"], np.stack([level, 50.0 + k, level - 0.01, level - 0.02], axis=1), rtol=1e-12
+    )
+    reward = -0.005 * (level + 0.01 - 0.5) * 9810 + (level - 0.02) - k / 100
+    np.testing.assert_allclose(log.rows["rewards"], reward, rtol=1e-6)
+    np.testing.assert_allclose(log.rows["constraint_costs"][:, 0], [0] * 8 + [0.5], atol=1e-5)
+    assert log.rows["terminals"].tolist() == [False] * 8 + [True]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"reward": {"expression": "level + valve", "unit": "1"}}, "reward: expected one unit on both sides"),
+        ({"reward": {"expression": "pressure", "unit": "1"}}, "reward: expected a signal among"),
+        ({"derived": {"x": {"expression": "level", "unit": "K"}}}, "derived x: expected 'level' to be a temperature"),
+        ({"derived": {"x": {"expression": "valve", "unit": "1"}}}, "derived x: expected a signal among"),
+    ],
+)
+def test_formulas_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    long().write_parquet(tmp_path / "long.parquet")
+    with pytest.raises(BadInput, match=says):
+        read(tmp_path / "long.parquet", **changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"plant": "kettle"}, "got both or none"),
+        ({"process": None}, "got both or none"),
+        ({"reward": None}, "expected a 'reward' beside 'process'"),
+        ({"process": None, "plant": "kettle", "lags": {"level": 1}}, "expected 'lags' only beside 'process'"),
+        ({"derived": {"level": {"expression": "inflow", "unit": "L/s"}}}, "expected every signal once, got 'level'"),
+    ],
+)
+def test_a_mapping_describes_one_plant(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        mapping(**changed)
+
+
+def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path: Path, home: Path) -> None:
+    from ruamel.yaml import YAML
+
+    frame = long().with_columns(value=pl.when(pl.col("value") == 107.0).then(9e9).otherwise("value"))
+    frame.write_parquet(tmp_path / "long.parquet")
+    tags = MAPPING["tags"] | {"LI-1": MAPPING["tags"]["LI-1"] | {"range": [0, 300]}}
+    file = tmp_path / "mapping.yaml"
+    with file.open("w") as stream:
+        YAML(typ="safe").dump(MAPPING | {"tags": tags}, stream)
+    run = RunConfig(plant="tank", data=Data(mapping=file))
+    reference = ingest(Home(home), run, [tmp_path / "long.parquet"])
+    held = Dataset.open(Path(reference["path"]), reference["digest"])
+    held.verify()
+    assert held.rows == STEPS - 1
+    (part,) = held.manifest["provenance"][0]["sources"][0]["raw_quarantine"]
+    kept = pl.read_parquet(held.root / part["file"]).to_dicts()
+    assert [(row["row"], row["reason"]) for row in kept] == [(21, "value is outside the instrument's range")]
+    assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
+    (held.root / part["file"]).write_bytes(b"")
+    assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
+    held.verify()
+    with pytest.raises(BadInput, match="described by the mapping's 'process'"):
+        ingest(Home(home), RunConfig(plant="tonk", data=Data(format="neorl2")), [tmp_path / "long.parquet"])
+
+
+def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = long()
+    path = tmp_path / "groups.parquet"
+    late = pl.concat([frame[:40], frame[60:61], frame[40:60], frame[61:]])
+    grouped = pl.concat(part.sort("tag", "timestamp") for part in frame.iter_slices(30))
+    for table, told in ((frame, True), (late, False), (grouped, False)):
+        table.write_parquet(path, row_group_size=10 if told else 30)
+        export = historian.Export(path, mapping(clock={"late_seconds": 0}), [path])
+        glance = export._glance(path)
+        assert (glance is not None) == told
+        look = export._look(path)
+        monkeypatch.setattr(historian, "time_groups", lambda *_: None)
+        read_whole = export._look(path)
+        monkeypatch.undo()
+        for name in ("first", "last", "rows", "behind"):
+            assert getattr(look, name) == getattr(read_whole, name)
+        assert look.centre == pytest.approx(read_whole.centre, rel=1e-6)
