@@ -31,14 +31,11 @@ os.environ.update(
 if platform.machine() == "x86_64":
     # XLA's older code generator, one module per program: a quarter of the compile time. It may compute an expression
     # anew in each kernel that needs it, and with fused multiply-adds (AVX2) to other last bits: then a minimum equals
-    # none of its arguments, and its gradient is 0/0. AVX has none.
-    os.environ["XLA_FLAGS"] = " ".join(
-        (
-            os.environ.get("XLA_FLAGS", ""),
-            "--xla_cpu_use_fusion_emitters=false",
-            "--xla_cpu_parallel_codegen_split_count=1",
-            "--xla_cpu_max_isa=AVX",
-        )
+    # none of its arguments, and its gradient is 0/0. AVX has none. An XLA_FLAGS of the
+    # caller's wins, and an empty one gives the generator that ships.
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_max_isa=AVX",
     )
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
