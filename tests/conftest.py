@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -27,10 +28,16 @@ os.environ.update(
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
     # Most of the tests' time goes into compiling programs that then run once: XLA need not make them fast.
     JAX_DISABLE_MOST_OPTIMIZATIONS="true",
-    # XLA's older code generator for fusions, one module per program: a quarter of the compile time.
-    XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1",
 )
+if platform.machine() == "x86_64":
+    # XLA's older code generator, one module per program: a quarter of the compile time. It may compute an expression
+    # anew in each kernel that needs it, and with fused multiply-adds (AVX2) to other last bits: then a minimum equals
+    # none of its arguments, and its gradient is 0/0. AVX has none. An XLA_FLAGS of the
+    # caller's wins, and an empty one gives the generator that ships.
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_max_isa=AVX",
+    )
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
