@@ -87,7 +87,7 @@ def test_the_nmpc_of_pc_gym_s_own_task() -> None:
     def errors(observation: jax.Array, margins: jax.Array, action: jax.Array, before: jax.Array) -> jax.Array:
         return (observation[2:4] - observation[4:]) / 0.6
 
-    controller = single_shooting(predict, lambda o: jnp.full(2, 5.0, o.dtype), errors, moves=8, iterations=4)
+    controller = single_shooting(predict, lambda o: jnp.full(2, 5.0, o.dtype), errors, holds=(1,) * 8, iterations=4)
     params = MPCParams(SI, (0.1, 0.1), (10.0, 10.0), (0.0,) * 6)
     wanted = np.repeat([[0.5, 0.2], [0.1, 0.3]], 30, axis=0)
 
