@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from neorl_core.types import Controller, Params
@@ -89,13 +90,12 @@ def single_shooting(
     applied_in: Callable[[Float[Array, " O"]], Float[Array, " A"]],
     residuals: Residuals,
     *,
-    moves: int,
-    hold: int = 1,
+    holds: tuple[int, ...],
     iterations: int = 5,
 ) -> Controller:
-    """NMPC: every step plans `moves` actions, each held for `hold` steps, and applies the first.
+    """NMPC: every step plans M actions, the m-th held for `holds[m]` steps, and applies the first.
 
-    min Σ_k |r(o_k, margins_k, u_k, u_{k−1})|²  over k = 1 .. moves · hold,
+    min Σ_k |r(o_k, margins_k, u_k, u_{k−1})|²  over k = 1 .. Σ holds,
     subject to o_k = f(o_{k−1}, u_k) + b and low <= u_k <= high
 
     The bias b integrates the one-step prediction error, which removes lasting offsets of a wrong model.
@@ -104,13 +104,16 @@ def single_shooting(
         predict: the model f, as `Plant.predict`; smooth in observation and action.
         applied_in: the action in force at an observation, as `Plant.applied`; the first plan repeats it.
         residuals: the cost, as a vector; its squares are summed.
-        moves: planned actions M.
-        hold: steps for which each is held.
+        holds: (M,) steps for which each planned action is held; short ones first give a long horizon for few moves.
         iterations: Gauss–Newton steps per control step, from the last plan shifted.
 
     Returns:
         A controller with `MPCParams` for parameters.
     """
+
+    held = np.repeat(np.arange(len(holds)), holds)
+    starts = np.cumsum((0, *holds[:-1]))
+    moves = len(holds)
 
     def init(params: MPCParams, observation: Float[Array, " O"]) -> MPCState:
         resting = jnp.tile(applied_in(observation), (moves, 1))
@@ -134,13 +137,12 @@ def single_shooting(
                 following = following + bias
                 return (following, action), residuals(following, margins, action, before)
 
-            return jax.lax.scan(step, (observation, applied), jnp.repeat(planned(z), hold, axis=0))[1].ravel()
+            return jax.lax.scan(step, (observation, applied), planned(z)[held])[1].ravel()
 
         z = jnp.clip((state.plan - low) / (high - low), 0.0, 1.0).ravel()
         z = jax.lax.fori_loop(0, iterations, lambda _, z: gauss_newton_step(along, z), z)
         plan = planned(z)
-        ahead = jnp.repeat(plan, hold, axis=0)
-        shifted = jnp.concatenate([ahead[1:], ahead[-1:]])[::hold]
+        shifted = plan[held[np.minimum(starts + 1, held.size - 1)]]
         return MPCState(shifted, bias, observation, jnp.asarray(True)), plan[0]
 
     return Controller(init, act)

@@ -9,12 +9,13 @@ it trips.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from neorl_core.control.mpc import MPCParams, single_shooting
 from neorl_core.control.pid import PIDParams, pid
 from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
 from neorl_core.plants.integrators import RK4, integrate
@@ -46,8 +47,8 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="min",
     horizon=HORIZON,
-    # 0: the coolant stays where it was at the start (over 40,000 episodes); 100: no error ever, which nobody reaches.
-    score_range=(-0.143, 0.0),
+    # 0: the coolant stays where it was at the start (over 40,000 episodes); 100: the oracle (over 1,000).
+    score_range=(-0.143, -0.0057),
 )
 LIMIT = SPEC.constraints[0]
 
@@ -75,6 +76,9 @@ class Params(NamedTuple):
     """Its time constant [min]."""
     feed_clip: float | Float[Array, ""] = 1.5
     """Its bound [K]."""
+    feed_concentration_sd: float | Float[Array, ""] = 0.0
+    """Standard deviation of the feed concentration's slow deviation [mol/L], of the same time constant; it is cut off
+    at three times itself."""
     noise_sd: float | Float[Array, ""] = 0.0
     """Measurement noise of the reactor's temperature [K]; the analyser is taken as exact."""
     setpoint_temperature_low: float | Float[Array, ""] = 322.0
@@ -99,10 +103,11 @@ class Domain(NamedTuple):
     setpoint_temperature_high: float = 326.0
     start_temperature_spread: float = 0.5
     start_concentration_spread: float = 0.005
+    feed_concentration_sd: float = 0.0
 
 
 class State(NamedTuple):
-    """The true state; `feed_deviation` and the true temperature are not observed."""
+    """The true state; the feed's deviations and the true temperature are not observed."""
 
     concentration: Float[Array, ""]
     temperature: Float[Array, ""]
@@ -111,6 +116,8 @@ class State(NamedTuple):
     setpoints: Float[Array, " S"]
     """One per stretch of `SETPOINT_STEPS` steps; the last is held."""
     step: Int[Array, ""]
+    feed_concentration_deviation: Float[Array, ""]
+    """mol/L"""
 
 
 NOMINAL = Params()
@@ -187,7 +194,8 @@ def start(
     """
     dtype = setpoints.dtype
     y = [jnp.asarray(x, dtype) for x in (concentration, temperature, coolant)]
-    state = State(y[0], y[1], y[2], jnp.zeros((), dtype), setpoints, jnp.zeros((), jnp.int32))
+    still = jnp.zeros((), dtype)
+    state = State(y[0], y[1], y[2], still, setpoints, jnp.zeros((), jnp.int32), still)
     return state, _observe(state, jnp.zeros((), dtype))
 
 
@@ -208,12 +216,25 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
         feed_sd=domain.feed_sd,
         feed_time_constant=domain.feed_time_constant,
         feed_clip=domain.feed_clip,
+        feed_concentration_sd=domain.feed_concentration_sd,
         noise_sd=domain.noise_sd,
         setpoint_temperature_low=domain.setpoint_temperature_low,
         setpoint_temperature_high=domain.setpoint_temperature_high,
         start_temperature_spread=domain.start_temperature_spread,
         start_concentration_spread=domain.start_concentration_spread,
     )
+
+
+def _concentration_draw(key: PRNGKeyArray, dtype: Any) -> Float[Array, ""]:
+    """A standard normal cut off at three, from a key of its own: the older draws stay what they were."""
+    return jnp.clip(jax.random.normal(jax.random.fold_in(key, 1), (), dtype), -3.0, 3.0)
+
+
+def _slow(
+    before: Float[Array, ""], push: Float[Array, ""], sd: float | Float[Array, ""], phi: Float[Array, ""]
+) -> Float[Array, ""]:
+    """d' = φ d + sd √(1 − φ²) w, whose standard deviation stays sd."""
+    return phi * before + sd * jnp.sqrt(1 - phi**2) * push
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]:
@@ -234,7 +255,10 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]
         steady_concentration(jnp.stack(wanted), NOMINAL),
     )
     feed, noise = jax.random.normal(key_noise, (2,))
-    state = state._replace(feed_deviation=jnp.clip(params.feed_sd * feed, -params.feed_clip, params.feed_clip))
+    state = state._replace(
+        feed_deviation=jnp.clip(params.feed_sd * feed, -params.feed_clip, params.feed_clip),
+        feed_concentration_deviation=params.feed_concentration_sd * _concentration_draw(key_noise, feed.dtype),
+    )
     return state, _observe(state, params.noise_sd * noise)
 
 
@@ -242,14 +266,17 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Pa
     """One control step under a coolant temperature [K], clipped to its range.
 
     As in pc-gym the reward uses the set point after the step, which nobody could foresee where it has just changed.
-    The feed's deviation is an AR(1) sequence, d' = clip(φ d + sd √(1 − φ²) w) with φ = exp(−dt/τ), held during a step.
+    The feed's deviations are AR(1) sequences, d' = clip(φ d + sd √(1 − φ²) w) with φ = exp(−dt/τ), held during a step.
     """
     push, noise = jax.random.normal(key, (2,), action.dtype)
     coolant = clip_to(SPEC.action, action)[0]
-    y, margins = advance(jnp.stack([state.concentration, state.temperature]), coolant, state.feed_deviation, params)
+    fed = params._replace(feed_concentration=params.feed_concentration + state.feed_concentration_deviation)
+    y, margins = advance(jnp.stack([state.concentration, state.temperature]), coolant, state.feed_deviation, fed)
     tripped = ~jnp.all(margins >= 0)
     phi = jnp.exp(-DT / jnp.asarray(params.feed_time_constant, y.dtype))
-    deviation = phi * state.feed_deviation + params.feed_sd * jnp.sqrt(1 - phi**2) * push
+    deviation = _slow(state.feed_deviation, push, params.feed_sd, phi)
+    sd = params.feed_concentration_sd
+    richness = _slow(state.feed_concentration_deviation, _concentration_draw(key, y.dtype), sd, phi)
     following = State(
         concentration=y[0],
         temperature=y[1],
@@ -257,6 +284,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Pa
         feed_deviation=jnp.clip(deviation, -params.feed_clip, params.feed_clip),
         setpoints=state.setpoints,
         step=state.step + 1,
+        feed_concentration_deviation=jnp.clip(richness, -3.0 * sd, 3.0 * sd),
     )
     return following, Timestep(
         observation=_observe(following, params.noise_sd * noise),
@@ -294,6 +322,18 @@ def logged_reward(
     return -cost(next_observation[..., 0], next_observation[..., 3]) - jnp.where(tripped, TRIP_COST, 0.0)
 
 
+def tracking_residuals(
+    observation: Float[Array, " 4"], margins: Float[Array, " 1"], action: Float[Array, " 1"], before: Float[Array, " 1"]
+) -> Float[Array, " 2"]:
+    """The task's error, and what keeps a plan a kelvin away from the trip."""
+    error = (observation[0] - observation[3]) / ERROR_SCALE
+    return jnp.stack([error, jnp.maximum(1.0 - margins[0], 0.0)])
+
+
+nmpc = single_shooting(predict, applied, tracking_residuals, holds=(1,) * 17, iterations=5)
+"""The horizon of truth 1.1's oracle, without a move penalty and without preview, as it."""
+
+
 PLANT = Plant(
     spec=SPEC,
     params=NOMINAL,
@@ -309,4 +349,6 @@ PLANT = Plant(
     # The output stays within the tracking task's range, at whose ends the reactor still has a stable steady state
     # inside its limits: that is what makes it a fallback.
     fallback_params=PIDParams(kp=-20.0, ki=-15.0, kd=0.0, low=295.0, high=302.0),
+    oracle=nmpc,
+    oracle_params=MPCParams(NOMINAL, SPEC.action.low, SPEC.action.high, (0.2, 0.2, 0.0, 0.0)),
 )

@@ -55,7 +55,8 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
-    score_range=(-240.0, -3.31),
+    # 0: the pumps stay where they were at the start (over 2,000 episodes); 100: the oracle (over 400); the PI gets −5.88.
+    score_range=(-240.7, -1.90),
 )
 
 Quad = tuple[float, float, float, float]
@@ -274,7 +275,8 @@ STRAIGHT = (PIDParams(1.5, 0.05, 0.0, 0.0, 10.0), PIDParams(1.35, 0.034, 0.0, 0.
 CROSSED = (PIDParams(0.4, 0.003, 0.0, 0.0, 10.0),) * 2
 """Ours, by search: the zero at 0.013/s bounds how fast P+ can be."""
 
-nmpc = single_shooting(predict, applied, tracking_residuals, moves=10, hold=4, iterations=3)
+nmpc = single_shooting(predict, applied, tracking_residuals, holds=(1, 2, 4, 8, 16, 32), iterations=2)
+"""It looks 315 s ahead: on P+, whose zero has 77 s, half of that costs twice as much."""
 
 
 def oracle_params(model: Params) -> MPCParams:

@@ -1,0 +1,91 @@
+"""The reactor's feed concentration and its NMPC oracle (truth 1.1); the rest of its truths are in test_plants.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.control.mpc import MPCParams
+from neorl_core.plants import chemical_reactor as reactor
+from neorl_core.plants.base import rollouts
+
+
+def test_the_oracle_s_cost_of_the_tracking_task() -> None:
+    # Truth 1.1: horizon 17, no move penalty, no preview: cost 0.0798, IAE 0.236, T in [318.5, 327.9].
+    controller = reactor.nmpc
+    with jax.enable_x64(True):
+        params = MPCParams(reactor.NOMINAL, (295.0,), (302.0,), (0.0,) * 4)
+        start, observation = reactor.start(0.8, 330.0, 298.0, jnp.array([0.85, 0.9, 0.87]))
+
+        def step(carry: Any, _: None) -> tuple[Any, jax.Array]:
+            state, observation, memory, applied = carry
+            memory, action = controller.act(params, memory, observation, applied)
+            state, now = reactor.step(jax.random.key(0), state, action, reactor.NOMINAL)
+            return (state, now.observation, memory, action), now.observation
+
+        carry = (start, observation, controller.init(params, observation), observation[2:3])
+        seen = np.asarray(jax.jit(lambda: jax.lax.scan(step, carry, None, reactor.HORIZON)[1])())
+    # The observation carries the set point of the step to come; the last one stays.
+    error = seen[:, 0] - seen[:, 3]
+    assert (error**2).sum() / 0.3**2 == pytest.approx(0.0798, abs=2e-4)
+    assert np.abs(error).sum() == pytest.approx(0.236, abs=1e-3)
+    assert seen[:, 1].min() == pytest.approx(318.5, abs=0.05)
+    assert seen[:, 1].max() == pytest.approx(327.9, abs=0.05)
+
+
+def test_the_top_of_the_scale_is_the_oracle_s() -> None:
+    plant = reactor.PLANT
+    keys = jax.random.split(jax.random.key(1), 20)
+    best = rollouts(plant, plant.oracle, plant.oracle_params, keys, plant.domain)
+    assert not best.violated.any()
+    # Over 1,000 episodes the spread is 0.0052 an episode.
+    assert best.ret.mean() == pytest.approx(plant.spec.score_range[1], abs=4 * 0.0052 / 20**0.5)
+
+
+def test_the_feed_concentration_is_an_autoregression_that_moves_nothing_else() -> None:
+    rich = reactor.NOMINAL._replace(feed_concentration_sd=0.02, feed_sd=0.5, noise_sd=0.1)
+    steady = rich._replace(feed_concentration_sd=0.0)
+    reset = jax.jit(jax.vmap(reactor.reset, (0, None)))
+    keys = jax.random.split(jax.random.key(0), 2000)
+    with_it, without = (reset(keys, params)[0] for params in (rich, steady))
+    drawn = np.asarray(with_it.feed_concentration_deviation)
+    assert drawn.std() == pytest.approx(0.02, rel=0.07)
+    assert np.abs(drawn).max() <= 0.06 * 1.00001
+    # Whoever does not ask for it gets the task that was certified before: the same draws of everything else.
+    for name in ("concentration", "temperature", "coolant", "setpoints", "feed_deviation"):
+        np.testing.assert_array_equal(getattr(with_it, name), getattr(without, name))
+    assert not np.asarray(without.feed_concentration_deviation).any()
+
+    def step(state: reactor.State, key: jax.Array) -> tuple[reactor.State, jax.Array]:
+        state, _ = reactor.step(key, state, jnp.array([299.0]), rich)
+        return state, state.feed_concentration_deviation
+
+    one = jax.tree.map(lambda x: x[0], with_it)
+    run = jax.jit(lambda: jax.lax.scan(step, one, jax.random.split(jax.random.key(3), 20_000))[1])
+    path = np.asarray(run())
+    assert np.corrcoef(path[:-1], path[1:])[0, 1] == pytest.approx(np.exp(-26 / 60 / 5), abs=0.015)
+    assert path.std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_richer_feed_is_one_more_of_the_equation_s_terms() -> None:
+    # dCa/dt = Cf − Ca − r: over a short time the concentration gains (Cf deviation) · t to first order.
+    state, _ = reactor.start(0.87, 324.0, 300.0, jnp.array([0.87]))
+    step = jax.jit(reactor.step)
+    found = [
+        step(
+            jax.random.key(0),
+            state._replace(feed_concentration_deviation=jnp.asarray(d)),
+            jnp.array([300.0]),
+            reactor.NOMINAL,
+        )[0].concentration
+        for d in (0.0, 0.05)
+    ]
+    fed = reactor.NOMINAL._replace(feed_concentration=1.05)
+    exact = reactor.advance(jnp.array([0.87, 324.0]), jnp.asarray(300.0), jnp.asarray(0.0), fed)[0][0]
+    assert float(found[1]) == pytest.approx(float(exact), rel=1e-6)
+    # (1 − e^−t)/1 · 0.05 for t = 26/60, less what the richer mix reacts away.
+    assert 0.7 * 0.0176 < float(found[1] - found[0]) < 0.0176
