@@ -45,10 +45,10 @@ def test_the_plan_is_that_of_the_finite_horizon_regulator() -> None:
     def cost(seen: jax.Array, action: jax.Array, following: jax.Array, margins: jax.Array) -> jax.Array:
         return jnp.sum(following**2 + action**2)
 
-    controller = receding(predict, cost, horizon, steps=1500)
+    controller = receding(predict, cost, horizon, steps=4000)
     seen = jnp.asarray([start])
     for low in (-3.0, -0.5):
-        params = RecedingParams(rate=0.003, low=(low,), high=(1.0,))
+        params = RecedingParams(rate=0.01, low=(low,), high=(1.0,))
         plan, action = jax.jit(controller.act)(params, controller.init(params, seen), seen, jnp.zeros(1))
         if low == -3.0:
             assert float(action[0]) == pytest.approx(best[0], abs=2e-3)
