@@ -29,7 +29,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.windows import Kept, interleaved
+from benchmarks import power_flow
+from benchmarks.windows import interleaved
 from configs.plant_scores import PATH as SCORES
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
@@ -47,10 +48,11 @@ BATCH = 4096
 """Plants of a vectorised window."""
 STEPS = 50
 """Of each plant in a vectorised window."""
-ROUNDS, LIMIT = 5, 240.0
-MEASURED = {"industrial_benchmark": ("Siemens' NumPy code", 13_000.0, "shared measurement, one core")}
-"""References that are on no package index: name, steps/s, where the figure is from."""
-PEERS = {"power_grid": ("pandapower", "pandapower 3.5.6 runpp"), "chemical_reactor": ("pcgym", "pc-gym 0.1.8")}
+ROUNDS, LIMIT = 5, 20.0
+MEASURED = {"industrial_benchmark": ("Siemens' NumPy code, measured before on one core", 13_000.0)}
+"""References that are on no package index: name and steps/s."""
+PEERS = {"chemical_reactor": "pc-gym 0.1.8"}
+"""References in the same run."""
 EPISODES = 1_000
 ORACLE_EPISODES = 100
 
@@ -117,27 +119,26 @@ def single(plant: Plant, steps: int = 300) -> Callable[[], float]:
 
 
 @contextmanager
-def peers(python: str | None) -> Iterator[dict[str, Callable[[], float]]]:
-    """Windows of the peers: name -> seconds per step."""
+def pcgym(python: str | None) -> Iterator[Callable[[], float] | None]:
+    """Windows of pc-gym's reactor, in seconds per step; None where the peers' Python has none."""
     if python is None:
-        yield {}
+        yield None
         return
-    script = Path(__file__).with_name("peers_plants.py")
+    script = Path(__file__).with_name("peer_pcgym.py")
     process = subprocess.Popen(
         [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    ready = json.loads(process.stdout.readline())["ready"]
 
-    def window(name: str) -> float:
+    def window() -> float:
         assert process.stdin is not None
         assert process.stdout is not None
-        print(name, file=process.stdin, flush=True)
+        print(file=process.stdin, flush=True)
         return 1.0 / float(process.stdout.readline())
 
     try:
-        yield {name: lambda name=name: window(name) for name in ready}
+        yield window if process.stdout.readline().strip() == "ready" else None
     finally:
         process.stdin.close()
         process.wait()
@@ -146,25 +147,24 @@ def peers(python: str | None) -> Iterator[dict[str, Callable[[], float]]]:
 def speed(python: str | None) -> dict[str, Any]:
     """Steps per second of every plant, vectorised and single, and of the peers, in one run."""
     rates: dict[str, Any] = {}
-    with peers(python) as theirs:
-        for name, plant in PLANTS.items():
-            works: dict[str, Callable[[], float | None]] = {"vectorised": vectorised(plant), "single": single(plant)}
-            peer = PEERS.get(name)
-            if peer and peer[0] in theirs:
-                works["peer"] = theirs[peer[0]]
-            found: Mapping[str, Kept] = interleaved(works, ROUNDS, LIMIT / len(PLANTS))
-            row: dict[str, Any] = {
-                work: {"steps_per_second": 1 / kept.seconds, "quiet": kept.quiet, "windows": kept.windows}
-                for work, kept in found.items()
-            }
-            if "peer" in found and peer:
-                row["reference"] = {"name": peer[1], "steps_per_second": 1 / found["peer"].seconds, "same_run": True}
-            elif name in MEASURED:
-                who, rate, source = MEASURED[name]
-                row["reference"] = {"name": f"{who} ({source})", "steps_per_second": rate, "same_run": False}
-            rates[name] = row
-            print(name, json.dumps(row), flush=True)
-    return {"cores": os.cpu_count(), "machine": platform.processor() or platform.machine(), "plants": rates}
+    for name, plant in PLANTS.items():
+        works: dict[str, Callable[[], float | None]] = {"vectorised": vectorised(plant), "single": single(plant)}
+        with pcgym(python if name in PEERS else None) as peer:
+            found = interleaved(works | ({"peer": peer} if peer else {}), ROUNDS, LIMIT)
+        row: dict[str, Any] = {
+            work: {"steps_per_second": 1 / kept.seconds, "quiet": kept.quiet, "windows": kept.windows}
+            for work, kept in found.items()
+        }
+        if "peer" in row:
+            row["reference"] = {"name": PEERS[name], "steps_per_second": row["peer"]["steps_per_second"]}
+        elif name in MEASURED:
+            row["reference"] = dict(zip(("name", "steps_per_second"), MEASURED[name], strict=True))
+        rates[name] = row
+        print(name, json.dumps(row), flush=True)
+    flows = power_flow.measure(python, ROUNDS, LIMIT)
+    print("power flow", json.dumps(flows), flush=True)
+    machine = platform.processor() or platform.machine()
+    return {"cores": os.cpu_count(), "machine": machine, "plants": rates, "power_flow": flows}
 
 
 def scores(names: list[str]) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def _speed_lines(kept: Mapping[str, Any] | None) -> list[str]:
         "## Speed",
         "",
         f"Environment steps per second on {kept['cores']} cores: {BATCH} plants in one jitted call under random "
-        "actions, and one plant stepped from Python. References in the same run, unless said.",
+        "actions, and one plant stepped from Python. References ran in the same run, unless said.",
         "",
         "| plant | vectorised | single | reference | its rate | vectorised / reference |",
         "|---|---|---|---|---|---|",
@@ -281,6 +281,15 @@ def _speed_lines(kept: Mapping[str, Any] | None) -> list[str]:
         else:
             rest = "– | – | –"
         lines.append(f"| {name} | {' | '.join(rates)} | {rest} |")
+    if flows := kept.get("power_flow"):
+        ours, theirs = (flows[who]["flows_per_second"] for who in ("ours", "pandapower"))
+        quiet = "" if all(row["quiet"] for row in flows.values()) else " (not quiet)"
+        lines += [
+            "",
+            f"AC power flow of the 33-bus feeder, each case with a random radial topology and random loads: {ours:,.0f} "
+            f"flows per second, pandapower 3.5.6 (`runpp`, with numba) {theirs:,.0f} in the same run{quiet}: "
+            f"{ours / theirs:,.0f}×.",
+        ]
     return lines
 
 

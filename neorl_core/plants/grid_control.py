@@ -15,8 +15,8 @@ class VoltVarParams(NamedTuple):
     """A droop for reactive power and a timetable for batteries."""
 
     voltages: tuple[float, ...] | Float[Array, " 4"] = (0.96, 1.0, 1.0, 1.04)
-    """Corners of the curve [pu]: IEEE 1547-2018, table 8, category B, without its dead band and twice as steep, as the
-    table's ranges of settings allow."""
+    """Corners of the curve [pu]: IEEE 1547-2018, table 8, category B, without its dead band and half as steep
+    again, as the table's ranges of settings allow."""
     reactive: tuple[float, ...] | Float[Array, " 4"] = (0.44, 0.0, 0.0, -0.44)
     """Reactive power fed in at the corners, of the inverter's rating [1]."""
     response: float | Float[Array, ""] = 0.5

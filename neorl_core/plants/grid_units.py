@@ -1,7 +1,7 @@
 """What is connected to the feeder and what a day brings: inverters, batteries, load, sun and tariff.
 
-Daily load: IEEE Reliability Test System (IEEE Trans. Power Apparatus and Systems 98(6), 1979), table 4, weekday in
-summer. Sun: Haurwitz's clear sky (J. Meteorology 2, 1945). The units' sizes and the tariff are made up here.
+Daily load: IEEE Reliability Test System (IEEE Trans. Power Apparatus and Systems 98(6), 1979), hourly table,
+weekday in summer. Sun: Haurwitz's clear sky (J. Meteorology 2, 1945). The units' sizes and the tariff are made up here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The peers' side of benchmarks/plants.py, run by a Python that has pandapower and pc-gym (NEORL_PEERS_PYTHON).
+"""pc-gym's reactor for benchmarks/plants.py, run by a Python that has pc-gym 0.1.8 (NEORL_PEERS_PYTHON).
 
-It prints "ready", reads a name on each line, works for about a second, and answers with steps per second.
+It says "ready", and answers every line with steps per second over about one second.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import warnings
@@ -15,22 +14,6 @@ import numpy as np
 
 WINDOW = 1.0
 """Seconds of a window."""
-
-
-def pandapower() -> Callable[[], None]:
-    """One AC power flow of the IEEE 33-bus feeder at new loads, pandapower's own fastest settings."""
-    import pandapower as pp
-    import pandapower.networks as networks
-
-    net = networks.case33bw()
-    loads, rng = net.load["p_mw"].to_numpy(copy=True), np.random.default_rng(0)
-
-    def step() -> None:
-        net.load["p_mw"] = loads * rng.uniform(0.5, 1.2, len(loads))
-        pp.runpp(net, init="results" if "res_bus" in net and len(net.res_bus) else "flat", numba=True)
-
-    step()
-    return step
 
 
 def pcgym() -> Callable[[], None]:
@@ -65,22 +48,13 @@ def pcgym() -> Callable[[], None]:
     return step
 
 
-MAKERS = {"pandapower": pandapower, "pcgym": pcgym}
-
-
 def main() -> None:
     warnings.simplefilter("ignore")
-    made: dict[str, Callable[[], None]] = {}
     answers, sys.stdout = sys.stdout, sys.stderr
-    missing = {}
-    for name, maker in MAKERS.items():
-        try:
-            made[name] = maker()
-        except ImportError as error:
-            missing[name] = str(error)
-    print(json.dumps({"ready": sorted(made), "missing": missing}), file=answers, flush=True)
-    for line in sys.stdin:
-        step, count, started = made[line.strip()], 0, time.perf_counter()
+    step = pcgym()
+    print("ready", file=answers, flush=True)
+    for _ in sys.stdin:
+        count, started = 0, time.perf_counter()
         while time.perf_counter() - started < WINDOW:
             step()
             count += 1

@@ -1,0 +1,38 @@
+"""pandapower's power flow, run by a Python of its own that has pandapower 3.5.6: see benchmarks/plants.py.
+
+    PYTHON benchmarks/peer_pandapower.py CASES.npz
+
+CASES.npz holds `open (n, 5)` lines counted from zero, `active` and `reactive (n, 32)` power drawn in MW and Mvar.
+Answers each line `count` on standard input with `seconds lowest_voltage_of_the_last` on standard output, for that many
+cases in turn, each a `runpp` of pandapower's own `case33bw` at its defaults, with numba where it is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+import pandapower
+import pandapower.networks
+
+
+def main() -> None:
+    cases = np.load(sys.argv[1], allow_pickle=False)
+    net = pandapower.networks.case33bw()
+    lines = np.arange(len(net.line))
+    pandapower.runpp(net)
+    print("ready", flush=True)
+    at = 0
+    for line in sys.stdin:
+        started = time.perf_counter()
+        for _ in range(int(line)):
+            net.line["in_service"] = ~np.isin(lines, cases["open"][at])
+            net.load["p_mw"], net.load["q_mvar"] = cases["active"][at], cases["reactive"][at]
+            pandapower.runpp(net)
+            at = (at + 1) % len(cases["open"])
+        print(time.perf_counter() - started, net.res_bus.vm_pu.min(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

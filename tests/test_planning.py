@@ -1,0 +1,58 @@
+"""Controllers that descend through a model, against minimisers known in closed form."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.control.greedy import GreedyParams, greedy
+from neorl_core.control.receding import RecedingParams, receding
+from neorl_core.types import Controller
+
+IDLE = Controller(lambda params, observation: (), lambda params, state, observation, applied: ((), 0 * applied))
+
+
+def test_the_greedy_action_is_the_projected_minimiser() -> None:
+    # min (a − t)' D (a − t) within ±1 with D diagonal: each component is clip(t, ±1). A rate of 0 leaves one alone.
+    def objective(target: jax.Array, action: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.asarray([1.0, 4.0, 1.0]) * (action - target) ** 2)
+
+    controller = greedy(IDLE, objective, steps=60)
+    params = GreedyParams((), rate=(0.1, 0.1, 0.0), low=(-1.0,) * 3, high=(1.0,) * 3)
+    target = jnp.asarray([0.3, 5.0, 0.7])
+    _, action = controller.act(params, controller.init(params, target), target, jnp.zeros(3))
+    np.testing.assert_allclose(action, [0.3, 1.0, 0.0], atol=1e-5)
+
+
+def test_the_plan_is_that_of_the_finite_horizon_regulator() -> None:
+    # x⁺ = 0.9 x + u, cost Σ x⁺² + u²: backward Riccati, p_H = 0, gains k = 0.9 (1 + p) / (2 + p).
+    horizon, a, start, p = 8, 0.9, 2.0, 0.0
+    gains: list[float] = []
+    for _ in range(horizon):
+        k = a * (1 + p) / (2 + p)
+        p = (1 + p) * (a - k) ** 2 + k**2
+        gains.insert(0, k)
+    x, best = start, []
+    for k in gains:
+        best.append(-k * x)
+        x = a * x - k * x
+
+    def predict(seen: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return a * seen + action, jnp.zeros(0)
+
+    def cost(seen: jax.Array, action: jax.Array, following: jax.Array, margins: jax.Array) -> jax.Array:
+        return jnp.sum(following**2 + action**2)
+
+    controller = receding(predict, cost, horizon, steps=4000)
+    seen = jnp.asarray([start])
+    for low in (-3.0, -0.5):
+        params = RecedingParams(rate=0.01, low=(low,), high=(1.0,))
+        plan, action = jax.jit(controller.act)(params, controller.init(params, seen), seen, jnp.zeros(1))
+        if low == -3.0:
+            assert float(action[0]) == pytest.approx(best[0], abs=2e-3)
+            # The rest of the plan moves up by one step.
+            np.testing.assert_allclose(low + 4.0 * plan.actions[:-1, 0], best[1:], atol=2e-3)
+        else:
+            assert float(action[0]) == pytest.approx(low, abs=1e-6)
