@@ -56,7 +56,7 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
-    # 0: the set point stays where it is; 100: the best known controller (1024 episodes each, standard errors 0.2 and 0.3).
+    # 0: the set point stays where it is; 100: the best known controller (1024 episodes each, standard errors 0.2, 0.3).
     # The strategy as a practitioner sets it comes to -133.1.
     score_range=(-287.7, -54.1),
 )
