@@ -56,7 +56,9 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
-    score_range=(-1.0, 0.0),
+    # 0: the set point stays where it is; 100: the best known controller (1024 episodes each, standard errors 0.2, 0.3).
+    # The strategy as a practitioner sets it comes to -133.1.
+    score_range=(-287.7, -54.1),
 )
 
 
@@ -147,8 +149,9 @@ def centre_of(tip: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
 
 def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity: Float[Array, " 3"]) -> Any:
     """Velocity of the peg at points [m/s]."""
-    arm = point - pose[:2]
-    return velocity[:2] + velocity[2] * jnp.stack([-arm[..., 1], arm[..., 0]], axis=-1)
+    arm = point - jnp.broadcast_to(pose[:2], point.shape)
+    turning = velocity[2] * jnp.stack([-arm[..., 1], arm[..., 0]], axis=-1)
+    return jnp.broadcast_to(velocity[:2], point.shape) + turning
 
 
 class Contacts(NamedTuple):
@@ -168,7 +171,7 @@ def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) 
     sides = jnp.array([-1.0, 1.0], pose.dtype)
     hole = p.half_width + p.clearance
 
-    corner = tip + p.half_width * sides[:, None] * across
+    corner = tip[None] + p.half_width * sides[:, None] * across[None]
     x, z = corner[:, 0], corner[:, 1]
     beside, wall = jnp.abs(x) > hole, jnp.abs(x) - hole
     sideways = beside & (wall < -z)
@@ -178,11 +181,11 @@ def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) 
     corner_normal = jnp.where(sideways[:, None], inwards, upwards)
 
     edge = jnp.stack([hole * sides, jnp.zeros_like(sides)], axis=1)
-    a, b = (edge - tip) @ across, (edge - tip) @ up
+    a, b = (edge - tip[None]) @ across, (edge - tip[None]) @ up
     side = p.half_width - jnp.abs(a)
     inside = (side > 0) & (b > 0) & (b < p.length)
     edge_depth = jnp.where(inside, jnp.minimum(side, b), 0.0)
-    edge_normal = jnp.where((side < b)[:, None], -jnp.sign(a)[:, None] * across, up)
+    edge_normal = jnp.where((side < b)[:, None], -jnp.sign(a)[:, None] * across[None], up[None])
 
     point = jnp.concatenate([corner, edge])
     depth = jnp.maximum(jnp.concatenate([corner_depth, edge_depth]), 0.0)
@@ -200,7 +203,7 @@ def wrench_about(
     point: Float[Array, " 2"], where: Float[Array, "n 2"], force: Float[Array, "n 2"]
 ) -> Float[Array, " 3"]:
     """Sum of forces [N] and of their moments [N m] about a point."""
-    arm = where - point
+    arm = where - point[None]
     return jnp.append(jnp.sum(force, axis=0), jnp.sum(arm[:, 0] * force[:, 1] - arm[:, 1] * force[:, 0]))
 
 
@@ -307,7 +310,8 @@ def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[A
         height: of the tip over the block's face [mm].
         force: of the contacts [N].
     """
-    left = jnp.maximum(1.0 + height / (NOMINAL.depth * MILLI), 0.0)
+    depth = NOMINAL.depth * MILLI
+    left = jnp.maximum(depth + height, 0.0) / depth
     return left + FORCE_COST * jnp.square(force / FORCE_LIMIT)
 
 
@@ -349,11 +353,11 @@ def predict(
     pose = centre_of(tip, params)
     # velocity_at is linear in the velocity, so going from the tip to the centre is going by the arm between them.
     velocity = jnp.append(velocity_at(pose[:2], tip, moving), moving[2])
-    far = centre_of(tip + jnp.array([0.0, 1.0, 0.0], tip.dtype), params)
-    target = in_si(setpoint) + jnp.array([0.0, 1.0, 0.0], tip.dtype)
-    free, speed, _ = advance(far, velocity, target, jnp.zeros_like(tip), DT, SUBSTEPS, params)
-    free = tip_of(free, params) - jnp.array([0.0, 1.0, 0.0], tip.dtype)
-    free_speed = jnp.append(velocity_at(free[:2], centre_of(free, params), speed), speed[2])
+    # A block that gives way altogether touches nothing.
+    air = params._replace(contact_stiffness=0.0)
+    free, speed, _ = advance(pose, velocity, in_si(setpoint), jnp.zeros_like(tip), DT, SUBSTEPS, air)
+    free_tip = tip_of(free, params)
+    free_speed = jnp.append(velocity_at(free_tip[:2], free, speed), speed[2])
 
     wrench = observation[6:9]
     touched = jnp.hypot(wrench[0], wrench[1]) > TOUCH
@@ -366,7 +370,7 @@ def predict(
     following = jnp.where(
         touched,
         jnp.concatenate([observation[:3], jnp.zeros_like(moves), borne]),
-        jnp.concatenate([shown(free), shown(free_speed), jnp.zeros_like(wrench)]),
+        jnp.concatenate([shown(free_tip), shown(free_speed), jnp.zeros_like(wrench)]),
     )
     return jnp.concatenate([following, setpoint]), (FORCE_LIMIT - force)[None]
 
@@ -385,8 +389,8 @@ def logged_reward(
     observation: Float[AnyArray, "*n 12"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 12"]
 ) -> Float[Array, "*n"]:
     """The plant's reward of logged rows; a trip is known by the force at the end of the step only."""
-    margin = logged_margins(next_observation)[..., 0]
-    return -cost(next_observation[..., 1], FORCE_LIMIT - margin) - jnp.where(margin < 0, TRIP_COST, 0.0)
+    force = jnp.hypot(next_observation[..., 6], next_observation[..., 7])
+    return -cost(next_observation[..., 1], force) - jnp.where(force > FORCE_LIMIT, TRIP_COST, 0.0)
 
 
 TOUCH = 1.0
@@ -472,4 +476,9 @@ PLANT = Plant(
     applied=applied,
     fallback=insertion,
     fallback_params=InsertionParams(approach=0.2, press=6.0, sweep=0.1, reach=0.5, found=0.8, push=12.0, yielding=0.2),
+    # The best known: the same strategy with settings found by the cross-entropy method over 11 rounds of 24 draws.
+    oracle=insertion,
+    oracle_params=InsertionParams(
+        approach=0.43, press=3.54, sweep=0.46, reach=0.86, found=0.43, push=8.0, yielding=0.17
+    ),
 )

@@ -190,7 +190,7 @@ def modes(cells: int) -> tuple[Float[np.ndarray, "M M"], Float[np.ndarray, " M"]
 def overlap(offset: Float[Array, ""]) -> Float[Array, "S Z"]:
     """Share of each section's length that lies in each zone."""
     start = (jnp.arange(SECTIONS + 1, dtype=offset.dtype)[:, None] - 1) * SECTION + offset
-    zone = jnp.arange(ZONES, dtype=offset.dtype) * PER_ZONE * SECTION
+    zone = jnp.arange(ZONES, dtype=offset.dtype)[None] * PER_ZONE * SECTION
     inside = jnp.minimum(start + SECTION, zone + PER_ZONE * SECTION) - jnp.maximum(start, zone)
     return jnp.clip(inside / SECTION, 0.0, 1.0)
 
@@ -266,15 +266,15 @@ def advance(
     vectors, eigenvalues = (jnp.asarray(x, furnace.steel.dtype) for x in modes(cells))
     cell = thickness / 2000 / cells
     capacity = p.density * p.heat_capacity
-    decay = p.conductivity / capacity / cell[:, None] ** 2 * eigenvalues
-    source = vectors[0] / (capacity * cell)[:, None]
+    decay = p.conductivity / capacity / cell[:, None] ** 2 * eigenvalues[None]
+    source = vectors[:1] / (capacity * cell)[:, None]
     area = 2 * p.width * SECTION
     h = seconds / substeps
 
     def exchange(skin: Any, zones: Any) -> tuple[Any, Any]:
         """Heat [MW] from each zone into the steel, and what burners and losses leave of the power."""
-        radiation = p.emissivity * STEFAN_BOLTZMANN * (zones**4 - skin[:, None] ** 4)
-        lost = jnp.sum(share * (radiation + p.convection * (zones - skin[:, None])), axis=0) * area / 1e6
+        radiation = p.emissivity * STEFAN_BOLTZMANN * (zones[None] ** 4 - skin[:, None] ** 4)
+        lost = jnp.sum(share * (radiation + p.convection * (zones[None] - skin[:, None])), axis=0) * area / 1e6
         return lost, p.efficiency * power - p.zone_loss * (zones - p.ambient - CELSIUS) / 1e3
 
     def facing(amplitudes: Any, zones: Any) -> tuple[Any, Any]:
@@ -349,7 +349,7 @@ def setpoints_of(
 def _stations(x: Float[Array, " S"], offset: Float[Array, ""]) -> Float[Array, " 5"]:
     """What stands at the entry and half a section before the end of each zone, linear between sections' middles."""
     here = np.array(STATIONS)
-    behind = jnp.minimum(offset / SECTION, here)
+    behind = jnp.minimum(offset / SECTION, jnp.asarray(here, x.dtype))
     return x[here] + behind * (x[np.maximum(here - 1, 0)] - x[here])
 
 
@@ -455,7 +455,7 @@ def carried(state: State, minutes: float, params: Params) -> State:
         thickness=moved(state.thickness, thickness),
         target=moved(state.target, target),
         offset=jnp.where(shift, offset - SECTION, offset),
-        entered=state.entered + shift,
+        entered=state.entered + shift.astype(state.entered.dtype),
     )
 
 
@@ -515,7 +515,7 @@ def reconstructed(observation: Float[Array, " 23"], params: Params) -> tuple[Fur
     gained = share @ (radiation * zones**4 + params.convection * zones)
     flux = gained - jnp.sum(share, axis=1) * (radiation * skin**4 + params.convection * skin)
     depth = 1 - (jnp.arange(CELLS, dtype=zones.dtype) + 0.5) / CELLS
-    drop = (flux * thickness / 4000 / params.conductivity)[:, None] * (1 - depth**2)
+    drop = (flux * thickness / 4000 / params.conductivity)[:, None] * (1 - depth**2)[None]
     return Furnace(skin[:, None] - drop, zones), thickness
 
 
