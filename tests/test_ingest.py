@@ -341,7 +341,7 @@ def test_any_format_becomes_the_same_dataset_of_a_known_plant(tmp_path: Path, ho
         "  200 rows of 6 observations, 2 actions",
         "  episodes cut by time: from 'truncated'",
         "  costs: by how much each limit is exceeded, by the formulas of double_mass",
-        "  read as double_mass: the plant's names, units and limits",
+        "  read as double_mass: names, units and limits of the plant",
     ]
     shards = opened(first).manifest["shards"]
     for to in FORMATS:
