@@ -63,6 +63,13 @@ def test_a_full_disk_is_one_sentence_wherever_it_strikes(home: Path) -> None:
         (["up", "--prefect-port", "many"], 2, "'--prefect-port': Input should be a valid integer"),
         (["approve", "chemical_reactor"], 2, "Missing argument"),
         (["ingest", "configs/duble_mass.yaml", "--data", "x"], 2, "did you mean 'double_mass.yaml'?"),
+        (["ingest", "configs/double_mass.yaml"], 2, "expected --data FILE alone with double_mass.yaml"),
+        (["ingest", "x.npz", "--data", "y.npz"], 2, "expected --data only with a run's YAML"),
+        (["ingest", "none.npz"], 2, "expected a source at none.npz"),
+        (["generate", "double_mass"], 2, "expected --out and no --episodes for a history"),
+        (["generate", "double_mass", "--behaviour", "best"], 2, "expected a behaviour among random, pid"),
+        (["generate", "double_mass", "--behaviour", "pid", "--weeks", "1"], 2, "expected --weeks for a history alone"),
+        (["export", "abcdef", "--to", "minari", "--out", "x"], 2, "expected one dataset abcdef, got 0"),
         (["report", "double_mass"], 2, "expected a report of double_mass in"),
         (["history", "double_mass"], 2, "expected a ledger at"),
         (["certificate", "verify", "none.json", "--challenge", "xyz"], 2, "expected hexadecimal"),
@@ -138,6 +145,22 @@ def test_logs_are_generated_and_ingested(home: Path, tmp_path: Path, capsys: pyt
     assert dataset["sources"][0]["sha256"] == made["sha256"]
     assert run(["ingest", config, "--data", made["path"]]) == 0
     assert f"dataset {dataset['digest']}" in capsys.readouterr().out
+
+
+def test_episodes_are_generated_exported_and_ingested_again(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", "double_mass", "--behaviour", "expert", "--episodes", "3", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out.splitlines()[-1])
+    out = str(tmp_path / "double_mass-v0")
+    assert run(["export", made["digest"][:12], "--to", "minari", "--out", out]) == 0
+    said = capsys.readouterr().out
+    assert f"300 rows in 3 episodes as minari in {out}" in said
+    assert "left out: names, units, limits and provenance" in said
+    assert run(["ingest", out, "--plant", "double_mass"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("double_mass-v0: Minari, for it is the Minari dataset double_mass-v0, 3 episode(s)\n")
+    assert "300 rows in 3 episodes" in said
 
 
 def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,13 @@ import h5py
 import numpy as np
 import pytest
 
+from benchmarks.store import validate
 from configs.errors import BadInput, Refused
 from neorl_core.plants import PLANTS
 from tasks.adapters.dataset import Dataset, DatasetWriter
 from tasks.adapters.merkle import verify_inclusion
-from tasks.adapters.shards import Rows, check_content, content_digest, prove_block
+from tasks.adapters.shards import Rows, check_content, content_digest, open_shard, prove_block
+from tasks.adapters.summaries import summarise
 
 SPEC = PLANTS["double_mass"].spec
 
@@ -143,6 +145,28 @@ def test_an_append_names_old_shards_and_copies_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(Dataset.open(tmp_path, old.digest).arrays()["rewards"], make_rows(40)["rewards"])
 
 
+def test_the_digest_of_an_append_is_made_of_new_blocks_only(tmp_path: Path) -> None:
+    old, new = make_rows(12), make_rows(4, seed=1)
+    digests = []
+    for name in ("whole", "spoilt"):
+        first = write(tmp_path / name, *sliced(old, 100))
+        if name == "spoilt":
+            for record in first.manifest["shards"]:
+                path = first.shard_path(record)
+                data = bytearray(path.read_bytes())
+                with open_shard(path) as file:
+                    begin, size = file["observations"].id.get_offset(), file["observations"].id.get_storage_size()
+                data[begin : begin + size] = bytes(size)
+                path.write_bytes(data)
+        with DatasetWriter(tmp_path / name, SPEC, first) as writer:
+            writer.append(new)
+            digests.append(writer.commit({}))
+    # Had old blocks been read, the digest of the spoilt store would be another; they are found when it is verified.
+    assert digests[0] == digests[1]
+    with pytest.raises(Refused, match="to have SHA-256"):
+        Dataset.open(tmp_path / "spoilt", digests[1])
+
+
 def test_splits_survive_appends_and_hold_out_about_the_share_asked_for(tmp_path: Path) -> None:
     old = write(tmp_path, make_rows(200, steps=5))
     new = write(tmp_path, make_rows(203, steps=5, seed=1), parent=old)
@@ -240,6 +264,21 @@ def test_writing_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> Non
     peak(4)  # what is imported and cached on first use
     # 20 times the rows; the manifest's records, 300 bytes per shard, are all that may grow.
     assert peak(160) < 1.1 * peak(8) + 160 * 2000
+
+
+def test_validating_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> None:
+    def peak(shards: int) -> int:
+        dataset = write(tmp_path / str(shards), *(make_rows(1, steps=20_000, seed=i) for i in range(shards)))
+        tracemalloc.start()
+        dataset.verify()
+        summarise(dataset, SPEC)
+        _, highest = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return highest
+
+    # Four times the rows, and both more than the 50,000 of the sample from which quantiles are taken.
+    assert peak(12) < 1.1 * peak(3)
+    assert validate(tmp_path, 128_000)["rows"] == 128_000
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,8 +81,8 @@ def take(path: Path) -> tuple[Rows, int]:
             if (last := checker.flush()) is not None:
                 parts.append(last)
         except BadInput as error:
-            assert "\n" not in str(error)
-            assert str(error).startswith("expected ")
+            if "\n" in str(error) or not str(error).startswith("expected "):
+                raise AssertionError(f"no sentence: {error}") from error
             raise
     rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     passed = len(rows["rewards"])
@@ -174,9 +174,8 @@ def test_wrong_types_shapes_and_values_in_hdf5(data: st.DataObject) -> None:
         path = Path(name) / "a.hdf5"
         with h5py.File(path, "w") as file:
             for key, values in arrays.items():
-                file.create_dataset(
-                    key, data=values, compression=layout if np.size(values) and np.ndim(values) else None
-                )
+                packed = layout if np.size(values) and np.ndim(values) else None
+                file.create_dataset(key, data=values, compression=packed)
         try:
             rows, _ = take(path)
         except BadInput:
@@ -328,7 +327,7 @@ def test_minaris_metadata_are_held_against_the_file(tmp_path: Path, sound: Path,
     with pytest.raises(BadInput, match=said):
         take(folder)
     path.write_text("[" * 100_000)
-    with pytest.raises(BadInput, match="expected JSON"):
+    with pytest.raises(BadInput, match="expected JSON in"):
         take(folder)
 
 
@@ -352,17 +351,27 @@ def test_a_view_of_shards_that_are_gone_or_others_is_refused(tmp_path: Path) -> 
     with pytest.raises(BadInput, match=r"as its name says, got another file or none"):
         take(dataset.view_path)
     shard.unlink()
-    with pytest.raises(BadInput, match=r"expected a store's file at|to hold all of"):
+    with pytest.raises(BadInput, match="as its name says, got another file or none"):
         take(dataset.view_path)
 
 
-def test_a_reader_that_dies_is_one_sentence_and_the_next_one_lives(sound: Path) -> None:
-    blocks = read_isolated(sound / "dsrl").blocks()
-    worker = hdf5_isolated._idle[-1]
-    os.kill(worker.process.pid, signal.SIGKILL)
-    worker.process.wait()
-    with pytest.raises(BadInput, match=r"expected a whole HDF5 file in dsrl, got a crash or no end"):
+def test_a_reader_that_dies_is_one_sentence_and_the_next_one_lives(tmp_path: Path, sound: Path) -> None:
+    # What a pipe holds is far less than this, so that the reader is at work when it is killed, as by a crash.
+    many = {key: np.zeros((300_000, *values.shape[1:]), values.dtype) for key, values in walk(40).items()}
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for key, values in many.items():
+            file[key] = values
+    blocks = read_isolated(tmp_path / "a.hdf5").blocks()
+    server = psutil.Process(hdf5_isolated._idle[-1].process.pid)
+    next(blocks)
+    for child in server.children():
+        child.kill()
+    with pytest.raises(BadInput, match=r"expected a whole HDF5 file in a.hdf5, got a crash or no end"):
         list(blocks)
+    read_isolated(sound / "dsrl")
+    server = psutil.Process(hdf5_isolated._idle[-1].process.pid)
+    server.kill()
+    server.wait()
     assert sum(len(rows["rewards"]) for rows in read_isolated(sound / "dsrl").blocks()) == 40
 
 

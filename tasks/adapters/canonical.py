@@ -109,7 +109,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise BadInput(f"expected a file at {path}, got none: check the path.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"expected JSON in {path}, got {error}: restore the file or make it again.") from error
 
 

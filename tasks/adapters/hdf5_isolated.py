@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def _rows(path: Path, what: str, horizon: int | None) -> Blocks:
 
 def _ask(path: Path, what: str, horizon: int | None, rows: bool) -> Iterator[tuple[dict[str, Any], Rows]]:
     """The head, with no rows, then the blocks, with the head again."""
-    worker = _idle.pop() if _idle else _Worker()
+    worker = _living_worker()
     whole = False
     try:
         files = list(path.glob("*.hdf5")) if path.is_dir() else [path]
@@ -123,8 +124,10 @@ class _Worker:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def send(self, request: dict[str, Any]) -> None:
-        self.stdin.write(json.dumps(request).encode() + b"\n")
-        self.stdin.flush()
+        # Of one that dies just now there is no answer, which `receive` tells.
+        with suppress(BrokenPipeError):
+            self.stdin.write(json.dumps(request).encode() + b"\n")
+            self.stdin.flush()
 
     def receive(self, path: Path) -> dict[str, Any]:
         line = self.stdout.readline(MAX_LINE)
@@ -149,14 +152,21 @@ class _Worker:
     def close(self) -> None:
         self.process.kill()
         for stream in (self.stdin, self.stdout):
-            try:
+            with suppress(BrokenPipeError):
                 stream.close()
-            except BrokenPipeError:
-                continue
         self.process.wait()
 
 
 _idle: list[_Worker] = []
+
+
+def _living_worker() -> _Worker:
+    while _idle:
+        worker = _idle.pop()
+        if worker.process.poll() is None:
+            return worker
+        worker.close()
+    return _Worker()
 
 
 @atexit.register

@@ -24,7 +24,7 @@ from tasks.adapters.shards import Rows
 
 MEMORY = 4 * 2**30
 """Bytes of address space of a child."""
-SECONDS = 60
+SECONDS = 20
 """Of processor time, on top of a second for each `PER_SECOND` bytes."""
 PER_SECOND = 2 * 2**20
 

@@ -43,6 +43,7 @@ def read_store_layout(path: Path) -> StoreLayout:
         if missing := [key for key in ALWAYS if key not in held]:
             raise BadInput(f"expected '{missing[0]}' in {path.name}, got a store's file without: {again}")
         shape = held["rewards"].shape or (0,)
+        _check_shards(path, {s.file_name for a in held.values() if a.is_virtual for s in a.virtual_sources()})
         for key, array in held.items():
             ranks = 1 + (key in VECTORS)
             if array.dtype != ROW_KEYS[key] or len(array.shape or ()) != ranks or array.shape[0] != shape[0]:
@@ -57,15 +58,17 @@ def read_store_layout(path: Path) -> StoreLayout:
                 _check_view(path, key, array)
         kind = "view" if any(array.is_virtual for array in held.values()) else "shard"
         widths = held["observations"].shape[1], held["actions"].shape[1]
-        shards = {s.file_name for array in held.values() if array.is_virtual for s in array.virtual_sources()}
-    for name in sorted(shards):
+    return StoreLayout(kind, tuple(held), shape[0], *widths)
+
+
+def _check_shards(path: Path, names: set[str]) -> None:
+    for name in sorted(names):
         shard = path.parent / name
         if not shard.is_file() or file_sha256(shard) != shard.stem:
             raise BadInput(
                 f"expected the shard {shard.name} of {path.name} as its name says, got another file or none: keep the "
                 "store's folders together."
             )
-    return StoreLayout(kind, tuple(held), shape[0], *widths)
 
 
 def _check_view(path: Path, key: str, array: h5py.Dataset) -> None:
