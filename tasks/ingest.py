@@ -161,7 +161,7 @@ def _ingest_source(
     writer: DatasetWriter, source: Path, spec: PlantSpec, mapping: HistorianMapping | None, recipe: dict[str, Any]
 ) -> dict[str, Any]:
     """Read a source, or find the shards that it became before."""
-    sha256 = _source_sha256(source)
+    sha256 = source_sha256(source)
     key = digest_json({**recipe, "source": sha256})
     memo = writer.root / "sources" / f"{key}.json"
     if (record := _recall(memo, writer.root)) is not None:
@@ -217,9 +217,9 @@ def _blocks(
 def _source_sha256(source: Path) -> str:
     if not source.is_dir():
         return file_sha256(source)
-    from tasks.adapters.historian import source_sha256
+    from tasks.adapters.historian import folder_sha256
 
-    return source_sha256(source)
+    return folder_sha256(source)
 
 
 def _recall(memo: Path, root: Path) -> dict[str, Any] | None:
