@@ -214,7 +214,8 @@ def _blocks(
     return stream.blocks(), stream.account
 
 
-def _source_sha256(source: Path) -> str:
+def source_sha256(source: Path) -> str:
+    """What names a source: a file's SHA-256, or the digest over those of a folder's files."""
     if not source.is_dir():
         return file_sha256(source)
     from tasks.adapters.historian import folder_sha256
