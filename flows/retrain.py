@@ -66,6 +66,7 @@ class Retraining:
 
     def __init__(self, home: Home, run: RunConfig, sources: Sequence[Path]) -> None:
         from tasks.adapters.registry import Registry
+        from tasks.ingest import source_sha256
 
         self.home, self.run, self.sources = home, run, sources
         self.services = connect(home)
@@ -73,7 +74,7 @@ class Retraining:
         self.stages = Stages(lambda: connect(home))
         self.mapping = file_sha256(run.data.mapping) if run.data.mapping and run.data.mapping.exists() else None
         self.identity = [run.identity(), self.mapping]
-        self.source_digests = [file_sha256(path) if path.is_file() else str(path) for path in sources]
+        self.source_digests = [source_sha256(path) if path.exists() else str(path) for path in sources]
         # Everything of the run's data section but the mapping's path, which counts by its content.
         self.reading = [run.data.model_dump(mode="json", exclude={"mapping"}), self.mapping]
 

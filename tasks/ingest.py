@@ -69,7 +69,7 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
     with DatasetWriter(root, spec) as writer:
         for i, source in enumerate(sources):
             record = _ingest_source(
-                writer, _source_sha256(source), spec, recipe, partial(_blocks, source, spec, mapping)
+                writer, source_sha256(source), spec, recipe, partial(_blocks, source, spec, mapping)
             )
             records.append(record)
             if progress:
@@ -298,12 +298,13 @@ def _blocks(
     return stream.blocks(), stream.account
 
 
-def _source_sha256(source: Path) -> str:
+def source_sha256(source: Path) -> str:
+    """What names a source: a file's SHA-256, or the digest over those of a folder's files."""
     if not source.is_dir():
         return file_sha256(source)
-    from tasks.adapters.historian import source_sha256
+    from tasks.adapters.historian import folder_sha256
 
-    return source_sha256(source)
+    return folder_sha256(source)
 
 
 def _recall(memo: Path, root: Path) -> dict[str, Any] | None:

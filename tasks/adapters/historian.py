@@ -56,11 +56,9 @@ def source_files(path: Path) -> list[Path]:
     return [path]
 
 
-def source_sha256(path: Path) -> str:
-    """What names a source: a file's SHA-256, or the digest over those of a folder's files, whatever their names."""
-    if path.is_dir():
-        return digest_json(sorted(file_sha256(file) for file in source_files(path)))
-    return file_sha256(path)
+def folder_sha256(folder: Path) -> str:
+    """What names a folder: the digest over those of its tables, whatever their names."""
+    return digest_json(sorted(file_sha256(file) for file in source_files(folder)))
 
 
 @dataclass(frozen=True)

@@ -193,9 +193,7 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
     if rule.causal:
         # Whether there was a silence is told afterwards, for a row may be left out for what came later; its values
         # may not be.
-        held = _interpolate(usable, at, True, end)
         seen = (age == 0) | (~beyond & (times[after] <= at + rule.skew))
-        found = found._replace(
-            values=np.where(seen, found.values, held.values), statuses=np.where(seen, found.statuses, held.statuses)
-        )
+        held = np.where(at < times[0], np.nan, usable.values[before])
+        found = found._replace(values=np.where(seen, found.values, held))
     return found._replace(values=np.where(far, np.nan, found.values))
