@@ -287,8 +287,8 @@ def _speed_lines(kept: Mapping[str, Any] | None) -> list[str]:
         lines += [
             "",
             f"AC power flow of the 33-bus feeder, each case with random loads and a radial topology of its own: "
-            f"{ours:,.0f} flows per second, pandapower 3.5.6 (`runpp`, with numba) {theirs:,.0f} in the same run{quiet}: "
-            f"{ours / theirs:,.0f}×.",
+            f"{ours:,.0f} flows per second, pandapower 3.5.6 (`runpp`, with numba) {theirs:,.0f} in the same "
+            f"run{quiet}: {ours / theirs:,.0f}×.",
         ]
     return lines
 

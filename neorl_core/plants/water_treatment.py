@@ -55,7 +55,7 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
-    # 0: the pumps stay where they were at the start (over 2,000 episodes); 100: the oracle (over 400); the PI gets −5.88.
+    # 0: the pumps stay where they were at the start (2,000 episodes); 100: the oracle (400); the PI gets −5.88.
     score_range=(-240.7, -1.90),
 )
 
