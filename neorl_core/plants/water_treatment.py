@@ -55,7 +55,7 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
-    # 0: the pumps stay where they were at the start (2,000 episodes); 100: the oracle (400); the PI gets −5.88.
+    # 0: the pumps stay where they were at the start (2,000 episodes); 100: the oracle (400); the PI loops get −5.88.
     score_range=(-240.7, -1.90),
 )
 
@@ -192,7 +192,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 8"]]
     """A steady state of the tanks as they are, and set points that are steady without leaks."""
     key_volts, key_noise = jax.random.split(key)
     drawn = jax.random.uniform(key_volts, (STRETCHES + 1, 2), minval=-1.0, maxval=1.0)
-    voltages = jnp.asarray(params.rest, drawn.dtype) + params.spread * drawn
+    voltages = jnp.asarray(params.rest, drawn.dtype)[None] + params.spread * drawn
     sound = params._replace(leak=(0.0, 0.0, 0.0, 0.0))
     wanted = jax.vmap(lambda v: steady_levels(v, sound)[:2])(voltages[1:])
     state = State(steady_levels(voltages[0], params), voltages[0], wanted, jnp.zeros((), jnp.int32))
