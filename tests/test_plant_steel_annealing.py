@@ -14,6 +14,7 @@ from scipy.special import erfc
 from neorl_core.plants import LOGGED
 from neorl_core.plants import steel_annealing as furnace
 from neorl_core.plants.base import rollout
+from tests.conftest import Truth
 
 CONVECTIVE = furnace.NOMINAL._replace(emissivity=0.0, convection=400.0, zone_capacity=1e30)
 """Zones that hold their temperature and only convect, for which conduction has closed forms."""
@@ -47,17 +48,18 @@ def fourier(thickness: float, seconds: float, depth: np.ndarray) -> np.ndarray:
     return ZONE + (START - ZONE) * terms.sum(axis=0)
 
 
-def test_a_thick_slab_heats_as_a_half_space_does() -> None:
+def test_a_thick_slab_heats_as_a_half_space_does(truth: Truth) -> None:
     # Carslaw and Jaeger 2.7 (1), convection at the surface; in 120 s heat gets 40 mm deep, the middle is at 200 mm.
     seconds, cells = 120.0, 200
     found, y = heated(400.0, seconds, cells, 240), depths(400.0, cells)
     spread, h = 2 * np.sqrt(DIFFUSIVITY * seconds), 400.0 / 27.3
     rise = erfc(y / spread) - np.exp(h * y + h**2 * spread**2 / 4) * erfc(y / spread + h * spread / 2)
-    assert np.abs(found - (START + (ZONE - START) * rise)).max() < 0.2
+    away = np.abs(found - (START + (ZONE - START) * rise)).max()
+    truth("half space under convection for 120 s, largest error [K]", 0.0, away, 0.2, "Carslaw and Jaeger 2.7 (erfc)")
     assert found[0] - START > 150
 
 
-def test_a_slab_heats_as_fouriers_series_says_with_second_order_in_space() -> None:
+def test_a_slab_heats_as_fouriers_series_says_with_second_order_in_space(truth: Truth) -> None:
     # Volumes hold means: those of the series over each volume, by eight points in it.
     seconds, thickness, errors = 60.0, 40.0, []
     for cells in (4, 8, 16):
@@ -65,9 +67,11 @@ def test_a_slab_heats_as_fouriers_series_says_with_second_order_in_space() -> No
         exact = fourier(thickness, seconds, points).reshape(cells, 8).mean(axis=1)
         errors.append(np.abs(heated(thickness, seconds, cells, 512) - exact).max())
     orders = np.log2(np.array(errors[:-1]) / np.array(errors[1:]))
-    assert orders == pytest.approx([2.0, 2.0], abs=0.15)
+    source = "Fourier's series, Incropera and DeWitt 5.42"
+    for order in orders:
+        truth("order of convergence in space", 2.0, order, 0.15, source)
     # The plant's eight volumes, under a flux as high as at its entry.
-    assert errors[1] < 1.0
+    truth("slab of 40 mm after 60 s, eight volumes, largest error [K]", 0.0, errors[1], 1.0, source)
 
 
 def test_time_is_of_second_order_with_radiation_and_the_plants_substeps_suffice() -> None:
@@ -135,7 +139,7 @@ def audited(state: furnace.State, p: furnace.Params) -> dict[str, jax.Array]:
     return jax.lax.scan(minute, state, jnp.arange(40.0))[1]
 
 
-def test_heat_is_accounted_for_to_1e_6() -> None:
+def test_heat_is_accounted_for_to_1e_6(truth: Truth) -> None:
     # Steel and zones gain what burners supply less what walls lose, and what sections carry in and out.
     with jax.enable_x64(True):
         params = furnace.sample_params(jax.random.key(5), furnace.Domain())
@@ -146,6 +150,8 @@ def test_heat_is_accounted_for_to_1e_6() -> None:
     np.testing.assert_allclose(found["steel"], found["absorbed"], rtol=1e-6)
     np.testing.assert_allclose(found["supplied"] - found["zones"], found["absorbed"], rtol=1e-6)
     np.testing.assert_allclose(found["change"], found["supplied"] + found["carried"], rtol=1e-6, atol=1e-6)
+    away = np.abs(found["absorbed"] / found["steel"] - 1).max()
+    truth("heat that the steel gains against heat that it absorbs, relative", 0.0, away, 1e-6, "energy's conservation")
 
 
 def test_the_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, furnace.Params]) -> None:

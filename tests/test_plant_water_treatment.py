@@ -15,6 +15,7 @@ from neorl_core.control.mpc import MPCParams, single_shooting
 from neorl_core.control.pid import PIDParams
 from neorl_core.plants import water_treatment as tanks
 from neorl_core.plants.base import rollout, rollouts
+from tests.conftest import Truth
 
 POINTS = [
     # Truth 1.2: time constants [s], zeros [1/s], relative gain.
@@ -28,20 +29,25 @@ SI = tanks.Params(
 
 
 @pytest.mark.parametrize(("params", "times", "zeros", "gain"), POINTS, ids=["P-", "P+"])
-def test_linearisation(params: tanks.Params, times: tuple[int, ...], zeros: tuple[float, ...], gain: float) -> None:
+def test_linearisation(
+    params: tanks.Params, times: tuple[int, ...], zeros: tuple[float, ...], gain: float, truth: Truth
+) -> None:
     with jax.enable_x64(True):
         a, b, c = tanks.linear_model(params.rest, params)
     # The upper tanks fill the lower ones and nothing else couples: the eigenvalues are the diagonal.
     np.testing.assert_allclose(np.tril(a, -1) + np.triu(a, 1) - np.diag(np.diag(a, 2), 2), 0, atol=1e-12)
-    assert np.abs(-1 / np.diag(a) - times).max() < 0.7
+    source, point = "truth 1.2, Johansson 2000", "P-" if gain > 0 else "P+"
+    for i, (theirs, ours) in enumerate(zip(times, -1 / np.diag(a), strict=True), 1):
+        truth(f"{point}: time constant of tank {i} [s]", theirs, ours, 0.7, source)
     pencil = np.block([[a, b], [c, np.zeros((2, 2))]])
     found = eigvals(pencil, np.diag([1.0, 1, 1, 1, 0, 0]))
     found = np.sort(found[np.isfinite(found) & (np.abs(found) < 1)].real)
     # The table gives two digits (three for −.0175).
-    np.testing.assert_allclose(found, zeros, atol=6e-4)
+    for theirs, ours in zip(zeros, found, strict=True):
+        truth(f"{point}: transmission zero [1/s]", theirs, ours, 6e-4, source)
     still = -c @ np.linalg.solve(a, b)
     relative = still[0, 0] * np.linalg.inv(still)[0, 0]
-    assert relative == pytest.approx(gain, abs=6e-3)
+    truth(f"{point}: relative gain", gain, relative, 6e-3, source)
     assert tanks.relative_gain(params) == pytest.approx(relative, abs=1e-6)
 
 
@@ -77,7 +83,7 @@ def test_substeps_and_the_balance_of_water() -> None:
     assert float(area @ (np.asarray(levels) - start)) == pytest.approx(came - exact[4], abs=0.02)
 
 
-def test_the_nmpc_of_pc_gym_s_own_task() -> None:
+def test_the_nmpc_of_pc_gym_s_own_task(truth: Truth) -> None:
     # Truth 1.2. Its oracle reads the set point one step late, and the last one at first (oracle.py, `t_now/dt - 1`):
     # that belongs to the number. Without it the cost is 1.440.
     def predict(observation: jax.Array, action: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
@@ -103,9 +109,11 @@ def test_the_nmpc_of_pc_gym_s_own_task() -> None:
         carry = (controller.init(params, start), start, jnp.full(2, 5.0))
         run = jax.jit(lambda now: jax.lax.scan(step, carry, now)[1])
         costs, actions = run((jnp.asarray(wanted), jnp.asarray(np.roll(wanted, 1, axis=0))))
-    assert np.asarray(costs).sum() == pytest.approx(2.2267, abs=1e-4)
-    np.testing.assert_allclose(actions[29], [7.2828, 8.2423], atol=1e-4)
-    np.testing.assert_allclose(actions[59], [8.9195, 3.6861], atol=1e-4)
+    source = "truth 1.2, pc-gym 0.1.8"
+    truth("cost of NMPC on pc-gym's four tanks", 2.2267, np.asarray(costs).sum(), 1e-4, source)
+    for step, voltages in ((29, (7.2828, 8.2423)), (59, (8.9195, 3.6861))):
+        for pump, theirs in enumerate(voltages):
+            truth(f"voltage of pump {pump + 1} after {step + 1} steps [V]", theirs, actions[step, pump], 1e-4, source)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
-from scipy.optimize import brentq, minimize
+from scipy.optimize import brentq
 
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants import chemical_reactor as reactor
@@ -116,57 +116,6 @@ def test_five_substeps_are_within_2e_7_kelvin_of_an_adaptive_solver() -> None:
         reactor_equations, (0, times[-1]), y0, "DOP853", args=(302.0,), t_eval=times, rtol=1e-12, atol=1e-12
     ).y.T
     assert np.abs(np.stack(ours) - theirs)[:, 1].max() < 2e-7
-
-
-def test_the_oracle_of_the_tracking_task(truth: Truth) -> None:
-    # Truth 1.1: noise-free NMPC, horizon 17, no move penalty, no preview: cost 0.0798, IAE 0.236, T in [318.5, 327.9].
-    window = 17
-    targets = np.repeat([0.85, 0.9, 0.87], 20)
-    with jax.enable_x64(True):
-
-        def cost(moves: jax.Array, y: jax.Array, setpoint: jax.Array) -> jax.Array:
-            def step(y: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-                y = reactor.advance(y, u, 0.0, reactor.NOMINAL)[0]
-                return y, reactor.cost(y[0], setpoint)
-
-            return jnp.sum(jax.lax.scan(step, y, 298.5 + 3.5 * moves)[1])
-
-        graded = jax.jit(jax.value_and_grad(cost))
-
-        def objective(moves: np.ndarray, y: jax.Array, setpoint: float) -> tuple[float, np.ndarray]:
-            value, gradient = graded(jnp.asarray(moves), y, setpoint)
-            return float(value), np.asarray(gradient)
-
-        state, observation = reactor.start(0.8, 330.0, 298.0, jnp.array([0.85, 0.9, 0.87]))
-        step = STEP["chemical_reactor"]
-        moves, total, iae, seen = np.zeros(window), 0.0, 0.0, []
-        for setpoint in targets:
-            assert float(observation[3]) == setpoint
-            found = minimize(
-                objective,
-                moves,
-                args=(observation[:2], setpoint),
-                jac=True,
-                method="L-BFGS-B",
-                bounds=[(-1, 1)] * window,
-                options={"ftol": 1e-10, "gtol": 1e-7},
-            )
-            moves = np.append(found.x[1:], found.x[-1])
-            state, now = step(jax.random.key(0), state, jnp.array([298.5 + 3.5 * found.x[0]]), reactor.NOMINAL)
-            observation = now.observation
-            assert not now.terminated
-            total -= float(now.reward)
-            iae += abs(float(observation[0] - observation[3]))
-            seen.append(float(observation[1]))
-    for quantity, theirs, ours, allowed in (
-        ("cost", 0.0798, total, 2e-4),
-        ("integrated absolute error [mol/L]", 0.236, iae, 1e-3),
-        ("lowest temperature [K]", 318.5, min(seen), 0.05),
-        ("highest temperature [K]", 327.9, max(seen), 0.05),
-    ):
-        what = f"{quantity} of noise-free NMPC on the tracking task"
-        truth(what, theirs, ours, allowed, "truth 1.1, pc-gym 0.1.8", "chemical_reactor")
-    assert bool(now.truncated)
 
 
 def test_set_points_of_the_certified_task_rest_between_322_and_326_kelvin() -> None:
