@@ -149,6 +149,23 @@ def test_the_plants_numbers_forecast_citylearns_building_better_than_its_own_pas
     assert hvac.Domain().clearness_sd == pytest.approx(fitted["clearness_sd"], abs=1e-3)
 
 
+def test_a_step_has_the_gradient_of_its_finite_difference() -> None:
+    with jax.enable_x64(True):
+        state, _ = hvac.reset(jax.random.key(0), hvac.NOMINAL._replace(start_temperature=26.0))
+
+        def reward(x: jax.Array) -> jax.Array:
+            params = hvac.NOMINAL._replace(air_capacity=x[3])
+            return hvac.step(jax.random.key(1), state, x[:3], params)[1].reward
+
+        reward = jax.jit(reward)
+        x = jnp.asarray([1.0, 2.0, 0.5, 0.9])
+        slope = np.asarray(jax.jit(jax.grad(reward))(x))
+        pushes = 1e-6 * np.eye(4)
+        differences = [float(reward(x + push) - reward(x - push)) / 2e-6 for push in pushes]
+    np.testing.assert_allclose(slope, differences, rtol=1e-6)
+    assert np.abs(slope).min() > 1e-3
+
+
 def test_a_record_of_the_weather_is_followed() -> None:
     rows = np.stack([np.linspace(20, 40, 96), np.linspace(0, 1, 96)], 1).astype(np.float32)
     params = weather.WeatherParams(recorded=rows)

@@ -69,7 +69,8 @@ SPEC = PlantSpec(
     dt=units.DT,
     time_unit="h",
     horizon=units.HORIZON,
-    # 0: nothing is done and the switches rest at the paper's topology; 100: the optimal flow. Over 1000 days each.
+    # 0: nothing is done and the switches rest at the paper's topology; 100: the optimal flow. Over
+    # 1000 days each; the volt-var curve reaches 219.56, which is 78.9.
     score_range=(-159.49, 320.86),
 )
 LIMIT = SPEC.constraints[0]
