@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import erfc
 
 from neorl_core.plants import LOGGED
+from neorl_core.plants import furnace as physics
 from neorl_core.plants import steel_annealing as furnace
 from neorl_core.plants.base import rollout
 
@@ -19,11 +20,11 @@ CONVECTIVE = furnace.NOMINAL._replace(emissivity=0.0, convection=400.0, zone_cap
 """Zones that hold their temperature and only convect, for which conduction has closed forms."""
 DIFFUSIVITY = 27.3 / (7850.0 * 650.0)
 START, ZONE = 300.0, 1200.0
-ADVANCE = jax.jit(furnace.advance, static_argnames="substeps")
+ADVANCE = jax.jit(physics.advance, static_argnames="substeps")
 RESET = jax.jit(furnace.PLANT.reset)
 
 
-def arrays(params: furnace.Params, **changes: float) -> furnace.Params:
+def arrays(params: physics.Params, **changes: float) -> physics.Params:
     """The same constants as arrays of the precision in force, so that one compiled program serves them all."""
     return jax.tree.map(lambda x: jnp.asarray(x, float), params._replace(**changes))
 
@@ -32,10 +33,10 @@ SAMPLED = {"emissivity": 0.68, "efficiency": 0.57, "speed_sd": 0.03, "noise_sd":
 """Constants of one furnace within the operating domain."""
 
 
-def heated(thickness: float, seconds: float, cells: int, substeps: int, p: furnace.Params = CONVECTIVE) -> np.ndarray:
+def heated(thickness: float, seconds: float, cells: int, substeps: int, p: physics.Params = CONVECTIVE) -> np.ndarray:
     """Temperatures [K] of one section from 300 K in a zone of 1200 K."""
     with jax.enable_x64(True):
-        start = furnace.Furnace(jnp.full((1, cells), START), jnp.full((1,), ZONE))
+        start = physics.Furnace(jnp.full((1, cells), START), jnp.full((1,), ZONE))
         ended, _ = ADVANCE(start, jnp.array([thickness]), jnp.zeros(1), jnp.ones((1, 1)), seconds, substeps, arrays(p))
         return np.asarray(ended.steel)[0]
 
@@ -91,7 +92,7 @@ def test_surface_temperature_solves_its_equation() -> None:
     with jax.enable_x64(True):
         outer, cell = jnp.array([293.15, 700.0, 1300.0]), jnp.array([1.25e-3, 2.5e-3, 2.5e-3])
         zones, share = jnp.array([1400.0, 1000.0]), jnp.array([[0.5, 0.0], [0.3, 0.7], [0.0, 1.0]])
-        skin, flux = furnace.surface(outer, cell, zones, share, furnace.NOMINAL)
+        skin, flux = physics.surface(outer, cell, zones, share, furnace.NOMINAL)
         radiation = 0.7 * 5.670374419e-8 * (zones**4 - skin[:, None] ** 4)
         expected = np.asarray(jnp.sum(share * (radiation + 20.0 * (zones - skin[:, None])), axis=1))
     np.testing.assert_allclose(flux, expected, rtol=1e-9)
@@ -99,18 +100,18 @@ def test_surface_temperature_solves_its_equation() -> None:
 
 
 @pytest.fixture(scope="module")
-def started() -> tuple[furnace.State, jax.Array, furnace.Params]:
+def started() -> tuple[furnace.State, jax.Array, physics.Params]:
     params = arrays(furnace.NOMINAL, **SAMPLED)
     return *RESET(jax.random.key(1), params), params
 
 
 @jax.jit
-def audited(state: furnace.State, p: furnace.Params) -> dict[str, jax.Array]:
+def audited(state: furnace.State, p: physics.Params) -> dict[str, jax.Array]:
     """Forty minutes under given powers [MW]: heat [MJ] by where it comes from and goes to, in each of them."""
     per_kelvin = p.density * p.heat_capacity * furnace.SECTION * p.width / 1e9
 
     def stored(s: furnace.State) -> tuple[jax.Array, jax.Array]:
-        return furnace.stored_heat(s.furnace, s.thickness, p)
+        return physics.stored_heat(s.furnace, s.thickness, p)
 
     def moved(s: furnace.State) -> tuple[furnace.State, jax.Array]:
         after = furnace.carried(s, furnace.DT / 2, p)
@@ -123,8 +124,8 @@ def audited(state: furnace.State, p: furnace.Params) -> dict[str, jax.Array]:
         power = jnp.stack([5.0 + 0 * t, 4.0 - 0.05 * t, 2.0 + 0 * t, 0.1 * t])
         following, _ = furnace.step(jax.random.key(0), s, power, p)
         middle, came = moved(s)
-        share = furnace.overlap(middle.offset)
-        hot, passage = furnace.advance(
+        share = physics.overlap(middle.offset)
+        hot, passage = physics.advance(
             middle.furnace, middle.thickness, power, share, furnace.SECONDS, furnace.SUBSTEPS, p
         )
         heated = middle._replace(furnace=hot)
@@ -156,7 +157,7 @@ def test_heat_is_accounted_for_to_1e_6() -> None:
     np.testing.assert_allclose(found["change"], found["supplied"] + found["carried"], rtol=1e-6, atol=1e-6)
 
 
-def test_the_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, furnace.Params]) -> None:
+def test_the_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, physics.Params]) -> None:
     # Under the powers that `steady` gives, and one product, the zones stay and the exit meets the table's target.
     with jax.enable_x64(True):
         fixed = {"thickness_low": 30.0, "thickness_high": 30.0, "target_low": 870.0, "target_high": 870.0}
@@ -195,13 +196,13 @@ def test_sections_keep_their_product_and_come_out_in_order() -> None:
     entered = [x for i, x in enumerate(seen) if i == 0 or x != seen[i - 1]]
     expected = [float(x) for x in state.schedule[0]]
     assert entered == expected[: len(entered)]
-    shares = np.asarray(furnace.overlap(jnp.float32(0.7)))
+    shares = np.asarray(physics.overlap(jnp.float32(0.7)))
     np.testing.assert_allclose(shares.sum(axis=0), furnace.PER_ZONE, rtol=1e-6)
     np.testing.assert_allclose(shares.sum(axis=1)[1:-1], 1.0, rtol=1e-6)
 
 
 def test_the_pi_loops_hold_the_limits_and_the_models_agree(
-    started: tuple[furnace.State, jax.Array, furnace.Params],
+    started: tuple[furnace.State, jax.Array, physics.Params],
 ) -> None:
     plant = furnace.PLANT
     run = jax.jit(partial(rollout, plant, plant.fallback, plant.fallback_params))
@@ -224,15 +225,15 @@ def test_the_pi_loops_hold_the_limits_and_the_models_agree(
     assert np.all(np.abs(np.mean(predicted - trajectory.margins, axis=0)) < [15.0, 3.0, 3.0])
 
 
-def test_gradients_reach_through_an_advance(started: tuple[furnace.State, jax.Array, furnace.Params]) -> None:
+def test_gradients_reach_through_an_advance(started: tuple[furnace.State, jax.Array, physics.Params]) -> None:
     state, observation, params = started
-    share = furnace.overlap(state.offset)
+    share = physics.overlap(state.offset)
 
     @jax.jit
     def later(power: jax.Array) -> tuple[jax.Array, jax.Array]:
         def hottest(power: jax.Array) -> jax.Array:
             place = (state.furnace, state.thickness, power, share, furnace.SECONDS, furnace.SUBSTEPS, params)
-            return furnace.advance(*place)[0].zones[0]
+            return physics.advance(*place)[0].zones[0]
 
         return jax.value_and_grad(hottest)(power)
 
