@@ -11,6 +11,7 @@ import pytest
 from scipy.optimize import brentq
 
 from neorl_core.plants import LOGGED
+from neorl_core.plants import peg as mechanics
 from neorl_core.plants import robot_assembly as robot
 from neorl_core.plants.base import rollout
 from tests.conftest import Truth
@@ -19,12 +20,12 @@ FREE = robot.NOMINAL._replace(stiffness=0.0, damping=0.0, turning_stiffness=0.0,
 """Nobody holds the peg."""
 IDEAL = {"contact_damping": 0.0, "friction": 0.0}
 NOTHING = np.zeros(3)
-ADVANCE = jax.jit(robot.advance, static_argnames="substeps")
+ADVANCE = jax.jit(mechanics.advance, static_argnames="substeps")
 
 
-def peg(x: float, z: float, angle: float, p: robot.Params = robot.NOMINAL) -> jax.Array:
+def peg(x: float, z: float, angle: float, p: mechanics.Params = robot.NOMINAL) -> jax.Array:
     """The centre of mass of a peg whose tip is there."""
-    return robot.centre_of(jnp.array([x, z, angle]), p)
+    return mechanics.centre_of(jnp.array([x, z, angle]), p)
 
 
 def test_momentum_changes_by_the_contacts_impulse_about_any_point() -> None:
@@ -37,9 +38,9 @@ def test_momentum_changes_by_the_contacts_impulse_about_any_point() -> None:
         def flight(start: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             def substep(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
                 pose, velocity = carry
-                touch = robot.contacts(pose, velocity, FREE)
-                total = robot.wrench_about(pose[:2], touch.point, touch.force)
-                return robot.accelerated(pose, velocity, total, h, FREE), robot.wrench_about(
+                touch = mechanics.contacts(pose, velocity, FREE)
+                total = mechanics.wrench_about(pose[:2], touch.point, touch.force)
+                return mechanics.accelerated(pose, velocity, total, h, FREE), mechanics.wrench_about(
                     jnp.zeros(2), touch.point, touch.force
                 )
 
@@ -73,13 +74,13 @@ def bounced(substeps: int, **changes: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @partial(jax.jit, static_argnames="substeps")
-def _bounces(start: tuple[jax.Array, jax.Array], setpoint: jax.Array, p: robot.Params, substeps: int) -> tuple:
+def _bounces(start: tuple[jax.Array, jax.Array], setpoint: jax.Array, p: mechanics.Params, substeps: int) -> tuple:
     def onwards(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        now = robot.advance(*carry, setpoint, jnp.zeros(3), 0.002, substeps, p)[:2]
-        return now, robot.energy(*now, setpoint, p)
+        now = mechanics.advance(*carry, setpoint, jnp.zeros(3), 0.002, substeps, p)[:2]
+        return now, mechanics.energy(*now, setpoint, p)
 
     (pose, _), found = jax.lax.scan(onwards, start, None, 15)
-    return jnp.append(robot.energy(*start, setpoint, p), found), pose
+    return jnp.append(mechanics.energy(*start, setpoint, p), found), pose
 
 
 def test_energy_is_kept_without_friction_and_lost_with_it() -> None:
@@ -109,7 +110,7 @@ def test_penetration_is_force_by_stiffness_and_an_impacts_is_bounded_by_its_ener
         # Beside the hole, both corners flush on the block, 30 N on two springs, after the rest has died down.
         damped = FREE._replace(damping=400.0, turning_damping=2.0)
         pose, velocity, _ = ADVANCE(peg(0.05, 0.0, 0.0), jnp.zeros(3), jnp.zeros(3), down, 0.3, 1500, damped)
-        depth = np.asarray(robot.contacts(pose, velocity, damped).depth)
+        depth = np.asarray(mechanics.contacts(pose, velocity, damped).depth)
         for corner in depth[:2]:
             truth("penetration under 15 N [µm]", 150.0, corner * 1e6, 0.15, "F/k")
         # No damping, 0.2 m/s: kinetic energy into two springs, v √(m / 2k), and the force is k times that.
@@ -142,7 +143,9 @@ def test_a_peg_jams_where_whitneys_diagram_says(truth: Truth) -> None:
     wrench = np.array([(fx * force, -force, m * 0.01 * force) for fx, m in cases])
     with jax.enable_x64(True):
         pushed = jax.jit(
-            jax.vmap(lambda w: robot.advance(peg(0.0, -DEEP, 0.0), jnp.zeros(3), jnp.zeros(3), w, 0.15, 6000, p)[:2])
+            jax.vmap(
+                lambda w: mechanics.advance(peg(0.0, -DEEP, 0.0), jnp.zeros(3), jnp.zeros(3), w, 0.15, 6000, p)[:2]
+            )
         )
         _, velocity = pushed(jnp.asarray(wrench))
         speed = -np.asarray(velocity)[:, 1] / p.slip_speed
@@ -162,9 +165,9 @@ def test_a_peg_wedges_above_the_depth_that_its_friction_spans(depth: float, wedg
     lean = brentq(lambda t: 2 * r * np.cos(t) + depth * np.sin(t) - 2 * (hole + squeeze), 1e-6, 0.05)
     with jax.enable_x64(True):
         pose = peg(r * np.cos(lean) - hole - squeeze, -depth, -lean, p)
-        before = robot.contacts(pose, jnp.zeros(3), p)
+        before = mechanics.contacts(pose, jnp.zeros(3), p)
         pose, velocity, _ = ADVANCE(pose, jnp.zeros(3), jnp.zeros(3), jnp.zeros(3), 0.2, 10000, p)
-        after = np.asarray(robot.contacts(pose, velocity, p).depth)
+        after = np.asarray(mechanics.contacts(pose, velocity, p).depth)
     before = np.asarray(before.depth)
     assert np.count_nonzero(before) == 2
     np.testing.assert_allclose(before[[0, 3]], squeeze, rtol=0.3)
@@ -210,7 +213,7 @@ def test_the_strategy_finds_the_hole_within_the_force_limit(inserted: tuple) -> 
 def test_what_is_seen_and_what_is_are_apart_by_the_error() -> None:
     params = robot.sample_params(jax.random.key(3), robot.PLANT.domain)
     state, observation = jax.jit(robot.reset)(jax.random.key(7), params)
-    tip = robot.tip_of(state.pose, params)
+    tip = mechanics.tip_of(state.pose, params)
     np.testing.assert_allclose(observation[:3], robot.shown(tip + state.error), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(observation[9:], observation[:3], rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(robot.in_si(robot.shown(tip)), tip, rtol=1e-6)
@@ -223,7 +226,7 @@ def test_gradients_reach_through_contact() -> None:
         pose = peg(0.05, -5e-5, 0.0)
 
         def height(setpoint: jax.Array) -> jax.Array:
-            return robot.advance(pose, jnp.zeros(3), setpoint, jnp.zeros(3), 0.02, 100, robot.NOMINAL)[0][1]
+            return mechanics.advance(pose, jnp.zeros(3), setpoint, jnp.zeros(3), 0.02, 100, robot.NOMINAL)[0][1]
 
         at = jnp.array([0.05, -0.006, 0.0])
         slope = jax.jit(jax.grad(height))(at)

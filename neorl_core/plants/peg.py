@@ -1,0 +1,190 @@
+"""A peg, its hole and the impedance controller that holds it: a planar rigid body, Coulomb friction, compliant contact.
+
+m v' = F + Σ f,  J ω' = M + Σ (x − c) × f,  F = K (p* − p) + D (p*' − p') at the tip's centre p, and likewise M;
+f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Applied Mechanics 42, 1975), and across it
+−μ f tanh(v / vs). The peg's corners meet the block, the hole's edges meet the peg. The robot carries the weight.
+Lengths in the hole's frame: x across, z up from the block's face, angles counter-clockwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class Params(NamedTuple):
+    """Geometry, stiffness, friction, and what the robot does not know."""
+
+    mass: float | Float[Array, ""] = 2.0
+    """m, of peg and hand as the impedance controller shapes it [kg]."""
+    inertia: float | Float[Array, ""] = 0.01
+    """J about the centre of mass [kg m²]."""
+    centre: float | Float[Array, ""] = 0.05
+    """Height of the centre of mass above the tip [m]."""
+    half_width: float | Float[Array, ""] = 0.010
+    """r, of the peg [m]."""
+    length: float | Float[Array, ""] = 0.08
+    """Of the peg [m]."""
+    clearance: float | Float[Array, ""] = 0.00015
+    """Between peg and hole on each side [m]: a clearance ratio of 0.015."""
+    depth: float | Float[Array, ""] = 0.03
+    """Of the hole [m]."""
+    friction: float | Float[Array, ""] = 0.2
+    """μ"""
+    slip_speed: float | Float[Array, ""] = 1e-3
+    """vs [m/s], over which friction sets in."""
+    contact_stiffness: float | Float[Array, ""] = 1e5
+    """k [N/m]."""
+    contact_damping: float | Float[Array, ""] = 5.0
+    """β [s/m]."""
+    stiffness: float | Float[Array, ""] = 1500.0
+    """K [N/m]."""
+    damping: float | Float[Array, ""] = 100.0
+    """D [N s/m]."""
+    turning_stiffness: float | Float[Array, ""] = 30.0
+    """[N m/rad]"""
+    turning_damping: float | Float[Array, ""] = 1.0
+    """[N m s/rad]"""
+    offset_spread: float | Float[Array, ""] = 0.0
+    """Half range of the error of the hole's place [m]."""
+    tilt_spread: float | Float[Array, ""] = 0.0
+    """Half range of the error of its tilt [rad]."""
+    force_noise: float | Float[Array, ""] = 0.0
+    """Of the wrist's sensor [N]; a hundredth of it in N m."""
+
+
+def axes(angle: Float[Array, ""]) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
+    """The peg's own directions, across and up."""
+    c, s = jnp.cos(angle), jnp.sin(angle)
+    return jnp.stack([c, s]), jnp.stack([-s, c])
+
+
+def tip_of(pose: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
+    """Pose of the tip's centre, from that of the centre of mass."""
+    return pose - p.centre * jnp.append(axes(pose[2])[1], 0.0)
+
+
+def centre_of(tip: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
+    """The inverse of `tip_of`."""
+    return tip + p.centre * jnp.append(axes(tip[2])[1], 0.0)
+
+
+def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity: Float[Array, " 3"]) -> Any:
+    """Velocity of the peg at points [m/s]."""
+    arm = point - jnp.broadcast_to(pose[:2], point.shape)
+    turning = velocity[2] * jnp.stack([-arm[..., 1], arm[..., 0]], axis=-1)
+    return jnp.broadcast_to(velocity[:2], point.shape) + turning
+
+
+class Contacts(NamedTuple):
+    """Of the peg's corners (-, +) and the hole's edges (-, +)."""
+
+    point: Float[Array, "4 2"]
+    depth: Float[Array, " 4"]
+    """Penetration [m], 0 where there is none."""
+    force: Float[Array, "4 2"]
+    """On the peg [N]."""
+
+
+def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) -> Contacts:
+    """Where peg and block touch, and how hard. A point inside leaves by the nearer face."""
+    across, up = axes(pose[2])
+    tip = tip_of(pose, p)[:2]
+    sides = jnp.array([-1.0, 1.0], pose.dtype)
+    hole = p.half_width + p.clearance
+
+    corner = tip[None] + p.half_width * sides[:, None] * across[None]
+    x, z = corner[:, 0], corner[:, 1]
+    beside, wall = jnp.abs(x) > hole, jnp.abs(x) - hole
+    sideways = beside & (wall < -z)
+    corner_depth = jnp.where(beside, jnp.minimum(-z, wall), -p.depth - z)
+    inwards = jnp.stack([-jnp.sign(x), jnp.zeros_like(x)], axis=1)
+    upwards = jnp.stack([jnp.zeros_like(x), jnp.ones_like(x)], axis=1)
+    corner_normal = jnp.where(sideways[:, None], inwards, upwards)
+
+    edge = jnp.stack([hole * sides, jnp.zeros_like(sides)], axis=1)
+    a, b = (edge - tip[None]) @ across, (edge - tip[None]) @ up
+    side = p.half_width - jnp.abs(a)
+    inside = (side > 0) & (b > 0) & (b < p.length)
+    edge_depth = jnp.where(inside, jnp.minimum(side, b), 0.0)
+    edge_normal = jnp.where((side < b)[:, None], -jnp.sign(a)[:, None] * across[None], up[None])
+
+    point = jnp.concatenate([corner, edge])
+    depth = jnp.maximum(jnp.concatenate([corner_depth, edge_depth]), 0.0)
+    normal = jnp.concatenate([corner_normal, edge_normal])
+    moving = velocity_at(point, pose, velocity)
+    closing = -jnp.sum(moving * normal, axis=1)
+    pressed = p.contact_stiffness * depth * jnp.maximum(0.0, 1.0 + p.contact_damping * closing)
+    tangent = jnp.stack([-normal[:, 1], normal[:, 0]], axis=1)
+    slip = jnp.sum(moving * tangent, axis=1)
+    rubbed = -p.friction * pressed * jnp.tanh(slip / p.slip_speed)
+    return Contacts(point, depth, pressed[:, None] * normal + rubbed[:, None] * tangent)
+
+
+def wrench_about(
+    point: Float[Array, " 2"], where: Float[Array, "n 2"], force: Float[Array, "n 2"]
+) -> Float[Array, " 3"]:
+    """Sum of forces [N] and of their moments [N m] about a point."""
+    arm = where - point[None]
+    return jnp.append(jnp.sum(force, axis=0), jnp.sum(arm[:, 0] * force[:, 1] - arm[:, 1] * force[:, 0]))
+
+
+def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params) -> Any:
+    """The impedance controller's force and moment about the centre of mass, for a set point of the tip at rest."""
+    tip = tip_of(pose, p)
+    stiffness = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.stiffness, p.stiffness, p.turning_stiffness)])
+    damping = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.damping, p.damping, p.turning_damping)])
+    moving = jnp.append(velocity_at(tip[:2], pose, velocity), velocity[2])
+    pull = stiffness * (setpoint - tip) - damping * moving
+    return wrench_about(pose[:2], tip[None, :2], pull[None, :2]).at[2].add(pull[2])
+
+
+def accelerated(
+    pose: Float[Array, " 3"], velocity: Float[Array, " 3"], wrench: Float[Array, " 3"], h: float, p: Params
+) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
+    """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v; `wrench` is about the centre of mass."""
+    inertia = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.mass, p.mass, p.inertia)])
+    velocity = velocity + h * wrench / inertia
+    return pose + h * velocity, velocity
+
+
+def advance(
+    pose: Float[Array, " 3"],
+    velocity: Float[Array, " 3"],
+    setpoint: Float[Array, " 3"],
+    external: Float[Array, " 3"],
+    seconds: float,
+    substeps: int,
+    p: Params,
+) -> tuple[Float[Array, " 3"], Float[Array, " 3"], Float[Array, "n 3"]]:
+    """Some time under a set point of the tip (in the hole's frame) and a further wrench about the tip.
+
+    Returns:
+        Pose and velocity at the end, and the contacts' wrench about the tip [N, N, N m] in each substep.
+    """
+    h = seconds / substeps
+
+    def substep(carry: Any, _: None) -> tuple[Any, Any]:
+        pose, velocity = carry
+        touch = contacts(pose, velocity, p)
+        tip = tip_of(pose, p)[:2]
+        pushed = wrench_about(pose[:2], tip[None], external[None, :2]).at[2].add(external[2])
+        total = wrench_about(pose[:2], touch.point, touch.force) + held(pose, velocity, setpoint, p) + pushed
+        return accelerated(pose, velocity, total, h, p), wrench_about(tip, touch.point, touch.force)
+
+    (pose, velocity), wrenches = jax.lax.scan(substep, (pose, velocity), None, substeps)
+    return pose, velocity, wrenches
+
+
+def energy(
+    pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params
+) -> Float[Array, ""]:
+    """Kinetic energy and that of the springs of contacts and impedance [J]."""
+    depth = contacts(pose, velocity, p).depth
+    strain = setpoint - tip_of(pose, p)
+    kinetic = p.mass * jnp.sum(velocity[:2] ** 2) + p.inertia * velocity[2] ** 2
+    springs = p.stiffness * jnp.sum(strain[:2] ** 2) + p.turning_stiffness * strain[2] ** 2
+    return 0.5 * (kinetic + springs + p.contact_stiffness * jnp.sum(depth**2))
