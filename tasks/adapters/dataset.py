@@ -240,7 +240,7 @@ class Dataset:
 
 
 class Buffer:
-    """Rows one after the other, in memory that serves again for a later shard: fresh memory costs as much as hashing."""
+    """Rows one after the other, in memory that serves again for a later shard, for fresh memory costs time."""
 
     def __init__(self) -> None:
         self.count = 0
