@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test coverage lint bench study chaos resume streaming tamper picture services lock clean
+.PHONY: run test coverage lint bench study chaos resume streaming store tamper picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up & up=$$!; \
@@ -40,6 +40,10 @@ resume: $(READY)  ## kill -9 the training of every algorithm at twenty random st
 
 streaming: $(READY)  ## training on data four times as large as its memory beside resident data
 	$(BIN)/python -m benchmarks.streaming
+
+ROWS ?= 100000000
+store: $(READY)  ## the dataset store beside its yardsticks, and validation of ROWS transitions (100 million by default)
+	$(BIN)/python -m benchmarks.store --validate $(ROWS)
 
 tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 	$(BIN)/python -m benchmarks.tamper
