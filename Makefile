@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test coverage lint bench plants study chaos resume streaming historian tamper picture services lock clean
+.PHONY: run test coverage lint bench plants study chaos resume streaming historian store tamper picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up & up=$$!; \
@@ -46,6 +46,9 @@ streaming: $(READY)  ## training on data four times as large as its memory besid
 
 historian: $(READY)  ## raw rows/s and memory of ingesting 200 million rows, beside polars' own scan of the same files
 	$(BIN)/python -m benchmarks.historian
+ROWS ?= 100000000
+store: $(READY)  ## the dataset store beside its yardsticks, and validation of ROWS transitions (100 million by default)
+	$(BIN)/python -m benchmarks.store --validate $(ROWS)
 
 tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 	$(BIN)/python -m benchmarks.tamper

@@ -75,8 +75,8 @@ def publish(temporary: Path, path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def write_atomic(path: Path, data: bytes | memoryview) -> Path:
-    """Write a file whole or not at all.
+def write_atomic(path: Path, *parts: bytes | memoryview) -> Path:
+    """Write a file, one part after the other, whole or not at all.
 
     Raises:
         BadInput: when the disk or the quota is full; nothing is left behind.
@@ -87,7 +87,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> Path:
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
+                file.writelines(parts)
             publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

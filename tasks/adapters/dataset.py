@@ -240,6 +240,36 @@ class Dataset:
                 )
 
 
+class Buffer:
+    """Rows one after the other, in memory that serves again for a later shard, for fresh memory costs time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._arrays: Rows = {}
+
+    def append(self, rows: Rows) -> None:
+        """Copy rows (n, ...) behind those that are there."""
+        stop = self.count + len(rows["rewards"])
+        for key, values in rows.items():
+            held = self._arrays.get(key)
+            if held is None or len(held) < stop:
+                grown = np.empty((max(stop, 3 * self.count // 2), *values.shape[1:]), ROW_KEYS[key])
+                if held is not None:
+                    grown[: self.count] = held[: self.count]
+                self._arrays[key] = held = grown
+            held[self.count : stop] = values
+        self.count = stop
+
+    def rows(self) -> Rows:
+        """What is there, not copied."""
+        return {key: values[: self.count] for key, values in self._arrays.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows that are there."""
+        return sum(values.nbytes for values in self.rows().values())
+
+
 class DatasetWriter:
     """Writes a dataset shard by shard; used as a context manager, and `commit` gives it its name.
 
@@ -260,10 +290,10 @@ class DatasetWriter:
         self.shards: list[dict[str, Any]] = list(parent.manifest["shards"]) if parent else []
         self.provenance: list[dict[str, Any]] = list(parent.manifest["provenance"]) if parent else []
         self.keys: list[str] = list(parent.manifest["keys"]) if parent else []
-        self._parts: list[Rows] = []
-        self._bytes = 0
+        self._buffer = Buffer()
+        self._free: list[Buffer] = []
         self._beside = ThreadPoolExecutor(IN_FLIGHT)
-        self._waiting: deque[Future[dict[str, Any]]] = deque()
+        self._waiting: deque[tuple[Buffer, Future[dict[str, Any]]]] = deque()
         if parent and parent.manifest["spec"] != spec_record(spec):
             raise BadInput(
                 f"expected dataset {parent.digest} to be of plant {spec.name} as it is now, got another spec: "
@@ -275,7 +305,6 @@ class DatasetWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._parts.clear()
         self._beside.shutdown()
 
     def append(self, rows: Rows) -> None:
@@ -284,12 +313,12 @@ class DatasetWriter:
         self.adopt_keys(keys)
         ends = np.flatnonzero(rows["terminals"] | rows["timeouts"])
         size = sum(rows[key].nbytes for key in keys)
-        if len(ends) and self._bytes + size >= self.shard_bytes:
+        if len(ends) and self._buffer.nbytes + size >= self.shard_bytes:
             cut = int(ends[-1]) + 1
-            self._keep({key: rows[key][:cut] for key in keys})
+            self._buffer.append({key: rows[key][:cut] for key in keys})
             self._hand_over()
             rows = {key: rows[key][cut:] for key in keys}
-        self._keep({key: rows[key] for key in keys})
+        self._buffer.append({key: rows[key] for key in keys})
 
     def adopt_keys(self, keys: Sequence[str]) -> None:
         """Hold the keys of rows to come against those already there."""
@@ -300,23 +329,21 @@ class DatasetWriter:
             )
         self.keys = list(keys)
 
-    def _keep(self, rows: Rows) -> None:
-        if len(rows["rewards"]):
-            # A copy, for a slice would keep alive the larger block it was cut from.
-            self._parts.append({key: values.copy() for key, values in rows.items()})
-            self._bytes += sum(values.nbytes for values in rows.values())
-
     def _hand_over(self) -> None:
         """Have the rows at hand written as a shard while further ones come, `IN_FLIGHT` shards at a time."""
-        parts, self._parts, self._bytes = self._parts, [], 0
         self._adopt(IN_FLIGHT - 1)
-        if parts:
-            self._waiting.append(self._beside.submit(write_shard, self.root / "shards", parts))
+        if self._buffer.count:
+            writing = self._beside.submit(write_shard, self.root / "shards", [self._buffer.rows()])
+            self._waiting.append((self._buffer, writing))
+            self._buffer = self._free.pop() if self._free else Buffer()
 
     def _adopt(self, left: int) -> None:
         """Name shards in their order until only so many are still being written."""
         while len(self._waiting) > left:
-            self.adopt_shards([self._waiting.popleft().result()])
+            buffer, writing = self._waiting.popleft()
+            self.adopt_shards([writing.result()])
+            buffer.count = 0
+            self._free.append(buffer)
 
     def close_shard(self) -> None:
         """Write the rows at hand as a shard."""

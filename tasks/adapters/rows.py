@@ -176,8 +176,9 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
     for key in ("terminals", "timeouts"):
         note((rows[key] != 0) & (rows[key] != 1), f"{key} is neither 0 nor 1")
     for key in ("costs", "constraint_costs"):
-        if key in rows:
-            note(~np.isfinite(rows[key]).all(axis=tuple(range(1, rows[key].ndim))), f"{key} is not finite")
+        if key in rows:  # of a plant without limits, constraint_costs are (n, 0)
+            axes = tuple(range(1, rows[key].ndim))
+            note(~np.isfinite(rows[key]).all(axis=axes), f"{key} is not finite")
     return reasons
 
 

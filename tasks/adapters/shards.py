@@ -178,7 +178,9 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
         BadInput: when the disk is full; nothing is left behind.
     """
     shard: Rows = {
-        key: np.ascontiguousarray(np.concatenate([part[key] for part in parts]), dtype=dtype)
+        key: np.ascontiguousarray(
+            parts[0][key] if len(parts) == 1 else np.concatenate([part[key] for part in parts]), dtype=dtype
+        )
         for key, dtype in ROW_KEYS.items()
         if key in parts[0]
     }
@@ -186,30 +188,48 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
     digests = hash_spans(shard, bounds.tolist())
     shard["episode_starts"] = bounds[:-1]
     shard["episode_digests"] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
-    image = io.BytesIO()
-    with h5py.File(image, "w", libver=LIBVER) as file:
-        for key, values in shard.items():
-            file.create_dataset(key, data=values, track_times=False)
+    parts = _file_parts(shard)
     # The digest of the content is found beside that of the file and its writing: hashing and writing let go of the GIL.
-    with image.getbuffer() as data, ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as beside:
         content = beside.submit(content_digest, shard)
-        digest, name = _store_image(folder, data)
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        path = folder / f"{digest.hexdigest()}.h5"
+        if not path.exists() or file_sha256(path) != path.stem:
+            write_atomic(path, *parts)
         return {
-            "file": name,
-            "sha256": digest,
+            "file": path.name,
+            "sha256": path.stem,
             "content": content.result(),
             "rows": len(shard["rewards"]),
             "episodes": len(digests),
         }
 
 
-def _store_image(folder: Path, data: memoryview) -> tuple[str, str]:
-    """Write a file that is named by its SHA-256; returns that and its name."""
-    digest = hashlib.sha256(data).hexdigest()
-    path = folder / f"{digest}.h5"
-    if not path.exists() or file_sha256(path) != digest:
-        write_atomic(path, data)
-    return digest, path.name
+def _file_parts(shard: Rows) -> list[memoryview]:
+    """The bytes of a shard's HDF5 file, in order: headers that HDF5 made, and the arrays' own memory.
+
+    HDF5 gives each array its place without being given the array, which it would copy.
+    """
+    image, places = io.BytesIO(), {}
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_obj_track_times(False)
+    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(image, "w", libver=LIBVER) as file:
+        for key, values in shard.items():
+            kind = h5py.h5t.py_create(values.dtype, logical=True)
+            made = h5py.h5d.create(file.id, key.encode(), kind, h5py.h5s.create_simple(values.shape), plan)
+            if values.nbytes:
+                places[made.get_offset()] = memoryview(values.reshape(-1).view(np.uint8))
+        end = file.id.get_filesize()
+    headers = image.getvalue().ljust(end, b"\0")
+    parts, at = [], 0
+    for offset, values in sorted(places.items()):
+        parts += [memoryview(headers)[at:offset], values]
+        at = offset + len(values)
+    return [*parts, memoryview(headers)[at:]]
 
 
 def open_shard(path: Path) -> h5py.File:
