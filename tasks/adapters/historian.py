@@ -84,6 +84,10 @@ class Export:
     files: list[Path]
     looks: list[Look] = field(default_factory=list)
     ordered: bool = True
+    rows: int = 0
+    """Rows that were read, of a wide table the cells with something in them."""
+    ignored: int = 0
+    """Those of tags that the mapping ignores."""
 
     @classmethod
     def open(cls, path: Path, mapping: HistorianMapping) -> Export:
@@ -175,6 +179,7 @@ class Export:
                 if unknown:
                     self._check_tags()
                 base += count
+                self.rows, self.ignored = self.rows + len(frame), decoder.ignored
                 seen += np.bincount(rows.codes, minlength=len(seen))
                 yield rows, rejects
         if not seen.all():
