@@ -15,6 +15,7 @@ from configs.mapping import HistorianMapping
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec, Space
+from tasks.adapters import historian, transitions
 from tasks.adapters.historian import Export
 from tasks.adapters.plant_log import generate
 from tasks.adapters.transitions import HistorianLog, read_historian
@@ -203,6 +204,37 @@ def test_every_step_is_accounted_for(tmp_path: Path) -> None:
     # Wherever the kept steps are not consecutive, an episode ended; and none is longer than the horizon.
     assert ends[:-1][np.diff(log.rows["numbers"]) > 1].all()
     assert np.diff(np.flatnonzero(ends)).max() <= SPEC.horizon
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rows", "points"), [(1, 1), (7, 5)])
+def test_a_stream_in_small_pieces_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, points: int, causal: bool
+) -> None:
+    rng = np.random.default_rng(1)
+    # Stretches of one status each, so that a tag stays Bad over many chunks; every seventh row twice, some thrice.
+    grades = np.repeat(rng.choice(["Good", "Good", "Uncertain", "Bad"], 40), 5)
+    noisy: Record = [
+        (10.0 * k + float(rng.uniform(0, 3)), 20.0 + rng.uniform(0, 90), str(grades[k]))
+        for k in range(200)
+        if rng.random() > 0.1
+    ]
+    noisy += [(t, v + (i % 2), "Good") for i, (t, v, _) in enumerate(noisy) if i % 7 == 0 and v is not None]
+    noisy += [(t, v, "Good") for i, (t, v, _) in enumerate(noisy[:150]) if i % 14 == 0]
+    held: Record = [(100.0 * k, 25.0, "Bad" if k % 4 == 2 else "Good") for k in range(20)]
+    modes: Record = [(200.0 * k, float(k % 3), "Good") for k in range(10)]
+    valve: Record = [(10.0 * k, float(k % 50), "Good") for k in range(200)]
+    frame = table(record(TI_1_PV=noisy, TIC_1_SP=held, MODE=modes, TV_1_OP=valve)).sort(
+        "timestamp", maintain_order=True
+    )
+    how: dict[str, Any] = {"causal": causal, "clock": {"late_seconds": 0}, "episodes": {"max_gap_seconds": 25}}
+    whole = read(tmp_path, frame, **how)
+    assert whole.account["raw"]["in_order_of_time"]
+    assert min(whole.account[fate] for fate in ("rows", "rejected", "gap", "not_running", "outside_limits")) > 0
+    assert "contradicts another row of the same time" in whole.account["raw"]["reasons"]
+    monkeypatch.setattr(historian, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(transitions, "GRID_POINTS", points)
+    assert_same(read(tmp_path, frame, **how), whole)
 
 
 def test_csv_and_parquet_and_words_and_codes_say_the_same(tmp_path: Path) -> None:

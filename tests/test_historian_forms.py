@@ -237,6 +237,30 @@ def test_texts_and_qualities_mean_what_the_mapping_says(tmp_path: Path, plain: H
     same(read(tmp_path / "none.parquet", columns={"status": None}), plain)
 
 
+def test_a_wrong_column_is_told_of_without_end_neither_of_reasons_nor_of_time(tmp_path: Path) -> None:
+    frame = long().with_columns(value=pl.concat_str(pl.lit("x"), pl.int_range(pl.len()).cast(pl.String)))
+    frame = pl.concat([frame] * 4).with_columns(value=pl.concat_str("value", pl.int_range(pl.len()).cast(pl.String)))
+    frame.write_parquet(tmp_path / "texts.parquet")
+    quarantine = RawQuarantine()
+    log = read(tmp_path / "texts.parquet", quarantine)
+    assert (log.rows["rejected"] != "").all()
+    assert quarantine.count == len(frame)
+    assert len(quarantine.reasons) == 101
+    assert quarantine.reasons["digital state"] == len(frame) - 100
+
+
+def test_rows_are_used_or_rejected_or_ignored(tmp_path: Path) -> None:
+    others = long().with_columns(tag=pl.lit("XX-9"))
+    frame = pl.concat([long(), others]).sort("timestamp", maintain_order=True)
+    frame = frame.with_columns(tag=pl.when(pl.int_range(pl.len()) != 8).then("tag"))
+    frame.write_parquet(tmp_path / "others.parquet")
+    log = read(tmp_path / "others.parquet", ignore=["XX-9"])
+    raw = log.account["raw"]
+    used = sum(sum(counts.values()) for counts in log.account["samples"].values())
+    assert raw["reasons"] == {"tag is missing": 1}
+    assert raw["rows"] == len(frame) == used + raw["rejected"] + raw["ignored"]
+
+
 def test_a_value_goes_stale_by_its_tag_s_own_limit(tmp_path: Path) -> None:
     frame = long().filter((pl.col("tag") != "FV-3") | (pl.col("value") < 5) | (pl.col("value") >= 20))
     frame = frame.filter((pl.col("tag") != "LI-1") | (pl.col("value") < 110) | (pl.col("value") >= 113))

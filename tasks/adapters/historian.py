@@ -84,6 +84,10 @@ class Export:
     files: list[Path]
     looks: list[Look] = field(default_factory=list)
     ordered: bool = True
+    rows: int = 0
+    """Rows that were read, of a wide table the cells with something in them."""
+    ignored: int = 0
+    """Those of tags that the mapping ignores."""
 
     @classmethod
     def open(cls, path: Path, mapping: HistorianMapping) -> Export:
@@ -175,6 +179,7 @@ class Export:
                 if unknown:
                     self._check_tags()
                 base += count
+                self.rows, self.ignored = self.rows + len(frame), decoder.ignored
                 seen += np.bincount(rows.codes, minlength=len(seen))
                 yield rows, rejects
         if not seen.all():
@@ -189,7 +194,7 @@ class Export:
             if self.mapping.layout == "wide":
                 chosen = [columns.timestamp, *(n for n in table.collect_schema().names() if self._wanted(n))]
                 size = max(CHUNK_ROWS // len(self.mapping.tags), 1)
-                for batch in table.select(chosen).collect_batches(chunk_size=size, maintain_order=True):
+                for batch in _batches(table.select(chosen), size):
                     yield _long(batch, self.mapping), len(batch)
                 return
             tag = pl.col(columns.tag)
@@ -203,7 +208,7 @@ class Export:
             ]
             if columns.status is not None:
                 picked.append(pl.col(columns.status).alias("status"))
-            for batch in table.select(picked).collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
+            for batch in _batches(table.select(picked), CHUNK_ROWS):
                 yield batch, len(batch)
 
     def _wanted(self, column: str) -> bool:
@@ -285,7 +290,7 @@ class Export:
             names.append("number")
         times, numbers, seen = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
         with _reading(file):
-            for batch in table.select(names).collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
+            for batch in _batches(table.select(names), CHUNK_ROWS):
                 found, _ = clock.read(batch[columns.timestamp], file.name)
                 times = np.concatenate([times, found])
                 given = batch["number"].to_numpy().astype(np.int64) if ignoring else np.arange(seen, seen + len(found))
@@ -305,6 +310,12 @@ class Export:
                 column = pl.col(self.mapping.columns.tag).cast(pl.String)
                 tags |= set(self._scan(file).select(column.unique()).collect(engine="streaming").to_series())
         _compare_tags(self.path, self.mapping, sorted(tag for tag in tags if tag is not None))
+
+
+def _batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
+    """A table's rows in order, at most so many at a time: polars' batches are about as large as one asks."""
+    for batch in table.collect_batches(chunk_size=rows, maintain_order=True):
+        yield from batch.iter_slices(rows)
 
 
 def _long(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:

@@ -45,7 +45,7 @@ class RawQuarantine:
         part_records: records after which a part is written.
     """
 
-    def __init__(self, folder: Path | None = None, part_records: int = 262_144) -> None:
+    def __init__(self, folder: Path | None = None, part_records: int = 65_536) -> None:
         self.folder, self.part_records = folder, part_records
         self.reasons: Counter[str] = Counter()
         self.digests: list[str] = []

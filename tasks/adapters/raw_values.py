@@ -21,6 +21,8 @@ OPC_DA = np.array([BAD, UNCERTAIN, 0xC0000000, GOOD], np.uint32)
 """By the two highest of an OPC DA quality's eight bits; the third is not used by that standard."""
 NAMELESS = "tag is missing"
 LONGEST_TEXT = 60
+MOST_TOLD = 100
+"""Texts and status codes of which reasons tell each."""
 
 
 class Decoder:
@@ -35,6 +37,7 @@ class Decoder:
         self.ignored = 0
         tags = list(mapping.tags.values())
         self._known: dict[str, int] = {}
+        self._told: dict[str, set[str]] = {}
         ranges = [tag.range or (None, None) for tag in tags]
         self._low = np.array([-np.inf if low is None else low for low, _ in ranges])
         self._high = np.array([np.inf if high is None else high for _, high in ranges])
@@ -95,9 +98,8 @@ class Decoder:
                 timeless |= lost[where]
             if texts is not None:
                 states = _states(texts.gather(where))
-                for state in states.drop_nulls().unique():
-                    at = ((states == state).fill_null(False)).to_numpy() & np.isnan(some.values)
-                    _note(reasons, at, f"digital state '{str(state)[:LONGEST_TEXT]}'")
+                odd = np.flatnonzero(states.is_not_null().to_numpy() & np.isnan(some.values) & (reasons == None))  # noqa: E711
+                reasons[odd] = [self._named("digital state", f"'{text[:LONGEST_TEXT]}'") for text in states.gather(odd)]
             self._note_values(some, None if missing is None else missing[where], reasons)
             rejects = [Rejects(some, reasons, self._texts(frame, where, unreadable))]
             marked = statuses.copy()
@@ -106,7 +108,7 @@ class Decoder:
             keep = mapped.copy()
             keep[where[timeless]] = False
         if not keep.all():
-            self.ignored += int((rows.codes >= len(self.mapping.tags)).sum())
+            self.ignored += int((~mapped & ~nameless).sum() if strange else (~mapped).sum())
             rows = rows.take(keep)
         return rows, rejects, unknown
 
@@ -130,12 +132,20 @@ class Decoder:
         if self.mapping.treat_uncertain_as_bad:
             names[1] = "Uncertain"
         for grade, name in names.items():
-            for status in np.unique(rows.statuses[severity == grade]):
-                _note(reasons, rows.statuses == status, f"status is {name} (0x{status:08X})")
+            odd = np.flatnonzero((severity == grade) & (reasons == None))  # noqa: E711
+            reasons[odd] = [self._named(f"status is {name}", f"(0x{code:08X})") for code in rows.statuses[odd].tolist()]
         _note(reasons, np.isnan(rows.values), "value is missing or not a number")
         _note(reasons, np.isinf(rows.values), "value is not finite")
         if self._ranged:
             _note(reasons, self._outside(rows), "value is outside the instrument's range")
+
+    def _named(self, kind: str, which: str) -> str:
+        """A reason that tells the text or code, as long as there are not too many: a wrong column may hold anything."""
+        told = self._told.setdefault(kind, set())
+        if which not in told and len(told) >= MOST_TOLD:
+            return kind
+        told.add(which)
+        return f"{kind} {which}"
 
     def _with_states(
         self, texts: pl.Series, codes: npt.NDArray[np.uint16], values: npt.NDArray[np.float64]

@@ -196,7 +196,8 @@ class HistorianStream:
             **{("rows" if f is Fate.ROW else f.name.lower()): int(self._fates[f]) for f in Fate},
             "trips": self._trips,
             "raw": {
-                "rows": sum(look.rows for look in self.export.looks),
+                "rows": self.export.rows,
+                "ignored": self.export.ignored,
                 "rejected": self.quarantine.count,
                 "reasons": dict(self.quarantine.reasons.most_common()),
                 "put_in_place": self.arrivals.displaced,
