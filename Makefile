@@ -46,6 +46,7 @@ streaming: $(READY)  ## training on data four times as large as its memory besid
 
 historian: $(READY)  ## raw rows/s and memory of ingesting 200 million rows, beside polars' own scan of the same files
 	$(BIN)/python -m benchmarks.historian
+
 ROWS ?= 100000000
 store: $(READY)  ## the dataset store beside its yardsticks, and validation of ROWS transitions (100 million by default)
 	$(BIN)/python -m benchmarks.store --validate $(ROWS)

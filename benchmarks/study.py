@@ -89,7 +89,7 @@ def logged(plant: str, data: Sequence[Path], home: Home) -> tuple[Logs, Logs]:
         made = plant == "chemical_reactor"
         data = [Path(generate(plant, home.room("generated", plant), seed=0)["path"])] if made else official()
     mapping = ROOT / "configs" / "mappings" / f"{plant}.yaml"
-    source = {"mapping": mapping} if mapping.exists() else {"format": "neorl2"}
+    source = {"mapping": mapping} if mapping.exists() else {}
     found = ingest(home, RunConfig(plant=plant, data={**source, "held_out": HELD_OUT}), list(data))
     store = Dataset.open(Path(found["path"]), found["digest"])
     ours, held_out = (read_logs(store, episodes) for episodes in store.split(HELD_OUT))

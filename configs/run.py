@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Count = Annotated[int, Field(ge=1)]
@@ -25,21 +25,12 @@ class Strict(BaseModel):
 class Data(Strict):
     """How files named on the command line become a dataset."""
 
-    format: Literal["historian", "neorl2"] = "historian"
     mapping: FilePath | None = None
-    """Mapping of a historian's tags; relative to the run's own file."""
+    """Of a historian's tags, relative to the run's own file; without one the files' format is recognised."""
     max_quarantined: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of rows that may fail validation before the dataset is refused."""
     held_out: Fraction = 0.2
     """Share of episodes kept from training, for selection."""
-
-    @model_validator(mode="after")
-    def historian_needs_mapping(self) -> Data:
-        if self.format == "historian" and self.mapping is None:
-            raise ValueError("expected a 'mapping' with format 'historian', got none: name the mapping's file")
-        if self.format == "neorl2" and self.mapping is not None:
-            raise ValueError("expected no 'mapping' with format 'neorl2', got one: take it out")
-        return self
 
 
 class Train(Strict):
@@ -101,7 +92,7 @@ class RunConfig(Strict):
 
     plant: Name
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    data: Data
+    data: Data = Data()
     train: Train = Train()
     evaluate: Evaluate = Evaluate()
     certify: Certify = Certify()

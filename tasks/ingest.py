@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from neorl_core.types import PlantSpec
 from tasks.adapters.canonical import digest_json, file_sha256, read_json, write_json
 from tasks.adapters.card import write_card
 from tasks.adapters.dataset import Dataset, DatasetWriter, spec_record
-from tasks.adapters.formats import read_neorl2
 from tasks.adapters.hdf5_formats import NO_SUCCESSOR
 from tasks.adapters.raw_rows import RawQuarantine
 from tasks.adapters.rows import Quarantine, RowChecker
@@ -32,6 +31,8 @@ from tasks.adapters.source_rows import for_plant, survey
 from tasks.adapters.sources import digest_of, in_words, name_of, recognise
 
 Progress = Callable[[int, int, str], None]
+Opened = Callable[[RawQuarantine], tuple[Iterator[Rows], dict[str, Any] | None]]
+"""Begins to read a source: blocks of rows, and an account of them that is complete when they are."""
 
 
 def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progress | None = None) -> dict[str, Any]:
@@ -54,24 +55,21 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
     if not sources:
         raise BadInput("expected at least one source file, got none: name the plant's logs.")
     for source in sources:
-        if not source.is_file() and not (source.is_dir() and run.data.format == "historian"):
-            raise BadInput(f"expected a source file at {source}, got none: check the path.")
+        if not source.exists():
+            raise BadInput(f"expected a source at {source}, got none: check the path.")
     mapping = mapping_of(run)
     spec = plant_spec(run.plant, mapping)
     root = home.room("datasets", run.plant)
     recipe = {
         "plant": spec_record(spec),
-        "format": run.data.format,
+        "format": "historian" if mapping else "recorded",
         "mapping": mapping.model_dump(mode="json") if mapping else None,
         "code": _code_digest(),
     }
     records = []
     with DatasetWriter(root, spec) as writer:
         for i, source in enumerate(sources):
-            record = _ingest_source(
-                writer, source_sha256(source), spec, recipe, partial(_blocks, source, spec, mapping)
-            )
-            records.append(record)
+            records.append(_ingest_source(writer, *_opened(source, spec, mapping), spec, recipe))
             if progress:
                 progress(i + 1, len(sources), "sources")
         _hold_to_threshold(records, run.data.max_quarantined, root)
@@ -137,7 +135,7 @@ def ingest_file(
             )
         run = RunConfig(
             plant=named.subject,
-            data=Data(format="historian", mapping=mapping.resolve(), max_quarantined=max_quarantined),
+            data=Data(mapping=mapping.resolve(), max_quarantined=max_quarantined),
         )
         words = [f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"]
         return ingest(home, run, [path], progress) | {"format": "historian", "words": words}
@@ -151,7 +149,7 @@ def ingest_file(
     recipe = {"plant": spec_record(spec), "format": source.family, "mapping": None, "horizon": horizon}
     recipe["code"] = _code_digest()
     with DatasetWriter(root, spec) as writer:
-        record = _ingest_source(writer, digest_of(source), spec, recipe, lambda _: (blocks(), None))
+        record = _ingest_source(writer, digest_of(source), lambda _: (blocks(), None), spec, recipe)
         if progress:
             progress(1, 1, "sources")
         _hold_to_threshold([record], max_quarantined, root)
@@ -239,11 +237,7 @@ def _code_digest() -> str:
 
 
 def _ingest_source(
-    writer: DatasetWriter,
-    sha256: str,
-    spec: PlantSpec,
-    recipe: dict[str, Any],
-    opened: Callable[[RawQuarantine], tuple[Iterator[Rows], dict[str, Any] | None]],
+    writer: DatasetWriter, sha256: str, opened: Opened, spec: PlantSpec, recipe: dict[str, Any]
 ) -> dict[str, Any]:
     """Read a source, or find the shards that it became before."""
     key = digest_json({**recipe, "source": sha256})
@@ -286,16 +280,20 @@ def _ingest_source(
     return record
 
 
-def _blocks(
-    source: Path, spec: PlantSpec, mapping: HistorianMapping | None, raw: RawQuarantine
-) -> tuple[Iterator[Rows], dict[str, Any] | None]:
-    """Blocks of rows, and an account of them that is complete when they are."""
+def _opened(source: Path, spec: PlantSpec, mapping: HistorianMapping | None) -> tuple[str, Opened]:
+    """What names a source, and how it is read."""
     if mapping is None:
-        return read_neorl2(source, spec, LOGGED[spec.name]), None
-    from tasks.adapters.transitions import HistorianStream
+        found = recognise(source)
+        blocks = for_plant(found, spec, LOGGED[spec.name])
+        return digest_of(found), lambda _: (blocks(), None)
 
-    stream = HistorianStream(source, mapping, spec, LOGGED.get(spec.name), raw)
-    return stream.blocks(), stream.account
+    def stream(raw: RawQuarantine) -> tuple[Iterator[Rows], dict[str, Any] | None]:
+        from tasks.adapters.transitions import HistorianStream
+
+        found = HistorianStream(source, mapping, spec, LOGGED.get(spec.name), raw)
+        return found.blocks(), found.account
+
+    return source_sha256(source), stream
 
 
 def source_sha256(source: Path) -> str:

@@ -10,8 +10,10 @@ import pytest
 
 from configs.errors import BadInput
 from neorl_core.plants import LOGGED, PLANTS
-from tasks.adapters.formats import read_neorl2
+from tasks.adapters.formats import read_npz
 from tasks.adapters.shards import Rows
+from tasks.adapters.source_rows import for_plant
+from tasks.adapters.sources import recognise
 
 SPEC = PLANTS["double_mass"].spec
 
@@ -39,7 +41,11 @@ def save(path: Path, **changed: Any) -> Path:
 
 
 def read(path: Path, block_rows: int = 65536) -> Rows:
-    blocks = list(read_neorl2(path, SPEC, LOGGED["double_mass"], block_rows))
+    source = recognise(path)
+    widths = {"obs": source.observations, "action": source.actions, "next_obs": source.observations}
+    widths |= {"reward": 1, "done": 1, "truncated": 1}
+    cut = source._replace(blocks=lambda: read_npz(path, widths, block_rows))
+    blocks = list(for_plant(cut, SPEC, LOGGED["double_mass"])())
     return {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
 
 
@@ -80,10 +86,10 @@ def test_pickled_objects_are_refused_and_never_loaded(tmp_path: Path) -> None:
     ("changed", "says"),
     [
         ({"action": None}, "expected an array 'action'"),
-        ({"action": np.zeros((10, 3), np.float32)}, r"shape \(10, 2\), got \(10, 3\)"),
+        ({"action": np.zeros((10, 3), np.float32)}, "expected 2 actions of double_mass in a.npz, got 3"),
         ({"reward": np.zeros((10, 2), np.float32)}, r"'reward' .* \(10,\) or \(10, 1\), got \(10, 2\)"),
         ({"next_obs": np.zeros((9, 6), np.float32)}, r"shape \(10, 6\), got \(9, 6\)"),
-        ({"obs": np.float32(1)}, "'obs'"),
+        ({"obs": np.float32(1)}, "expected 6 observations"),
         ({"done": np.array(["no"] * 10)}, "expected numbers in 'done'"),
         ({"obs": np.asfortranarray(arrays()["obs"])}, "Fortran order"),
         ({key: value[:0] for key, value in arrays().items()}, "empty dataset"),
@@ -96,14 +102,14 @@ def test_what_is_wrong_is_named_in_one_sentence(tmp_path: Path, changed: dict[st
 
 
 def test_missing_truncated_and_foreign_files(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"expected a NeoRL-2 file at .*none\.npz"):
+    with pytest.raises(BadInput, match=r"expected a source at .*none\.npz"):
         read(tmp_path / "none.npz")
     whole = save(tmp_path / "a.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BadInput, match="whole npz archive"):
         read(tmp_path / "cut.npz")
     (tmp_path / "text.npz").write_text("obs,action\n")
-    with pytest.raises(BadInput, match="whole npz archive"):
+    with pytest.raises(BadInput, match="which starts with b.obs,acti"):
         read(tmp_path / "text.npz")
 
 

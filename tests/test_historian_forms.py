@@ -362,7 +362,7 @@ def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path:
     assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
     held.verify()
     with pytest.raises(BadInput, match="described by the mapping's 'process'"):
-        ingest(Home(home), RunConfig(plant="tonk", data=Data(format="neorl2")), [tmp_path / "long.parquet"])
+        ingest(Home(home), RunConfig(plant="tonk"), [tmp_path / "long.parquet"])
 
 
 def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

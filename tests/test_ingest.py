@@ -32,7 +32,7 @@ STEPS = 20
 
 
 def run(max_quarantined: float = 0.05) -> RunConfig:
-    return RunConfig(plant="double_mass", data=Data(format="neorl2", max_quarantined=max_quarantined))
+    return RunConfig(plant="double_mass", data=Data(max_quarantined=max_quarantined))
 
 
 def archive(episodes: int = 10, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
@@ -248,13 +248,13 @@ def test_a_quarantine_of_many_rows_is_written_in_parts(tmp_path: Path) -> None:
 
 
 def test_missing_sources_plants_and_mappings_are_named(tmp_path: Path, home: Path) -> None:
-    with pytest.raises(BadInput, match=r"expected a source file at .*none\.npz"):
+    with pytest.raises(BadInput, match=r"expected a source at .*none\.npz"):
         ingest(Home(home), run(), [tmp_path / "none.npz"])
     with pytest.raises(BadInput, match="at least one source"):
         ingest(Home(home), run(), [])
     source = save(tmp_path / "a.npz", archive())
     with pytest.raises(BadInput, match="got 'kettle'"):
-        ingest(Home(home), RunConfig(plant="kettle", data=Data(format="neorl2")), [source])
+        ingest(Home(home), RunConfig(plant="kettle"), [source])
     with pytest.raises(BadInput, match="expected a mapping of plant double_mass"):
         ingest(Home(home), RunConfig(plant="double_mass", data=Data(mapping=REACTOR)), [source])
     assert not list(home.rglob("*.json"))

@@ -23,7 +23,7 @@ from tasks.adapters.summaries import stability_index, summarise
 from tasks.validate import dataset_checks, validate
 
 SPEC = PLANTS["double_mass"].spec
-RUN = RunConfig.model_validate({"plant": "double_mass", "data": {"format": "neorl2"}})
+RUN = RunConfig.model_validate({"plant": "double_mass"})
 
 
 def make_rows(lengths: list[int], seed: int = 0) -> Rows:

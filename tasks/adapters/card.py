@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
-from neorl_core.types import PlantSpec
+from neorl_core.types import Constraint, PlantSpec
 from tasks.adapters.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
 from tasks.adapters.dataset import Dataset
 
@@ -37,6 +37,8 @@ FOLLOWS = 0.999
 NARROW = 0.1
 """Share of a signal's bins below which it is said to be hardly covered."""
 BLOCK = 65536
+ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
+"""What stands for the limits of a log that says only whether one was exceeded."""
 
 
 class _Totals(NamedTuple):
@@ -116,7 +118,7 @@ def build_card(dataset: Dataset, spec: PlantSpec) -> dict[str, Any]:
             "violated_share": float(totals.violated[i] / totals.rows),
             "worst_excess": float(totals.worst[i]),
         }
-        for i, limit in enumerate(spec.constraints)
+        for i, limit in enumerate(spec.constraints or (ANY_LIMIT,))
         if i < len(totals.violated)
     }
     card: dict[str, Any] = {
@@ -227,6 +229,13 @@ def _names(spec: PlantSpec) -> list[str]:
     return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in spec.action.names]
 
 
+def _excess(block: dict[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """(n, K) by how much each limit is exceeded; of a foreign log, whether any is, or nothing at all."""
+    if "constraint_costs" in block:
+        return block["constraint_costs"]
+    return block["costs"][:, None] if "costs" in block else np.zeros((len(block["rewards"]), 0))
+
+
 def _blocks(dataset: Dataset) -> Iterator[tuple[dict[str, npt.NDArray[Any]], Floats]]:
     for block in dataset.blocks(rows=BLOCK):
         yield block, np.concatenate([block["observations"], block["actions"]], axis=1).astype(np.float64)
@@ -248,7 +257,7 @@ def _first_pass(dataset: Dataset, spec: PlantSpec) -> _Totals:
         count = len(x)
         if not rows:
             origin = x[0].copy()
-            width = block["constraint_costs"].shape[1]
+            width = _excess(block).shape[1]
             violated, worst = np.zeros(width, np.int64), np.zeros(width)
         d = x - origin
         plain += d.sum(axis=0)
@@ -265,8 +274,9 @@ def _first_pass(dataset: Dataset, spec: PlantSpec) -> _Totals:
             gaps.append((stamps[cut + 1] - stamps[cut]) / 1e9)
             if before is not None and before[1] and before[2] is not None:
                 gaps.append(np.array([(int(stamps[0]) - before[2]) / 1e9]))
-        violated += (block["constraint_costs"] > 0).sum(axis=0)
-        worst = np.maximum(worst, block["constraint_costs"].max(axis=0, initial=0.0))
+        excess = _excess(block)
+        violated += (excess > 0).sum(axis=0)
+        worst = np.maximum(worst, excess.max(axis=0, initial=0.0))
         terminated += int(block["terminals"].sum())
         reward = (min(reward[0], float(block["rewards"].min())), max(reward[1], float(block["rewards"].max())))
         episode = np.searchsorted(bounds, np.arange(rows, rows + count), side="right") - 1

@@ -25,9 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
-from neorl_core.plants.base import LoggedSignals
-from neorl_core.types import PlantSpec
-from tasks.adapters.scoring import BLOCK_ROWS, with_costs
+from tasks.adapters.scoring import BLOCK_ROWS
 from tasks.adapters.shards import Rows
 
 KEYS = ("obs", "action", "next_obs", "reward")
@@ -50,30 +48,6 @@ class Member:
     def width(self) -> int:
         """Numbers per row."""
         return math.prod(self.shape[1:])
-
-
-def read_neorl2(path: Path, spec: PlantSpec, logged: LoggedSignals, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
-    """Stream a NeoRL-2 archive: obs, action, next_obs, reward, done, truncated (arXiv 2503.19267).
-
-    `done` stops bootstrapping, `truncated` is a time limit. Costs come from the plant's limits; the files have none.
-
-    Args:
-        path: the .npz file.
-        spec: gives the widths that obs and action must have.
-        logged: the plant's margins.
-        block_rows: rows per block.
-
-    Returns:
-        Blocks of rows (n, ...), unchecked.
-
-    Raises:
-        BadInput: when the file is missing, damaged, holds pickled objects, lacks a key, or a shape is wrong.
-    """
-    widths = {"obs": spec.observation.size, "action": spec.action.size, "next_obs": spec.observation.size}
-    if not path.is_file():
-        raise BadInput(f"expected a NeoRL-2 file at {path}, got none: check the path.")
-    for block in read_npz(path, widths | {"reward": 1, "done": 1, "truncated": 1}, block_rows):
-        yield with_costs(block, logged)
 
 
 class NpzLayout(NamedTuple):
