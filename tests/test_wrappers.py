@@ -58,6 +58,9 @@ def test_ids_are_those_that_were_promised_and_the_entry_point_leads_to_them() ->
     ]
     declared = Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8")
     assert 'neorl = "neorl_core.wrappers.gymnasium:register_plants"' in declared
+    # With the module named in the id, no import is needed.
+    env = gymnasium.make("neorl_core.wrappers.gymnasium:neorl/DoubleMass-v0", domain={"mass_spread": 0.1})
+    assert isinstance(env.unwrapped, PlantEnv)
     point = metadata.EntryPoint("neorl", "neorl_core.wrappers.gymnasium:register_plants", "gymnasium.envs")
     point.load()()
     register_plants()
@@ -240,6 +243,15 @@ def test_an_agent_goes_on_learning_where_its_policy_stands(log: Transition, clon
     assert loss[0] < 0.9 * fresh[0]
     assert error(cloned) > error(first.policies[0]) > error(again.policies[0]) == error(agent.policy)
     assert agent.policy.normaliser is cloned.normaliser
+
+
+def test_a_composite_keeps_its_shield_and_fallback_in_training(log: Transition, cloned: Policy) -> None:
+    composite = make_composite(MASSES, cloned)
+    agent = CoreAgent(composite, MASSES.spec, MASSES, algorithm="bc", hyperparameters=SMALL)
+    learned = agent.train(log, updates=100, batch_size=64)
+    assert agent.params.policy is agent.policy is learned.policies[0]
+    assert (agent.params.shield, agent.params.fallback) == (composite.shield, composite.fallback)
+    assert np.all(np.abs(agent(log.observation[0])) <= 1.0)
 
 
 @pytest.mark.parametrize("name", ["td3_bc", "cql"])
