@@ -125,7 +125,7 @@ def test_a_terminated_episode_ends_in_a_terminal_row(tmp_path: Path) -> None:
 
 
 def test_the_controller_is_not_told_of_what_was_added_to_its_output() -> None:
-    # A controller that gives what it hears was applied: it rests if it hears itself, and walks at random if it does not.
+    # A controller that repeats what it hears was applied rests if it hears itself, and else walks at random.
     echo = Controller(lambda params, observation: (), lambda params, memory, observation, applied: (memory, applied))
     params = BehaviourParams((), Behaviour(jnp.float32(0), jnp.float32(0.01)), jax.random.key(1))
     actions = np.asarray(rollout(PLANT, blended(echo, SPEC), params, jax.random.key(0), NOMINAL).actions)
