@@ -378,6 +378,19 @@ def test_a_file_of_no_known_plant_gets_a_spec_made_of_its_rows(tmp_path: Path, h
     assert ingest_file(Home(home), same)["plant"] == "double_mass_log"
 
 
+def test_rows_of_a_plant_without_limits_pass(tmp_path: Path) -> None:
+    spec = SPEC._replace(constraints=())
+    checker = RowChecker(spec, Quarantine(tmp_path, spec), "source")
+    path = np.random.default_rng(0).uniform(-1, 1, (31, 6)).astype(np.float32)
+    rows = {
+        **{"observations": path[:-1], "actions": path[1:, :2], "rewards": path[1:, 0], "next_observations": path[1:]},
+        **{"terminals": np.zeros(30, bool), "timeouts": np.zeros(30, bool), "costs": np.zeros(30, np.float32)},
+        "constraint_costs": np.zeros((30, 0), np.float32),
+    }
+    passed = [checker.push(rows), checker.flush()]
+    assert [len(part["rewards"]) for part in passed if part is not None] == [28, 2]
+
+
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, home: Path) -> None:
     path = write_d4rl(tmp_path / "a.hdf5", walk(100))
     with pytest.raises(BadInput, match=r"expected 6 observations of double_mass in a\.hdf5, got 3"):
