@@ -139,7 +139,7 @@ def _code_digest() -> str:
         "formats",
         "historian",
         "merkle",
-        "parquet_footer",
+        "parquet_batches",
         "raw_rows",
         "raw_times",
         "raw_values",
