@@ -74,7 +74,7 @@ def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(path, read_dictionary=[columns.tag], memory_map=True)
+    file = pq.ParquetFile(path, read_dictionary=[columns.tag])
     names = {columns.timestamp: "timestamp", columns.value: "value"}
     if columns.status is not None:
         names[columns.status] = "status"
