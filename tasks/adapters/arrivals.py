@@ -92,7 +92,9 @@ class Arrivals:
 
 
 def _by_tag(rows: RawRows, counts: npt.NDArray[np.int64]) -> RawRows:
-    order = np.argsort(rows.codes, kind="stable")
+    # A radix sort, by as many digits as the codes have.
+    codes = rows.codes.astype(np.uint8) if len(counts) <= 256 else rows.codes
+    order = np.argsort(codes, kind="stable")
     ids = rows.ids
     consecutive = len(ids) and ids[-1] - ids[0] == len(ids) - 1 and bool((ids[1:] > ids[:-1]).all())
     return RawRows(

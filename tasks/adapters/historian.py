@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 from polars.exceptions import PolarsError
+from pyarrow.lib import ArrowException
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from tasks.adapters.arrivals import Arrivals, Chunk, Rejects, ahead
 from tasks.adapters.canonical import digest_json, file_sha256
-from tasks.adapters.parquet_footer import time_groups
+from tasks.adapters.parquet_batches import coded_batches, time_groups
 from tasks.adapters.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows
 from tasks.adapters.raw_times import FOLLOWERS, Clockwork, find_astray
 from tasks.adapters.raw_values import Decoder
@@ -196,6 +197,9 @@ class Export:
                 size = max(CHUNK_ROWS // len(self.mapping.tags), 1)
                 for batch in _batches(table.select(chosen), size):
                     yield _long(batch, self.mapping), len(batch)
+                return
+            if file.suffix == ".parquet":
+                yield from ((batch, len(batch)) for batch in coded_batches(file, columns, names, CHUNK_ROWS))
                 return
             tag = pl.col(columns.tag)
             if table.collect_schema()[columns.tag] != pl.String:
@@ -382,7 +386,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn what polars says about a damaged table into one sentence."""
     try:
         yield
-    except PolarsError as error:
+    except (PolarsError, ArrowException) as error:
         said = " ".join(str(error).split())[:300]
         raise BadInput(
             f"expected a Parquet or CSV table with a tag, a time, a number and a status per row in {path.name}, "

@@ -1,0 +1,98 @@
+"""Parquet by way of Arrow, for what polars does not offer: a column's dictionary as it is stored, and the footer.
+
+A tag is a text that comes again and again; the file holds it as a number already, which saves comparing texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from configs.mapping import Columns
+
+if TYPE_CHECKING:
+    import polars as pl
+
+TO_NS = {"milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
+
+
+class Groups(NamedTuple):
+    """Row groups of a file, in their order; arrays (R,)."""
+
+    rows: npt.NDArray[np.int64]
+    least: npt.NDArray[np.int64]
+    """ns since 1970, UTC"""
+    greatest: npt.NDArray[np.int64]
+
+
+def time_groups(path: Path, column: str) -> Groups | None:
+    """The least and the greatest time of every row group; None where the footer does not tell, or times are missing."""
+    import pyarrow.parquet as pq
+
+    try:
+        footer = pq.read_metadata(path)
+    except (OSError, ValueError):  # pyarrow's own errors are among these; polars will say what is wrong
+        return None
+    names = [footer.schema.column(i).path for i in range(footer.num_columns)]
+    if column not in names or not footer.num_row_groups:
+        return None
+    place = names.index(column)
+    kind = json.loads(footer.schema.column(place).logical_type.to_json())
+    if kind.get("Type") != "Timestamp" or not kind.get("isAdjustedToUTC") or kind.get("timeUnit") not in TO_NS:
+        return None
+    found = []
+    for i in range(footer.num_row_groups):
+        told = footer.row_group(i).column(place).statistics
+        if told is None or not told.has_min_max or not told.has_null_count or told.null_count:
+            return None
+        found.append((footer.row_group(i).num_rows, told.min_raw, told.max_raw))
+    rows, least, greatest = np.array(found, np.int64).T
+    scale = TO_NS[kind["timeUnit"]]
+    if max(np.abs(least).max(), np.abs(greatest).max()) > 9 * 10**18 // scale:
+        return None
+    return Groups(rows, least * scale, greatest * scale)
+
+
+def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
+    """A long table's rows in order, at most so many at a time.
+
+    Args:
+        path: the file.
+        columns: its columns' names.
+        tags: what the codes number; other tags have none.
+        rows: at most, of a batch.
+
+    Returns:
+        Frames with code (null of an unknown tag), nameless, timestamp, value and, where there is one, status.
+    """
+    import polars as pl
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(path, read_dictionary=[columns.tag])
+    names = {columns.timestamp: "timestamp", columns.value: "value"}
+    if columns.status is not None:
+        names[columns.status] = "status"
+    number = {tag: code for code, tag in enumerate(tags)}
+    for batch in file.iter_batches(rows, columns=[columns.tag, *names]):
+        tag = batch.column(columns.tag)
+        if not pa.types.is_dictionary(tag.type):
+            tag = tag.cast(pa.string()).dictionary_encode()
+        # One number more than there are, for those without.
+        known = np.array([*(number.get(str(text), len(tags)) for text in tag.dictionary.to_pylist()), len(tags)])
+        index = tag.indices.fill_null(len(known) - 1).to_numpy() if tag.null_count else tag.indices.to_numpy()
+        codes = known.astype(np.uint16)[index]
+        frame = pl.from_arrow(pa.Table.from_batches([batch.select(list(names))]))
+        assert isinstance(frame, pl.DataFrame)
+        code = pl.Series("code", codes)
+        if len(codes) and int(codes.max()) == len(tags):
+            code = code.set(code == len(tags), None)
+        nameless = pl.lit(False)
+        if tag.null_count:
+            nameless = pl.lit(pl.Series(tag.is_null().to_numpy(zero_copy_only=False)))
+        yield frame.rename(names).with_columns(code, nameless.alias("nameless"))
