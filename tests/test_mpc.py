@@ -47,8 +47,9 @@ def test_a_long_horizon_without_bounds_is_the_riccati_solution() -> None:
     np.testing.assert_allclose(found, -gain @ x, rtol=1e-4)
 
 
-def test_bounds_are_those_of_a_bounded_least_squares_solver() -> None:
-    moves, bound, x = 12, 0.6, np.array([2.0, -1.0])
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_bounds_are_those_of_a_bounded_least_squares_solver(side: float) -> None:
+    moves, bound, x = 12, 0.6, side * np.array([2.0, -1.0])
     # The plan of a linear model is min |M u + c|², stacked once more here.
     rows, constant = [], []
     powers = [np.linalg.matrix_power(A, k) for k in range(moves + 1)]

@@ -162,6 +162,6 @@ def test_a_full_tank_trips_the_pumps() -> None:
     # No path within the limits costs more than the trip, which so never pays.
     reset = jax.jit(jax.vmap(lambda key: tanks.reset(key, tanks.P_PLUS)[0].setpoints))
     reached = reset(jax.random.split(jax.random.key(1), 500))
-    furthest = max(float(reached.max()) - tanks.LOW_LEVEL, tanks.HIGH_LEVEL - float(reached.min()))
+    furthest = max(float(reached.max()) - tanks.LOW_LEVELS[0], tanks.HIGH_LEVEL - float(reached.min()))
     assert furthest < 17.0
     assert now.reward < -tanks.HORIZON * 2 * (furthest / tanks.ERROR_SCALE) ** 2

@@ -35,7 +35,7 @@ RUNAWAY, RUNAWAY_MAX, RUNAWAY_RATE = 1.2, 5.0, 1.1
 """From 1.2 on a hidden gauge grows by a tenth every step, up to 5, and only a lower effective action resets it."""
 MISCALIBRATION_COST = 25.0
 FATIGUE_COST = 3.0
-FATIGUE_LIMIT, CONSUMPTION_LIMIT = 110.0, 300.0
+FATIGUE_LIMIT, CONSUMPTION_LIMIT = 110.0, 350.0
 """Ours: the benchmark has no limits. Resting steerings and the baseline stay below both at every set point, random
 steering does not. Fatigue cannot pass its basis 30000/(5v + 100) − 0.01 g², so that a pair (v, g) can be known safe."""
 

@@ -27,9 +27,9 @@ START = (100.0, 100.0, 200.0)
 """Stock at each stage; nothing is under way."""
 MOST_DEMAND = 100
 """Demands are drawn by inverting the Poisson distribution up to here, which at a mean of 20 is out of reach."""
-STORAGE = (150.0, 150.0, 250.0)
+STORAGE = (150.0, 150.0, 300.0)
 UNMET_LIMIT = 80.0
-"""Ours: or-gym has no limits. Each store holds 50 units more than at the start, and at most four periods' demand may
+"""Ours: or-gym has no limits. Each store holds half as much again as at the start, and at most four periods' demand may
 be left unmet: a full order that arrives too late breaks the first, waiting too long the second."""
 
 UNMET = 3

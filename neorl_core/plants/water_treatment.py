@@ -33,8 +33,10 @@ SUBSTEPS = 2
 """RK4 steps per control step."""
 ERROR_SCALE = 2.0
 """Error [cm] of a lower tank's level that costs 1 per step."""
-LOW_LEVEL, HIGH_LEVEL = 0.2, 20.0
-"""The tanks are 20 cm high (Johansson); that none may run empty, where its pump would draw air, is ours."""
+HIGH_LEVEL = 20.0
+"""cm, the height of the tanks (Johansson)."""
+LOW_LEVELS = (2.0, 2.0, -20.0, -20.0)
+"""cm; ours: what the lower tanks feed must not run dry. The upper ones may, and no level reaches −20."""
 TRIP_COST = 30_000.0
 """Costs are paid per step, so a trip would save the costs of the steps it cuts off. This is more than a whole episode
 inside the limits can cost: no set point is further than 17 cm from a limit, 200 · 2 · (17/2)² = 28,900."""
@@ -51,7 +53,7 @@ SPEC = PlantSpec(
         high=(25.0,) * 4 + (10.0,) * 2 + (25.0,) * 2,
     ),
     action=Space(names=("pump_1", "pump_2"), units=("V", "V"), low=(0.0, 0.0), high=(10.0, 10.0)),
-    constraints=tuple(Constraint(f"level {i} of 4", "cm", LOW_LEVEL, HIGH_LEVEL) for i in range(1, 5)),
+    constraints=tuple(Constraint(f"level of tank {i + 1}", "cm", low, HIGH_LEVEL) for i, low in enumerate(LOW_LEVELS)),
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
@@ -132,6 +134,12 @@ def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params:
     return (inflow - (outlet + leak) * speed) / area
 
 
+def margins_of(levels: Float[AnyArray, "*n 4"]) -> Float[Array, "*n 4"]:
+    """Distance [cm] of each level to the nearer of its limits."""
+    each = [two_sided_margin(levels[..., i], low, HIGH_LEVEL) for i, low in enumerate(LOW_LEVELS)]
+    return jnp.stack(each, axis=-1)
+
+
 def advance(
     levels: Float[Array, " 4"],
     voltages: Float[Array, " 2"],
@@ -142,7 +150,7 @@ def advance(
     """The levels after `duration` [s] with voltages held, and the least margins [cm] on the way."""
     path = integrate(RK4, lambda h: derivative(h, voltages, params), levels, duration, substeps)
     every = jnp.concatenate([levels[None], path])
-    return path[-1], jnp.min(two_sided_margin(every, LOW_LEVEL, HIGH_LEVEL), axis=0)
+    return path[-1], jnp.min(margins_of(every), axis=0)
 
 
 def steady_levels(voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
@@ -231,7 +239,7 @@ def applied(observation: Float[Array, " 8"]) -> Float[Array, " 2"]:
 
 def logged_margins(next_observation: Float[AnyArray, "*n 8"]) -> Float[Array, "*n 4"]:
     """Margins [cm] of logged rows: what the measured levels after the step left to their limits."""
-    return two_sided_margin(next_observation[..., :4], LOW_LEVEL, HIGH_LEVEL)
+    return margins_of(next_observation[..., :4])
 
 
 def logged_reward(
