@@ -109,7 +109,7 @@ def test_missing_truncated_and_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="whole npz archive"):
         read(tmp_path / "cut.npz")
     (tmp_path / "text.npz").write_text("obs,action\n")
-    with pytest.raises(BadInput, match="which starts with b.obs,acti"):
+    with pytest.raises(BadInput, match=r"which starts with b.obs,acti"):
         read(tmp_path / "text.npz")
 
 
