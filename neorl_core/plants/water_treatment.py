@@ -57,8 +57,8 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
-    # 0: the pumps stay where they were at the start (2,000 episodes); 100: the oracle (400); the PI loops get −5.88.
-    score_range=(-240.7, -1.90),
+    # 0: the pumps stay where they were at the start (2,000 episodes); 100: the oracle (400); the PI loops get −6.0.
+    score_range=(-240.7, -1.84),
 )
 
 Quad = tuple[float, float, float, float]
