@@ -185,6 +185,7 @@ def _code_digest() -> str:
         "minari_format",
         "recordings",
         "resample",
+        "row_buffer",
         "rows",
         "scoring",
         "shards",
