@@ -220,6 +220,7 @@ def _code_digest() -> str:
         "raw_times",
         "raw_values",
         "resample",
+        "row_buffer",
         "rows",
         "scoring",
         "shards",

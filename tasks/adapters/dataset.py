@@ -25,6 +25,7 @@ import numpy.typing as npt
 from configs.errors import BadInput, Refused
 from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters.canonical import canonical_json, file_sha256, sha256_hex, write_atomic
+from tasks.adapters.row_buffer import Buffer
 from tasks.adapters.shards import LIBVER, ROW_KEYS, Rows, check_content, check_file, open_shard, write_shard
 
 SCHEMA = 1
@@ -238,36 +239,6 @@ class Dataset:
                     f"expected {path.parent.name}/{path.name} to have SHA-256 {sha256}, got another file or none: "
                     "remove it and ingest the sources again."
                 )
-
-
-class Buffer:
-    """Rows one after the other, in memory that serves again for a later shard, for fresh memory costs time."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._arrays: Rows = {}
-
-    def append(self, rows: Rows) -> None:
-        """Copy rows (n, ...) behind those that are there."""
-        stop = self.count + len(rows["rewards"])
-        for key, values in rows.items():
-            held = self._arrays.get(key)
-            if held is None or len(held) < stop:
-                grown = np.empty((max(stop, 3 * self.count // 2), *values.shape[1:]), ROW_KEYS[key])
-                if held is not None:
-                    grown[: self.count] = held[: self.count]
-                self._arrays[key] = held = grown
-            held[self.count : stop] = values
-        self.count = stop
-
-    def rows(self) -> Rows:
-        """What is there, not copied."""
-        return {key: values[: self.count] for key, values in self._arrays.items()}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows that are there."""
-        return sum(values.nbytes for values in self.rows().values())
 
 
 class DatasetWriter:
