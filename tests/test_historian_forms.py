@@ -382,3 +382,26 @@ def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypat
         for name in ("first", "last", "rows", "behind"):
             assert getattr(look, name) == getattr(read_whole, name)
         assert look.centre == pytest.approx(read_whole.centre, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["long.parquet", "wide.parquet", "long.csv", "wide.csv"])
+def test_damaged_files_end_in_one_sentence_or_are_read(tmp_path: Path, name: str) -> None:
+    rng = np.random.default_rng(0)
+    path, layout = tmp_path / name, name.split(".")[0]
+    frame = long() if layout == "long" else wide()
+    if path.suffix == ".parquet":
+        frame.write_parquet(path, row_group_size=20)
+    else:
+        frame.write_csv(path, datetime_format="%Y-%m-%dT%H:%M:%SZ")
+    whole, said = path.read_bytes(), []
+    for i in range(40):
+        damaged = bytearray(whole[: rng.integers(len(whole))] if i % 4 == 0 else whole)
+        for at in rng.integers(0, len(damaged), rng.integers(1, 6)) if len(damaged) and i % 4 else ():
+            damaged[at] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            read(path, layout=layout)
+        except BadInput as error:
+            said.append(str(error))
+    assert len(said) > 10
+    assert all(sentence.startswith("expected ") and "\n" not in sentence for sentence in said)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from polars.exceptions import PolarsError
+from polars.exceptions import PanicException, PolarsError
 from pyarrow.lib import ArrowException
 
 from configs.errors import BadInput
@@ -386,7 +386,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn what polars says about a damaged table into one sentence."""
     try:
         yield
-    except (PolarsError, ArrowException) as error:
+    except (PolarsError, PanicException, ArrowException, OSError) as error:
         said = " ".join(str(error).split())[:300]
         raise BadInput(
             f"expected a Parquet or CSV table with a tag, a time, a number and a status per row in {path.name}, "

@@ -233,7 +233,9 @@ class HistorianStream:
             found = known_at(self.tracks.samples(self.codes[tag]), grid, self.rules[tag], known_to)
             running &= np.isin(found.values, self.mapping.tags[tag].running)
             modes[:, i] = np.nan_to_num(found.values, nan=np.inf)
-        return _Points(grid, observations, inputs, actions, gap, action_gap, fault, action_fault, running, modes)
+        return _Points(
+            grid, _single(observations), inputs, _single(actions), gap, action_gap, fault, action_fault, running, modes
+        )
 
     def _tagged(self) -> list[tuple[str, str]]:
         """(signal, tag) of all that is measured at grid points."""
@@ -346,11 +348,10 @@ class _Scorer:
             values = {name: column[:-1] for name, column in signals.items()}
             values |= {f"next.{name}": column[1:] for name, column in signals.items()}
             values |= dict(zip(self.spec.action.names, points.actions[:-1].T, strict=True))
-            found["rewards"] = np.broadcast_to(
-                np.asarray(self.reward.compute(values), float), (len(points.times) - 1,)
-            ).astype(np.float32)
+            reward = np.broadcast_to(np.asarray(self.reward.compute(values), float), (len(points.times) - 1,))
+            found["rewards"] = _single(reward).astype(np.float32)
         if self.logged is None:
-            excess = np.maximum(-self._margins(points)[1:], 0.0).astype(np.float32)
+            excess = _single(np.maximum(-self._margins(points)[1:], 0.0)).astype(np.float32)
             found |= {"constraint_costs": excess, "costs": (excess > 0).any(axis=1).astype(np.float32)}
         return found
 
@@ -403,6 +404,11 @@ class _Cutter:
             self._age = int(age[-1]) + 1 if kept[-1] and not ended[-1] else 0
         self.number += len(ended)
         return cut
+
+
+def _single(values: Floats) -> Floats:
+    """What single precision cannot hold becomes infinite here, for the row checks to find."""
+    return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
 
 
 def _both(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[Any]:
