@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,53 +17,26 @@ import numpy.typing as npt
 from configs.errors import BadInput, Refused
 from neorl_core.types import Constraint, PlantSpec
 from tasks.adapters.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
+from tasks.adapters.card_counts import (
+    BINS,
+    CELL_BINS,
+    Totals,
+    behaviour_fit,
+    covariance,
+    first_pass,
+    ranges_of,
+    second_pass,
+)
+from tasks.adapters.card_text import card_markdown
 from tasks.adapters.dataset import Dataset
 
-Floats = npt.NDArray[np.float64]
-
 SCHEMA = 1
-BINS = 20
-"""Of a signal's range, by which its coverage and an action's entropy are taken."""
-CELL_BINS = 5
-"""Of every signal's range, whose product is the grid of cells in which states and actions together are counted."""
-CELL_BITS = 2**22
-"""Bits by which visited cells are counted (linear counting: Whang et al. 1990, ACM TODS 15(2)); 1 % up to millions."""
-LOOKED_AT = 2_000_000
-"""Rows, evenly spaced, from which coverage and entropy are taken."""
-RIDGE = 1e-6
-"""Of the behaviour fit, relative to a standardised observation's variance."""
 FOLLOWS = 0.999
 """Share of an action's variance that the observation explains, from which on no other action was tried."""
 NARROW = 0.1
 """Share of a signal's bins below which it is said to be hardly covered."""
-BLOCK = 65536
 ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
 """What stands for the limits of a log that says only whether one was exceeded."""
-
-
-class _Totals(NamedTuple):
-    """What the first pass finds; F = O + A signals."""
-
-    rows: int
-    origin: Floats
-    plain: Floats
-    """Sum of deviations from the first row (F,)."""
-    product: Floats
-    """Sum of their products (F, F)."""
-    least: Floats
-    greatest: Floats
-    moved: Floats
-    """Mean absolute change of each signal from row to row within episodes (F,)."""
-    violated: npt.NDArray[np.int64]
-    """Rows (K,)."""
-    worst: Floats
-    """Greatest excess (K,)."""
-    gaps: Floats
-    """s between the end of an episode and the begin of the next, of those that time tells (n,)."""
-    returns: Floats
-    """(E,)"""
-    terminated: int
-    reward: tuple[float, float]
 
 
 def build_card(dataset: Dataset, spec: PlantSpec) -> dict[str, Any]:
@@ -77,16 +50,16 @@ def build_card(dataset: Dataset, spec: PlantSpec) -> dict[str, Any]:
         The card as JSON: dataset, plant, rows, source, signals, actions, coverage, limits, gaps, episodes, behaviour,
         cannot_learn.
     """
-    totals = _first_pass(dataset, spec)
+    totals = first_pass(dataset, spec)
     lengths = np.diff(dataset.episodes)
     names = _names(spec)
-    low, high = _ranges(spec, totals)
-    histogram, cells, looked = _second_pass(dataset, low, high)
+    low, high = ranges_of(spec, totals)
+    histogram, cells, looked = second_pass(dataset, low, high)
     mean = totals.origin + totals.plain / totals.rows
-    spread = np.sqrt(np.maximum(np.diag(_covariance(totals)), 0.0))
+    spread = np.sqrt(np.maximum(np.diag(covariance(totals)), 0.0))
     # A row's value came from single precision: what it cannot tell apart is no deviation.
     spread[spread < 1e-6 * (1 + np.abs(mean))] = 0.0
-    fit = _behaviour(totals, spec, spread)
+    fit = behaviour_fit(totals, spec, spread)
     size = spec.observation.size
     signals = {
         name: {
@@ -229,151 +202,6 @@ def _names(spec: PlantSpec) -> list[str]:
     return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in spec.action.names]
 
 
-def _excess(block: dict[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """(n, K) by how much each limit is exceeded; of a foreign log, whether any is, or nothing at all."""
-    if "constraint_costs" in block:
-        return block["constraint_costs"]
-    return block["costs"][:, None] if "costs" in block else np.zeros((len(block["rewards"]), 0))
-
-
-def _blocks(dataset: Dataset) -> Iterator[tuple[dict[str, npt.NDArray[Any]], Floats]]:
-    for block in dataset.blocks(rows=BLOCK):
-        yield block, np.concatenate([block["observations"], block["actions"]], axis=1).astype(np.float64)
-
-
-def _first_pass(dataset: Dataset, spec: PlantSpec) -> _Totals:
-    bounds = dataset.episodes
-    size = spec.observation.size + spec.action.size
-    rows, terminated = 0, 0
-    origin = np.zeros(size)
-    plain, moved = np.zeros(size), np.zeros(size)
-    product = np.zeros((size, size))
-    least, greatest = np.full(size, np.inf), np.full(size, -np.inf)
-    returns = np.zeros(len(bounds) - 1)
-    violated, worst, gaps = np.zeros(0, np.int64), np.zeros(0), [np.zeros(0)]
-    before: tuple[Floats, bool, int | None] | None = None
-    reward = (np.inf, -np.inf)
-    for block, x in _blocks(dataset):
-        count = len(x)
-        if not rows:
-            origin = x[0].copy()
-            width = _excess(block).shape[1]
-            violated, worst = np.zeros(width, np.int64), np.zeros(width)
-        d = x - origin
-        plain += d.sum(axis=0)
-        product += d.T @ d
-        least, greatest = np.minimum(least, x.min(axis=0)), np.maximum(greatest, x.max(axis=0))
-        ends = block["terminals"] | block["timeouts"]
-        steps = np.abs(np.diff(x, axis=0))
-        moved += steps[~ends[:-1]].sum(axis=0)
-        stamps = block.get("timestamps")
-        if before is not None and not before[1]:
-            moved += np.abs(x[0] - before[0])
-        if stamps is not None:
-            cut = np.flatnonzero(ends[:-1])
-            gaps.append((stamps[cut + 1] - stamps[cut]) / 1e9)
-            if before is not None and before[1] and before[2] is not None:
-                gaps.append(np.array([(int(stamps[0]) - before[2]) / 1e9]))
-        excess = _excess(block)
-        violated += (excess > 0).sum(axis=0)
-        worst = np.maximum(worst, excess.max(axis=0, initial=0.0))
-        terminated += int(block["terminals"].sum())
-        reward = (min(reward[0], float(block["rewards"].min())), max(reward[1], float(block["rewards"].max())))
-        episode = np.searchsorted(bounds, np.arange(rows, rows + count), side="right") - 1
-        begins = np.flatnonzero(np.diff(episode, prepend=-1))
-        returns[episode[begins]] += np.add.reduceat(block["rewards"].astype(np.float64), begins)
-        before = (x[-1], bool(ends[-1]), None if stamps is None else int(stamps[-1]))
-        rows += count
-    inside = max(rows - len(returns), 1)
-    # Rows of two episodes that follow each other at the usual distance have no gap between them.
-    apart = np.concatenate(gaps)
-    usual = _period(dataset)
-    apart = apart[apart > 1.5 * usual] - usual if usual else apart[:0]
-    return _Totals(
-        rows,
-        origin,
-        plain,
-        product,
-        least,
-        greatest,
-        moved / inside,
-        violated,
-        worst,
-        apart,
-        returns,
-        terminated,
-        reward,
-    )
-
-
-def _period(dataset: Dataset) -> float:
-    """s between the first rows of an episode; 0 where time is unknown or no episode has two rows."""
-    if "timestamps" not in dataset.keys:
-        return 0.0
-    bounds = dataset.episodes
-    long = np.flatnonzero(np.diff(bounds) > 1)
-    if not len(long):
-        return 0.0
-    first = int(bounds[long[0]])
-    stamps = dataset.read(first, first + 2, ["timestamps"])["timestamps"]
-    return float(stamps[1] - stamps[0]) / 1e9
-
-
-def _ranges(spec: PlantSpec, totals: _Totals) -> tuple[Floats, Floats]:
-    """The range of every signal: its bounds, or what was seen where there are none."""
-    low = np.array([*spec.observation.low, *spec.action.low], float)
-    high = np.array([*spec.observation.high, *spec.action.high], float)
-    low, high = np.where(np.isfinite(low), low, totals.least), np.where(np.isfinite(high), high, totals.greatest)
-    return low, np.where(high > low, high, low + 1.0)
-
-
-def _second_pass(dataset: Dataset, low: Floats, high: Floats) -> tuple[npt.NDArray[np.int64], int, int]:
-    stride = max(-(-dataset.rows // LOOKED_AT), 1)
-    histogram = np.zeros((len(low), BINS), np.int64)
-    weights = np.random.default_rng(0).integers(1, 2**63, len(low), dtype=np.uint64) | np.uint64(1)
-    seen = np.zeros(CELL_BITS, bool)
-    first = looked = 0
-    for _, x in _blocks(dataset):
-        chosen = x[(-first) % stride :: stride]
-        first, looked = first + len(x), looked + len(chosen)
-        share = np.clip((chosen - low) / (high - low), 0.0, 1.0)
-        for i in range(len(low)):
-            histogram[i] += np.bincount(np.minimum((share[:, i] * BINS).astype(int), BINS - 1), minlength=BINS)
-        cell = np.minimum((share * CELL_BINS).astype(np.uint64), CELL_BINS - 1)
-        mixed = (cell * weights).sum(axis=1, dtype=np.uint64)
-        mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
-        seen[(mixed >> np.uint64(42)).astype(np.int64)] = True
-    empty = CELL_BITS - int(seen.sum())
-    return histogram, round(-CELL_BITS * math.log(max(empty, 1) / CELL_BITS)), looked
-
-
-def _covariance(totals: _Totals) -> Floats:
-    centre = totals.plain / totals.rows
-    return np.asarray(totals.product / totals.rows - np.outer(centre, centre))
-
-
-def _behaviour(totals: _Totals, spec: PlantSpec, spread: Floats) -> dict[str, float | None]:
-    """R^2 of each action's linear fit on the observation, from the moments alone; None of a constant action.
-
-    R^2 = 1 - (c - 2 b^T s + b^T S b) / c with b = (S + lambda I)^-1 s, S the correlation of the observation, s its
-    correlation with the action and c = 1.
-    """
-    size = spec.observation.size
-    scale = np.where(spread > 0, spread, np.inf)
-    correlation = _covariance(totals) / np.outer(scale, scale)
-    within = correlation[:size, :size]
-    found: dict[str, float | None] = {}
-    for i, name in enumerate(spec.action.names):
-        if spread[size + i] == 0:
-            found[name] = None
-            continue
-        across = correlation[:size, size + i]
-        b = np.linalg.solve(within + RIDGE * np.eye(size), across)
-        left = 1 - 2 * b @ across + b @ within @ b
-        found[name] = float(np.clip(1 - left, 0.0, 1.0))
-    return found
-
-
 def _entropy(counts: npt.NDArray[np.int64]) -> float:
     share = counts[counts > 0] / max(counts.sum(), 1)
     return float(max(-(share * np.log2(share)).sum(), 0.0))
@@ -412,7 +240,7 @@ def _source(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": entry.get("format"), "mapping": told, "code": entry.get("code"), "files": files}
 
 
-def _cannot_learn(card: Mapping[str, Any], spec: PlantSpec, totals: _Totals) -> list[str]:
+def _cannot_learn(card: Mapping[str, Any], spec: PlantSpec, totals: Totals) -> list[str]:
     said = []
     for name, limit in card["limits"].items():
         if limit["violated_rows"] == 0:
@@ -445,101 +273,3 @@ def _cannot_learn(card: Mapping[str, Any], spec: PlantSpec, totals: _Totals) -> 
     if not card["gaps"]["known"]:
         said.append("There are no timestamps: gaps in the record cannot be told.")
     return said
-
-
-def card_markdown(card: Mapping[str, Any]) -> str:
-    """The card for readers."""
-    lines = [f"# Dataset {card['dataset'][:12]} of plant {card['plant']}", ""]
-    episodes, gaps, coverage = card["episodes"], card["gaps"], card["coverage"]
-    lines += [
-        f"{card['rows']:,} rows in {episodes['count']:,} episodes of {episodes['shortest']} to {episodes['longest']} "
-        f"steps (median {episodes['median']:g}); {episodes['terminated']:,} terminated. Returns "
-        f"{episodes['return_least']:.4g} to {episodes['return_greatest']:.4g}, mean {episodes['return_mean']:.4g}.",
-        "",
-        "## What cannot be learned from it",
-        "",
-        *([f"- {sentence}" for sentence in card["cannot_learn"]] or ["Nothing that this card looks for."]),
-        "",
-        "## Source",
-        "",
-    ]
-    for source in card["source"]:
-        mapping = source["mapping"]
-        lines.append(f"- format {source['format']}" + _mapping_line(mapping))
-        for file in source["files"]:
-            lines.append(
-                f"  - {str(file['sha256'])[:12]}: {file['rows_seen']:,} rows seen, {file['rows_quarantined']:,} in "
-                f"quarantine{_counts(file['reasons'])}"
-            )
-            if file["steps"]:
-                lines.append(f"  - control steps: {_counts(file['steps']).removeprefix(': ')}")
-            if file["raw"]:
-                raw = file["raw"]
-                lines.append(
-                    f"  - {raw['rows']:,} raw rows, {raw['rejected']:,} rejected{_counts(raw['reasons'])}; "
-                    f"{raw['put_in_place']:,} came late and were put in their place"
-                )
-    lines += ["", "## Limits", ""]
-    lines += _table(
-        ("limit", "from", "to", "violated rows", "share", "worst excess"),
-        [
-            (n, _edge(x["low"], x["unit"]), _edge(x["high"], x["unit"]), f"{x['violated_rows']:,}",
-             f"{x['violated_share']:.3%}", f"{x['worst_excess']:.4g} {x['unit']}")
-            for n, x in card["limits"].items()
-        ],
-    )  # fmt: skip
-    lines += ["", "## Signals", ""]
-    lines += _table(
-        ("signal", "unit", "least", "mean", "greatest", "deviation", "range covered"),
-        [
-            (n, x["unit"], *(f"{x[key]:.5g}" for key in ("least", "mean", "greatest", "deviation")),
-             f"{x['covered']:.0%}")
-            for n, x in card["signals"].items()
-        ],
-    )  # fmt: skip
-    lines += [
-        "",
-        f"States and actions visit {coverage['cells']:,} cells of a grid with {coverage['bins']} bins per signal, "
-        f"{coverage['rows_per_cell']:.1f} rows each ({coverage['rows_looked_at']:,} rows looked at).",
-        "",
-        "## Actions and behaviour",
-        "",
-    ]
-    lines += _table(
-        ("action", "deviation / range", "entropy, bits", "explained by the observation, R^2"),
-        [
-            (n, f"{x['deviation_share']:.1%}", f"{x['entropy_bits']:.2f} of {x['most_bits']:.2f}",
-             "constant" if x["explained"] is None else f"{x['explained']:.4f}")
-            for n, x in card["actions"].items()
-        ],
-    )  # fmt: skip
-    lines += ["", "## Gaps", ""]
-    if gaps["known"]:
-        lines.append(
-            f"{gaps['count']:,} gaps between episodes, the longest of {gaps['longest_s']:,.0f} s, "
-            f"{gaps['total_s']:,.0f} s in all."
-        )
-    else:
-        lines.append("Unknown, for there are no timestamps.")
-    return "\n".join(lines) + "\n"
-
-
-def _mapping_line(mapping: Mapping[str, Any] | None) -> str:
-    if mapping is None:
-        return ""
-    how = "causal" if mapping["causal"] else "interpolated"
-    return f", mapping {mapping['sha256'][:12]}: {mapping['tags']} tags every {mapping['period_s']:g} s, {how}"
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    told = ", ".join(f"{key.replace('_', ' ')} ({n:,})" for key, n in counts.items() if n)
-    return f": {told}" if told else ""
-
-
-def _edge(bound: float | None, unit: str) -> str:
-    return "" if bound is None else f"{bound:g} {unit}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [" | ".join(head), " | ".join("---" for _ in head), *(" | ".join(row) for row in rows)]
-    return [f"| {line.replace('||', '| |')} |" for line in lines]
