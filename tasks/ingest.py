@@ -147,6 +147,7 @@ def _code_digest() -> str:
         "rows",
         "scoring",
         "shards",
+        "steps",
         "tracks",
         "transitions",
     )

@@ -11,7 +11,8 @@ import pytest
 from configs.errors import BadInput, Refused
 from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters import card as cards
-from tasks.adapters.card import build_card, card_markdown, read_card, require_violations, write_card
+from tasks.adapters.card import build_card, read_card, require_violations, write_card
+from tasks.adapters.card_page import card_markdown
 from tasks.adapters.dataset import Dataset, DatasetWriter
 from tasks.adapters.shards import Rows
 
