@@ -148,6 +148,7 @@ def _code_digest() -> str:
         "scoring",
         "shards",
         "steps",
+        "tables",
         "tracks",
         "transitions",
     )
