@@ -227,6 +227,8 @@ def _code_digest() -> str:
         "source_rows",
         "sources",
         "store_files",
+        "steps",
+        "tables",
         "tracks",
         "transitions",
     )

@@ -12,7 +12,7 @@ from configs.errors import BadInput, Refused
 from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters import card_counts as cards
 from tasks.adapters.card import build_card, read_card, require_violations, write_card
-from tasks.adapters.card_text import card_markdown
+from tasks.adapters.card_page import card_markdown
 from tasks.adapters.dataset import Dataset, DatasetWriter
 from tasks.adapters.shards import Rows
 

@@ -15,7 +15,7 @@ from configs.home import Home
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
 from configs.run import Data, RunConfig
-from tasks.adapters import historian
+from tasks.adapters import historian, tables
 from tasks.adapters.dataset import Dataset
 from tasks.adapters.raw_rows import RawQuarantine
 from tasks.adapters.transitions import HistorianLog, read_historian
@@ -118,7 +118,7 @@ def test_folders_and_tables_in_another_order_say_the_same(
     tags.mkdir()
     for i, (_, part) in enumerate(frame.group_by("tag", maintain_order=True)):
         part.write_csv(tags / f"{i}.csv", datetime_format="%Y-%m-%dT%H:%M:%SZ")
-    monkeypatch.setattr(historian, "BUCKET_ROWS", 20)
+    monkeypatch.setattr(tables, "BUCKET_ROWS", 20)
     late = {"late_seconds": 0.0}
     log = read(tags, clock=late)
     same(log, plain)

@@ -27,7 +27,7 @@ from tasks.adapters.card_counts import (
     ranges_of,
     second_pass,
 )
-from tasks.adapters.card_text import card_markdown
+from tasks.adapters.card_page import card_markdown
 from tasks.adapters.dataset import Dataset
 
 SCHEMA = 1

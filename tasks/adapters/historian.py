@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +27,12 @@ from tasks.adapters.parquet_batches import coded_batches, time_groups
 from tasks.adapters.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows
 from tasks.adapters.raw_times import FOLLOWERS, Clockwork, find_astray
 from tasks.adapters.raw_values import Decoder
+from tasks.adapters.tables import batches, long_rows, sorted_rows
 
 CHUNK_ROWS = 1_000_000
 """Rows in memory at a time."""
 UNORDERED = 0.1
 """Share of rows behind younger ones above which an export is not in order of time but of something else."""
-BUCKET_ROWS = 4_000_000
-"""Rows that are sorted at a time."""
 SUFFIXES = (".parquet", ".csv")
 NEVER = np.iinfo(np.int64).max
 
@@ -159,7 +157,7 @@ class Export:
         with tempfile.TemporaryDirectory(prefix="neorl-sort-") as folder:
             decoded = self._decoded()
             if not self.ordered:
-                decoded = _sorted(decoded, self.period(), sum(k.rows for k in self.looks), Path(folder))
+                decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.looks), Path(folder))
             for chunk in ahead(arrivals.arrange(*item) for item in decoded):
                 for rejects in chunk.rejects:
                     quarantine.add(*rejects)
@@ -195,8 +193,8 @@ class Export:
             if self.mapping.layout == "wide":
                 chosen = [columns.timestamp, *(n for n in table.collect_schema().names() if self._wanted(n))]
                 size = max(CHUNK_ROWS // len(self.mapping.tags), 1)
-                for batch in _batches(table.select(chosen), size):
-                    yield _long(batch, self.mapping), len(batch)
+                for batch in batches(table.select(chosen), size):
+                    yield long_rows(batch, self.mapping), len(batch)
                 return
             if file.suffix == ".parquet":
                 yield from ((batch, len(batch)) for batch in coded_batches(file, columns, names, CHUNK_ROWS))
@@ -212,7 +210,7 @@ class Export:
             ]
             if columns.status is not None:
                 picked.append(pl.col(columns.status).alias("status"))
-            for batch in _batches(table.select(picked), CHUNK_ROWS):
+            for batch in batches(table.select(picked), CHUNK_ROWS):
                 yield batch, len(batch)
 
     def _wanted(self, column: str) -> bool:
@@ -294,7 +292,7 @@ class Export:
             names.append("number")
         times, numbers, seen = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
         with _reading(file):
-            for batch in _batches(table.select(names), CHUNK_ROWS):
+            for batch in batches(table.select(names), CHUNK_ROWS):
                 found, _ = clock.read(batch[columns.timestamp], file.name)
                 times = np.concatenate([times, found])
                 given = batch["number"].to_numpy().astype(np.int64) if ignoring else np.arange(seen, seen + len(found))
@@ -314,71 +312,6 @@ class Export:
                 column = pl.col(self.mapping.columns.tag).cast(pl.String)
                 tags |= set(self._scan(file).select(column.unique()).collect(engine="streaming").to_series())
         _compare_tags(self.path, self.mapping, sorted(tag for tag in tags if tag is not None))
-
-
-def _batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
-    """A table's rows in order, at most so many at a time: polars' batches are about as large as one asks."""
-    for batch in table.collect_batches(chunk_size=rows, maintain_order=True):
-        yield from batch.iter_slices(rows)
-
-
-def _long(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
-    """A wide batch as long rows, row after row; an empty cell is no row, for nothing was archived."""
-    columns = mapping.columns
-    tags = [name for name in mapping.tags if name in batch.columns]
-    texts = any(batch[tag].dtype == pl.String for tag in tags)
-    kind: Any = pl.String if texts else pl.Float64
-    numbered = batch.with_row_index("row").with_columns(pl.col(tag).cast(kind) for tag in tags)
-    names = pl.Enum([*mapping.tags, *mapping.ignore])
-    long = numbered.unpivot(tags, index=["row", columns.timestamp], variable_name="tag", value_name="value")
-    if columns.status_suffix is not None:
-        kept = [f"{tag}{columns.status_suffix}" for tag in tags]
-        none = [pl.lit(None, pl.String).alias(name) for name in kept if name not in batch.columns]
-        statuses = numbered.with_columns(none).with_columns(pl.col(name).cast(pl.String) for name in kept)
-        long = long.with_columns(statuses.unpivot(kept, value_name="status")["status"])
-        # A tag without a status column is Good, one with an empty cell has no status.
-        lacking = [name.removesuffix(columns.status_suffix) for name in kept if name not in batch.columns]
-        long = long.with_columns(
-            status=pl.when(pl.col("tag").is_in(lacking)).then(pl.lit("Good")).otherwise(pl.col("status"))
-        )
-    empty = pl.col("value").is_null()
-    if texts:
-        empty |= pl.col("value").str.strip_chars() == ""
-    return (
-        long.filter(~empty)
-        .sort("row", maintain_order=True)
-        .with_columns(
-            code=pl.col("tag").cast(names).to_physical().cast(pl.UInt16),
-            nameless=pl.lit(False),
-            timestamp=pl.col(columns.timestamp),
-        )
-    )
-
-
-def _sorted(
-    chunks: Iterator[tuple[RawRows, list[Rejects]]], period: tuple[int, int], rows: int, folder: Path
-) -> Iterator[tuple[RawRows, list[Rejects]]]:
-    """Rows in order of time, by way of one file per stretch of time; equal times keep the order they came in."""
-    begin, end = period
-    buckets = max(-(-rows // BUCKET_ROWS), 1)
-    width = (end - begin) // buckets + 1
-    kind = np.dtype(list(zip(RawRows._fields, ("<u2", "<i8", "<f8", "<u4", "<i8"), strict=True)))
-    for chunk, rejects in chunks:
-        which = np.clip((chunk.times - begin) // width, 0, buckets - 1)
-        record = np.empty(len(chunk.ids), kind)
-        for name, column in zip(RawRows._fields, chunk, strict=True):
-            record[name] = column
-        for bucket in np.unique(which):
-            with (folder / str(bucket)).open("ab") as file:
-                file.write(record[which == bucket].tobytes())
-        if rejects:
-            yield chunk.take(slice(0, 0)), rejects
-    for bucket in range(buckets):
-        if (folder / str(bucket)).exists():
-            record = np.fromfile(folder / str(bucket), kind)
-            (folder / str(bucket)).unlink()
-            order = np.argsort(record["times"], kind="stable")
-            yield RawRows(*(np.ascontiguousarray(record[name][order]) for name in RawRows._fields)), []
 
 
 @contextmanager

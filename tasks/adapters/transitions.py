@@ -7,7 +7,6 @@ Every cut is a timeout; only a trip, a hard limit crossed at t + dt, is a termin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
-from configs.expression import Expression
 from configs.mapping import LAG, HistorianMapping
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
@@ -23,8 +21,9 @@ from tasks.adapters.arrivals import Arrivals
 from tasks.adapters.historian import Export
 from tasks.adapters.raw_rows import RawQuarantine
 from tasks.adapters.resample import Rule, Times, known_at
-from tasks.adapters.scoring import BLOCK_ROWS, margins_of, with_costs, with_rewards
+from tasks.adapters.scoring import BLOCK_ROWS
 from tasks.adapters.shards import Rows
+from tasks.adapters.steps import Cutter, Fate, Points, Scorer, fates, single
 from tasks.adapters.tracks import Tracks
 
 SECOND = 10**9
@@ -35,20 +34,6 @@ Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
-class Fate(IntEnum):
-    """What becomes of a control step."""
-
-    ROW = 0
-    REJECTED = 1
-    """Its values were archived, but as Bad for longer than a gap may be: it goes to the quarantine."""
-    GAP = 2
-    """A signal was not archived."""
-    NOT_RUNNING = 3
-    """The plant was in another mode, at its start or at its end."""
-    OUTSIDE_LIMITS = 4
-    """It began outside the hard limits, after a trip."""
-
-
 class HistorianLog(NamedTuple):
     """A log as transitions."""
 
@@ -56,27 +41,6 @@ class HistorianLog(NamedTuple):
     """Rows in order of time; `rejected` names why a row must go to the quarantine, or ''."""
     account: dict[str, Any]
     """Where every control step and every sample went."""
-
-
-class _Points(NamedTuple):
-    """What is known at grid points, and of the steps that begin there; arrays (G, ...)."""
-
-    times: Times
-    observations: Floats
-    inputs: Floats
-    """Signals that only formulas read."""
-    actions: Floats
-    """In force at the middle of the step that begins here."""
-    gap: Mask
-    action_gap: Mask
-    fault: npt.NDArray[Any]
-    """Why a value is unusable, or ''."""
-    action_fault: npt.NDArray[Any]
-    running: Mask
-    modes: Floats
-
-    def slice(self, where: slice) -> _Points:
-        return _Points(*(column[where] for column in self))
 
 
 def read_historian(
@@ -131,7 +95,7 @@ class HistorianStream:
         self.codes = {tag: code for code, tag in enumerate(mapping.tags)}
         self.inputs = [(str(t.signal), tag) for tag, t in mapping.tags.items() if t.role == "input"]
         self.inputs += [(name, name) for name, formula in mapping.derived.items() if formula.role == "input"]
-        self.scorer = _Scorer(spec, logged, reward, tuple(name for name, _ in self.inputs))
+        self.scorer = Scorer(spec, logged, reward, tuple(name for name, _ in self.inputs))
         max_gap = round(mapping.episodes.max_gap_seconds * SECOND)
         self.rules = {
             tag: Rule(
@@ -164,13 +128,13 @@ class HistorianStream:
         self._trips = 0
         self._before: Floats | None = None
         """Observations before the next grid point, newest last, for lags (k, O)."""
-        self._cutter = _Cutter(mapping.episodes.max_steps or spec.horizon)
+        self._cutter = Cutter(mapping.episodes.max_steps or spec.horizon)
 
     def blocks(self) -> Iterator[Rows]:
         """Scored rows, block after block; `account` is complete when they are."""
-        waiting: _Points | None = None
+        waiting: Points | None = None
         for points in self._all_points():
-            waiting = points if waiting is None else _Points(*map(_both, waiting, points))
+            waiting = points if waiting is None else Points(*map(_both, waiting, points))
             if len(waiting.times) > GRID_POINTS:
                 yield from self._rows(waiting, last=False)
                 waiting = waiting.slice(slice(len(waiting.times) - 2, None))
@@ -178,7 +142,7 @@ class HistorianStream:
             yield from self._rows(waiting, last=True)
         self._tell()
 
-    def _all_points(self) -> Iterator[_Points]:
+    def _all_points(self) -> Iterator[Points]:
         # What is known at a moment rests on samples as late as this; an action is taken at the middle of its step.
         reach = max(rule.reach for rule in self.rules.values()) + self.period // 2
         for chunk in self.export.chunks(self.quarantine, self.arrivals):
@@ -205,7 +169,7 @@ class HistorianStream:
             },
         }
 
-    def _settled(self, before: int, known_to: int) -> Iterator[_Points]:
+    def _settled(self, before: int, known_to: int) -> Iterator[Points]:
         """Grid points whose values no later row can change: those before a time."""
         while self.next < before:
             count = min(-(-(before - self.next) // self.period), GRID_POINTS)
@@ -213,7 +177,7 @@ class HistorianStream:
             yield self._points(grid, known_to)
             self.next = int(grid[-1]) + self.period
 
-    def _points(self, grid: Times, known_to: int) -> _Points:
+    def _points(self, grid: Times, known_to: int) -> Points:
         middles = grid + self.period // 2
         values, gap, fault = self._resample([tag for _, tag in self._tagged()], grid, known_to)
         signals = {signal: values[:, i] for i, (signal, _) in enumerate(self._tagged())}
@@ -233,8 +197,8 @@ class HistorianStream:
             found = known_at(self.tracks.samples(self.codes[tag]), grid, self.rules[tag], known_to)
             running &= np.isin(found.values, self.mapping.tags[tag].running)
             modes[:, i] = np.nan_to_num(found.values, nan=np.inf)
-        return _Points(
-            grid, _single(observations), inputs, _single(actions), gap, action_gap, fault, action_fault, running, modes
+        return Points(
+            grid, single(observations), inputs, single(actions), gap, action_gap, fault, action_fault, running, modes
         )
 
     def _tagged(self) -> list[tuple[str, str]]:
@@ -273,13 +237,13 @@ class HistorianStream:
         stacked = np.concatenate([observations, np.stack(columns, axis=1)], axis=1)
         return stacked, np.isnan(np.stack(columns, axis=1)).any(axis=1)
 
-    def _rows(self, points: _Points, last: bool) -> Iterator[Rows]:
+    def _rows(self, points: Points, last: bool) -> Iterator[Rows]:
         """The steps between grid points, scored; the last one waits for the next call unless it is the last of all."""
         now, later = points.slice(slice(None, -1)), points.slice(slice(1, None))
         if not len(now.times):
             return
         outside = self.scorer.outside(points)
-        fate = _fates(now, later, outside)
+        fate = fates(now, later, outside)
         keep = fate <= Fate.REJECTED
         terminals = keep & (fate == Fate.ROW) & outside[1:]
         changed = (now.modes != later.modes).any(axis=1)
@@ -306,120 +270,5 @@ class HistorianStream:
             yield self.scorer.score({key: values[chosen] for key, values in rows.items()})
 
 
-class _Scorer:
-    """Rewards and margins: the plant's own formulas, or the mapping's.
-
-    Args:
-        spec: the plant.
-        logged: its formulas; None where the mapping describes the plant.
-        reward: of the mapping.
-        inputs: names of the signals that only formulas read.
-    """
-
-    def __init__(
-        self, spec: PlantSpec, logged: LoggedSignals | None, reward: Expression | None, inputs: tuple[str, ...]
-    ) -> None:
-        self.spec, self.logged, self.reward, self.inputs = spec, logged, reward, inputs
-
-    def outside(self, points: _Points) -> Mask:
-        """Where a hard limit is violated (G,)."""
-        with np.errstate(invalid="ignore"):
-            return np.asarray((self._margins(points) < 0).any(axis=1))
-
-    def _margins(self, points: _Points) -> npt.NDArray[Any]:
-        if self.logged is not None:
-            return margins_of(self.logged, points.observations)
-        if not self.spec.constraints:
-            return np.zeros((len(points.times), 0))
-        signals = self._signals(points)
-        return np.stack(
-            [np.minimum(signals[c.name] - c.low, c.high - signals[c.name]) for c in self.spec.constraints], axis=1
-        )
-
-    def _signals(self, points: _Points) -> dict[str, Floats]:
-        columns = [*points.observations.T, *points.inputs.T]
-        return dict(zip((*self.spec.observation.names, *self.inputs), columns, strict=True))
-
-    def formulas(self, points: _Points) -> Rows:
-        """What the mapping's own formulas say of the steps between grid points (G - 1,)."""
-        found: Rows = {}
-        if self.reward is not None:
-            signals = self._signals(points)
-            values = {name: column[:-1] for name, column in signals.items()}
-            values |= {f"next.{name}": column[1:] for name, column in signals.items()}
-            values |= dict(zip(self.spec.action.names, points.actions[:-1].T, strict=True))
-            reward = np.broadcast_to(np.asarray(self.reward.compute(values), float), (len(points.times) - 1,))
-            found["rewards"] = _single(reward).astype(np.float32)
-        if self.logged is None:
-            excess = _single(np.maximum(-self._margins(points)[1:], 0.0)).astype(np.float32)
-            found |= {"constraint_costs": excess, "costs": (excess > 0).any(axis=1).astype(np.float32)}
-        return found
-
-    def score(self, rows: Rows) -> Rows:
-        """Rows with rewards and costs."""
-        if self.logged is None or not len(rows["numbers"]):
-            return self._empty(rows)
-        return with_costs(rows if "rewards" in rows else with_rewards(rows, self.logged), self.logged)
-
-    def _empty(self, rows: Rows) -> Rows:
-        if "rewards" in rows and "costs" in rows:
-            return rows
-        count = len(rows["numbers"])
-        none = np.zeros(count, np.float32)
-        limits = np.zeros((count, len(self.spec.constraints)), np.float32)
-        return {"rewards": none, "costs": none, "constraint_costs": limits} | rows
-
-
-class _Cutter:
-    """Where episodes end, step after step.
-
-    Args:
-        longest: steps of an episode.
-    """
-
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
-        self.number = 0
-        """Of the next step."""
-        self._age = 0
-
-    def cut(self, keep: Mask, ends: Mask, last: bool) -> Mask:
-        """Which of the next steps end an episode; all but the last step are settled, unless it is the last of all.
-
-        Args:
-            keep: whether each step is a row (n,).
-            ends: whether it ends an episode for a reason of its own (n,).
-            last: whether no step follows.
-        """
-        following = np.append(keep[1:], False)
-        ended = (ends | ~following)[: len(keep) if last else len(keep) - 1]
-        kept = keep[: len(ended)]
-        index = np.arange(len(ended))
-        begins = kept & np.append(True, ended[:-1] | ~kept[:-1])
-        begin = np.maximum.accumulate(np.where(begins, index, 0))
-        # The first step goes on where the one before it left off.
-        age = index - begin + np.where(begin == 0, self._age, 0)
-        cut = kept & (ended | ((age + 1) % self.longest == 0))
-        if len(ended):
-            self._age = int(age[-1]) + 1 if kept[-1] and not ended[-1] else 0
-        self.number += len(ended)
-        return cut
-
-
-def _single(values: Floats) -> Floats:
-    """What single precision cannot hold becomes infinite here, for the row checks to find."""
-    return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
-
-
 def _both(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.concatenate([one, other])
-
-
-def _fates(now: _Points, later: _Points, outside: Mask) -> npt.NDArray[np.int64]:
-    """What becomes of each step (G - 1,); a step that ends in a trip is kept although the plant then stops."""
-    fate = np.full(len(now.times), Fate.ROW)
-    fate[(now.fault != "") | (later.fault != "") | (now.action_fault != "")] = Fate.REJECTED
-    fate[now.gap | later.gap | now.action_gap] = Fate.GAP
-    fate[outside[:-1]] = Fate.OUTSIDE_LIMITS
-    fate[~now.running | (~later.running & ~outside[1:])] = Fate.NOT_RUNNING
-    return fate
