@@ -125,7 +125,7 @@ def test_the_candidate_with_a_stale_normaliser_is_refused(
     first: dict[str, Any], services: Services, tmp_path: Path
 ) -> None:
     # Truth 1.1: such a policy cannot hold p0 = 1e-3. The normaliser is that of an earlier log, of a plant that ran
-    # cooler and moved its coolant over the whole range.
+    # hotter and moved its coolant over the whole range: the policy takes the reactor for colder than it is.
     import jax.numpy as jnp
 
     from configs.errors import Refused
@@ -140,7 +140,7 @@ def test_the_candidate_with_a_stale_normaliser_is_refused(
     plant, composite = load_bundle(services.home.root / "bundles" / PLANT / digest[:24], digest)
     n = composite.policy.normaliser
     stale = n._replace(
-        mean=n.mean - 2.0 * n.scale, action_centre=jnp.asarray([300.0]), action_half_range=jnp.asarray([10.0])
+        mean=n.mean + 2.0 * n.scale, action_centre=jnp.asarray([300.0]), action_half_range=jnp.asarray([10.0])
     )
     altered = composite._replace(policy=composite.policy._replace(normaliser=stale))
     folder = tmp_path / "stale"

@@ -111,7 +111,8 @@ def single_shooting(
         A controller with `MPCParams` for parameters.
     """
 
-    held = np.repeat(np.arange(len(holds)), holds)
+    # Unsigned: JAX would fold negative indices with constants that may be of another width.
+    held = np.repeat(np.arange(len(holds), dtype=np.uint32), holds)
     starts = np.cumsum((0, *holds[:-1]))
     moves = len(holds)
 

@@ -32,7 +32,7 @@ CALIBRATION = 128
 """Episodes of each mean by which the blend is found."""
 BISECTIONS = 12
 CALIBRATION_SEED = 20_261_121
-EXPENSIVE_ORACLES: frozenset[str] = frozenset()
+EXPENSIVE_ORACLES = frozenset({"chemical_reactor", "hvac_control", "power_grid", "water_treatment"})
 """Plants whose oracle solves a programme at every step: their experts are their own controllers."""
 
 
