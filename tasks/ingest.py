@@ -290,22 +290,26 @@ def _opened(source: Path, spec: PlantSpec, mapping: HistorianMapping | None) -> 
         blocks = for_plant(found, spec, LOGGED[spec.name])
         return digest_of(found), lambda _: (blocks(), None)
 
+    from tasks.adapters.historian import digest_of_tables, table_digests
+
+    digests = table_digests(source)
+
     def stream(raw: RawQuarantine) -> tuple[Iterator[Rows], dict[str, Any] | None]:
         from tasks.adapters.transitions import HistorianStream
 
-        found = HistorianStream(source, mapping, spec, LOGGED.get(spec.name), raw)
+        found = HistorianStream(source, mapping, spec, LOGGED.get(spec.name), raw, digests)
         return found.blocks(), found.account
 
-    return source_sha256(source), stream
+    return digest_of_tables(source, digests), stream
 
 
 def source_sha256(source: Path) -> str:
     """What names a source: a file's SHA-256, or the digest over those of a folder's files."""
     if not source.is_dir():
         return file_sha256(source)
-    from tasks.adapters.historian import folder_sha256
+    from tasks.adapters.historian import digest_of_tables, table_digests
 
-    return folder_sha256(source)
+    return digest_of_tables(source, table_digests(source))
 
 
 def _recall(memo: Path, root: Path) -> dict[str, Any] | None:

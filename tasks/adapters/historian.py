@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,9 +56,16 @@ def source_files(path: Path) -> list[Path]:
     return [path]
 
 
-def folder_sha256(folder: Path) -> str:
-    """What names a folder: the digest over those of its tables, whatever their names."""
-    return digest_json(sorted(file_sha256(file) for file in source_files(folder)))
+def table_digests(path: Path) -> dict[Path, str]:
+    """SHA-256 of each table of an export; hashing lets go of the GIL."""
+    files = source_files(path)
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(files, pool.map(file_sha256, files), strict=True))
+
+
+def digest_of_tables(path: Path, digests: Mapping[Path, str]) -> str:
+    """What names an export: a file's SHA-256, or the digest over those of a folder's tables, whatever their names."""
+    return digest_json(sorted(digests.values())) if path.is_dir() else digests[path]
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,8 @@ class Export:
     path: Path
     mapping: HistorianMapping
     files: list[Path]
+    digests: Mapping[Path, str] = field(default_factory=dict)
+    """SHA-256 of each file, where it is known already."""
     looks: list[Look] = field(default_factory=list)
     ordered: bool = True
     rows: int = 0
@@ -89,13 +99,18 @@ class Export:
     """Those of tags that the mapping ignores."""
 
     @classmethod
-    def open(cls, path: Path, mapping: HistorianMapping) -> Export:
+    def open(cls, path: Path, mapping: HistorianMapping, digests: Mapping[Path, str] | None = None) -> Export:
         """Look at the tables' columns and timestamps.
+
+        Args:
+            path: a table, or a folder of them.
+            mapping: what its tags mean.
+            digests: SHA-256 of each file, where it is known already.
 
         Raises:
             BadInput: when a file is missing, damaged or empty, or has other columns, or no timestamp can be read.
         """
-        export = cls(path, mapping, source_files(path))
+        export = cls(path, mapping, source_files(path), digests or {})
         looks = {}
         for file in export.files:
             export._check_columns(file)
@@ -153,12 +168,14 @@ class Export:
         Raises:
             BadInput: when the table holds a tag or status that the mapping does not know, or lacks one that it names.
         """
-        quarantine.begin([file_sha256(file)[:16] for file in self.files], list(self.mapping.tags))
+        digests = self.digests or table_digests(self.path)
+        quarantine.begin([digests[file][:16] for file in self.files], list(self.mapping.tags))
         with tempfile.TemporaryDirectory(prefix="neorl-sort-") as folder:
             decoded = self._decoded()
             if not self.ordered:
                 decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.looks), Path(folder))
-            for chunk in ahead(arrivals.arrange(*item) for item in decoded):
+            # Three threads: one reads and decodes, one groups by tag, and this one's caller resamples.
+            for chunk in ahead(arrivals.arrange(*item) for item in ahead(decoded, 1)):
                 for rejects in chunk.rejects:
                     quarantine.add(*rejects)
                 yield chunk

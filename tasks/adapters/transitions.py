@@ -6,7 +6,7 @@ Every cut is a timeout; only a trip, a hard limit crossed at t + dt, is a termin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +69,7 @@ class HistorianStream:
         spec: the plant.
         logged: the plant's formulas; None where the mapping describes the plant.
         quarantine: takes the raw rows that do not count.
+        digests: SHA-256 of each table, where it is known already.
 
     Raises:
         BadInput: when the mapping does not fit the plant or the export.
@@ -81,6 +82,7 @@ class HistorianStream:
         spec: PlantSpec,
         logged: LoggedSignals | None,
         quarantine: RawQuarantine,
+        digests: Mapping[Path, str] | None = None,
     ) -> None:
         self.mapping, self.spec, self.quarantine = mapping, spec, quarantine
         try:
@@ -108,7 +110,7 @@ class HistorianStream:
             for tag, it in mapping.tags.items()
         }
         self.period = round(mapping.period_seconds * SECOND)
-        self.export = Export.open(path, mapping)
+        self.export = Export.open(path, mapping, digests)
         begin, end = self.export.period()
         self.end = end
         if mapping.origin is None:
