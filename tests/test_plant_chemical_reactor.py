@@ -39,7 +39,7 @@ def test_the_oracle_s_cost_of_the_tracking_task(truth: Truth) -> None:
         ("highest temperature [K]", 327.9, seen[:, 1].max(), 0.05),
     ):
         what = f"{quantity} of noise-free NMPC on the tracking task"
-        truth(what, theirs, ours, allowed, "truth 1.1, pc-gym 0.1.8")
+        truth(what, theirs, ours, allowed, "pc-gym 0.1.8")
 
 
 def test_the_top_of_the_scale_is_the_oracle_s() -> None:

@@ -91,14 +91,14 @@ def test_base_stock_returns(
     what = f"mean return of base stock {tuple(int(z) for z in known.levels)}"
     truth(f"{what}, seeds 0 to 99", source, returns.mean(), 2e-3, "or-gym 0.5.0 on the same demands")
     # Two means of 100 seeds each differ by less than three of their standard deviations.
-    truth(f"{what}, 100 seeds", mean, returns.mean(), 3 * spread * (2 / 100) ** 0.5, "truth 1.6, or-gym")
+    truth(f"{what}, 100 seeds", mean, returns.mean(), 3 * spread * (2 / 100) ** 0.5, "or-gym")
     assert returns.std() == pytest.approx(spread, rel=0.15)
 
 
 def test_never_ordering(order_up_to: Any, truth: Truth) -> None:
     # Lost sales: truth 1.6. With backlog truth 1.6 says −838, but or-gym 0.5.0 itself gives −589.777 on these seeds.
     lost, kept = (order_up_to((-1e6,) * 3, backlog).mean() for backlog in (0.0, 1.0))
-    truth("mean return of never ordering, lost sales", -271.0, lost, 3 * 5.5 / 10, "truth 1.6, or-gym")
+    truth("mean return of never ordering, lost sales", -271.0, lost, 3 * 5.5 / 10, "or-gym")
     truth("mean return of never ordering, backlog, seeds 0 to 99", -589.777, kept, 2e-3, "or-gym 0.5.0 itself")
 
 

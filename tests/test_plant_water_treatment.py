@@ -36,7 +36,7 @@ def test_linearisation(
         a, b, c = tanks.linear_model(params.rest, params)
     # The upper tanks fill the lower ones and nothing else couples: the eigenvalues are the diagonal.
     np.testing.assert_allclose(np.tril(a, -1) + np.triu(a, 1) - np.diag(np.diag(a, 2), 2), 0, atol=1e-12)
-    source, point = "truth 1.2, Johansson 2000", "P-" if gain > 0 else "P+"
+    source, point = "Johansson 2000", "P-" if gain > 0 else "P+"
     for i, (theirs, ours) in enumerate(zip(times, -1 / np.diag(a), strict=True), 1):
         truth(f"{point}: time constant of tank {i} [s]", theirs, ours, 0.7, source)
     pencil = np.block([[a, b], [c, np.zeros((2, 2))]])
@@ -109,7 +109,7 @@ def test_the_nmpc_of_pc_gym_s_own_task(truth: Truth) -> None:
         carry = (controller.init(params, start), start, jnp.full(2, 5.0))
         run = jax.jit(lambda now: jax.lax.scan(step, carry, now)[1])
         costs, actions = run((jnp.asarray(wanted), jnp.asarray(np.roll(wanted, 1, axis=0))))
-    source = "truth 1.2, pc-gym 0.1.8"
+    source = "pc-gym 0.1.8"
     truth("cost of NMPC on pc-gym's four tanks", 2.2267, np.asarray(costs).sum(), 1e-4, source)
     for step, voltages in ((29, (7.2828, 8.2423)), (59, (8.9195, 3.6861))):
         for pump, theirs in enumerate(voltages):

@@ -75,7 +75,7 @@ def test_steady_states(
     assert np.abs(rest).max() < 1e-6
     where, source = (
         f"{'stable' if stable else 'unstable'} steady state at Tc = {coolant:g} K",
-        "truth 1.1, pc-gym 0.1.8",
+        "pc-gym 0.1.8",
     )
     truth(f"temperature of the {where} [K]", temperature, y[1], 5e-4 if stable else 0.05, source, "chemical_reactor")
     if concentration is not None:
@@ -98,7 +98,7 @@ def test_runaway_begins_between_303_and_304_kelvin(coolant: float, peak: float, 
     assert found == pytest.approx(exact.y[1].max(), abs=0.1)
     # Truth 1.1. The spike at 304 K lasts seconds: its top is 469.6 K, seen every 0.1 min 465.7, every 26 s 462.7.
     what = f"peak temperature after a step of Tc to {coolant:g} K [K]"
-    truth(what, peak, found, 1.0 if coolant == 303.0 else 6.0, "truth 1.1, pc-gym 0.1.8", "chemical_reactor")
+    truth(what, peak, found, 1.0 if coolant == 303.0 else 6.0, "pc-gym 0.1.8", "chemical_reactor")
 
 
 def test_five_substeps_are_within_2e_7_kelvin_of_an_adaptive_solver() -> None:
@@ -192,7 +192,7 @@ def test_the_double_mass_is_that_of_the_official_data(dmsd_train: Path, truth: T
         predicted = np.asarray(predict(rows["obs"], rows["action"]))
         reward = np.asarray(masses.logged_reward(rows["obs"], rows["action"], rows["next_obs"]))
         margins = np.asarray(masses.logged_margins(rows["next_obs"]))
-    source = "truth 1.4, NeoRL-2's official data, 100,000 rows"
+    source = "NeoRL-2's official data, 100,000 rows"
     away = np.abs(predicted - rows["next_obs"])[:, :4].max()
     truth("largest error of a predicted motion [m, m/s]", 0.0, away, 2.5e-7, source, "double_mass")
     away = np.abs(reward - rows["reward"].ravel()).max()
