@@ -28,7 +28,8 @@ from neorl_core.plants.furnace import (
     overlap,
     surface,
 )
-from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
+from neorl_core.plants.zone_loops import ZoneParams, zone_loops
+from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
 
 DT = 1.0
 HORIZON = 180
@@ -376,54 +377,13 @@ def logged_reward(
     return -cost(next_observation[..., EXIT], next_observation[..., EXIT_TARGET], action)
 
 
-class ZoneParams(NamedTuple):
-    """Gains of the zones' PI controllers; nested tuples (hashable) or arrays."""
-
-    kp: Any
-    """(Z,) MW/K"""
-    ki: Any
-    """(Z,) MW/(K min)"""
-    feedforward: Any
-    """(Z,) share of a change of set point that moves the table at once, MW/K."""
-    trim: Any
-    """(Z,) K of set point per K of error at the exit."""
-    lift: Any
-    """(Z,) K added to the table's set points."""
+def _wanted(observation: Float[Array, " 23"]) -> Float[Array, " Z"]:
+    """The table's set points [°C] for what is in the zones and comes next."""
+    return setpoints_of(observation[12:17], observation[17:22], observation[22])
 
 
-class ZoneState(NamedTuple):
-    error: Float[Array, " Z"]
-    """One step ago [K]."""
-    setpoint: Float[Array, " Z"]
-    """One step ago [°C]."""
-
-
-def _wanted(params: ZoneParams, observation: Float[Array, " 23"]) -> Float[Array, " Z"]:
-    thickness, target = observation[12:17], observation[17:22]
-    table = setpoints_of(thickness, target, observation[22])
-    trim, lift = (jnp.asarray(x, observation.dtype) for x in (params.trim, params.lift))
-    return table + lift + trim * (observation[EXIT_TARGET] - observation[EXIT])
-
-
-def _zone_init(params: ZoneParams, observation: Float[Array, " 23"]) -> ZoneState:
-    wanted = _wanted(params, observation)
-    return ZoneState(wanted - observation[:ZONES], wanted)
-
-
-def _zone_act(
-    params: ZoneParams, state: ZoneState, observation: Float[Array, " 23"], applied: Float[Array, " 4"]
-) -> tuple[ZoneState, Float[Array, " 4"]]:
-    """P ← clip(applied + kp (e − e') + ki dt e + f (r − r')): PI in velocity form, one loop for each zone, on the
-    table's set points r."""
-    kp, ki, feedforward = (jnp.asarray(x, observation.dtype) for x in params[:3])
-    wanted = _wanted(params, observation)
-    error = wanted - observation[:ZONES]
-    move = kp * (error - state.error) + ki * DT * error + feedforward * (wanted - state.setpoint)
-    return ZoneState(error, wanted), clip_to(SPEC.action, applied + move)
-
-
-zone_control = Controller(_zone_init, _zone_act)
-"""A PI loop for each zone on the furnace's table of set points; its parameters are `ZoneParams`."""
+zone_control = zone_loops(_wanted, EXIT, EXIT_TARGET, DT, SPEC.action)
+"""A PI loop for each zone on the furnace's table of set points."""
 
 PLANT = Plant(
     spec=SPEC,

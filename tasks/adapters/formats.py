@@ -66,7 +66,7 @@ def read_npz_layout(path: Path) -> NpzLayout:
     Raises:
         BadInput: when it is neither.
     """
-    with _reading(path), zipfile.ZipFile(path) as archive:
+    with reading_archive(path), zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         family = "NeoRL-2" if "truncated" in names or "index" not in names else "NeoRL"
         members = {name: _read_header(archive, path, name) for name in (*KEYS, "done")}
@@ -86,7 +86,7 @@ def read_npz(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_ROWS
         widths: numbers per row of each key; without `truncated`, `index` divides the rows into trajectories.
         block_rows: rows per block.
     """
-    with _reading(path):
+    with reading_archive(path):
         yield from _read_blocks(path, widths, block_rows)
 
 
@@ -137,7 +137,7 @@ def _read_index(archive: zipfile.ZipFile, path: Path, count: int) -> npt.NDArray
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading_archive(path: Path) -> Iterator[None]:
     """Whatever zipfile and its decompressors say of a damaged archive, as one sentence."""
     try:
         yield

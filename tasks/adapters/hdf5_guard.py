@@ -40,7 +40,9 @@ def open_guarded(path: Path, families: str = "D4RL or DSRL") -> Iterator[h5py.Fi
         with h5py.File(path, "r", locking=False) as file:
             yield file
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError) as error:
-        # What h5py raises of damaged metadata depends on where the damage is.
+        # h5py turns what HDF5 finds damaged into whichever of these its place suggests: the byte flips of
+        # tests/test_fuzz_importers.py have met them. A fault of ours in the `with` would read the same, so the cause
+        # stays chained, where NEORL_DEBUG=1 shows it.
         said = " ".join(str(error).split())[:300]
         raise BadInput(f"expected a whole HDF5 file in {path.name}, got '{said}': copy the file again.") from error
 

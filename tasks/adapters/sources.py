@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from configs.errors import BadInput
 from tasks.adapters.canonical import digest_json, file_sha256
-from tasks.adapters.formats import read_npz, read_npz_layout
+from tasks.adapters.formats import read_npz, read_npz_layout, reading_archive
 from tasks.adapters.hdf5_isolated import has_signature, read_isolated
 from tasks.adapters.hdf5_sources import Source, no_horizon
 from tasks.adapters.minari_format import find_folder
@@ -64,11 +64,8 @@ def recognise(path: Path, horizon: int | None = None) -> Source:
 
 
 def _npz(path: Path) -> Source:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = {name.removesuffix(".npy") for name in archive.namelist()}
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise BadInput(f"expected a whole npz archive in {path.name}, got '{error}': copy the file again.") from error
+    with reading_archive(path), zipfile.ZipFile(path) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist()}
     if {"states", "actions"} <= names and "reward" not in names:
         raise BadInput(
             f"expected rewards and next observations in {path.name}, got recorded states and actions of a simulator "
