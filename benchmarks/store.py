@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.windows import Kept, interleaved
 from neorl_core.plants import PLANTS
 from tasks.adapters.dataset import Dataset, DatasetWriter
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.summaries import summarise
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "store.json"

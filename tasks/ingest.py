@@ -25,8 +25,8 @@ from tasks.adapters.card import write_card
 from tasks.adapters.dataset import Dataset, DatasetWriter, spec_record
 from tasks.adapters.hdf5_formats import NO_SUCCESSOR
 from tasks.adapters.raw_rows import RawQuarantine
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.rows import Quarantine, RowChecker
-from tasks.adapters.shards import Rows
 from tasks.adapters.source_rows import for_plant, survey
 from tasks.adapters.sources import digest_of, in_words, name_of, recognise
 
@@ -204,6 +204,7 @@ def _code_digest() -> str:
     names = (
         "arrivals",
         "canonical",
+        "content",
         "dataset",
         "formats",
         "hdf5_formats",
@@ -221,11 +222,13 @@ def _code_digest() -> str:
         "raw_values",
         "resample",
         "row_buffer",
+        "row_keys",
         "rows",
         "scoring",
         "shards",
         "source_rows",
         "sources",
+        "sparse_file",
         "store_files",
         "steps",
         "tables",

@@ -14,7 +14,7 @@ from tasks.adapters import card_counts as cards
 from tasks.adapters.card import build_card, read_card, require_violations, write_card
 from tasks.adapters.card_page import card_markdown
 from tasks.adapters.dataset import Dataset, DatasetWriter
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 
 SPEC = PlantSpec(
     name="kettle",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -16,9 +17,12 @@ import pytest
 from benchmarks.store import validate
 from configs.errors import BadInput, Refused
 from neorl_core.plants import PLANTS
+from tasks.adapters.canonical import canonical_json, sha256_hex
+from tasks.adapters.content import content_digest, prove_block
 from tasks.adapters.dataset import Dataset, DatasetWriter
 from tasks.adapters.merkle import verify_inclusion
-from tasks.adapters.shards import Rows, check_content, content_digest, open_shard, prove_block
+from tasks.adapters.row_keys import Rows
+from tasks.adapters.shards import check_content, open_shard
 from tasks.adapters.summaries import summarise
 
 SPEC = PLANTS["double_mass"].spec
@@ -109,27 +113,54 @@ def test_content_digest_is_that_of_rfc_6962(tmp_path: Path) -> None:
             k *= 2
         return hashlib.sha256(b"\1" + tree(records[:k]) + tree(records[k:])).digest()
 
-    held = write(tmp_path, make_rows(1, steps=10_000), shard_bytes=10**9)
+    # Episodes of 10, 20, 10,000 and 4,096 rows: less than a block, more than two, and one to the row.
+    parts = [make_rows(1, steps=10), make_rows(1, steps=20), make_rows(1, steps=10_000), make_rows(1, steps=4096)]
+    bounds = [0, 10, 30, 10_030, 14_126]
+    held = write(tmp_path, *parts, shard_bytes=10**9)
     arrays = held.arrays()
     keys = ["observations", "actions", "rewards", "next_observations", "costs", "terminals", "timeouts"]
     keys += ["constraint_costs", "timestamps"]
     kinds = ["<f4"] * 5 + ["|b1"] * 2 + ["<f4", "<i8"]
     shapes = {"observations": [6], "actions": [2], "next_observations": [6], "constraint_costs": [2]}
     header = [f'["{k}","{t}",{str(shapes.get(k, [])).replace(" ", "")}]' for k, t in zip(keys, kinds, strict=True)]
-    records = [f'{{"block_rows":4096,"episodes":1,"keys":[{",".join(header)}],"rows":10000}}'.encode()]
-    records += [b"".join(arrays[key][i : i + 4096].tobytes() for key in keys) for i in range(0, 10_000, 4096)]
-    episode = b"".join(arrays[key].tobytes() for key in keys)
-    records += [bytes(8) + hashlib.sha256(episode).digest()]
+    cut = [0, 10, 30, 4126, 8222, 10_030, 14_126]
+    blocks = [b"".join(arrays[key][i:j].tobytes() for key in keys) for i, j in itertools.pairwise(cut)]
+    digests = [tree(some) for some in (blocks[:1], blocks[1:2], blocks[2:5], blocks[5:])]
+    header_leaf = f'{{"block_rows":4096,"episodes":4,"keys":[{",".join(header)}],"rows":14126}}'.encode()
+    records = [header_leaf, *blocks, np.array(bounds[:-1], "<i8").tobytes() + b"".join(digests)]
+    with open_shard(held.shard_path(held.manifest["shards"][0])) as file:
+        assert [row.tobytes() for row in file["episode_digests"][:]] == digests
     assert held.manifest["shards"][0]["content"] == tree(records).hex()
 
 
+@pytest.mark.parametrize("size", [1, 4095, 4096, 5000, 14_000])
+def test_how_rows_came_makes_no_difference(tmp_path: Path, size: int) -> None:
+    rows = make_rows(1, steps=20_000)
+    for end in (300, 9000, 9001):
+        rows["timeouts"][end] = True
+    whole = write(tmp_path / "whole", rows, shard_bytes=10**9)
+    parts = (
+        sliced(rows, size) if size > 1 else [*sliced({k: v[:50] for k, v in rows.items()}, 1), *sliced(rows, 50)[1:]]
+    )
+    assert write(tmp_path / "parts", *parts, shard_bytes=10**9).digest == whole.digest
+
+
+def test_rows_that_the_writer_has_cannot_be_changed_behind_its_back(tmp_path: Path) -> None:
+    rows = make_rows(2)
+    with DatasetWriter(tmp_path, SPEC) as writer:
+        writer.append(rows)
+        with pytest.raises(ValueError, match="read-only"):
+            rows["rewards"][0] = 1
+
+
 def test_a_block_of_rows_is_provable_without_the_rest(tmp_path: Path) -> None:
-    held = write(tmp_path, make_rows(400), shard_bytes=10**9)
+    held = write(tmp_path, make_rows(3, steps=9000), shard_bytes=10**9)
     record = held.manifest["shards"][0]
-    proof = prove_block(held.shard_path(record), 3)
+    with open_shard(held.shard_path(record)) as file:
+        proof = prove_block(file, 4)
     path = [bytes.fromhex(node) for node in proof["path"]]
     root, leaf = bytes.fromhex(record["content"]), bytes.fromhex(proof["leaf"])
-    assert leaf.startswith(held.arrays()["observations"][12_288:16_384].tobytes())
+    assert leaf.startswith(held.arrays()["observations"][13_096:17_192].tobytes())
     assert verify_inclusion(root, leaf, proof["index"], proof["size"], path)
     assert not verify_inclusion(root, leaf[:-1] + b"!", proof["index"], proof["size"], path)
 
@@ -228,6 +259,14 @@ def test_a_truncated_or_missing_shard_is_refused_before_it_is_read(tmp_path: Pat
     path.unlink()
     with pytest.raises(Refused, match="no such file"):
         Dataset.open(tmp_path, held.digest)
+
+
+def test_a_dataset_of_another_schema_is_refused(tmp_path: Path) -> None:
+    held = write(tmp_path, make_rows(2))
+    data = canonical_json(held.manifest | {"schema": 1})
+    (tmp_path / "manifests" / f"{sha256_hex(data)}.json").write_bytes(data)
+    with pytest.raises(Refused, match="schema 2, got 1: ingest"):
+        Dataset.open(tmp_path, sha256_hex(data))
 
 
 def test_unknown_digest_empty_dataset_and_open_episode(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from configs.errors import BadInput
 from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters.dataset import Dataset, DatasetWriter, find_dataset, spec_of_record, spec_record
 from tasks.adapters.exports import BESIDES, FORMATS, episodes_of, export
-from tasks.adapters.shards import ALWAYS, ROW_KEYS, Rows
+from tasks.adapters.row_keys import ALWAYS, ROW_KEYS, Rows
 from tasks.adapters.sources import recognise
 
 FEW = settings(max_examples=8, deadline=None, derandomize=True)

@@ -11,7 +11,7 @@ import pytest
 from configs.errors import BadInput
 from neorl_core.plants import LOGGED, PLANTS
 from tasks.adapters.formats import read_npz
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.source_rows import for_plant
 from tasks.adapters.sources import recognise
 

@@ -28,8 +28,8 @@ from tasks.adapters import hdf5_isolated
 from tasks.adapters.dataset import Dataset
 from tasks.adapters.exports import export
 from tasks.adapters.hdf5_isolated import read_isolated
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.rows import Quarantine, RowChecker
-from tasks.adapters.shards import Rows
 from tasks.adapters.source_rows import survey
 from tasks.adapters.sources import recognise
 from tests.benchmark_files import walk, write_d4rl, write_dsrl

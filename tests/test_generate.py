@@ -19,7 +19,7 @@ from neorl_core.types import Controller
 from tasks.adapters.behaviours import BEHAVIOURS, MEDIUM, policy_of
 from tasks.adapters.dataset import Dataset
 from tasks.adapters.generated import generate, in_words
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.sources import recognise
 
 EPISODES = 64

@@ -12,7 +12,7 @@ import pytest
 
 from configs.errors import BadInput
 from tasks.adapters.hdf5_formats import NO_SUCCESSOR, read_blocks, read_layout
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 from tests.benchmark_files import Arrays, walk, write_d4rl, write_dsrl
 
 

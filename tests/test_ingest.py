@@ -17,8 +17,8 @@ from configs.home import Home
 from configs.run import Data, RunConfig
 from neorl_core.plants import PLANTS
 from tasks.adapters.plant_log import generate
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.rows import Quarantine, RowChecker
-from tasks.adapters.shards import Rows
 from tasks.ingest import ingest
 from tests.small_archives import SPEC, STEPS, archive, opened, save
 

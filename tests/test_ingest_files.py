@@ -13,8 +13,8 @@ from configs.home import Home
 from tasks.adapters.dataset import spec_of_record
 from tasks.adapters.exports import FORMATS, export
 from tasks.adapters.hdf5_formats import NO_SUCCESSOR
+from tasks.adapters.row_keys import ALWAYS
 from tasks.adapters.rows import Quarantine, RowChecker
-from tasks.adapters.shards import ALWAYS
 from tasks.ingest import ingest_file
 from tests.benchmark_files import walk, write_d4rl
 from tests.small_archives import SPEC, archive, opened, save

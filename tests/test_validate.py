@@ -18,7 +18,7 @@ from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from tasks.adapters.dataset import Dataset, DatasetWriter
 from tasks.adapters.expectations import check_episode_table
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.summaries import stability_index, summarise
 from tasks.validate import dataset_checks, validate
 

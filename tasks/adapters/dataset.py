@@ -26,12 +26,14 @@ from configs.errors import BadInput, Refused
 from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters.canonical import canonical_json, file_sha256, sha256_hex, write_atomic
 from tasks.adapters.row_buffer import Buffer
-from tasks.adapters.shards import LIBVER, ROW_KEYS, Rows, check_content, check_file, open_shard, write_shard
+from tasks.adapters.row_keys import ROW_KEYS, Rows
+from tasks.adapters.shards import LIBVER, check_content, check_file, open_shard, write_shard
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: a canonical block ends where its episode does, and an episode's digest is the Merkle root over its blocks."""
 SHARD_BYTES = 32 * 2**20
 """Rows of about this many bytes make a shard; some of them are the memory that writing takes, whatever the size."""
-IN_FLIGHT = 2
+IN_FLIGHT = 3
 """Shards that are hashed and written while the next one's rows come."""
 
 
@@ -119,6 +121,8 @@ class Dataset:
                 "restore it from a backup or ingest its sources again."
             )
         dataset = cls(root, digest, json.loads(data))
+        if (schema := dataset.manifest.get("schema")) != SCHEMA:
+            raise Refused(f"expected a dataset of schema {SCHEMA}, got {schema}: ingest its sources again.")
         if verify:
             dataset.check_files()
         return dataset
@@ -262,9 +266,8 @@ class DatasetWriter:
         self.provenance: list[dict[str, Any]] = list(parent.manifest["provenance"]) if parent else []
         self.keys: list[str] = list(parent.manifest["keys"]) if parent else []
         self._buffer = Buffer()
-        self._free: list[Buffer] = []
         self._beside = ThreadPoolExecutor(IN_FLIGHT)
-        self._waiting: deque[tuple[Buffer, Future[dict[str, Any]]]] = deque()
+        self._waiting: deque[Future[dict[str, Any]]] = deque()
         if parent and parent.manifest["spec"] != spec_record(spec):
             raise BadInput(
                 f"expected dataset {parent.digest} to be of plant {spec.name} as it is now, got another spec: "
@@ -279,9 +282,14 @@ class DatasetWriter:
         self._beside.shutdown()
 
     def append(self, rows: Rows) -> None:
-        """Add consecutive rows (n, ...); an episode may go on over several calls."""
+        """Add consecutive rows (n, ...); an episode may go on over several calls.
+
+        The arrays are the writer's from now on, and no longer writeable.
+        """
         keys = [key for key in ROW_KEYS if key in rows]
         self.adopt_keys(keys)
+        for key in keys:
+            rows[key].flags.writeable = False
         ends = np.flatnonzero(rows["terminals"] | rows["timeouts"])
         size = sum(rows[key].nbytes for key in keys)
         if len(ends) and self._buffer.nbytes + size >= self.shard_bytes:
@@ -304,17 +312,13 @@ class DatasetWriter:
         """Have the rows at hand written as a shard while further ones come, `IN_FLIGHT` shards at a time."""
         self._adopt(IN_FLIGHT - 1)
         if self._buffer.count:
-            writing = self._beside.submit(write_shard, self.root / "shards", [self._buffer.rows()])
-            self._waiting.append((self._buffer, writing))
-            self._buffer = self._free.pop() if self._free else Buffer()
+            self._waiting.append(self._beside.submit(write_shard, self.root / "shards", self._buffer.parts()))
+            self._buffer = Buffer()
 
     def _adopt(self, left: int) -> None:
         """Name shards in their order until only so many are still being written."""
         while len(self._waiting) > left:
-            buffer, writing = self._waiting.popleft()
-            self.adopt_shards([writing.result()])
-            buffer.count = 0
-            self._free.append(buffer)
+            self.adopt_shards([self._waiting.popleft().result()])
 
     def close_shard(self) -> None:
         """Write the rows at hand as a shard."""

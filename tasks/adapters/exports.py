@@ -23,7 +23,8 @@ from configs.errors import BadInput
 from tasks.adapters.canonical import file_sha256, fsync_folder, no_space_is_bad_input, publish, write_atomic
 from tasks.adapters.dataset import Dataset, spec_of_record
 from tasks.adapters.minari_format import INFOS, first_difference, metadata_of, write_episode
-from tasks.adapters.shards import ALWAYS, LIBVER, ROW_KEYS, Rows
+from tasks.adapters.row_keys import ALWAYS, ROW_KEYS, Rows
+from tasks.adapters.shards import LIBVER
 
 Progress = Callable[[int, int, str], None]
 BLOCK_ROWS = 65536

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.scoring import BLOCK_ROWS
-from tasks.adapters.shards import Rows
 
 KEYS = ("obs", "action", "next_obs", "reward")
 MAX_RATIO = 1100

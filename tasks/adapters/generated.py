@@ -26,8 +26,8 @@ from tasks.adapters.behaviours import MEDIUM, Policy, policy_of, score
 from tasks.adapters.canonical import digest_json, file_sha256, no_space_is_bad_input
 from tasks.adapters.dataset import DatasetWriter, spec_record
 from tasks.adapters.exports import Flat
+from tasks.adapters.row_keys import ALWAYS, Rows
 from tasks.adapters.rows import Quarantine, RowChecker
-from tasks.adapters.shards import ALWAYS, Rows
 
 BATCH_BYTES = 2**25
 """Of the rows of episodes that are played at once."""

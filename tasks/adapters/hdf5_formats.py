@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from tasks.adapters.hdf5_guard import find_array, open_guarded
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 
 BLOCK_ROWS = 65536
 """Rows that are read at once."""

@@ -18,7 +18,7 @@ import numpy as np
 from configs.errors import BadInput
 from tasks.adapters.hdf5_formats import Layout
 from tasks.adapters.hdf5_sources import Blocks, Source
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_LINE = 2**20

@@ -16,7 +16,7 @@ from configs.errors import BadInput
 from tasks.adapters.hdf5_formats import read_blocks, read_layout
 from tasks.adapters.hdf5_guard import open_guarded
 from tasks.adapters.minari_format import find_folder, read_minari, read_minari_layout
-from tasks.adapters.shards import ALWAYS, Rows
+from tasks.adapters.row_keys import ALWAYS, Rows
 from tasks.adapters.store_files import read_store, read_store_layout
 
 Blocks = Iterator[Rows]

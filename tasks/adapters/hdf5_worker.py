@@ -20,7 +20,7 @@ import numpy as np
 from configs.errors import BadInput
 from tasks.adapters.hdf5_formats import read_blocks, read_layout
 from tasks.adapters.hdf5_sources import open_hdf5
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 
 MEMORY = 4 * 2**30
 """Bytes of address space of a child."""

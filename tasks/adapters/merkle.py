@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 
-def leaf_hash(leaf: bytes) -> bytes:
-    """SHA-256(0x00 || leaf). RFC 6962, section 2.1: the prefix keeps a node from posing as a leaf."""
-    return hashlib.sha256(b"\x00" + leaf).digest()
+def leaf_hash(*parts: bytes | memoryview) -> bytes:
+    """SHA-256(0x00 || leaf), of a leaf in parts. RFC 6962, section 2.1: the prefix keeps a node from posing as one."""
+    return hashlib.sha256(b"".join((b"\x00", *parts))).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
@@ -61,6 +61,14 @@ def merkle_root(leaves: Iterable[bytes]) -> bytes:
     tree = MerkleTree()
     for leaf in leaves:
         tree.append(leaf)
+    return tree.root()
+
+
+def root_of_hashes(nodes: Iterable[bytes]) -> bytes:
+    """The Merkle tree hash of leaves of which only their `leaf_hash` is at hand."""
+    tree = MerkleTree()
+    for node in nodes:
+        tree.append_hash(node)
     return tree.root()
 
 

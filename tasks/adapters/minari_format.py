@@ -23,7 +23,7 @@ import numpy.typing as npt
 from configs.errors import BadInput
 from tasks.adapters.canonical import canonical_json, read_json
 from tasks.adapters.hdf5_guard import find_array, find_member, open_guarded
-from tasks.adapters.shards import ROW_KEYS, Rows
+from tasks.adapters.row_keys import ROW_KEYS, Rows
 
 if TYPE_CHECKING:
     from neorl_core.types import PlantSpec, Space

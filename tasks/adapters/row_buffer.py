@@ -1,37 +1,43 @@
-"""Memory for the rows of a shard that is being filled."""
+"""The rows of a shard that is being filled."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tasks.adapters.shards import ROW_KEYS, Rows
+from tasks.adapters.row_keys import Rows
+
+FEW = 4096
+"""Fewer rows than these are joined with their neighbours, for every array has its price."""
 
 
 class Buffer:
-    """Rows one after the other, in memory that serves again for a later shard, for fresh memory costs time."""
+    """Rows one after the other, kept and not copied, for copies would want fresh memory, which costs time."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._arrays: Rows = {}
+        self.count = self.nbytes = 0
+        self._parts: list[Rows] = []
+        self._small: list[Rows] = []
 
     def append(self, rows: Rows) -> None:
-        """Copy rows (n, ...) behind those that are there."""
-        stop = self.count + len(rows["rewards"])
-        for key, values in rows.items():
-            held = self._arrays.get(key)
-            if held is None or len(held) < stop:
-                grown = np.empty((max(stop, 3 * self.count // 2), *values.shape[1:]), ROW_KEYS[key])
-                if held is not None:
-                    grown[: self.count] = held[: self.count]
-                self._arrays[key] = held = grown
-            held[self.count : stop] = values
-        self.count = stop
+        """Put rows (n, ...) behind those that are there; they are not to be written to any more."""
+        count = len(rows["rewards"])
+        if count >= FEW:
+            self._join()
+            self._parts.append(rows)
+        elif count:
+            self._small.append(rows)
+            if sum(len(part["rewards"]) for part in self._small) >= FEW:
+                self._join()
+        self.count += count
+        self.nbytes += sum(values.nbytes for values in rows.values())
 
-    def rows(self) -> Rows:
-        """What is there, not copied."""
-        return {key: values[: self.count] for key, values in self._arrays.items()}
+    def _join(self) -> None:
+        """Make one part of the small ones."""
+        if self._small:
+            self._parts.append({key: np.concatenate([part[key] for part in self._small]) for key in self._small[0]})
+            self._small = []
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows that are there."""
-        return sum(values.nbytes for values in self.rows().values())
+    def parts(self) -> list[Rows]:
+        """All rows, in blocks one after the other."""
+        self._join()
+        return self._parts

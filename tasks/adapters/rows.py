@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from neorl_core.types import PlantSpec, Space
 from tasks.adapters.canonical import sha256_hex, write_atomic
-from tasks.adapters.shards import ROW_KEYS, Rows
+from tasks.adapters.row_keys import ROW_KEYS, Rows
 
 RANGE_TOLERANCE = 0.01
 """Share of a signal's range by which a reading may leave it: transmitters are calibrated no better."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.plants.base import LoggedSignals
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 
 BLOCK_ROWS = 65536
 """Rows that an importer passes on at once."""

@@ -17,7 +17,7 @@ from tasks.adapters.formats import read_npz, read_npz_layout, reading_archive
 from tasks.adapters.hdf5_isolated import has_signature, read_isolated
 from tasks.adapters.hdf5_sources import Source, no_horizon
 from tasks.adapters.minari_format import find_folder
-from tasks.adapters.shards import ALWAYS
+from tasks.adapters.row_keys import ALWAYS
 
 if TYPE_CHECKING:
     from neorl_core.types import PlantSpec

@@ -12,8 +12,8 @@ from configs.expression import Expression
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
 from tasks.adapters.resample import Times
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.scoring import margins_of, with_costs, with_rewards
-from tasks.adapters.shards import Rows
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

@@ -12,7 +12,7 @@ import h5py
 from configs.errors import BadInput
 from tasks.adapters.canonical import file_sha256
 from tasks.adapters.hdf5_guard import find_array, open_guarded
-from tasks.adapters.shards import ALWAYS, ROW_KEYS, Rows
+from tasks.adapters.row_keys import ALWAYS, ROW_KEYS, Rows
 
 BLOCK_ROWS = 65536
 VECTORS = ("observations", "actions", "next_observations", "constraint_costs")

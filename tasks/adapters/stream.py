@@ -23,7 +23,7 @@ from neorl_core.fit import Source
 from neorl_core.preparation import Moments, Scaling, merged, moments, scaled, successors
 from neorl_core.types import PlantSpec, Transition
 from tasks.adapters.dataset import Dataset
-from tasks.adapters.shards import Rows
+from tasks.adapters.row_keys import Rows
 
 KEYS = ("observations", "actions", "rewards", "costs", "next_observations", "terminals")
 BLOCKS = 64

@@ -21,8 +21,8 @@ from tasks.adapters.arrivals import Arrivals
 from tasks.adapters.historian import Export
 from tasks.adapters.raw_rows import RawQuarantine
 from tasks.adapters.resample import Rule, Times, known_at
+from tasks.adapters.row_keys import Rows
 from tasks.adapters.scoring import BLOCK_ROWS
-from tasks.adapters.shards import Rows
 from tasks.adapters.steps import Cutter, Fate, Points, Scorer, fates, single
 from tasks.adapters.tracks import Tracks
 
