@@ -144,7 +144,7 @@ def main() -> int:
     """Measure, print and keep the results; 1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500, help="size of the dataset that is compared")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which no new round starts")
     parser.add_argument("--validate", type=int, default=0, help="transitions to validate, such as 100000000")
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure; a temporary one otherwise")
