@@ -15,7 +15,7 @@ from configs.mapping import HistorianMapping
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec, Space
-from tasks.adapters import historian, transitions
+from tasks.adapters import arrivals, historian, transitions
 from tasks.adapters.historian import Export
 from tasks.adapters.plant_log import generate
 from tasks.adapters.transitions import HistorianLog, read_historian
@@ -233,6 +233,8 @@ def test_a_stream_in_small_pieces_says_the_same(
     assert min(whole.account[fate] for fate in ("rows", "rejected", "gap", "not_running", "outside_limits")) > 0
     assert "contradicts another row of the same time" in whole.account["raw"]["reasons"]
     monkeypatch.setattr(historian, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(arrivals, "PORTION_ROWS", max(rows // 2, 1))
+    monkeypatch.setattr(transitions, "SETTLE_ROWS", rows)
     monkeypatch.setattr(transitions, "GRID_POINTS", points)
     assert_same(read(tmp_path, frame, **how), whole)
 

@@ -11,7 +11,7 @@ import pytest
 
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
-from tasks.adapters import historian
+from tasks.adapters import arrivals, historian, transitions
 from tasks.adapters.canonical import file_sha256
 from tasks.adapters.fault_log import (
     CURVATURE,
@@ -128,6 +128,8 @@ def test_the_size_of_chunks_changes_nothing(tmp_path: Path, monkeypatch: pytest.
     whole, parts = RawQuarantine(), RawQuarantine()
     log = read(made["path"], whole)
     monkeypatch.setattr(historian, "CHUNK_ROWS", 257)
+    monkeypatch.setattr(arrivals, "PORTION_ROWS", 100)
+    monkeypatch.setattr(transitions, "SETTLE_ROWS", 300)
     again = read(made["path"], parts)
     key = ["file", "row", "tag"]
     assert whole.table().sort(key).equals(parts.table().sort(key))

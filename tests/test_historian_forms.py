@@ -384,6 +384,18 @@ def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypat
         assert look.centre == pytest.approx(read_whole.centre, rel=1e-6)
 
 
+def test_of_a_folder_s_later_files_the_ends_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(historian, "GLANCE_ROWS", 8)
+    frame = long()
+    begun, ended = frame[:8].reverse(), frame[-8:].reverse()
+    orders = {"a": frame, "b": pl.concat([begun, frame[8:]]), "c": pl.concat([frame[:-8], ended])}
+    for name, table in orders.items():
+        table.write_parquet(tmp_path / f"{name}.parquet", row_group_size=20)
+    files = [tmp_path / f"{name}.parquet" for name in orders]
+    export = historian.Export(tmp_path, mapping(clock={"late_seconds": 1e6}), files)
+    assert [export._glance(file) is not None for file in files] == [True, False, False]
+
+
 @pytest.mark.parametrize("name", ["long.parquet", "wide.parquet", "long.csv", "wide.csv"])
 def test_damaged_files_end_in_one_sentence_or_are_read(tmp_path: Path, name: str) -> None:
     rng = np.random.default_rng(0)

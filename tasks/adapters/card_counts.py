@@ -24,7 +24,7 @@ LOOKED_AT = 2_000_000
 """Rows, evenly spaced, from which coverage and entropy are taken."""
 RIDGE = 1e-6
 """Of the behaviour fit, relative to a standardised observation's variance."""
-BLOCK = 65536
+BLOCK = 8192
 
 
 class Totals(NamedTuple):

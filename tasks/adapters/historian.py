@@ -22,7 +22,7 @@ from pyarrow.lib import ArrowException
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.adapters.arrivals import Arrivals, Chunk, Rejects, ahead
+from tasks.adapters.arrivals import Arrivals, Chunk, Rejects, ahead, portions
 from tasks.adapters.canonical import digest_json, file_sha256
 from tasks.adapters.parquet_batches import coded_batches, time_groups
 from tasks.adapters.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows
@@ -32,6 +32,8 @@ from tasks.adapters.tables import batches, long_rows, sorted_rows
 
 CHUNK_ROWS = 1_000_000
 """Rows in memory at a time."""
+GLANCE_ROWS = 65_536
+"""Rows at either end of a file whose order is looked at where the footer tells the rest."""
 UNORDERED = 0.1
 """Share of rows behind younger ones above which an export is not in order of time but of something else."""
 SUFFIXES = (".parquet", ".csv")
@@ -111,10 +113,10 @@ class Export:
             BadInput: when a file is missing, damaged or empty, or has other columns, or no timestamp can be read.
         """
         export = cls(path, mapping, source_files(path), digests or {})
-        looks = {}
         for file in export.files:
             export._check_columns(file)
-            looks[file] = export._look(file)
+        with ThreadPoolExecutor(2) as pool:
+            looks = dict(zip(export.files, pool.map(export._look, export.files), strict=True))
         export.files.sort(key=lambda file: looks[file].centre)
         export.looks = [looks[file] for file in export.files]
         if not any(look.rows for look in export.looks):
@@ -175,7 +177,7 @@ class Export:
             if not self.ordered:
                 decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.looks), Path(folder))
             # Three threads: one reads and decodes, one groups by tag, and this one's caller resamples.
-            for chunk in ahead(arrivals.arrange(*item) for item in ahead(decoded, 1)):
+            for chunk in ahead((arrivals.arrange(*item) for item in portions(ahead(decoded, 1))), 8):
                 for rejects in chunk.rejects:
                     quarantine.add(*rejects)
                 yield chunk
@@ -183,7 +185,7 @@ class Export:
 
     def _decoded(self) -> Iterator[tuple[RawRows, list[Rejects]]]:
         decoder = Decoder(self.mapping)
-        seen = np.zeros(len(self.mapping.tags), np.int64)
+        seen = np.zeros(len(self.mapping.tags), bool)
         for number, file in enumerate(self.files):
             clock = Clockwork(self.mapping.clock)
             astray = self.looks[number].astray if self.ordered else np.zeros(0, np.int64)
@@ -196,7 +198,8 @@ class Export:
                     self._check_tags()
                 base += count
                 self.rows, self.ignored = self.rows + len(frame), decoder.ignored
-                seen += np.bincount(rows.codes, minlength=len(seen))
+                if not seen.all():
+                    seen[rows.codes] = True
                 yield rows, rejects
         if not seen.all():
             self._check_tags()
@@ -291,7 +294,10 @@ class Export:
         if groups is None or len(groups.rows) < 3 or (groups.least[1:] < groups.greatest[:-1] - late).any():
             return None
         rows = int(groups.rows.sum())
-        for start, count in ((0, int(groups.rows[0])), (rows - int(groups.rows[-1]), int(groups.rows[-1]))):
+        # Files of one export are written alike: of all but one, some rows are enough.
+        most = rows if file == self.files[0] else GLANCE_ROWS
+        first, last = (min(int(count), most) for count in (groups.rows[0], groups.rows[-1]))
+        for start, count in ((0, first), (rows - last, last)):
             for times, _, _ in self._stamps(file, self._scan(file).slice(start, count)):
                 if (times[1:] < times[:-1]).any():
                     return None

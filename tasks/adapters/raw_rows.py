@@ -49,8 +49,7 @@ class RawQuarantine:
         self.folder, self.part_records = folder, part_records
         self.reasons: Counter[str] = Counter()
         self.digests: list[str] = []
-        self.frames: list[Any] = []
-        """Frames that wait to be written."""
+        self._added: list[tuple[RawRows, npt.NDArray[Any], Sequence[str | None] | None]] = []
         self._waiting = 0
         self.files: Sequence[str] = ()
         self.tags: Sequence[str] = ()
@@ -63,33 +62,12 @@ class RawQuarantine:
         self, rows: RawRows, reasons: Sequence[str] | npt.NDArray[Any], texts: Sequence[str | None] | None = None
     ) -> None:
         """Keep rows with a reason each, and with what stood where a number or a time could not be read."""
-        import polars as pl
-
         count = len(rows.ids)
         if not count:
             return
         told = np.asarray(reasons, dtype=object)
         self.reasons.update(told.tolist())
-        known = rows.times != UNKNOWN_TIME
-        names = np.asarray([*self.tags, None], dtype=object)
-        frame = pl.DataFrame(
-            {
-                "file": np.asarray(self.files, dtype=object)[rows.ids >> FILE_BITS].tolist(),
-                "row": rows.ids & ((1 << FILE_BITS) - 1),
-                "tag": names[np.minimum(rows.codes.astype(np.int64), len(self.tags))].tolist(),
-                "timestamp": pl.Series(np.where(known, rows.times, 0)).cast(pl.Datetime("ns", "UTC")),
-                "value": rows.values,
-                "status": rows.statuses,
-                "text": pl.Series([None] * count if texts is None else list(texts), dtype=pl.String),
-                "reason": told.tolist(),
-                "known": known,
-            },
-            schema_overrides={"file": pl.String, "tag": pl.String, "reason": pl.String},
-        ).with_columns(
-            timestamp=pl.when("known").then("timestamp"),
-            value=pl.when(pl.col("value").is_nan()).then(None).otherwise(pl.col("value")),
-        )
-        self.frames.append(frame.drop("known"))
+        self._added.append((rows, told, texts))
         self._waiting += count
         if self.folder is not None and self._waiting >= self.part_records:
             self.close()
@@ -103,15 +81,39 @@ class RawQuarantine:
         """The records that were not written yet, as one polars frame."""
         import polars as pl
 
-        return pl.concat(self.frames) if self.frames else pl.DataFrame()
+        if not self._added:
+            return pl.DataFrame()
+        parts, reasons, texts = zip(*self._added, strict=True)
+        rows = RawRows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        told = [text for some, part in zip(texts, parts, strict=True) for text in some or [None] * len(part.ids)]
+        known = rows.times != UNKNOWN_TIME
+        names = np.asarray([*self.tags, None], dtype=object)
+        frame = pl.DataFrame(
+            {
+                "file": np.asarray(self.files, dtype=object)[rows.ids >> FILE_BITS].tolist(),
+                "row": rows.ids & ((1 << FILE_BITS) - 1),
+                "tag": names[np.minimum(rows.codes.astype(np.int64), len(self.tags))].tolist(),
+                "timestamp": pl.Series(np.where(known, rows.times, 0)).cast(pl.Datetime("ns", "UTC")),
+                "value": rows.values,
+                "status": rows.statuses,
+                "text": pl.Series(told, dtype=pl.String),
+                "reason": np.concatenate(reasons).tolist(),
+                "known": known,
+            },
+            schema_overrides={"file": pl.String, "tag": pl.String, "reason": pl.String},
+        ).with_columns(
+            timestamp=pl.when("known").then("timestamp"),
+            value=pl.when(pl.col("value").is_nan()).then(None).otherwise(pl.col("value")),
+        )
+        return frame.drop("known")
 
     def close(self) -> None:
         """Write the records at hand."""
-        if not self.frames or self.folder is None:
+        if not self._added or self.folder is None:
             return
         image = io.BytesIO()
         self.table().write_parquet(image)
         data = image.getvalue()
         write_atomic(self.folder / f"part-{len(self.digests):05d}.parquet", data)
         self.digests.append(sha256_hex(data))
-        self.frames, self._waiting = [], 0
+        self._added, self._waiting = [], 0

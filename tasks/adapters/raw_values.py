@@ -63,7 +63,10 @@ class Decoder:
         texts = frame["value"] if frame["value"].dtype == pl.String else None
         values = _numbers(frame["value"])
         statuses, missing = self._statuses(frame, file)
-        ids = base + (frame["row"].to_numpy().astype(np.int64) if "row" in frame.columns else np.arange(count))
+        if "row" in frame.columns:
+            ids = base + frame["row"].to_numpy().astype(np.int64)
+        else:
+            ids = np.arange(base, base + count, dtype=np.int64)
         strange = frame["code"].null_count() > 0
         codes = frame["code"].fill_null(len(self.mapping.tags)).to_numpy()
         rows = RawRows(codes, times, values, statuses, ids)

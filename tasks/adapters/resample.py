@@ -7,7 +7,7 @@ past the end of the data.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,8 @@ def interpolative(
     Returns:
         Arrays (G,).
     """
-    return _interpolate(_split(samples, uncertain_is_bad), at, stepped, end)
+    usable = _split(samples, uncertain_is_bad)
+    return _interpolate(usable, _place(usable.times, at), at, stepped, end)
 
 
 class _Usable(NamedTuple):
@@ -110,52 +111,70 @@ def _split(samples: Samples, uncertain_is_bad: bool = False) -> _Usable:
     usable &= np.isfinite(samples.values)
     if usable.all():
         return _Usable(*samples, bad_times=samples.times[:0])
-    times, values, codes = (column[usable] for column in samples)
+    where = np.flatnonzero(usable)
+    times, values, codes = (column.take(where) for column in samples)
     return _Usable(times, values, codes, samples.times[~usable])
 
 
-def _interpolate(usable: _Usable, at: Times, stepped: bool, end: int | None) -> Resampled:
+class _Place(NamedTuple):
+    """Where moments lie among a tag's values."""
+
+    before: npt.NDArray[np.int64]
+    """Number of the last value that is not later (G,); the first one's where there is none."""
+    age: Times
+    """ns since that value; negative where there is none (G,)."""
+    beyond: npt.NDArray[np.bool_]
+    """Whether there is no value at that moment or later, but one before (G,)."""
+
+
+def _place(times: Times, at: Times) -> _Place:
+    if not len(times):
+        return _Place(np.zeros(len(at), np.int64), np.full(len(at), -1), np.zeros(len(at), bool))
+    before = np.maximum(np.searchsorted(times, at, side="right") - 1, 0)
+    age = at - times[before]
+    return _Place(before, age, (before == len(times) - 1) & (age > 0))
+
+
+def _interpolate(usable: _Usable, place: _Place, at: Times, stepped: bool, end: int | None) -> Resampled:
     times, values, codes, bad_times = usable
     if not len(times):
         nothing = np.full(len(at), np.nan)
         bad_before = np.searchsorted(bad_times, at, side="right") > 0
         return Resampled(nothing, np.full(len(at), BAD_NO_DATA), np.zeros(len(at), np.int64), bad_before)
 
-    before = np.searchsorted(times, at, side="right") - 1
-    known = before >= 0
-    before = np.maximum(before, 0)
-    exact = known & (times[before] == at)
-    after = np.minimum(before + 1, len(times) - 1)
-    beyond = known & ~exact & (before == len(times) - 1)
-    passed = np.searchsorted(bad_times, times[before], side="right")
+    before, age, beyond = place
+    doubtful = severity(codes[before]) == 1
     if stepped:
         value = values[before]
-        last_bad = np.searchsorted(bad_times, at, side="right")
-        across = last_bad > passed
-        doubtful = severity(codes[before]) == 1
+        across, passed = _across(bad_times, times[before], at, "right")
+        reach = np.zeros(len(at), np.int64)
         if len(bad_times):
-            reach = np.where(across, at - bad_times[np.minimum(passed, len(bad_times) - 1)], 0)
-        else:
-            reach = np.zeros(len(at), np.int64)
-        beyond &= at > (times[-1] if end is None else end)
+            reach = np.where(across, at - bad_times[np.minimum(passed, len(bad_times) - 1)], reach)
+        beyond = beyond & (at > (times[-1] if end is None else end))
     else:
+        after = np.minimum(before + 1, len(times) - 1)
         width = times[after] - times[before]
-        share = np.where(width > 0, (at - times[before]) / np.maximum(width, 1), 0.0)
-        value = values[before] + share * (values[after] - values[before])
-        last_bad = np.where(beyond, len(bad_times), np.searchsorted(bad_times, times[after], side="left"))
-        across = last_bad > passed
-        doubtful = (severity(codes[before]) == 1) | (severity(codes[after]) == 1)
-        reach = np.where(beyond, at - times[before], width)
-    across = across & ~exact & known
+        # The last value has none after it but itself, and no slope.
+        value = values[before] + age / np.maximum(width, 1) * (values[after] - values[before])
+        across, _ = _across(bad_times, times[before], np.where(beyond, np.iinfo(np.int64).max, times[after]), "left")
+        doubtful |= severity(codes[after]) == 1
+        reach = np.where(beyond, age, width)
+    between = age > 0
+    across &= between
     status = np.where(across | doubtful | beyond, UNCERTAIN_SUB_NORMAL, GOOD)
-    status = np.where(exact, codes[before], status)
-    status = np.where(known, status, BAD_NO_DATA)
-    return Resampled(
-        values=np.where(known, value, np.nan),
-        statuses=status.astype(np.uint32),
-        reach=np.where(known & ~exact, reach, 0).astype(np.int64),
-        across_bad=across,
-    )
+    status = np.where(between, status, codes[before])
+    reach = np.where(between, reach, 0)
+    if len(at) and age[0] < 0:
+        value, status = np.where(age < 0, np.nan, value), np.where(age < 0, BAD_NO_DATA, status)
+    return Resampled(value, status.astype(np.uint32), reach, across)
+
+
+def _across(bad_times: Times, since: Times, until: Times, side: Literal["left", "right"]) -> tuple[Any, Any]:
+    """Whether there are Bad values after a time and up to another one, and how many there are up to the first."""
+    if not len(bad_times):
+        return np.zeros(len(since), bool), np.zeros(len(since), np.int64)
+    passed = np.searchsorted(bad_times, since, side="right")
+    return np.searchsorted(bad_times, until, side=side) > passed, passed
 
 
 def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
@@ -176,24 +195,24 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
     """
     usable = _split(samples)
     times = usable.times
-    found = _interpolate(usable, at, rule.stepped, end)
+    place = _place(times, at)
+    found = _interpolate(usable, place, at, rule.stepped, end)
     if not len(times):
         return found
-    before = np.maximum(np.searchsorted(times, at, side="right") - 1, 0)
-    age = np.maximum(at - times[before], 0)
-    after = np.minimum(before + 1, len(times) - 1)
-    beyond = (before == len(times) - 1) & (age > 0)
+    before, age, beyond = place
     if rule.stepped:
         far = found.reach > rule.max_gap
         if rule.stale is not None:
             far |= age > rule.stale
         return found._replace(values=np.where(far, np.nan, found.values))
     limit = rule.stale or rule.max_gap
-    far = (found.reach > limit) | (beyond & (times[before] + limit < end))
+    far = found.reach > limit
+    if beyond.any():
+        far |= beyond & (times[before] + limit < end)
     if rule.causal:
         # Whether there was a silence is told afterwards, for a row may be left out for what came later; its values
         # may not be.
-        seen = (age == 0) | (~beyond & (times[after] <= at + rule.skew))
-        held = np.where(at < times[0], np.nan, usable.values[before])
-        found = found._replace(values=np.where(seen, found.values, held))
+        later = times[np.minimum(before + 1, len(times) - 1)]
+        seen = (age <= 0) | (~beyond & (later <= at + rule.skew))
+        found = found._replace(values=np.where(seen, found.values, usable.values[before]))
     return found._replace(values=np.where(far, np.nan, found.values))

@@ -6,6 +6,8 @@ counts, and rows that contradict each other go by the clock's rule. What does no
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +20,8 @@ REPEATED = "repeats an earlier row"
 CONTRADICTED = "contradicts another row of the same time"
 BAD_ENTRY_EXISTS = np.uint32(0x809F0000)
 """OPC UA's code for an entry whose time is taken; here, of a time at which rows contradict each other."""
+
+NO_SAMPLES = Samples(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint32))
 
 Mask = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.int64]
@@ -36,9 +40,10 @@ class Tracks:
         self.clock, self.quarantine = clock, quarantine
         self.late = round(clock.late_seconds * 1e9)
         self.top = UNKNOWN_TIME
-        empty = RawRows(*(np.zeros(0, t) for t in (np.uint16, np.int64, np.float64, np.uint32, np.int64)))
-        self._held = [empty] * tags
-        self._new: list[list[RawRows]] = [[] for _ in range(tags)]
+        self._parts: list[list[RawRows]] = [[] for _ in range(tags)]
+        """Each tag's rows in order of time, one part after the other; none is empty."""
+        self._samples: dict[int, Samples] = {}
+        """What `samples` found, as long as it holds."""
 
     @property
     def complete(self) -> int:
@@ -48,6 +53,7 @@ class Tracks:
     def push(self, chunk: Chunk) -> None:
         """Take the next rows of the export."""
         self.top = chunk.top
+        self._samples.clear()
         rows, ends = chunk.rows, chunk.ends
         back = np.flatnonzero(rows.times[1:] <= rows.times[:-1]) + 1
         # At the first row of each tag time goes back without harm.
@@ -61,16 +67,15 @@ class Tracks:
             begin = end
 
     def _append(self, code: int, rows: RawRows, disordered: bool) -> None:
-        new, held = self._new[code], self._held[code]
-        last = new[-1].times[-1] if new else (held.times[-1] if len(held.times) else UNKNOWN_TIME)
-        if not disordered and rows.times[0] > last:
-            new.append(rows)
+        parts = self._parts[code]
+        if not disordered and (not parts or rows.times[0] > parts[-1].times[-1]):
+            parts.append(rows)
             return
-        merged = _joined([held, *new, rows])
+        merged = RawRows(*(np.concatenate(columns) for columns in zip(*parts, rows, strict=True)))
         merged = merged.take(np.argsort(merged.times, kind="stable"))
         if (merged.times[1:] == merged.times[:-1]).any():
             merged = self._one_per_time(merged)
-        self._held[code], self._new[code] = merged, []
+        self._parts[code] = [merged]
 
     def _one_per_time(self, rows: RawRows) -> RawRows:
         """The row that counts at each time; the others are accounted for here unless they were before."""
@@ -101,26 +106,26 @@ class Tracks:
 
     def samples(self, code: int) -> Samples:
         """A tag's history from its last value before the moments that are still to be settled."""
-        if self._new[code]:
-            self._held[code] = _joined([self._held[code], *self._new[code]])
-            self._new[code] = []
-        held = self._held[code]
-        return Samples(held.times, held.values, held.statuses)
+        if code not in self._samples:
+            columns = [(part.times, part.values, part.statuses) for part in self._parts[code]] or [NO_SAMPLES]
+            self._samples[code] = Samples(*map(np.concatenate, zip(*columns, strict=True)))
+        return self._samples[code]
 
     def trim(self, to: int) -> None:
         """Forget what no moment from `to` on needs: all before a tag's last value, and all but the first Bad since."""
         to = min(to, self.complete)
-        for code in range(len(self._held)):
-            rows = self._held[code]
-            past = int(np.searchsorted(rows.times, to, side="right"))
-            usable = np.flatnonzero(severity(rows.statuses[:past]) < 2)
+        for code, parts in enumerate(self._parts):
+            times, _, statuses = self.samples(code)
+            past = int(np.searchsorted(times, to, side="right"))
+            usable = np.flatnonzero(severity(statuses[:past]) < 2)
             anchor = int(usable[-1]) if len(usable) else 0
-            keep = np.concatenate([np.arange(anchor, min(anchor + 2, past)), np.arange(past, len(rows.ids))])
-            self._held[code] = rows.take(keep)  # a copy, lest a view keep a whole chunk alive
-
-
-def _joined(parts: list[RawRows]) -> RawRows:
-    filled = [part for part in parts if len(part.ids)]
-    if len(filled) == 1:
-        return filled[0]
-    return RawRows(*(np.concatenate(columns) for columns in zip(*filled, strict=True)))
+            keep = np.concatenate([np.arange(anchor, min(anchor + 2, past)), np.arange(past, len(times))])
+            ends = list(itertools.accumulate(len(part.ids) for part in parts))
+            kept, low = [], 0
+            for part, end, high in zip(parts, ends, np.searchsorted(keep, ends).tolist(), strict=True):
+                if low < high:
+                    # A copy, lest a view keep a whole chunk alive.
+                    kept.append(part.take(keep[low:high] - (end - len(part.ids))))
+                low = high
+            self._parts[code] = kept
+        self._samples.clear()

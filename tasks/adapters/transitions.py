@@ -27,8 +27,10 @@ from tasks.adapters.steps import Cutter, Fate, Points, Scorer, fates, single
 from tasks.adapters.tracks import Tracks
 
 SECOND = 10**9
-GRID_POINTS = 16384
+GRID_POINTS = 4096
 """Control steps that are settled at a time."""
+SETTLE_ROWS = 1_000_000
+"""Raw rows that are gathered before the moments among them are settled."""
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -147,11 +149,15 @@ class HistorianStream:
     def _all_points(self) -> Iterator[Points]:
         # What is known at a moment rests on samples as late as this; an action is taken at the middle of its step.
         reach = max(rule.reach for rule in self.rules.values()) + self.period // 2
+        unsettled = 0
         for chunk in self.export.chunks(self.quarantine, self.arrivals):
             self.tracks.push(chunk)
+            unsettled += len(chunk.rows.ids)
             del chunk
-            yield from self._settled(self.tracks.complete - reach, self.tracks.complete)
-            self.tracks.trim(self.next)
+            if unsettled >= SETTLE_ROWS:
+                unsettled = 0
+                yield from self._settled(self.tracks.complete - reach, self.tracks.complete)
+                self.tracks.trim(self.next)
         yield from self._settled(self.end + 1, self.end)
 
     def _tell(self) -> None:
