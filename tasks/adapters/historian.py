@@ -177,7 +177,7 @@ class Export:
             if not self.ordered:
                 decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.looks), Path(folder))
             # Three threads: one reads and decodes, one groups by tag, and this one's caller resamples.
-            for chunk in ahead((arrivals.arrange(*item) for item in portions(ahead(decoded, 1))), 8):
+            for chunk in ahead((arrivals.arrange(*item) for item in portions(ahead(decoded, 1))), 16):
                 for rejects in chunk.rejects:
                     quarantine.add(*rejects)
                 yield chunk

@@ -86,7 +86,7 @@ def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) 
         # One number more than there are, for those without.
         known = np.array([*(number.get(str(text), len(tags)) for text in tag.dictionary.to_pylist()), len(tags)])
         index = tag.indices.fill_null(len(known) - 1).to_numpy() if tag.null_count else tag.indices.to_numpy()
-        codes = known.astype(np.uint16)[index]
+        codes = known.astype(np.uint16).take(index)
         frame = pl.from_arrow(pa.Table.from_batches([batch.select(list(names))]))
         assert isinstance(frame, pl.DataFrame)
         code = pl.Series("code", codes)

@@ -29,7 +29,7 @@ from tasks.adapters.tracks import Tracks
 SECOND = 10**9
 GRID_POINTS = 4096
 """Control steps that are settled at a time."""
-SETTLE_ROWS = 1_000_000
+SETTLE_ROWS = 2_000_000
 """Raw rows that are gathered before the moments among them are settled."""
 
 Mask = npt.NDArray[np.bool_]
