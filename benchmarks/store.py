@@ -42,10 +42,10 @@ def random_rows(seed: int, count: int = BLOCK) -> Rows:
     ends = np.arange(count) % EPISODE == EPISODE - 1
     limits = len(SPEC.constraints)
     return {
-        "observations": walk[:-1],
+        "observations": walk[:-1].copy(),
         "actions": rng.uniform(-1, 1, (count, SPEC.action.size)).astype(np.float32),
         "rewards": rng.normal(size=count).astype(np.float32),
-        "next_observations": walk[1:],
+        "next_observations": walk[1:].copy(),
         "costs": np.zeros(count, np.float32),
         "terminals": np.zeros(count, bool),
         "timeouts": ends,

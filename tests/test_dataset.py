@@ -145,12 +145,30 @@ def test_how_rows_came_makes_no_difference(tmp_path: Path, size: int) -> None:
     assert write(tmp_path / "parts", *parts, shard_bytes=10**9).digest == whole.digest
 
 
-def test_rows_that_the_writer_has_cannot_be_changed_behind_its_back(tmp_path: Path) -> None:
-    rows = make_rows(2)
+def test_the_writer_owns_what_it_keeps(tmp_path: Path) -> None:
+    rows, base = make_rows(2), make_rows(2, seed=1)
+    expected = np.concatenate([rows["rewards"], base["rewards"], base["rewards"] + 1])
     with DatasetWriter(tmp_path, SPEC) as writer:
         writer.append(rows)
         with pytest.raises(ValueError, match="read-only"):
             rows["rewards"][0] = 1
+        # A reader that fills the same arrays again and again, and hands out views.
+        for _ in range(2):
+            writer.append({key: values[:] for key, values in base.items()})
+            base["rewards"] += 1
+        digest = writer.commit({})
+    np.testing.assert_array_equal(Dataset.open(tmp_path, digest).arrays()["rewards"], expected)
+
+
+@pytest.mark.parametrize("size", [20, 6000])
+def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, size: int) -> None:
+    rows = make_rows(1, steps=size)
+    wrong = [{**rows, "actions": rows["actions"][:-1]}, {**rows, "observations": rows["observations"][:, :5]}]
+    for other in wrong:
+        with DatasetWriter(tmp_path, SPEC) as writer:
+            writer.append(make_rows(1, steps=size))
+            with pytest.raises(ValueError, match=r"expected (actions|observations) of shape"):
+                writer.append(other)
 
 
 def test_a_block_of_rows_is_provable_without_the_rest(tmp_path: Path) -> None:
@@ -158,6 +176,9 @@ def test_a_block_of_rows_is_provable_without_the_rest(tmp_path: Path) -> None:
     record = held.manifest["shards"][0]
     with open_shard(held.shard_path(record)) as file:
         proof = prove_block(file, 4)
+        for none in (-1, 9):
+            with pytest.raises(IndexError, match="between 0 and 8"):
+                prove_block(file, none)
     path = [bytes.fromhex(node) for node in proof["path"]]
     root, leaf = bytes.fromhex(record["content"]), bytes.fromhex(proof["leaf"])
     assert leaf.startswith(held.arrays()["observations"][13_096:17_192].tobytes())

@@ -394,6 +394,11 @@ def test_of_a_folder_s_later_files_the_ends_are_looked_at(tmp_path: Path, monkey
     files = [tmp_path / f"{name}.parquet" for name in orders]
     export = historian.Export(tmp_path, mapping(clock={"late_seconds": 1e6}), files)
     assert [export._glance(file) is not None for file in files] == [True, False, False]
+    # A clock that went astray among rows that were not looked at.
+    for at, years in ((len(frame) - 12, 80), (12, -40)):
+        when = pl.when(pl.int_range(pl.len()) == at).then(pl.col("timestamp").dt.offset_by(f"{years}y"))
+        frame.with_columns(timestamp=when.otherwise("timestamp")).write_parquet(files[2], row_group_size=20)
+        assert export._glance(files[2]) is None
 
 
 @pytest.mark.parametrize("name", ["long.parquet", "wide.parquet", "long.csv", "wide.csv"])

@@ -190,6 +190,8 @@ def prove_block(shard: Mapping[str, Any], block: int) -> dict[str, Any]:
         for start, stop in itertools.pairwise(bounds):
             leaves.append(b"".join(values[start:stop].tobytes() for values in rows.values()))
     leaves.append(_last_leaf(episodes, shard["episode_digests"][:]))
+    if not 0 <= block < len(leaves) - 2:
+        raise IndexError(f"expected a block between 0 and {len(leaves) - 3}, got {block}")
     return {
         "leaf": leaves[block + 1].hex(),
         "index": block + 1,

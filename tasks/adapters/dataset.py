@@ -284,12 +284,15 @@ class DatasetWriter:
     def append(self, rows: Rows) -> None:
         """Add consecutive rows (n, ...); an episode may go on over several calls.
 
-        The arrays are the writer's from now on, and no longer writeable.
+        Arrays that own their memory are kept, and no longer writeable; views are copied.
+
+        Raises:
+            BadInput: when there are other keys than in the rows before.
+            ValueError: when arrays differ in their number of rows, or in shape from the rows before.
         """
         keys = [key for key in ROW_KEYS if key in rows]
         self.adopt_keys(keys)
-        for key in keys:
-            rows[key].flags.writeable = False
+        rows = {key: _owned(rows[key], ROW_KEYS[key]) for key in keys}
         ends = np.flatnonzero(rows["terminals"] | rows["timeouts"])
         size = sum(rows[key].nbytes for key in keys)
         if len(ends) and self._buffer.nbytes + size >= self.shard_bytes:
@@ -362,6 +365,14 @@ class DatasetWriter:
         write_atomic(self.root / "views" / f"{view_sha256}.h5", view)
         write_atomic(self.root / "manifests" / f"{digest}.json", data)
         return digest
+
+
+def _owned(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The array itself, locked, where it is as the store wants it and no view of another's memory; else a copy."""
+    if values.base is not None or values.dtype != kind or not values.flags.c_contiguous:
+        values = np.array(values, kind, order="C")
+    values.flags.writeable = False
+    return values
 
 
 def _virtual_view(folder: Path, shards: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> bytes:

@@ -31,7 +31,9 @@ from tasks.adapters.raw_values import Decoder
 from tasks.adapters.tables import batches, long_rows, sorted_rows
 
 CHUNK_ROWS = 1_000_000
-"""Rows in memory at a time."""
+"""Rows that are read at a time."""
+GROUPED_AHEAD = 16
+"""Portions that may wait, grouped, while others are being settled."""
 GLANCE_ROWS = 65_536
 """Rows at either end of a file whose order is looked at where the footer tells the rest."""
 UNORDERED = 0.1
@@ -177,7 +179,7 @@ class Export:
             if not self.ordered:
                 decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.looks), Path(folder))
             # Three threads: one reads and decodes, one groups by tag, and this one's caller resamples.
-            for chunk in ahead((arrivals.arrange(*item) for item in portions(ahead(decoded, 1))), 16):
+            for chunk in ahead((arrivals.arrange(*item) for item in portions(ahead(decoded, 1))), GROUPED_AHEAD):
                 for rejects in chunk.rejects:
                     quarantine.add(*rejects)
                 yield chunk
@@ -286,7 +288,7 @@ class Export:
         return Look(first, last, total / max(good, 1), rows, behind, joined)
 
     def _glance(self, file: Path) -> Look | None:
-        """What the footer says, where its row groups follow each other in time and the first and last are in order."""
+        """What the footer says, where its row groups follow each other in time and rows at both ends bear that out."""
         groups = None
         if file.suffix == ".parquet" and not self.mapping.ignore:
             groups = time_groups(file, self.mapping.columns.timestamp)
@@ -297,10 +299,15 @@ class Export:
         # Files of one export are written alike: of all but one, some rows are enough.
         most = rows if file == self.files[0] else GLANCE_ROWS
         first, last = (min(int(count), most) for count in (groups.rows[0], groups.rows[-1]))
+        ends = []
         for start, count in ((0, first), (rows - last, last)):
             for times, _, _ in self._stamps(file, self._scan(file).slice(start, count)):
                 if (times[1:] < times[:-1]).any():
                     return None
+                ends += [times[0], times[-1]]
+        # A clock that went astray among the rows that were not read is a least or greatest time that no end has.
+        if not ends or ends[0] != groups.least[0] or ends[-1] != groups.greatest[-1]:
+            return None
         centre = float(((groups.least / 2 + groups.greatest / 2) * groups.rows).sum() / rows)
         return Look(int(groups.least.min()), int(groups.greatest.max()), centre, rows, 0, np.zeros(0, np.int64))
 

@@ -41,7 +41,7 @@ class RawQuarantine:
     """Raw rows that do not count: file, row, tag, timestamp, value, status, text, reason; Parquet, in parts.
 
     Args:
-        folder: where the parts go; made when the first is written. Without one, rows are only kept in `parts`.
+        folder: where the parts go; made when the first is written. Without one, rows are only kept for `table`.
         part_records: records after which a part is written.
     """
 
@@ -55,7 +55,13 @@ class RawQuarantine:
         self.tags: Sequence[str] = ()
 
     def begin(self, files: Sequence[str], tags: Sequence[str]) -> None:
-        """What the numbers in ids and codes stand for."""
+        """What the numbers in ids and codes stand for.
+
+        Raises:
+            ValueError: when rows wait to be written that were added with other files and tags.
+        """
+        if self._added and (list(files), list(tags)) != (list(self.files), list(self.tags)):
+            raise ValueError("expected no rows of another export in the quarantine, got some: close it first")
         self.files, self.tags = files, tags
 
     def add(

@@ -31,6 +31,8 @@ GRID_POINTS = 4096
 """Control steps that are settled at a time."""
 SETTLE_ROWS = 2_000_000
 """Raw rows that are gathered before the moments among them are settled."""
+PIECE_ROWS = 24
+"""As many rows take the memory that a tag's share of a chunk costs besides its rows."""
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -152,7 +154,7 @@ class HistorianStream:
         unsettled = 0
         for chunk in self.export.chunks(self.quarantine, self.arrivals):
             self.tracks.push(chunk)
-            unsettled += len(chunk.rows.ids)
+            unsettled += len(chunk.rows.ids) + PIECE_ROWS * len(self.codes)
             del chunk
             if unsettled >= SETTLE_ROWS:
                 unsettled = 0
