@@ -24,7 +24,8 @@ import numpy as np
 
 from benchmarks.windows import Kept, interleaved
 from neorl_core.plants import PLANTS
-from tasks.adapters.dataset import Dataset, DatasetWriter
+from tasks.adapters.dataset import Dataset
+from tasks.adapters.dataset_writer import DatasetWriter
 from tasks.adapters.row_keys import Rows
 from tasks.adapters.summaries import summarise
 

@@ -24,7 +24,8 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import Source, resident
 from neorl_core.preparation import moments, scaled, scaling
 from neorl_core.training import configure, init_population, make_train_chunk
-from tasks.adapters.dataset import Dataset, DatasetWriter
+from tasks.adapters.dataset import Dataset
+from tasks.adapters.dataset_writer import DatasetWriter
 from tasks.adapters.stream import Ring, Stream, row_bytes, shape_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "streaming.json"

@@ -22,7 +22,8 @@ from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
 from tasks.adapters.canonical import digest_json, file_sha256, read_json, write_json
 from tasks.adapters.card import write_card
-from tasks.adapters.dataset import Dataset, DatasetWriter, spec_record
+from tasks.adapters.dataset import Dataset, spec_record
+from tasks.adapters.dataset_writer import DatasetWriter
 from tasks.adapters.hdf5_formats import NO_SUCCESSOR
 from tasks.adapters.raw_rows import RawQuarantine
 from tasks.adapters.row_keys import Rows
@@ -206,6 +207,7 @@ def _code_digest() -> str:
         "canonical",
         "content",
         "dataset",
+        "dataset_writer",
         "formats",
         "hdf5_formats",
         "hdf5_guard",

@@ -10,7 +10,8 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from tasks.adapters.dataset import Dataset, DatasetWriter
+from tasks.adapters.dataset import Dataset
+from tasks.adapters.dataset_writer import DatasetWriter
 from tasks.adapters.plant_log import generate
 from tasks.ingest import ingest
 

@@ -13,7 +13,8 @@ from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters import card_counts as cards
 from tasks.adapters.card import build_card, read_card, require_violations, write_card
 from tasks.adapters.card_page import card_markdown
-from tasks.adapters.dataset import Dataset, DatasetWriter
+from tasks.adapters.dataset import Dataset
+from tasks.adapters.dataset_writer import DatasetWriter
 from tasks.adapters.row_keys import Rows
 
 SPEC = PlantSpec(

@@ -19,7 +19,8 @@ from configs.errors import BadInput, Refused
 from neorl_core.plants import PLANTS
 from tasks.adapters.canonical import canonical_json, sha256_hex
 from tasks.adapters.content import content_digest, prove_block
-from tasks.adapters.dataset import Dataset, DatasetWriter
+from tasks.adapters.dataset import Dataset
+from tasks.adapters.dataset_writer import DatasetWriter
 from tasks.adapters.merkle import verify_inclusion
 from tasks.adapters.row_keys import Rows
 from tasks.adapters.shards import check_content, open_shard

@@ -18,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 
 from configs.errors import BadInput
 from neorl_core.types import Constraint, PlantSpec, Space
-from tasks.adapters.dataset import Dataset, DatasetWriter, find_dataset, spec_of_record, spec_record
+from tasks.adapters.dataset import Dataset, find_dataset, spec_of_record, spec_record
+from tasks.adapters.dataset_writer import DatasetWriter
 from tasks.adapters.exports import BESIDES, FORMATS, episodes_of, export
 from tasks.adapters.row_keys import ALWAYS, ROW_KEYS, Rows
 from tasks.adapters.sources import recognise

@@ -12,6 +12,7 @@ import pytest
 
 from configs.errors import BadInput
 from tasks.adapters.hdf5_formats import NO_SUCCESSOR, read_blocks, read_layout
+from tasks.adapters.hdf5_guard import open_guarded
 from tasks.adapters.row_keys import Rows
 from tests.benchmark_files import Arrays, walk, write_d4rl, write_dsrl
 
@@ -212,3 +213,13 @@ def test_a_group_in_place_of_an_array_is_a_missing_array(tmp_path: Path) -> None
         file["observations/agent"] = np.zeros((3, 1))
     with pytest.raises(BadInput, match=r"expected an array 'observations' in a\.hdf5, got episode_0, observations"):
         read(tmp_path / "a.hdf5")
+
+
+def test_only_what_came_by_way_of_h5py_says_that_a_file_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "some.h5"
+    with h5py.File(path, "w") as file:
+        file["some"] = np.zeros(3)
+    with pytest.raises(BadInput, match=r"expected a whole HDF5 file in some\.h5, got"), open_guarded(path) as file:
+        file["other"]
+    with pytest.raises(KeyError, match="ours"), open_guarded(path):
+        {}["ours"]

@@ -16,7 +16,8 @@ import pytest
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from tasks.adapters.dataset import Dataset, DatasetWriter
+from tasks.adapters.dataset import Dataset
+from tasks.adapters.dataset_writer import DatasetWriter
 from tasks.adapters.expectations import check_episode_table
 from tasks.adapters.row_keys import Rows
 from tasks.adapters.summaries import stability_index, summarise

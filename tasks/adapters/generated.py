@@ -24,7 +24,8 @@ from neorl_core.types import Plant
 from tasks.adapters import behaviours
 from tasks.adapters.behaviours import MEDIUM, Policy, policy_of, score
 from tasks.adapters.canonical import digest_json, file_sha256, no_space_is_bad_input
-from tasks.adapters.dataset import DatasetWriter, spec_record
+from tasks.adapters.dataset import spec_record
+from tasks.adapters.dataset_writer import DatasetWriter
 from tasks.adapters.exports import Flat
 from tasks.adapters.row_keys import ALWAYS, Rows
 from tasks.adapters.rows import Quarantine, RowChecker

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,10 +42,17 @@ def open_guarded(path: Path, families: str = "D4RL or DSRL") -> Iterator[h5py.Fi
             yield file
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError) as error:
         # h5py turns what HDF5 finds damaged into whichever of these its place suggests: the byte flips of
-        # tests/test_fuzz_importers.py have met them. A fault of ours in the `with` would read the same, so the cause
-        # stays chained, where NEORL_DEBUG=1 shows it.
+        # tests/test_fuzz_importers.py have met them. What did not come by way of h5py is a fault of ours.
+        if not _came_through_h5py(error):
+            raise
         said = " ".join(str(error).split())[:300]
         raise BadInput(f"expected a whole HDF5 file in {path.name}, got '{said}': copy the file again.") from error
+
+
+def _came_through_h5py(error: Exception) -> bool:
+    """Whether a function of h5py, in Python or compiled, was on the way from the `with` to where an error arose."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any("h5py" in Path(frame.f_code.co_filename).parts for frame, _ in frames)
 
 
 def find_array(group: h5py.Group, key: str, path: Path, shards: bool = False) -> h5py.Dataset | None:

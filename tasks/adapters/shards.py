@@ -41,7 +41,7 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
 
     Args:
         folder: where shards live.
-        parts: consecutive rows, all with the same keys.
+        parts: consecutive rows, all with the same keys, of the types of `ROW_KEYS` and in C order.
 
     Returns:
         The shard's record in a manifest: file, sha256, content, rows, episodes.
@@ -49,11 +49,7 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
     Raises:
         BadInput: when the disk is full; nothing is left behind.
     """
-    columns = {
-        key: [np.ascontiguousarray(part[key], kind) for part in parts]
-        for key, kind in ROW_KEYS.items()
-        if key in parts[0]
-    }
+    columns = {key: [part[key] for part in parts] for key in ROW_KEYS if key in parts[0]}
     episodes = episode_bounds(np.concatenate(columns["terminals"]), np.concatenate(columns["timeouts"]))
     hashes = block_hashes(columns, block_bounds(episodes).tolist())
     digests = episode_digests(hashes, episodes)
