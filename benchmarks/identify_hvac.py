@@ -4,8 +4,8 @@
 
 FOLDER holds `Building_1.csv` and `weather.csv` of the CityLearn Challenge 2023, phase 1, hourly over one June
 (intelligent-environments-lab/CityLearn, MIT; by default ../shared/data/citylearn). The first 20 days identify, the last
-10 judge. Writes benchmarks/results/hvac.json; the numbers in `neorl_core/plants/hvac_control.py` and `hvac_weather.py`
-are those, rounded.
+10 judge. Writes benchmarks/results/hvac.json; the numbers in
+`neorl_core/plants/hvac_control/plant.py` and `weather.py` beside it are those, rounded.
 
 The model is one air node and one node of walls and furniture, exactly discretised for inputs held over an hour:
 
@@ -34,7 +34,7 @@ from scipy.linalg import expm
 from scipy.optimize import least_squares
 from scipy.signal import lfilter
 
-from neorl_core.plants import hvac_weather as weather
+from neorl_core.plants.hvac_control import weather
 
 ROOT = Path(__file__).parents[1]
 DAYS, HOURS = 20, 24

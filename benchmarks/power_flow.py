@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.windows import interleaved
-from neorl_core.plants import feeder33, power_grid
-from neorl_core.plants.power_flow import is_radial, open_lines, path_matrix, solve
+from neorl_core.plants.power_grid import feeder33
+from neorl_core.plants.power_grid import plant as power_grid
+from neorl_core.plants.power_grid.power_flow import is_radial, open_lines, path_matrix, solve
 
 MANY = 4096
 """Cases that are solved side by side."""

@@ -32,11 +32,11 @@ LATER = 0.03
 def child(name: str, folder: Path) -> None:
     """Train to the end, telling of every chunk; a state is saved after each."""
     from neorl_core.algorithms import ALGORITHMS
-    from neorl_core.fit import Plan, resident, train
-    from neorl_core.training import configure, init_population, prepare, warm_up_updates
+    from neorl_core.training.loop import Plan, resident, train
+    from neorl_core.training.population import configure, init_population, prepare, warm_up_updates
     from neorl_core.types import PlantSpec, Space, Transition
-    from tasks.adapters.checkpoints import Checkpoints, state_digest
-    from tasks.keeper import Keeper
+    from tasks.adapters.models.checkpoints import Checkpoints, state_digest
+    from tasks.training.checkpointing import Keeper
 
     spec = PlantSpec(
         name="toy",

@@ -30,11 +30,11 @@ from configs.load import load_run
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import bare_controller
-from tasks.adapters.bundle import load_bundle
-from tasks.evaluate import evaluate_population
+from tasks.adapters.models.bundle import load_bundle
+from tasks.evaluation.evaluate import evaluate_population
 from tasks.ingest import ingest
 from tasks.simulate import score
-from tasks.train import train
+from tasks.training.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANT = "double_mass"

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.windows import Kept, interleaved
 from configs.run import Train
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.training import Algorithm, TrainState, configure, init_population, make_train_chunk, prepare
+from neorl_core.training.population import Algorithm, TrainState, configure, init_population, make_train_chunk, prepare
 from neorl_core.types import Constraint, PlantSpec, Space, Transition
 
 ROWS, WIDTH, BATCH = 1_000_000, 256, 256
@@ -207,7 +207,7 @@ def cold_and_warm(name: str) -> tuple[float, float]:
 
 def checkpoint_seconds(population: TrainState) -> float:
     """Median seconds of saving a state as the pipeline does."""
-    from tasks.adapters.checkpoints import Checkpoints
+    from tasks.adapters.models.checkpoints import Checkpoints
 
     with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder), {"benchmark": 1}) as checkpoints:
         step = iter(range(100))

@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.windows import Kept, interleaved
 from neorl_core.plants import PLANTS
-from tasks.adapters.dataset import Dataset
-from tasks.adapters.dataset_writer import DatasetWriter
-from tasks.adapters.row_keys import Rows
-from tasks.adapters.summaries import summarise
+from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.statistics import summarise
+from tasks.adapters.store.writer import DatasetWriter
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "store.json"
 SPEC = PLANTS["double_mass"].spec

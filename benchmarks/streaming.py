@@ -21,12 +21,12 @@ import numpy as np
 from benchmarks.speed import SPEC, transitions
 from benchmarks.windows import interleaved
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.fit import Source, resident
-from neorl_core.preparation import moments, scaled, scaling
-from neorl_core.training import configure, init_population, make_train_chunk
-from tasks.adapters.dataset import Dataset
-from tasks.adapters.dataset_writer import DatasetWriter
-from tasks.adapters.stream import Ring, Stream, row_bytes, shape_of
+from neorl_core.training.loop import Source, resident
+from neorl_core.training.population import configure, init_population, make_train_chunk
+from neorl_core.training.preparation import moments, scaled, scaling
+from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.stream import Ring, Stream, row_bytes, shape_of
+from tasks.adapters.store.writer import DatasetWriter
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "streaming.json"
 EPISODE = 1_000

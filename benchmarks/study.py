@@ -28,7 +28,6 @@ import numpy as np
 from benchmarks.score import official
 from configs.home import Home
 from configs.run import RunConfig
-from neorl_core import dynamics
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from neorl_core.networks import Policy
@@ -37,14 +36,15 @@ from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
 from neorl_core.safety.composite import bare_controller
-from neorl_core.training import prepare
+from neorl_core.training.population import prepare
 from neorl_core.types import PlantSpec
-from tasks.adapters.canonical import write_json
-from tasks.adapters.dataset import Dataset
-from tasks.adapters.plant_log import generate
-from tasks.adapters.policy_file import load_policy, save_policy
+from neorl_core.world_model import dynamics
+from tasks.adapters.files.canonical import write_json
+from tasks.adapters.models.policy_file import load_policy, save_policy
+from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.adapters.store.reader import Dataset
+from tasks.adapters.synthetic.plant_log import generate
 from tasks.ingest import ingest
-from tasks.logs import Logs, read_logs
 from tasks.simulate import PUBLISHED_SCORES, ROLLOUT_SEED, score
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from configs.errors import NeoRLError
 from configs.home import Home
-from tasks.adapters.audit import audit
-from tasks.adapters.canonical import sha256_hex
-from tasks.adapters.ledger import ENTRY_TYPE, GENESIS, TABLE, Ledger
-from tasks.adapters.signing import open_keys
+from tasks.adapters.files.canonical import sha256_hex
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.chain import ENTRY_TYPE, GENESIS, TABLE, Ledger
+from tasks.adapters.ledger.signing import open_keys
 
 COLUMNS = tuple(TABLE.columns.keys())
 TRIGGERS = ("ledger_no_update", "ledger_no_delete", "ledger_next_only")

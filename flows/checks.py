@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.errors import BadInput
 from configs.load import load_run
 from configs.run import RunConfig
-from flows.console import known_plant
+from flows.cli.console import known_plant
 
 
 def checked_run(config: Path) -> RunConfig:
@@ -18,7 +18,7 @@ def checked_run(config: Path) -> RunConfig:
     """
     from neorl_core.algorithms import ALGORITHMS
     from neorl_core.plants import PLANTS
-    from neorl_core.training import configure
+    from neorl_core.training.population import configure
     from tasks.certify import claim_of
 
     run = load_run(config)

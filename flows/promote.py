@@ -6,13 +6,13 @@ from typing import Any
 
 from configs.errors import Refused
 from configs.home import Home
-from flows.locks import plant_lock
-from flows.services import connect
-from flows.summary import champion_record
+from flows.cli.summary import champion_record
+from flows.services.locks import plant_lock
+from flows.services.servers import connect
 from tasks import promote
-from tasks.adapters.champions import champion
-from tasks.adapters.ledger import Ledger
-from tasks.adapters.registry import Registry
+from tasks.adapters.ledger.chain import Ledger
+from tasks.adapters.ledger.champions import champion
+from tasks.adapters.registry.server import Registry
 
 
 def list_candidates(home: Home, plant: str | None = None) -> list[dict[str, Any]]:

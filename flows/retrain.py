@@ -15,14 +15,14 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from flows.checks import checked_run
-from flows.locks import plant_lock, recorded_run
-from flows.services import connect, reap_dead_runs
+from flows.cli.summary import champion_record, headline, history_rows
+from flows.services.locks import plant_lock, recorded_run
+from flows.services.servers import connect, reap_dead_runs
 from flows.stages import Stages
-from flows.summary import champion_record, headline, history_rows
-from tasks.adapters.canonical import digest_json, file_sha256
-from tasks.adapters.champions import champion
-from tasks.adapters.ledger import Entry, Ledger
-from tasks.adapters.provenance import code_digest, lock_digest
+from tasks.adapters.files.canonical import digest_json, file_sha256
+from tasks.adapters.files.provenance import code_digest, lock_digest
+from tasks.adapters.ledger.chain import Entry, Ledger
+from tasks.adapters.ledger.champions import champion
 
 if TYPE_CHECKING:
     from tasks.report import Record
@@ -65,7 +65,7 @@ class Retraining:
     """One retraining: the references that its stages hand on."""
 
     def __init__(self, home: Home, run: RunConfig, sources: Sequence[Path]) -> None:
-        from tasks.adapters.registry import Registry
+        from tasks.adapters.registry.server import Registry
         from tasks.ingest import source_sha256
 
         self.home, self.run, self.sources = home, run, sources
@@ -119,11 +119,11 @@ class Retraining:
         """Train the population, and select by off-policy evaluation alone."""
         from neorl_core.plants import PLANTS
         from neorl_core.safety.composite import make_composite
-        from tasks.adapters.bundle import is_current
-        from tasks.evaluate import evaluate_population
+        from tasks.adapters.models.bundle import is_current
+        from tasks.evaluation.evaluate import evaluate_population
         from tasks.promote import incumbent
         from tasks.simulate import simulate
-        from tasks.train import keep_bundle, train
+        from tasks.training.train import keep_bundle, train
 
         run, home = self.run, self.home
         made_of = [
@@ -179,7 +179,7 @@ class Retraining:
     def judge(self) -> None:
         """All gates, in order of cost; an attempt at certification is spent only where the earlier ones passed."""
         from tasks import gates
-        from tasks.adapters.servability import serve_check
+        from tasks.adapters.models.servability import serve_check
         from tasks.certify import certify
 
         run, home, stages = self.run, self.home, self.stages

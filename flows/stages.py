@@ -11,7 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
-from tasks.adapters.canonical import digest_json
+from tasks.adapters.files.canonical import digest_json
 from tasks.progress import StageProgress
 
 Result = dict[str, Any]

@@ -10,16 +10,24 @@ from typing import Any
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
+from neorl_core.plants import PLANTS
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import CertificationCounts, certify_batches
 from neorl_core.safety.composite import Composite, composite_controller
 from neorl_core.types import Plant
-from tasks.adapters.attempts import attempt_alpha, close_attempt, draw_seed, find_result, lineage_digest, open_attempt
-from tasks.adapters.bundle import composite_digest, load_bundle, spec_json
-from tasks.adapters.canonical import digest_json, write_atomic
-from tasks.adapters.certificate import Claim, make_certificate
-from tasks.adapters.ledger import Ledger, artefact
-from tasks.adapters.provenance import code_digest, core_digest, lock_digest, plants_digest, processor_class
+from tasks.adapters.files.canonical import digest_json, write_atomic
+from tasks.adapters.files.provenance import code_digest, lock_digest, processor_class, sources_digest
+from tasks.adapters.ledger.attempts import (
+    attempt_alpha,
+    close_attempt,
+    draw_seed,
+    find_result,
+    lineage_digest,
+    open_attempt,
+)
+from tasks.adapters.ledger.certificate import Claim, make_certificate
+from tasks.adapters.ledger.chain import Ledger, artefact
+from tasks.adapters.models.bundle import composite_digest, load_bundle, spec_json
 from tasks.progress import Report
 
 ANY_DATASET = "none"
@@ -51,7 +59,7 @@ def claim_of(plant: Plant, run: RunConfig) -> Claim:
 
 def twin_digest(plant: Plant) -> str:
     """Digest of the simulator that a claim is about: its spec, its constants and its source."""
-    return digest_json([spec_json(plant.spec), plant.params._asdict(), plants_digest()])
+    return digest_json([spec_json(plant.spec), plant.params._asdict(), sources_digest(PLANTS.module(plant.spec.name))])
 
 
 def certify(
@@ -78,7 +86,8 @@ def certify(
     ledger = Ledger.open(home)
     claim = claim_of(plant, run)
     lineage = lineage_digest(plant.spec.name, claim.phi, f"{plant.spec.name}.{type(plant.domain).__name__}")
-    config = digest_json([run.certify.model_dump(mode="json"), claim.domain, core_digest()])
+    code = sources_digest("neorl_core.safety.certify", PLANTS.module(plant.spec.name))
+    config = digest_json([run.certify.model_dump(mode="json"), claim.domain, code])
     inputs = {"lineage": lineage, "composite": bundle["digest"], "dataset": dataset, "config": config}
     known = find_result(ledger.entries(), **inputs)
     if known is not None:

@@ -14,8 +14,8 @@ from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import composite_controller, make_composite
-from tasks.adapters.dataset import Dataset
-from tasks.logs import read_logs
+from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.reader import Dataset
 from tasks.simulate import domain_of
 
 TWIN_EXCESS = 1.5

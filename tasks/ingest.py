@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import configs.expression
-import configs.mapping
-import configs.process
-import configs.units
-import neorl_core.plants
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.load import load_yaml, nearest
 from configs.mapping import HistorianMapping
+from configs.process import described_spec
 from configs.run import Data, RunConfig
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
-from tasks.adapters.canonical import digest_json, file_sha256, read_json, write_json
-from tasks.adapters.card import write_card
-from tasks.adapters.dataset import Dataset, spec_record
-from tasks.adapters.dataset_writer import DatasetWriter
-from tasks.adapters.hdf5_formats import NO_SUCCESSOR
-from tasks.adapters.raw_rows import RawQuarantine
-from tasks.adapters.row_keys import Rows
-from tasks.adapters.rows import Quarantine, RowChecker
-from tasks.adapters.source_rows import for_plant, survey
-from tasks.adapters.sources import digest_of, in_words, name_of, recognise
+from tasks.adapters.files.canonical import digest_json, file_sha256, read_json, write_json
+from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
+from tasks.adapters.formats.source_rows import for_plant, survey
+from tasks.adapters.formats.sources import digest_of, in_words, name_of, recognise
+from tasks.adapters.historian.raw_rows import RawQuarantine
+from tasks.adapters.store.card import write_card
+from tasks.adapters.store.reader import Dataset, spec_record
+from tasks.adapters.store.row_checks import Quarantine, RowChecker
+from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.writer import DatasetWriter
 
 Progress = Callable[[int, int, str], None]
 Opened = Callable[[RawQuarantine], tuple[Iterator[Rows], dict[str, Any] | None]]
@@ -65,7 +61,7 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
         "plant": spec_record(spec),
         "format": "historian" if mapping else "recorded",
         "mapping": mapping.model_dump(mode="json") if mapping else None,
-        "code": _code_digest(),
+        "code": _code_digest(spec.name),
     }
     records = []
     with DatasetWriter(root, spec) as writer:
@@ -148,7 +144,7 @@ def ingest_file(
         spec, blocks = survey(source, f"{name}_log" if name in PLANTS else name), source.blocks
     root = home.room("datasets", spec.name)
     recipe = {"plant": spec_record(spec), "format": source.family, "mapping": None, "horizon": horizon}
-    recipe["code"] = _code_digest()
+    recipe["code"] = _code_digest(spec.name)
     with DatasetWriter(root, spec) as writer:
         record = _ingest_source(writer, digest_of(source), lambda _: (blocks(), None), spec, recipe)
         if progress:
@@ -187,7 +183,7 @@ def plant_spec(name: str, mapping: HistorianMapping | None) -> PlantSpec:
         if name in PLANTS:
             raise BadInput(f"expected another name than {name}, which is simulated here: name it as 'plant'.")
         try:
-            return configs.process.described_spec(mapping)
+            return described_spec(mapping)
         except ValueError as error:
             raise BadInput(f"{error}: correct the mapping of process {name}.") from error
     if name not in PLANTS:
@@ -198,50 +194,10 @@ def plant_spec(name: str, mapping: HistorianMapping | None) -> PlantSpec:
     return PLANTS[name].spec
 
 
-@cache
-def _code_digest() -> str:
-    """SHA-256 over the source of all that has a say in a dataset's rows; other code may change without consequence."""
-    here = Path(__file__)
-    names = (
-        "arrivals",
-        "canonical",
-        "content",
-        "dataset",
-        "dataset_writer",
-        "formats",
-        "hdf5_formats",
-        "hdf5_guard",
-        "hdf5_isolated",
-        "hdf5_sources",
-        "hdf5_worker",
-        "historian",
-        "merkle",
-        "minari_format",
-        "parquet_batches",
-        "recordings",
-        "raw_rows",
-        "raw_times",
-        "raw_values",
-        "resample",
-        "row_buffer",
-        "row_keys",
-        "rows",
-        "scoring",
-        "shards",
-        "source_rows",
-        "sources",
-        "sparse_file",
-        "store_files",
-        "steps",
-        "tables",
-        "tracks",
-        "transitions",
-    )
-    files = [here, *(here.parent / "adapters" / f"{name}.py" for name in names)]
-    modules = (configs.expression, configs.mapping, configs.process, configs.units)
-    files += [Path(str(module.__file__)) for module in modules]
-    files += sorted(Path(neorl_core.plants.__file__).parent.glob("*.py"))
-    return digest_json({f"{file.parent.name}/{file.name}": file_sha256(file) for file in files})
+def _code_digest(plant: str) -> str:
+    """Digest of the source of all that has a say in a dataset's rows; other code may change without consequence."""
+    simulated = (PLANTS.module(plant),) if plant in PLANTS else ()
+    return sources_digest("tasks.ingest", *simulated)
 
 
 def _ingest_source(
@@ -295,12 +251,12 @@ def _opened(source: Path, spec: PlantSpec, mapping: HistorianMapping | None) -> 
         blocks = for_plant(found, spec, LOGGED[spec.name])
         return digest_of(found), lambda _: (blocks(), None)
 
-    from tasks.adapters.historian import digest_of_tables, table_digests
+    from tasks.adapters.historian.export import digest_of_tables, table_digests
 
     digests = table_digests(source)
 
     def stream(raw: RawQuarantine) -> tuple[Iterator[Rows], dict[str, Any] | None]:
-        from tasks.adapters.transitions import HistorianStream
+        from tasks.adapters.historian.transitions import HistorianStream
 
         found = HistorianStream(source, mapping, spec, LOGGED.get(spec.name), raw, digests)
         return found.blocks(), found.account
@@ -312,7 +268,7 @@ def source_sha256(source: Path) -> str:
     """What names a source: a file's SHA-256, or the digest over those of a folder's files."""
     if not source.is_dir():
         return file_sha256(source)
-    from tasks.adapters.historian import digest_of_tables, table_digests
+    from tasks.adapters.historian.export import digest_of_tables, table_digests
 
     return digest_of_tables(source, table_digests(source))
 

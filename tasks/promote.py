@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters import champions
-from tasks.adapters.ledger import Entry, Ledger, artefact, folder_artefacts
-from tasks.adapters.registry import Registry
+from tasks.adapters.ledger import champions
+from tasks.adapters.ledger.chain import Entry, Ledger, artefact, folder_artefacts
+from tasks.adapters.registry.server import Registry
 
 
 def incumbent(entries: Sequence[Entry], plant: str, own: Iterable[str]) -> Entry | None:
@@ -228,7 +228,7 @@ def _candidate(entries: Sequence[Entry], **wanted: str) -> Entry | None:
 
 
 def _shards(store: Path, digest: str) -> list[Path]:
-    from tasks.adapters.dataset import Dataset
+    from tasks.adapters.store.reader import Dataset
 
     dataset = Dataset.open(store, digest, verify=False)
     return [*(dataset.shard_path(record) for record in dataset.manifest["shards"]), dataset.view_path]

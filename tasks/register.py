@@ -10,10 +10,10 @@ import numpy as np
 
 from configs.home import Home
 from neorl_core.plants import PLANTS
-from tasks.adapters.curves import plot_curves
-from tasks.adapters.plots import plot_glance, plot_intervals, plot_ope, plot_trajectories
-from tasks.adapters.registry import Registry
-from tasks.adapters.submission import Submission
+from tasks.adapters.registry.server import Registry
+from tasks.adapters.registry.submission import Submission
+from tasks.adapters.reporting.curves import plot_curves
+from tasks.adapters.reporting.plots import plot_glance, plot_intervals, plot_ope, plot_trajectories
 from tasks.report import Record, environment, untrained, view
 
 

@@ -13,11 +13,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from tasks.adapters.bundle import spec_json
-from tasks.adapters.canonical import write_atomic
-from tasks.adapters.certificate import NON_CLAIMS
+from tasks.adapters.files.canonical import write_atomic
+from tasks.adapters.ledger.certificate import NON_CLAIMS
+from tasks.adapters.models.bundle import spec_json
 
-TEMPLATES = Path(__file__).parent / "adapters" / "templates"
+TEMPLATES = Path(__file__).parent / "adapters" / "reporting" / "templates"
 VERDICTS = {
     "promoted": "Promoted: the candidate is champion",
     "waiting": "All gates passed: waits for approval",

@@ -12,11 +12,11 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.types import PlantSpec
-from tasks.adapters.canonical import digest_json, write_json
-from tasks.adapters.dataset import Dataset
-from tasks.adapters.expectations import Check, check_episode_table, judge
-from tasks.adapters.rows import RANGE_TOLERANCE
-from tasks.adapters.summaries import Summary, mean_shift, signal_bounds, signal_names, stability_index, summarise
+from tasks.adapters.files.canonical import digest_json, write_json
+from tasks.adapters.store.expectations import Check, check_episode_table, judge
+from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.row_checks import RANGE_TOLERANCE
+from tasks.adapters.store.statistics import Summary, mean_shift, signal_bounds, signal_names, stability_index, summarise
 from tasks.ingest import mapping_of, plant_spec
 
 MIN_EPISODES = 2

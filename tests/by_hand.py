@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neorl_core.training import Algorithm
+from neorl_core.training.population import Algorithm
 from neorl_core.types import PlantSpec, Space, Transition
 
 Layers = list[list[np.ndarray]]

@@ -14,7 +14,7 @@ import pytest
 from configs.home import Home
 
 if TYPE_CHECKING:
-    from flows.services import Services
+    from flows.services.servers import Services
 
 # The servers and libraries that tests start must be quiet and offline, as the product is.
 os.environ.update(
@@ -83,7 +83,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """Real Prefect and MLflow servers and a worker, started once: their first start takes many seconds."""
-    from flows.services import down, up
+    from flows.services.servers import down, up
 
     for name in ("NEORL_PREFECT_URL", "NEORL_MLFLOW_URL"):
         os.environ.pop(name, None)

@@ -11,11 +11,11 @@ import numpy as np
 
 from configs.home import Home
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
-from tasks.adapters.attempts import Attempt, close_attempt, draw_seed, lineage_digest, open_attempt
-from tasks.adapters.canonical import sha256_hex, write_atomic, write_json
-from tasks.adapters.certificate import Claim, make_certificate
-from tasks.adapters.champions import approve, champion, promote
-from tasks.adapters.ledger import Entry, Ledger, artefact, folder_artefacts
+from tasks.adapters.files.canonical import sha256_hex, write_atomic, write_json
+from tasks.adapters.ledger.attempts import Attempt, close_attempt, draw_seed, lineage_digest, open_attempt
+from tasks.adapters.ledger.certificate import Claim, make_certificate
+from tasks.adapters.ledger.chain import Entry, Ledger, artefact, folder_artefacts
+from tasks.adapters.ledger.champions import approve, champion, promote
 
 PLANT = "chemical_reactor"
 PHI = "316<=T<=332 K"

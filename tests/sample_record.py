@@ -12,8 +12,8 @@ import numpy as np
 from configs.run import Data, RunConfig
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
-from tasks.adapters.bundle import save_bundle
-from tasks.adapters.canonical import sha256_hex, write_json
+from tasks.adapters.files.canonical import sha256_hex, write_json
+from tasks.adapters.models.bundle import save_bundle
 from tasks.report import Record
 
 PLANT = PLANTS["chemical_reactor"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from neorl_core.plants import PLANTS
-from tasks.adapters.dataset import Dataset
+from tasks.adapters.store.reader import Dataset
 
 SPEC = PLANTS["double_mass"].spec
 STEPS = 20

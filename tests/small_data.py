@@ -10,9 +10,9 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from tasks.adapters.dataset import Dataset
-from tasks.adapters.dataset_writer import DatasetWriter
-from tasks.adapters.plant_log import generate
+from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.writer import DatasetWriter
+from tasks.adapters.synthetic.plant_log import generate
 from tasks.ingest import ingest
 
 PLANT = "chemical_reactor"

@@ -1,19 +1,22 @@
-"""Offline RL algorithms, each a tuple of pure functions."""
+"""Offline RL algorithms, each a tuple of pure functions. An algorithm's module is imported when it is asked for."""
 
-from neorl_core.algorithms.awac import AWAC
-from neorl_core.algorithms.bc import BC
-from neorl_core.algorithms.bptt import BPTT
-from neorl_core.algorithms.combo import COMBO
-from neorl_core.algorithms.cql import CQL
-from neorl_core.algorithms.edac import EDAC
-from neorl_core.algorithms.iql import IQL
-from neorl_core.algorithms.mopo import MOPO
-from neorl_core.algorithms.rebrac import REBRAC
-from neorl_core.algorithms.sac_n import SAC_N
-from neorl_core.algorithms.td3_bc import TD3_BC
+from __future__ import annotations
 
-ALGORITHMS = {
-    algorithm.name: algorithm for algorithm in (BC, TD3_BC, REBRAC, IQL, AWAC, SAC_N, EDAC, CQL, BPTT, MOPO, COMBO)
-}
+from neorl_core.table import Table
+from neorl_core.training.population import Algorithm
 
-__all__ = ["ALGORITHMS", "AWAC", "BC", "BPTT", "COMBO", "CQL", "EDAC", "IQL", "MOPO", "REBRAC", "SAC_N", "TD3_BC"]
+NAMES = ("bc", "td3_bc", "rebrac", "iql", "awac", "sac_n", "edac", "cql", "bptt", "mopo", "combo")
+
+ALGORITHMS: Table[Algorithm] = Table(
+    __name__, NAMES, lambda module: getattr(module, module.__name__.rpartition(".")[2].upper())
+)
+
+
+def __getattr__(name: str) -> Algorithm:
+    """`neorl_core.algorithms.TD3_BC` and the like."""
+    if name.isupper() and name.lower() in NAMES:
+        return ALGORITHMS[name.lower()]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["ALGORITHMS", "NAMES"]

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import optimisers
 from neorl_core.algorithms import losses
 from neorl_core.algorithms.iql import actor_loss, critic_loss
 from neorl_core.networks import (
@@ -21,8 +20,9 @@ from neorl_core.networks import (
     normal_init,
     normal_sample,
 )
-from neorl_core.optimisers import Optimiser, Recipe
-from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Optimiser, Recipe
+from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
 from neorl_core.types import PlantSpec, Transition
 
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import optimisers
 from neorl_core.algorithms import losses
 from neorl_core.networks import Params, actor_apply, actor_init
-from neorl_core.optimisers import Optimiser, Recipe
-from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Optimiser, Recipe
+from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
 from neorl_core.types import PlantSpec, Transition
 
 

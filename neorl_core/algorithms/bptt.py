@@ -13,14 +13,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import dynamics, imagination, optimisers
 from neorl_core.algorithms import losses
-from neorl_core.dynamics import Model, Reach
-from neorl_core.imagination import Imagined
 from neorl_core.networks import Ensemble, Params, actor_apply, actor_init
-from neorl_core.optimisers import Optimiser, Recipe
-from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Optimiser, Recipe
+from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
 from neorl_core.types import PlantSpec, Transition
+from neorl_core.world_model import dynamics, imagination
+from neorl_core.world_model.dynamics import Model, Reach
+from neorl_core.world_model.imagination import Imagined
 
 
 class Config(NamedTuple):

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import optimisers
 from neorl_core.algorithms import losses, sac_n
 from neorl_core.networks import Ensemble, Params, critics_apply, gaussian_apply, squash
-from neorl_core.optimisers import Optimiser, Recipe
-from neorl_core.training import Algorithm, Metrics
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Optimiser, Recipe
+from neorl_core.training.population import Algorithm, Metrics
 from neorl_core.types import PlantSpec, Transition
 
 SAMPLES = 10

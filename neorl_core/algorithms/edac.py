@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neorl_core import optimisers
 from neorl_core.algorithms import losses, sac_n
 from neorl_core.networks import Ensemble, critics_apply
-from neorl_core.optimisers import Recipe
-from neorl_core.training import Metrics
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import Metrics
 from neorl_core.types import Transition
 
 

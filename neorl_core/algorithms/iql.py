@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import optimisers
 from neorl_core.algorithms import losses
 from neorl_core.networks import (
     Ensemble,
@@ -23,8 +22,9 @@ from neorl_core.networks import (
     normal_init,
     normal_log_prob,
 )
-from neorl_core.optimisers import Optimiser, Recipe
-from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Optimiser, Recipe
+from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
 from neorl_core.types import PlantSpec, Transition
 
 

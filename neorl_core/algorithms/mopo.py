@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import dynamics, imagination, optimisers
 from neorl_core.algorithms import losses, sac_n
-from neorl_core.dynamics import Model
 from neorl_core.networks import Ensemble, Params, gaussian_apply, squash
-from neorl_core.optimisers import Recipe
-from neorl_core.training import Algorithm, Metrics
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import Algorithm, Metrics
 from neorl_core.types import PlantSpec, Transition
+from neorl_core.world_model import dynamics, imagination
+from neorl_core.world_model.dynamics import Model
 
 STEPS = 4
 """Gradient steps per set of rollouts."""

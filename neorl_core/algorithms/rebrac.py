@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import optimisers
 from neorl_core.algorithms import losses
 from neorl_core.algorithms.td3_bc import State, act, critic_loss, next_action
 from neorl_core.networks import Ensemble, Params, actor_apply, actor_init, critics_apply, critics_init
-from neorl_core.optimisers import Recipe
-from neorl_core.training import Algorithm, Metrics, hyperparameters, polyak
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import Algorithm, Metrics, hyperparameters, polyak
 from neorl_core.types import PlantSpec, Transition
 
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import optimisers
 from neorl_core.algorithms import losses
 from neorl_core.networks import (
     Ensemble,
@@ -26,8 +25,9 @@ from neorl_core.networks import (
     mean_actor,
     squash,
 )
-from neorl_core.optimisers import Optimiser, Recipe
-from neorl_core.training import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Optimiser, Recipe
+from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
 from neorl_core.types import PlantSpec, Transition
 
 

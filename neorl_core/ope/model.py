@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core import dynamics, imagination
-from neorl_core.dynamics import Model
 from neorl_core.networks import Ensemble, Normaliser, Policy, policy_act, to_unit
-from neorl_core.optimisers import Recipe
+from neorl_core.training.optimisers import Recipe
 from neorl_core.types import Transition
+from neorl_core.world_model import dynamics, imagination
+from neorl_core.world_model.dynamics import Model
 
 MEMBERS = 3
 HIDDEN = (32, 32)

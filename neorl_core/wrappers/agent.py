@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neorl_core.fit import Fitted, known_algorithm, resident, schedule, train
+from neorl_core.fit import Fitted, known_algorithm
 from neorl_core.networks import Policy, policy_act
-from neorl_core.preparation import Scaling, moments, scaled, scaling
 from neorl_core.safety.composite import Composite, composite_controller
-from neorl_core.training import (
+from neorl_core.training.loop import resident, schedule, train
+from neorl_core.training.population import (
     Algorithm,
     TrainState,
     configure,
@@ -25,6 +25,7 @@ from neorl_core.training import (
     policies,
     warm_up_updates,
 )
+from neorl_core.training.preparation import Scaling, moments, scaled, scaling
 from neorl_core.types import Controller, Params, Plant, PlantSpec, Transition
 
 

@@ -1,0 +1,79 @@
+"""How commands speak: plain lines or a table for people, one JSON object for programs, one sentence for errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from configs.errors import BadInput
+from tasks.adapters.files.canonical import canonical_json
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line and nothing else.")]
+ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML, such as configs/chemical_reactor.yaml.")]
+DataFiles = Annotated[list[Path], typer.Option("--data", help="A file or folder of logs; repeat it for several.")]
+
+
+class Commands(TyperGroup):
+    """A group whose unknown commands get the nearest known one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            # pydantic and YAML, which configs.load needs, would double the time of `neorl --help`.
+            from configs.load import nearest
+
+            cure = nearest(args[0], self.commands)
+            raise BadInput(f"expected a command of '{ctx.command_path}', got '{args[0]}': {cure}")
+        return super().resolve_command(ctx, args)
+
+
+def group(help_text: str) -> typer.Typer:
+    """A group of commands in the project's manner."""
+    return typer.Typer(
+        cls=Commands, help=help_text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
+
+
+def emit(result: dict[str, Any], as_json: bool, lines: Iterable[str] = ()) -> None:
+    """End a command: JSON for programs, lines for people."""
+    if as_json:
+        print(canonical_json(result).decode(), flush=True)
+        return
+    for line in lines:
+        print(line, flush=True)
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on a terminal; aligned plain lines where the output is read by a program."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*columns, header_style="bold")
+        for row in texts:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in [list(columns), *texts]) for i in range(len(columns))]
+    for row in [list(columns), *texts]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def known_plant(name: str) -> str:
+    """The name of a plant that exists.
+
+    Raises:
+        BadInput: with the nearest name.
+    """
+    from configs.load import nearest
+    from neorl_core.plants import PLANTS
+
+    if name not in PLANTS:
+        raise BadInput(f"expected a known plant, got '{name}': {nearest(name, PLANTS)}")
+    return name

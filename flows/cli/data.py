@@ -1,0 +1,136 @@
+"""Commands about plants' logs: generate, ingest, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from configs.errors import BadInput
+from configs.home import Home
+from flows.cli.console import AsJson, emit, known_plant
+
+
+def generate(
+    plant: Annotated[str, typer.Argument(help="The plant that is simulated.")],
+    behaviour: Annotated[
+        str,
+        typer.Option(
+            help="Who acts: random, pid, medium, expert or mixed; historian writes the plant's history with its faults."
+        ),
+    ] = "historian",
+    episodes: Annotated[int | None, typer.Option(help="How many; 1000 by default.", min=1)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the dataset or of the export; a name in .hdf5 makes one file in D4RL's layout."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.", min=0)] = 0,
+    weeks: Annotated[float | None, typer.Option(help="Length of a history; 3 by default.", min=0.0)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make data: episodes of one quality as a dataset, or a historian's export as the plant would have kept it.
+
+    Example: neorl generate double_mass --behaviour medium --episodes 1000 --seed 1
+    """
+    name = known_plant(plant)
+    from tasks.progress import StageProgress
+
+    if behaviour != "historian":
+        if weeks is not None:
+            raise BadInput(f"expected --weeks for a history alone, got it with {behaviour}: give --episodes instead.")
+        from tasks.adapters.synthetic.episodes import generate as play
+        from tasks.adapters.synthetic.episodes import in_words
+
+        folder = out or Home.locate().room("datasets", name)
+        with StageProgress("generate") as progress:
+            result = play(name, behaviour, episodes or 1000, seed, folder, progress)
+        emit(result, as_json, in_words(result))
+        return
+    if episodes is not None or out is None:
+        raise BadInput(
+            "expected --out and no --episodes for a history, got it otherwise: name its folder by --out, or give "
+            "--behaviour for episodes."
+        )
+    from tasks.adapters.synthetic.plant_log import generate as write
+
+    with StageProgress("generate") as progress:
+        result = write(name, out, seed=seed, weeks=3.0 if weeks is None else weeks, progress=progress)
+    emit(result, as_json, [f"{result['rows']:,} rows in {result['path']}"])
+
+
+def ingest(
+    source: Annotated[
+        Path, typer.Argument(help="A file or a Minari folder of any known format, or a run's YAML with --data.")
+    ],
+    data: Annotated[list[Path] | None, typer.Option("--data", help="A file of logs, with a YAML; repeat it.")] = None,
+    plant: Annotated[str | None, typer.Option(help="Whose names, units and limits apply.")] = None,
+    mapping: Annotated[Path | None, typer.Option(help="What the tags of a historian's export mean, in YAML.")] = None,
+    horizon: Annotated[
+        int | None, typer.Option(help="Steps of a time limit, for a file that does not tell where episodes end.")
+    ] = None,
+    max_quarantined: Annotated[float, typer.Option(help="Share of rows that may fail.", min=0.0, max=0.99)] = 0.05,
+    as_json: AsJson = False,
+) -> None:
+    """Turn logs into a dataset whose name is its digest; failing rows are quarantined.
+
+    The format is recognised: D4RL, DSRL, Minari, NeoRL, NeoRL-2, this store's own files, or a historian's by --mapping.
+
+    Example: neorl ingest DMSD-high-100000-train.npz --plant double_mass
+    """
+    from tasks.progress import StageProgress
+
+    if source.suffix in (".yaml", ".yml"):
+        result = _ingest_run(source, data, [plant, mapping, horizon])
+    elif data:
+        raise BadInput(f"expected --data only with a run's YAML, got it with {source.name}: name one source a time.")
+    else:
+        from tasks.ingest import ingest_file
+
+        name = known_plant(plant) if plant else None
+        with StageProgress("ingest") as progress:
+            result = ingest_file(Home.locate(), source, name, mapping, horizon, max_quarantined, progress)
+    lines = [*result.get("words", ()), f"dataset {result['digest']}"]
+    lines.append(f"{result['rows']:,} rows in {result['episodes']:,} episodes")
+    if result["quarantined"]:
+        lines.append(f"{result['quarantined']:,} rows in quarantine: {result['quarantine_path']}")
+    lines.append(f"card: {result['card']}")
+    emit(result, as_json, lines)
+
+
+def _ingest_run(config: Path, data: list[Path] | None, others: list[Any]) -> dict[str, Any]:
+    from configs.load import load_run
+
+    run = load_run(config)
+    if not data or any(other is not None for other in others):
+        raise BadInput(f"expected --data FILE alone with {config.name}, which says the rest: name the logs by --data.")
+    from tasks.ingest import ingest as read
+    from tasks.progress import StageProgress
+
+    with StageProgress("ingest") as progress:
+        return read(Home.locate(), run, data, progress)
+
+
+def export(
+    digest: Annotated[str, typer.Argument(help="The dataset's digest, or its first digits.")],
+    to: Annotated[str, typer.Option(help="d4rl, dsrl, minari, neorl or neorl2.")],
+    out: Annotated[Path, typer.Option(help="The file; for minari the folder, named as its id, such as plant-v0.")],
+    root: Annotated[
+        Path | None, typer.Option(help="The folder of a dataset that was generated outside of the home.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a dataset as other libraries read it, and say what the format leaves out.
+
+    Example: neorl export 33fc22638d80 --to minari --out exports/double_mass-v0
+    """
+    from tasks.adapters.formats.exports import export as write
+    from tasks.adapters.store.reader import find_dataset
+    from tasks.progress import StageProgress
+
+    datasets = Home.locate().root / "datasets"
+    folders = [root] if root else sorted(datasets.iterdir()) if datasets.is_dir() else []
+    with StageProgress("export") as progress:
+        result = write(find_dataset(folders, digest), to, out, progress)
+    lines = [f"{result['rows']:,} rows in {result['episodes']:,} episodes as {to} in {result['path']}"]
+    emit(result, as_json, [*lines, *(f"  left out: {what}" for what in result["left_out"])])

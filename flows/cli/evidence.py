@@ -1,0 +1,213 @@
+"""Commands about evidence: certificate, report, audit, keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from flows.cli.console import AsJson, emit, group, known_plant
+
+if TYPE_CHECKING:
+    from tasks.adapters.ledger.signing import TrustRoot
+
+certificate = group("Show or check a safety certificate.")
+audit = group("Check that nothing was altered.")
+keys = group("The key that signs, and the keys that are trusted.")
+
+Certificate = Annotated[Path, typer.Argument(help="A certificate, *.dsse.json.")]
+Trust = Annotated[Path | None, typer.Option(help="File of pinned public keys, in place of the project's.")]
+
+
+@certificate.command("show")
+def certificate_show(file: Certificate, trust: Trust = None, as_json: AsJson = False) -> None:
+    """Print what a certificate says, after checking its signature.
+
+    Example: neorl certificate show certificate.dsse.json
+    """
+    import json
+
+    from tasks.adapters.ledger.certificate import read_certificate
+    from tasks.adapters.ledger.signing import TrustRoot
+
+    statement = read_certificate(file, TrustRoot.locate(Home.locate(), trust))
+    emit(statement, as_json, [json.dumps(statement, indent=2, sort_keys=True, ensure_ascii=False)])
+
+
+@certificate.command("verify")
+def certificate_verify(
+    file: Certificate,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Repeat every rollout and compare the counts.")] = False,
+    challenge: Annotated[str, typer.Option(help="Run the test with this seed (hexadecimal) too.")] = "",
+    bundle: Annotated[Path | None, typer.Option(help="The certified bundle; the home's own otherwise.")] = None,
+    trust: Trust = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a certificate again, offline; 1 is the exit code when anything does not hold.
+
+    Example: neorl certificate verify certificate.dsse.json --rerun
+    """
+    from tasks.adapters.ledger.certificate import read_certificate, verify_certificate
+    from tasks.adapters.ledger.chain import Ledger
+    from tasks.adapters.ledger.signing import TrustRoot
+
+    home = Home.locate()
+    try:
+        seed = bytes.fromhex(challenge) if challenge else None
+    except ValueError as error:
+        raise BadInput(
+            f"expected hexadecimal digits after --challenge, got '{challenge}': write it as 00ff."
+        ) from error
+    root = TrustRoot.locate(home, trust)
+    folder = bundle or _bundle_of(home, read_certificate(file, root))
+    found: dict[str, str] = {}
+    repeat = None
+    if folder is not None:
+        from tasks.adapters.models.bundle import composite_digest, load_bundle
+
+        plant, composite = load_bundle(folder)
+        found["composite"] = composite_digest(composite, plant.spec.name)
+    if rerun or seed is not None:
+        if folder is None:
+            raise BadInput(
+                f"expected the bundle that {file} certifies, got none in {home.root}: name it with --bundle."
+            )
+        from tasks.certify import repeat_with
+
+        repeat = repeat_with(folder)
+    checks = verify_certificate(
+        file,
+        root,
+        artefacts=found,
+        ledger=Ledger.open(home, trust=trust, write=False) if Ledger.exists(home) else None,
+        repeat=repeat,
+        rerun=rerun,
+        challenge=seed,
+    )
+    _conclude(checks, as_json)
+
+
+@audit.command("verify")
+def audit_verify(
+    head: Annotated[list[Path] | None, typer.Option("--head", help="A report or a signed head kept elsewhere.")] = None,
+    trust: Trust = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the ledger and every file that it vouches for; 1 is the exit code when anything was altered.
+
+    The ledger is also held against the signed heads in this home's reports, in MLflow's tags where it answers, and in
+    the files given.
+
+    Example: neorl audit verify --head report-from-last-month.html
+    """
+    from tasks.adapters.ledger.audit import audit as check
+    from tasks.adapters.ledger.chain import Ledger
+    from tasks.adapters.ledger.heads import read_heads, report_heads
+    from tasks.adapters.ledger.signing import TrustRoot
+
+    home = Home.locate()
+    heads = [text for path in head or [] for text in read_heads(path)]
+    heads += report_heads(home)
+    if Ledger.exists(home):
+        heads += _registry_heads(home, TrustRoot.locate(home, trust))
+    _conclude(check(home, heads, trust).checks, as_json)
+
+
+@keys.command("show")
+def keys_show(as_json: AsJson = False) -> None:
+    """Print the signing key's id and public half, and the trust root in force.
+
+    Example: neorl keys show
+    """
+    from tasks.adapters.ledger.signing import key_id, open_keys, trust_yaml
+
+    home = Home.locate()
+    signer, root = open_keys(home, first_use=False)
+    result = {"id": key_id(signer.public), "trusted": sorted(root.keys), "trust_root": str(root.source)}
+    lines = [f"signs as {result['id']}", f"trusted: {', '.join(result['trusted'])} ({root.source})"]
+    emit(result, as_json, [*lines, trust_yaml(signer.public, "").decode().rstrip()])
+
+
+@keys.command("init")
+def keys_init(as_json: AsJson = False) -> None:
+    """Make this home's signing key, unless there is one.
+
+    Example: neorl keys init
+    """
+    from tasks.adapters.ledger.chain import Ledger
+    from tasks.adapters.ledger.signing import key_id, open_keys
+
+    home = Home.locate()
+    Ledger.open(home)
+    signer, root = open_keys(home, first_use=False)
+    emit({"id": key_id(signer.public)}, as_json, [f"signs as {key_id(signer.public)}, trusted by {root.source}"])
+
+
+@keys.command("pin")
+def keys_pin(
+    note: Annotated[str, typer.Option(help="Whose key it is.")] = "pinned by neorl keys pin", as_json: AsJson = False
+) -> None:
+    """Pin this home's public key in the project's configuration: signatures by any other key stop counting.
+
+    Example: neorl keys pin --note "plant 7, signing host"
+    """
+    from tasks.adapters.files.canonical import write_atomic
+    from tasks.adapters.ledger.signing import PROJECT_TRUST, TrustRoot, key_id, open_keys, trust_yaml
+
+    signer, _ = open_keys(Home.locate(), first_use=False)
+    if PROJECT_TRUST.exists() and key_id(signer.public) not in TrustRoot.read(PROJECT_TRUST).keys:
+        raise Refused(
+            f"expected no other pinned keys, got some in {PROJECT_TRUST}: add this one there by hand after asking "
+            "their owner."
+        )
+    if not PROJECT_TRUST.exists():
+        write_atomic(PROJECT_TRUST, trust_yaml(signer.public, note))
+    name = key_id(signer.public)
+    emit({"id": name, "pinned_in": str(PROJECT_TRUST)}, as_json, [f"{name} is pinned in {PROJECT_TRUST}"])
+
+
+def report(plant: Annotated[str, typer.Argument(help="The plant's name.")], as_json: AsJson = False) -> None:
+    """Name the newest report of a plant, one HTML file that opens offline.
+
+    Example: neorl report chemical_reactor
+    """
+    folder = Home.locate().root / "reports" / known_plant(plant)
+    files = sorted(folder.glob("*.html"), key=lambda p: p.stat().st_mtime)
+    if not files:
+        raise BadInput(f"expected a report of {plant} in {folder}, got none: 'neorl retrain' writes one.")
+    result: dict[str, Any] = {"report": str(files[-1]), "reports": [str(f) for f in files]}
+    emit(result, as_json, [str(files[-1])])
+
+
+def _bundle_of(home: Home, statement: dict[str, Any]) -> Path | None:
+    digest, plant = statement["subject"][0]["digest"]["sha256"], statement["predicate"]["scope"]["plant"]
+    folder = home.root / "bundles" / plant / digest[:24]
+    return folder if folder.is_dir() else None
+
+
+def _registry_heads(home: Home, trust: TrustRoot) -> list[str]:
+    """The heads in MLflow's tags that name a pinned key: a team's MLflow may hold those of other ledgers too.
+
+    None where MLflow does not answer, for an audit needs no server.
+    """
+    from flows.services.servers import status
+
+    found = status(home)["mlflow"]
+    if found["state"] != "running":
+        return []
+    from tasks.adapters.ledger.heads import signed_by
+    from tasks.adapters.registry.server import Registry
+
+    return signed_by(Registry(found["url"]).tagged("neorl.ledger_head"), trust.keys)
+
+
+def _conclude(checks: Any, as_json: bool) -> None:
+    passed = all(check.passed for check in checks)
+    lines = [f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.detail}" for check in checks]
+    emit({"passed": passed, "checks": [check._asdict() for check in checks]}, as_json, lines)
+    if not passed:
+        names = ", ".join(check.name for check in checks if not check.passed)
+        raise Refused(f"expected every check to hold, got failures in {names}: restore the originals from a backup.")

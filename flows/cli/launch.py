@@ -1,0 +1,50 @@
+"""Start the retraining flow from a command: servers first, then Prefect, which reads its settings when imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ServiceMissing
+from configs.home import Home
+from flows.checks import checked_run
+from flows.services.servers import environment, up
+
+
+def run_retrain(config: Path, data: Sequence[Path] | None) -> tuple[dict[str, Any], list[str]]:
+    """Run the flow in this process, on this home's servers, which are started if none answers.
+
+    Args:
+        config: the run's YAML.
+        data: files of logs.
+
+    Returns:
+        The flow's result, and its summary as lines.
+
+    Raises:
+        NeoRLError: as the flow does; a wrong configuration is found before any server is started.
+    """
+    checked_run(config)
+    services = up(Home.locate(), say=lambda text: print(f"neorl: {text}", file=sys.stderr, flush=True))
+    os.environ.update(environment(services))
+    # The run's own words are enough on the terminal; everything, tracebacks too, is in the UI.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    import httpx
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    from flows.cli.summary import summary_lines
+    from flows.retrain import retrain
+
+    try:
+        result = retrain(str(config), [str(path) for path in data] if data else None)
+    except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "API" not in str(error):
+            raise
+        raise ServiceMissing(
+            f"expected Prefect at {services.prefect.url} to answer, got {type(error).__name__}: start it "
+            "with 'neorl up', then give the same command again to go on."
+        ) from error
+    return result, summary_lines(result)

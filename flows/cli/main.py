@@ -1,0 +1,86 @@
+"""The `neorl` command: its table of commands, and how errors end it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+from typer.exceptions import Abort, TyperException
+
+from configs.errors import BadInput, NeoRLError
+from flows.cli import data as commands_data
+from flows.cli import evidence as commands_evidence
+from flows.cli import models as commands_models
+from flows.cli import plants as commands_plants
+from flows.cli import services as commands_services
+from flows.cli.console import emit, group
+
+app = group("Turn a plant's logs into a certified, registered, explained control policy.")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PANELS = {
+    "services": [commands_services.up, commands_services.down, commands_services.status, commands_services.doctor],
+    "data": [commands_data.generate, commands_data.ingest, commands_data.export],
+    "models": [
+        commands_models.train,
+        commands_models.retrain,
+        commands_models.candidates,
+        commands_models.approve,
+        commands_models.reject,
+        commands_models.history,
+    ],
+    "evidence": [commands_evidence.report],
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(commands_plants.plants, name="plants", rich_help_panel="data")
+for name in ("certificate", "audit", "keys"):
+    app.add_typer(getattr(commands_evidence, name), name=name, rich_help_panel="evidence")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns its exit code: 0 done, 1 refused, 2 bad usage or input, 3 a service is missing."""
+    try:
+        return int(app(args=list(arguments), prog_name="neorl", standalone_mode=False) or 0)
+    except NeoRLError as error:
+        if os.environ.get("NEORL_DEBUG"):
+            raise
+        return _fail(str(error), error.exit_code, arguments)
+    except TyperException as error:
+        message = " ".join(error.format_message().split())
+        return _fail(f"{message.rstrip('.')}: see 'neorl --help'." if message else "", error.exit_code, arguments)
+    except Exception as error:
+        said = _out_of_room(error)
+        if said is None or os.environ.get("NEORL_DEBUG"):
+            raise
+        message = f"expected room to write, got '{said}': free some space, or point NEORL_HOME to another disk, then "
+        return _fail(f"{message}give the same command again; what is finished is kept.", BadInput.exit_code, arguments)
+    except (Abort, KeyboardInterrupt):
+        return _fail("interrupted; give the same command again to go on.", 130, arguments)
+
+
+def _out_of_room(error: BaseException | None) -> str | None:
+    """What a full disk, a quota or a limit on files said, however deep below; some libraries only quote it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return str(error)
+        # Rust's libraries give the number alone in an exception of their own.
+        if any(f"(os error {code})" in str(error) for code in FULL):
+            return " ".join(str(error).split())
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _fail(message: str, code: int, arguments: Sequence[str]) -> int:
+    if message:
+        print(f"neorl: {message}", file=sys.stderr)
+    if "--json" in arguments:
+        emit({"error": message, "exit_code": code}, True)
+    return code
+
+
+def main() -> None:
+    """Entry point of the `neorl` command."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,179 @@
+"""Commands about policies, candidates and champions: train, retrain, candidates, approve, reject, history."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from configs.errors import BadInput
+from configs.home import Home
+from flows.cli.console import AsJson, ConfigFile, emit, known_plant, show_table
+
+Plant = Annotated[str, typer.Argument(help="The plant's name, such as chemical_reactor.")]
+Version = Annotated[str, typer.Argument(help="The candidate's version in the registry.")]
+Who = Annotated[str, typer.Option("--by", help="Who decides; your user name otherwise.")]
+Note = Annotated[str, typer.Option("--note", help="Why, for the record.")]
+
+
+def train(
+    file: Annotated[Path, typer.Argument(help="An HDF5 file of D4RL or DSRL.")],
+    algorithm: Annotated[str, typer.Option(help="What learns, such as td3_bc.")] = "td3_bc",
+    updates: Annotated[int, typer.Option(help="Gradient steps.", min=1)] = 100_000,
+    seeds: Annotated[int, typer.Option(help="Policies to train, from seeds 0, 1, ...", min=1)] = 1,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyper-parameter, as alpha=1 or hidden=[256,256]; repeat it.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Transitions per gradient step.", min=1)] = 256,
+    horizon: Annotated[
+        int | None,
+        typer.Option(help="Steps of a time limit, where the file has neither timeouts nor next_observations."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for what comes of it; FILE-ALGORITHM otherwise.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train on one file with the core alone: no server, no gates, no certificate.
+
+    A run that was interrupted goes on where it was when the same command is given again.
+
+    Example: neorl train hopper-medium-v2.hdf5 --algorithm td3_bc --updates 100000 --set alpha=1
+    """
+    from tasks.adapters.formats.recordings import read
+    from tasks.progress import StageProgress
+    from tasks.training.recording import checked_overrides, fit_recording, in_words
+
+    overrides = dict(map(_setting, settings or []))
+    checked_overrides(algorithm, overrides)
+    with StageProgress("read") as progress:
+        log = read(file, horizon, progress)
+    if not as_json:
+        print(log, flush=True)
+    folder = out or Path(f"{file.stem}-{algorithm}")
+    with StageProgress("train") as progress:
+        result = fit_recording(
+            log,
+            folder,
+            algorithm,
+            updates=updates,
+            seeds=seeds,
+            overrides=overrides,
+            batch_size=batch_size,
+            progress=progress,
+        )
+    emit(result, as_json, in_words(result))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """`name=value`; the value is JSON where it can be, else text."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise BadInput(f"expected --set name=value, got '{text}': write for example --set alpha=1.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def retrain(
+    config: ConfigFile,
+    data: Annotated[list[Path] | None, typer.Option("--data", help="A file of logs; repeat it for several.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a policy from logs: ingest, validate, train, evaluate, certify, register, approve, promote, report.
+
+    A run that was killed goes on where it was when the same command is given again.
+
+    Example: neorl retrain configs/chemical_reactor.yaml --data logs/historian.parquet
+    """
+    from flows.cli.launch import run_retrain
+
+    result, lines = run_retrain(config, data)
+    emit(result, as_json, lines)
+
+
+def candidates(
+    plant: Annotated[str | None, typer.Argument(help="Only this plant.")] = None, as_json: AsJson = False
+) -> None:
+    """List the versions that wait for a decision.
+
+    Example: neorl candidates chemical_reactor
+    """
+    from flows.promote import list_candidates
+
+    found = list_candidates(Home.locate(), known_plant(plant) if plant else None)
+    if as_json:
+        emit({"candidates": found}, True)
+    elif found:
+        columns = ("plant", "version", "composite", "certificate", "url")
+        show_table(columns, [[str(row.get(column, ""))[:100] for column in columns] for row in found])
+    else:
+        print("no candidate waits for a decision")
+
+
+def approve(plant: Plant, version: Version, by: Who = "", note: Note = "", as_json: AsJson = False) -> None:
+    """Approve a waiting candidate and promote it.
+
+    Example: neorl approve chemical_reactor 3 --note "compared trajectories"
+    """
+    from flows.promote import approve as decide
+
+    result = decide(Home.locate(), known_plant(plant), version, by or getpass.getuser(), note)
+    emit(result, as_json, [f"version {version} of {plant} is approved; champion: {result.get('champion')}"])
+
+
+def reject(plant: Plant, version: Version, by: Who = "", note: Note = "", as_json: AsJson = False) -> None:
+    """Reject a waiting candidate; the champion stays.
+
+    Example: neorl reject chemical_reactor 3 --note "too nervous on the valve"
+    """
+    from flows.promote import reject as decide
+
+    result = decide(Home.locate(), known_plant(plant), version, by or getpass.getuser(), note)
+    emit(result, as_json, [f"version {version} of {plant} is rejected; champion: {result.get('champion')}"])
+
+
+def history(
+    plant: Plant,
+    at: Annotated[str, typer.Option(help="Only who was champion then: 2026-11-20 or an ISO time.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show who was champion when, from the verified ledger.
+
+    Example: neorl history chemical_reactor --at 2026-11-20
+    """
+    known_plant(plant)
+    from tasks.adapters.ledger.chain import Ledger
+    from tasks.adapters.ledger.champions import champion
+
+    ledger = Ledger.open(Home.locate(), write=False)
+    entries = ledger.entries()
+    if at:
+        entry = champion(entries, plant, at)
+        if entry is None:
+            raise BadInput(f"expected a champion of {plant} at {at}, got none: the first promotion came later.")
+        promotions = [entry]
+    else:
+        promotions = [e for e in entries if e.kind == "promotion" and e.plant == plant]
+    rows = [_promotion(entry, entries) for entry in promotions]
+    if as_json:
+        emit({"plant": plant, "champions": rows}, True)
+    elif rows:
+        columns = ("since", "version", "composite", "approved_by", "entry")
+        show_table(columns, [[row[column] for column in columns] for row in rows])
+    else:
+        print(f"{plant} has had no champion yet")
+
+
+def _promotion(entry: Any, entries: Any) -> dict[str, Any]:
+    approval = next((e for e in entries if e.digest == entry.body.get("approval")), None)
+    return {
+        "since": entry.timestamp,
+        "version": str(entry.body.get("version", "")),
+        "composite": entry.body["composite"],
+        "approved_by": str(approval.body.get("by", "")) if approval else "",
+        "entry": entry.digest,
+        "sequence": entry.sequence,
+    }

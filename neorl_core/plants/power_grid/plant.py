@@ -1,0 +1,364 @@
+"""A distribution feeder with solar inverters, batteries and switchable lines: the IEEE 33-bus feeder over one day.
+
+Every quarter of an hour the controller sets what each inverter withholds and its reactive power, what each battery
+gives or takes, and which line of each loop is open; then load and sun move on and the AC power flow is solved.
+
+The feeder is Baran and Wu's (feeder33.py), the flow is that of power_flow.py, what is connected to it stands in
+grid_units.py. Voltages must stay within ±5 % (ANSI C84.1, range A), which the paper's own case (0.913 at full load and
+1.0 at the substation) does not hold: here the substation is at 1.02 and days peak at 70 to 80 % of the paper's loads,
+and then the resting feeder holds it. The paper gives no current limits, and none are made up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from neorl_core.control.greedy import GreedyParams, greedy
+from neorl_core.plants.base import AnyArray, clip_to
+from neorl_core.plants.power_grid import feeder33 as feeder
+from neorl_core.plants.power_grid import units
+from neorl_core.plants.power_grid.control import VoltVarParams, dispatch, volt_var
+from neorl_core.plants.power_grid.power_flow import Flow, is_radial, magnitude, path_matrix, solve
+from neorl_core.types import AgentView, Constraint, Plant, PlantSpec, Space, Timestep
+
+_TOPS = tuple(float(len(loop) - 1) for loop in feeder.LOOP_LINES)
+_TIES = tuple(f"open_line_of_loop_{loop + 1}" for loop in range(units.SWITCHES))
+SPEC = PlantSpec(
+    name="power_grid",
+    observation=Space(
+        names=(
+            *("hour", "load_level", "clearness"),
+            *(f"energy_{bus}" for bus in units.BATTERY_BUSES),
+            *_TIES,
+            *(f"voltage_{unit}" for unit in units.UNITS),
+            *("lowest_voltage", "highest_voltage", "loss"),
+        ),
+        units=(
+            "h",
+            "1",
+            "1",
+            *("MWh",) * units.BATTERIES,
+            *("1",) * units.SWITCHES,
+            *("pu",) * (len(units.UNITS) + 2),
+            "MW",
+        ),
+        low=(0.0, 0.0, 0.0, *(0.0,) * units.BATTERIES, *(0.0,) * units.SWITCHES, *(0.0,) * (len(units.UNITS) + 2), 0.0),
+        high=(24.0, 2.0, 1.0, *(units.BATTERY_MWH,) * units.BATTERIES, *_TOPS, *(1.5,) * (len(units.UNITS) + 2), 10.0),
+    ),
+    action=Space(
+        names=(
+            *(f"withheld_{unit}" for unit in units.UNITS[: units.SOLAR]),
+            *(f"power_{unit}" for unit in units.UNITS[units.SOLAR :]),
+            *(f"reactive_{unit}" for unit in units.UNITS),
+            *_TIES,
+        ),
+        units=(*("MW",) * len(units.UNITS), *("Mvar",) * len(units.UNITS), *("1",) * units.SWITCHES),
+        low=(
+            *(0.0,) * units.SOLAR,
+            *(-units.BATTERY_MW,) * units.BATTERIES,
+            *(-mva for mva in units.RATING),
+            *(0.0,) * units.SWITCHES,
+        ),
+        high=(*(units.SOLAR_MW,) * units.SOLAR, *(units.BATTERY_MW,) * units.BATTERIES, *units.RATING, *_TOPS),
+    ),
+    constraints=(Constraint("bus voltage", "pu", 0.95, 1.05),),
+    dt=units.DT,
+    time_unit="h",
+    horizon=units.HORIZON,
+    # 0: nothing is done and the switches rest at the paper's topology; 100: the optimal flow. Over
+    # 1000 days each; the volt-var curve reaches 219.56, which is 78.9.
+    score_range=(-159.49, 320.86),
+)
+LIMIT = SPEC.constraints[0]
+
+ITERATIONS = 10
+"""Of the power flow: within 1e-10 pu of its fixed point at the paper's full load."""
+FLOW_STEPS, FLOW_RATE = 5, 0.015
+"""Gradient steps of the optimal flow per control step, and their size [Mvar²/$]."""
+VOLTAGE_BUFFER, VOLTAGE_WEIGHT = 0.025, 4e3
+"""Margin [pu] below which the optimal flow pays, and how much [$/pu²]."""
+
+
+class Params(NamedTuple):
+    """Physical constants and disturbances."""
+
+    load_scale: float | Float[Array, ""] = 0.8
+    """The day's peak as a fraction of the paper's loads."""
+    bus_load: float | Float[Array, " 32"] = 1.0
+    """Each bus's share, relative to the paper's [1]."""
+    impedance_scale: float | Float[Array, ""] = 1.0
+    """Lines' impedance relative to the paper's [1]."""
+    source_voltage: float | Float[Array, ""] = 1.02
+    """At the substation [pu], where a tap changer holds it; the paper's 1.0 leaves its far buses below any standard."""
+    efficiency: float | Float[Array, ""] = units.EFFICIENCY
+    """Of a battery's charging, and again of its discharging [1]."""
+    load_sd: float | Float[Array, ""] = 0.0
+    """Standard deviation of the load's slow relative deviation from the daily curve [1]."""
+    load_time_constant: float | Float[Array, ""] = 3.0
+    """Its time constant [h]."""
+    clearness_mean: float | Float[Array, ""] = 0.7
+    """Part of the clear sky's irradiance that arrives [1]."""
+    clearness_sd: float | Float[Array, ""] = 0.0
+    """Standard deviation of its slow deviation [1]."""
+    clearness_time_constant: float | Float[Array, ""] = 1.5
+    """Its time constant [h]."""
+    start_energy_spread: float | Float[Array, ""] = 0.0
+    """Half range of what batteries hold at midnight, around one half [1]."""
+    topologies: float | Float[Array, ""] = 1.0
+    """How many of the topologies in `units.STARTS` a day may begin with [1]."""
+
+
+class Domain(NamedTuple):
+    """The operating domain: how far days, feeders and batteries differ."""
+
+    load_scale_low: float = 0.7
+    load_scale_high: float = 0.8
+    bus_load_spread: float = 0.1
+    impedance_spread: float = 0.03
+    efficiency_spread: float = 0.01
+    load_sd: float = 0.03
+    clearness_mean_low: float = 0.5
+    clearness_mean_high: float = 0.9
+    clearness_sd: float = 0.15
+    start_energy_spread: float = 0.2
+    topologies: float = 3.0
+
+
+class State(NamedTuple):
+    step: Int[Array, ""]
+    load_level: Float[Array, ""]
+    """Of the paper's loads [1]."""
+    clearness: Float[Array, ""]
+    energy: Float[Array, " 2"]
+    """MWh in each battery."""
+    positions: Int[Array, " 5"]
+    """Of each loop, which of its lines is open."""
+
+
+NOMINAL = Params()
+
+
+def flow(
+    level: Float[Array, ""],
+    active: Float[Array, " 6"],
+    reactive: Float[Array, " 6"],
+    positions: Int[Array, " 5"],
+    params: Params,
+) -> Flow:
+    """The power flow under a load level [1] with the units feeding in active [MW] and reactive [Mvar] power."""
+    dtype = active.dtype
+    where = jnp.asarray(units.UNIT_BUSES)
+    load = level * jnp.asarray(params.bus_load, dtype)
+    impedance = jnp.stack([jnp.asarray(feeder.RESISTANCE, dtype), jnp.asarray(feeder.REACTANCE, dtype)], -1)
+    return solve(
+        path_matrix(positions, dtype),
+        (load * jnp.asarray(feeder.ACTIVE_LOAD, dtype)).at[where].add(-active),
+        (load * jnp.asarray(feeder.REACTIVE_LOAD, dtype)).at[where].add(-reactive),
+        impedance * params.impedance_scale,
+        ITERATIONS,
+        params.source_voltage,
+    )
+
+
+def switch(before: Int[Array, " 5"], command: Float[Array, " 5"]) -> Int[Array, " 5"]:
+    """Positions after a command, rounded; one that would not leave a radial feeder is refused and nothing moves."""
+    wanted = jnp.round(command).astype(before.dtype)
+    return jnp.where(is_radial(wanted), wanted, before)
+
+
+def _observe(state: State, found: Flow) -> Float[Array, " 19"]:
+    dtype = state.energy.dtype
+    voltage = magnitude(found.voltage)
+    return jnp.concatenate(
+        [
+            jnp.stack([units.hour_of(state.step, dtype), state.load_level, state.clearness]),
+            state.energy,
+            state.positions.astype(dtype),
+            voltage[jnp.asarray(units.UNIT_BUSES)],
+            jnp.stack([jnp.min(voltage), jnp.max(voltage), found.loss]),
+        ]
+    )
+
+
+def operate(
+    state: State, action: Float[Array, " 17"], load_level: Float[Array, ""], clearness: Float[Array, ""], params: Params
+) -> tuple[State, Flow, Float[Array, ""]]:
+    """A quarter of an hour under an action, with the load and the sky that it ends with.
+
+    Returns:
+        The state after it, its power flow, and the reward [$].
+    """
+    hour = units.hour_of(state.step + 1, action.dtype)
+    withheld, command, reactive, wanted = jnp.split(
+        clip_to(SPEC.action, action), (units.SOLAR, units.SOLAR + 2, 2 * units.SOLAR + 4)
+    )
+    sun = units.available(hour, clearness)
+    withheld = jnp.minimum(withheld, sun)
+    power = units.battery_power(state.energy, command, params.efficiency)
+    active = jnp.concatenate([sun - withheld, power])
+    # Active power has priority: what it leaves of the inverter's rating bounds the reactive power.
+    most = jnp.sqrt(jnp.square(jnp.asarray(units.RATING, action.dtype)) - jnp.square(active))
+    positions = switch(state.positions, wanted)
+    energy = units.charge(state.energy, power, params.efficiency)
+    found = flow(load_level, active, jnp.clip(reactive, -most, most), positions, params)
+    moved = jnp.sum(positions != state.positions).astype(action.dtype)
+    reward = units.earnings(hour, found.loss, withheld, power, energy - state.energy, moved)
+    return State(state.step + 1, load_level, clearness, energy, positions), found, reward
+
+
+def drift(state: State, draw: Float[Array, " 2"], params: Params) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Load level and clearness a step later: deviations are AR(1), d⁺ = φ d + sd √(1 − φ²) w, φ = exp(−dt/τ).
+
+    Args:
+        state: now; draw: two standard normal numbers w, zero for the expected course.
+    """
+    dtype = state.energy.dtype
+    taus = jnp.stack(
+        [jnp.asarray(params.load_time_constant, dtype), jnp.asarray(params.clearness_time_constant, dtype)]
+    )
+    spreads = jnp.stack([jnp.asarray(params.load_sd, dtype), jnp.asarray(params.clearness_sd, dtype)])
+    phi = jnp.exp(-units.DT / taus)
+    now, then = (params.load_scale * units.daily_load(units.hour_of(state.step + k, dtype)) for k in (0, 1))
+    deviation = jnp.stack([state.load_level / now - 1, state.clearness - params.clearness_mean])
+    deviation = phi * deviation + spreads * jnp.sqrt(1 - phi**2) * draw
+    return then * (1 + deviation[0]), jnp.clip(params.clearness_mean + deviation[1], 0.05, 1.0)
+
+
+def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
+    """A day, a feeder and batteries drawn uniformly from the domain."""
+    key_day, key_buses = jax.random.split(key)
+    day = jax.random.uniform(key_day, (4,))
+    buses = jax.random.uniform(key_buses, (feeder.BUSES,), minval=-1.0, maxval=1.0)
+    return NOMINAL._replace(
+        load_scale=domain.load_scale_low + (domain.load_scale_high - domain.load_scale_low) * day[0],
+        bus_load=1 + domain.bus_load_spread * buses,
+        impedance_scale=1 + domain.impedance_spread * (2 * day[1] - 1),
+        efficiency=NOMINAL.efficiency + domain.efficiency_spread * (2 * day[2] - 1),
+        load_sd=domain.load_sd,
+        clearness_mean=domain.clearness_mean_low + (domain.clearness_mean_high - domain.clearness_mean_low) * day[3],
+        clearness_sd=domain.clearness_sd,
+        start_energy_spread=domain.start_energy_spread,
+        topologies=domain.topologies,
+    )
+
+
+def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 19"]]:
+    """Midnight, batteries about half full, in one of the topologies that a dispatcher may have left."""
+    key_weather, key_energy, key_topology = jax.random.split(key, 3)
+    load, sky = jax.random.normal(key_weather, (2,))
+    half = 0.5 + params.start_energy_spread * jax.random.uniform(
+        key_energy, (units.BATTERIES,), minval=-1.0, maxval=1.0
+    )
+    chosen = jnp.floor(params.topologies * jax.random.uniform(key_topology)).astype(jnp.int32)
+    state = State(
+        step=jnp.zeros((), jnp.int32),
+        load_level=params.load_scale * (units.DAILY_LOAD[0] / 100) * (1 + params.load_sd * load),
+        clearness=jnp.clip(params.clearness_mean + params.clearness_sd * sky, 0.05, 1.0),
+        energy=units.BATTERY_MWH * half,
+        positions=jnp.asarray(units.STARTS, jnp.int32)[jnp.clip(chosen, 0, len(units.STARTS) - 1)],
+    )
+    idle = jnp.zeros((len(units.UNITS),))
+    return state, _observe(state, flow(state.load_level, idle, idle, state.positions, params))
+
+
+def step(key: PRNGKeyArray, state: State, action: Float[Array, " 17"], params: Params) -> tuple[State, Timestep]:
+    """A quarter of an hour; a collapse of the voltage is a violation but no end, and its loss is paid."""
+    load_level, clearness = drift(state, jax.random.normal(key, (2,), action.dtype), params)
+    following, found, reward = operate(state, action, load_level, clearness, params)
+    observation = _observe(following, found)
+    return following, Timestep(
+        observation=observation,
+        reward=reward,
+        margins=logged_margins(observation),
+        terminated=jnp.asarray(False),
+        truncated=following.step >= units.HORIZON,
+    )
+
+
+def state_of(observation: Float[Array, " 19"]) -> State:
+    """The state, all of which is observed; at 24 h it is midnight again."""
+    hour, load_level, clearness = observation[:3]
+    positions = jnp.round(observation[5:10]).astype(jnp.int32)
+    return State(jnp.round(hour / units.DT).astype(jnp.int32), load_level, clearness, observation[3:5], positions)
+
+
+def predict(
+    observation: Float[Array, " 19"], action: Float[Array, " 17"], params: Params
+) -> tuple[Float[Array, " 19"], Float[Array, " 1"]]:
+    """The next observation with load and sky on their expected course, and the margin [pu] then."""
+    state = state_of(observation)
+    load_level, clearness = drift(state, jnp.zeros(2, observation.dtype), params)
+    following, found, _ = operate(state, action, load_level, clearness, params)
+    observation = _observe(following, found)
+    return observation, logged_margins(observation)
+
+
+def applied(observation: Float[Array, " 19"]) -> Float[Array, " 17"]:
+    """The resting action with the switches as they are."""
+    return jnp.concatenate([jnp.zeros_like(observation[: 2 * len(units.UNITS)]), observation[5:10]])
+
+
+def logged_margins(next_observation: Float[AnyArray, "*n 19"]) -> Float[Array, "*n 1"]:
+    """Distance [pu] of the lowest and highest voltage after the step to the nearer limit."""
+    lowest, highest = next_observation[..., 16], next_observation[..., 17]
+    return jnp.minimum(jnp.asarray(lowest) - LIMIT.low, LIMIT.high - jnp.asarray(highest))[..., None]
+
+
+def logged_reward(
+    observation: Float[AnyArray, "*n 19"], action: Float[AnyArray, "*n 17"], next_observation: Float[AnyArray, "*n 19"]
+) -> Float[Array, "*n"]:
+    """The plant's reward [$] of logged rows, with the batteries' nominal efficiency."""
+    hour, clearness, loss = (next_observation[..., k] for k in (0, 2, 18))
+    withheld = jnp.minimum(action[..., : units.SOLAR], units.available(hour, clearness)[..., None])
+    power = units.battery_power(
+        observation[..., 3:5], action[..., units.SOLAR : units.SOLAR + units.BATTERIES], NOMINAL.efficiency
+    )
+    stored = jnp.asarray(next_observation[..., 3:5]) - observation[..., 3:5]
+    moved = jnp.sum(next_observation[..., 5:10] != observation[..., 5:10], -1).astype(stored.dtype)
+    return units.earnings(hour, loss, withheld, power, stored, moved)
+
+
+def _step_cost(observation: Float[Array, " 19"], action: Float[Array, " 17"]) -> Float[Array, ""]:
+    """What the nominal model says that an action costs [$], small margins included."""
+    following, margins = predict(observation, action, NOMINAL)
+    short = jnp.maximum(VOLTAGE_BUFFER - margins[0], 0.0)
+    return VOLTAGE_WEIGHT * short**2 - logged_reward(observation, action, following)
+
+
+optimal_flow = greedy(dispatch, _step_cost, steps=FLOW_STEPS)
+"""Optimal power flow: reactive power that loses least, by gradients through the power flow of the nominal feeder."""
+
+_COMMON = (0, 1, 2)
+AGENTS = (
+    *(AgentView(units.UNITS[k], (*_COMMON, 10 + k), (k, 6 + k)) for k in range(units.SOLAR)),
+    *(
+        AgentView(units.UNITS[units.SOLAR + k], (*_COMMON, 3 + k, 14 + k), (units.SOLAR + k, 10 + k))
+        for k in range(units.BATTERIES)
+    ),
+    AgentView("dispatcher", tuple(range(SPEC.observation.size)), tuple(range(12, 17))),
+)
+
+PLANT = Plant(
+    spec=SPEC,
+    params=NOMINAL,
+    domain=Domain(),
+    sample_params=sample_params,
+    reset=reset,
+    step=step,
+    predict=predict,
+    applied=applied,
+    fallback=volt_var,
+    fallback_params=VoltVarParams(),
+    oracle=optimal_flow,
+    oracle_params=GreedyParams(
+        base=(),
+        rate=(*(0.0,) * len(units.UNITS), *(FLOW_RATE,) * len(units.UNITS), *(0.0,) * units.SWITCHES),
+        low=SPEC.action.low,
+        high=SPEC.action.high,
+    ),
+    agents=AGENTS,
+)

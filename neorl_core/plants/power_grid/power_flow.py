@@ -1,0 +1,111 @@
+"""AC power flow on a radial feeder whose switches move: one fixed point, differentiable, fast in batches.
+
+A radial feeder is what is left of a meshed one when one line of each loop is open. Bus currents I flow through the
+lines as J = Γ I, and voltages fall along the same paths, V = V₀ − Γᵀ (z ∘ J) with I = conj(S / V), which is the fixed
+point of backward and forward sweeps (Shirmohammadi et al., IEEE Trans. Power Systems 3(2), 1988). The path matrix Γ
+of any topology follows from that of one tree by a matrix as small as the number of loops.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from neorl_core.plants.power_grid import feeder33 as feeder
+
+LOWEST = 0.5
+"""Per unit; a load draws no more current than at this voltage, so that a collapse stays finite and visible."""
+
+
+Parts = tuple[Float[Array, " 32"], Float[Array, " 32"]]
+
+
+class Flow(NamedTuple):
+    """What a power flow finds, in per unit of 1 MVA and 12.66 kV, at buses 1 to 32 and lines 0 to 36."""
+
+    voltage: Float[Array, "32 2"]
+    """Real and imaginary parts; the substation's has no imaginary part."""
+    current: Float[Array, "37 2"]
+    """From a line's first bus to its second."""
+    loss: Float[Array, ""]
+    """Σ r |J|², active."""
+
+
+def open_lines(positions: Int[Array, " 5"]) -> Int[Array, " 5"]:
+    """Lines (counted from zero) that these switch positions open."""
+    longest = max(map(len, feeder.LOOP_LINES))
+    table = jnp.asarray([loop + loop[-1:] * (longest - len(loop)) for loop in feeder.LOOP_LINES])
+    return table[jnp.arange(feeder.TIES), positions]
+
+
+def _restricted(positions: Int[Array, " 5"], dtype: jnp.dtype) -> tuple[Int[Array, " 5"], Float[Array, "5 5"]]:
+    lines = open_lines(positions)
+    return lines, jnp.asarray(feeder.LOOPS, dtype)[:, lines]
+
+
+def is_radial(positions: Int[Array, " 5"]) -> Bool[Array, ""]:
+    """Whether opening these lines leaves every bus fed by exactly one path.
+
+    |det B_D| = 1, else 0, with the loops' columns B_D of the open lines: the loop matrix is totally unimodular, so
+    every spanning tree has such positions and nothing else has (Tutte: Introduction to the Theory of Matroids, 1971).
+    """
+    return jnp.abs(jnp.linalg.det(_restricted(positions, jnp.dtype(jnp.float32))[1])) > 0.5
+
+
+def path_matrix(positions: Int[Array, " 5"], dtype: jnp.dtype) -> Float[Array, "37 32"]:
+    """Γ of a radial topology: ±1 where a line is on the path to a bus, 0 elsewhere.
+
+    Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]: the loops carry what cancels the base tree's currents in the open lines D.
+    """
+    lines, restricted = _restricted(positions, dtype)
+    base, loops = jnp.asarray(feeder.BASE_PATH, dtype), jnp.asarray(feeder.LOOPS, dtype)
+    # All entries are whole numbers, and rounding makes them so.
+    return jnp.round(base - (jnp.linalg.inv(restricted) @ loops).T @ base[lines])
+
+
+def solve(
+    path: Float[Array, "37 32"],
+    active: Float[Array, " 32"],
+    reactive: Float[Array, " 32"],
+    impedance: Float[Array, "37 2"],
+    iterations: int,
+    source: float | Float[Array, ""] = 1.0,
+) -> Flow:
+    """Voltages, currents and losses of a radial feeder under given power drawn at its buses.
+
+    Args:
+        path: Γ of the topology, from `path_matrix`.
+        active: net active power drawn at buses 1 to 32, per unit (MW); feeding in is negative.
+        reactive: net reactive power drawn, per unit (Mvar).
+        impedance: resistance and reactance of all lines, per unit.
+        iterations: of the fixed point. Its error shrinks about tenfold in each where voltages are above 0.9.
+        source: voltage of the substation, per unit.
+
+    Returns:
+        The flow, of currents that belong to the voltages found.
+    """
+    r, x = impedance[:, 0], impedance[:, 1]
+    # Real and imaginary parts go their own ways: a real matrix times a vector is what a processor does best.
+
+    def line_currents(
+        e: Float[Array, " 32"], f: Float[Array, " 32"]
+    ) -> tuple[Float[Array, " 37"], Float[Array, " 37"]]:
+        square = jnp.maximum(e**2 + f**2, LOWEST**2)
+        return path @ ((active * e + reactive * f) / square), path @ ((active * f - reactive * e) / square)
+
+    def sweep(voltage: Parts, _: None) -> tuple[Parts, None]:
+        a, b = line_currents(*voltage)
+        return (source - path.T @ (r * a - x * b), -(path.T @ (r * b + x * a))), None
+
+    flat = (source * jnp.ones_like(active), jnp.zeros_like(active))
+    voltage, _ = jax.lax.scan(sweep, flat, None, length=iterations)
+    a, b = line_currents(*voltage)
+    return Flow(jnp.stack(voltage, -1), jnp.stack([a, b], -1), jnp.sum(r * (a**2 + b**2)))
+
+
+def magnitude(phasor: Float[Array, "n 2"]) -> Float[Array, " n"]:
+    """|x| of phasors as (real, imaginary)."""
+    return jnp.sqrt(jnp.sum(phasor**2, -1))

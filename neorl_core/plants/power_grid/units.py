@@ -1,0 +1,123 @@
+"""What is connected to the feeder and what a day brings: inverters, batteries, load, sun and tariff.
+
+Daily load: IEEE Reliability Test System (IEEE Trans. Power Apparatus and Systems 98(6), 1979), hourly table,
+weekday in summer. Sun: Haurwitz's clear sky (J. Meteorology 2, 1945). The units' sizes and the tariff are made up here.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from neorl_core.plants.base import AnyArray
+from neorl_core.plants.power_grid import feeder33 as feeder
+
+DT = 0.25
+HORIZON = 96
+
+SOLAR_BUSES = (18, 22, 25, 33)
+BATTERY_BUSES = (14, 31)
+"""In the paper's count, the substation being bus 1."""
+UNITS = tuple(f"solar_{bus}" for bus in SOLAR_BUSES) + tuple(f"battery_{bus}" for bus in BATTERY_BUSES)
+UNIT_BUSES = tuple(bus - 2 for bus in SOLAR_BUSES + BATTERY_BUSES)
+"""Rows of the feeder's arrays."""
+SOLAR, BATTERIES, SWITCHES = len(SOLAR_BUSES), len(BATTERY_BUSES), feeder.TIES
+SOLAR_MW = 0.6
+SOLAR_MVA = 0.66
+BATTERY_MW = 0.5
+BATTERY_MVA = 0.6
+BATTERY_MWH = 2.0
+EFFICIENCY = 0.95
+"""Of charging, and again of discharging: the nominal value."""
+RATING = (SOLAR_MVA,) * SOLAR + (BATTERY_MVA,) * BATTERIES
+
+LATITUDE, DECLINATION = 0.59, 0.35
+"""Radians: the sun over 34 degrees north in late May."""
+# Percent of the daily peak at the full hours 0 to 24; the table's first hour ends at 1.
+DAILY_LOAD = (
+    *(72, 64, 60, 58, 56, 56, 58, 64, 76, 87, 95, 99, 100),
+    *(99, 100, 100, 97, 96, 96, 93, 92, 92, 93, 87, 72),
+)
+# $/MWh, by the hour in which an interval ends: a flat tariff with a dear evening and a cheap night.
+NIGHT_PRICE, DAY_PRICE, EVENING_PRICE = 60.0, 100.0, 200.0
+STORED_VALUE = 100.0
+"""$/MWh in a battery, so that emptying it before the day ends is no profit."""
+WEAR = 10.0
+"""$/MWh that a battery gives or takes."""
+SWITCHING_COST = 2.0
+"""$ per line opened and closed."""
+
+STARTS = tuple(feeder.positions_of(lines) for lines in ((32, 33, 34, 35, 36), (6, 13, 8, 31, 36), (6, 13, 9, 31, 27)))
+"""Topologies that a day may begin with: the paper's first, its best (139.55 kW at full load), and one near that."""
+BEST_START = 2
+"""Of these, what loses least over a day with sun and batteries."""
+
+
+def hour_of(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
+    """Hour of the day [h] after a number of steps from midnight."""
+    return DT * (step % HORIZON).astype(dtype)
+
+
+def daily_load(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
+    """The daily curve, 1 at its peak, linear between full hours."""
+    hour = jnp.asarray(hour)
+    return jnp.interp(hour, jnp.arange(25, dtype=hour.dtype), jnp.asarray(DAILY_LOAD, hour.dtype) / 100)
+
+
+def price(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
+    """$/MWh in the interval that ends at this hour."""
+    hour = jnp.asarray(hour)
+    night = jnp.where((hour > 7.0) & (hour <= 23.0), DAY_PRICE, NIGHT_PRICE)
+    return jnp.where((hour > 17.0) & (hour <= 21.0), EVENING_PRICE, night).astype(hour.dtype)
+
+
+def clear_sky(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
+    """Irradiance [kW/m²] without clouds, 1.098 c exp(−0.057/c) with c the cosine of the sun's distance from zenith."""
+    angle = jnp.pi / 12 * (jnp.asarray(hour) - 12.0)
+    height = jnp.sin(LATITUDE) * jnp.sin(DECLINATION) + jnp.cos(LATITUDE) * jnp.cos(DECLINATION) * jnp.cos(angle)
+    up = jnp.maximum(height, 1e-3)
+    return 1.098 * up * jnp.exp(-0.057 / up)
+
+
+def available(hour: Float[AnyArray, "*n"], clearness: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
+    """What each solar inverter could feed in [MW]."""
+    return SOLAR_MW * jnp.minimum(clear_sky(hour) * clearness, 1.0)
+
+
+def battery_power(
+    energy: Float[AnyArray, "*n 2"], command: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
+) -> Float[Array, "*n 2"]:
+    """What batteries really give (+) or take (−) during a step [MW], as what they hold [MWh] allows."""
+    most = jnp.asarray(energy) * efficiency / DT
+    least = -(BATTERY_MWH - jnp.asarray(energy)) / (efficiency * DT)
+    return jnp.clip(command, least, most)
+
+
+def charge(
+    energy: Float[AnyArray, "*n 2"], power: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
+) -> Float[Array, "*n 2"]:
+    """E⁺ = E − dt (max(P, 0)/η + η min(P, 0)) [MWh]."""
+    change = jnp.maximum(power, 0.0) / efficiency + efficiency * jnp.minimum(power, 0.0)
+    # The bounds are those of `battery_power`, but for rounding.
+    return jnp.clip(energy - DT * change, 0.0, BATTERY_MWH)
+
+
+def earnings(
+    hour: Float[AnyArray, "*n"],
+    loss: Float[AnyArray, "*n"],
+    withheld: Float[AnyArray, "*n 4"],
+    power: Float[AnyArray, "*n 2"],
+    stored: Float[AnyArray, "*n 2"],
+    moved: Float[AnyArray, "*n"],
+) -> Float[Array, "*n"]:
+    """Reward [$] of a step: −price (loss + Σ withheld − Σ power) dt + value Σ ΔE − wear Σ |power| dt − switching.
+
+    The energy bought beyond load less sun, which no action changes, at the price of its hour.
+
+    Args:
+        hour: in which the step ends; loss: of the lines [MW]; withheld: solar power not taken [MW]; power: of the
+        batteries [MW]; stored: change of what they hold [MWh]; moved: switch positions changed.
+    """
+    bought = price(hour) * DT * (loss + jnp.sum(withheld, -1) - jnp.sum(power, -1))
+    worn = WEAR * DT * jnp.sum(jnp.abs(power), -1)
+    return STORED_VALUE * jnp.sum(stored, -1) - bought - worn - SWITCHING_COST * moved

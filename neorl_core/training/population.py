@@ -1,0 +1,237 @@
+"""What is trained: an algorithm as pure functions, and a population of its states in one compiled program."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from neorl_core.networks import Normaliser, Policy
+from neorl_core.training import optimisers
+from neorl_core.training.preparation import prepare as prepare
+from neorl_core.training.preparation import successors as successors
+from neorl_core.types import Params, PlantSpec, Transition
+
+Metrics = dict[str, Float[Array, "..."]]
+Hyperparameters = dict[str, Float[Array, ""]]
+"""The numeric hyper-parameters, as arrays: they live in the state, so that members of a population may differ."""
+
+
+Update = Callable[[Any, Transition, PRNGKeyArray], tuple[Any, Metrics]]
+"""(state, batches (batches_per_update, B, ...), key) -> (state, metrics)."""
+
+
+class Algorithm(NamedTuple):
+    """An offline RL algorithm as pure functions. Its state is a NamedTuple of arrays."""
+
+    name: str
+    Config: Callable[..., Any]
+    """A NamedTuple type with defaults; its floats are hyper-parameters, the rest is static."""
+    batches_per_update: int
+    """Gradient steps, each on a batch of its own, that one `update` makes."""
+    init: Callable[[PRNGKeyArray, PlantSpec, Any], Any]
+    """(key, spec, config) -> state."""
+    update: Update
+    act: Callable[[Any, Float[Array, "*n O"]], Float[Array, "*n A"]]
+    """(state, normalised observation) -> unit action."""
+    actor: Callable[[Any], Params]
+    """state -> weights of the deterministic actor that ships: `actor_apply` of them equals `act`."""
+    warm_up: Update | None = None
+    """What `update` is in the first `config.warm_up_updates` gradient steps, where there is such a part: a model that
+    must be learned first. It returns metrics of the same names."""
+
+
+def wrapped(algorithm: Algorithm, wrap: Callable[[Update], Update]) -> Algorithm:
+    """The algorithm with something done around each of its updates, the warm-up's included."""
+    return algorithm._replace(update=wrap(algorithm.update), warm_up=algorithm.warm_up and wrap(algorithm.warm_up))
+
+
+def warm_up_updates(algorithm: Algorithm, config: Any) -> int:
+    """Gradient steps that the algorithm's `warm_up` makes."""
+    return int(config.warm_up_updates) if algorithm.warm_up else 0
+
+
+def phase(algorithm: Algorithm, warming: bool) -> Algorithm:
+    """The algorithm as it learns now: while it warms up, `warm_up` is its update."""
+    if not warming or algorithm.warm_up is None:
+        return algorithm
+    return algorithm._replace(update=algorithm.warm_up)
+
+
+class TrainState(NamedTuple):
+    """Everything that resuming needs; a population has a leading axis P on every array."""
+
+    learner: Any
+    key: UInt32[Array, "*p 2"]
+    """Data of the member's key; it never changes, each step folds its number into it."""
+    step: Int[Array, "*p"]
+    """Gradient steps made."""
+
+
+def configure(algorithm: Algorithm, overrides: Mapping[str, Any]) -> Any:
+    """The algorithm's defaults with some values replaced.
+
+    Args:
+        algorithm: whose `Config` is meant.
+        overrides: values by field name; integers pass for floats, lists for tuples, and what `optimisers.parse` reads
+            for recipes.
+
+    Returns:
+        A `Config`.
+
+    Raises:
+        ValueError: on an unknown field or a value of another type.
+    """
+    defaults = algorithm.Config()._asdict()
+    for name, value in overrides.items():
+        if name not in defaults:
+            raise ValueError(f"expected a hyper-parameter of {algorithm.name} ({', '.join(defaults)}), got {name!r}.")
+        kind = type(defaults[name])
+        if kind is float and type(value) in (int, float) and np.isfinite(value):
+            defaults[name] = float(value)
+        elif kind is int and type(value) is int and value > 0:
+            defaults[name] = value
+        elif kind is tuple and isinstance(value, list | tuple) and all(type(v) is int and v > 0 for v in value):
+            defaults[name] = tuple(value)
+        elif kind is optimisers.Recipe:
+            try:
+                defaults[name] = optimisers.parse(value)
+            except ValueError as error:
+                raise ValueError(f"in {name} of {algorithm.name}: {error}") from error
+        else:
+            raise ValueError(f"expected {name} of {algorithm.name} to be like {defaults[name]!r}, got {value!r}.")
+    return algorithm.Config(**defaults)
+
+
+def hyperparameters(config: Any) -> Hyperparameters:
+    """The floats of a config as arrays (a population's may be arrays already)."""
+    return {k: jnp.asarray(v) for k, v in config._asdict().items() if isinstance(v, float | jax.Array)}
+
+
+def polyak(target: Params, online: Params, tau: Float[Array, ""]) -> Params:
+    """Target networks: `target + tau (online - target)`."""
+    return jax.tree.map(lambda t, o: t + tau * (o - t), target, online)
+
+
+def members(seeds: Sequence[int], grid: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """The population in order: every point of the grid, with every seed.
+
+    Returns:
+        `{"index", "seed", "hyperparameters"}` of each member, fit for JSON.
+    """
+    points = [dict(zip(grid, map(float, values), strict=True)) for values in itertools.product(*grid.values())]
+    pairs = itertools.product(points, seeds)
+    return [{"index": i, "seed": s, "hyperparameters": p} for i, (p, s) in enumerate(pairs)]
+
+
+@lru_cache(maxsize=16)
+def _make_init(
+    algorithm: Algorithm, spec: PlantSpec, config: Any
+) -> Callable[[PRNGKeyArray, Hyperparameters], TrainState]:
+    def fresh(key: PRNGKeyArray, varied: Hyperparameters) -> TrainState:
+        init_key, train_key = jax.random.split(key)
+        learner = algorithm.init(init_key, spec, config._replace(**varied))
+        return TrainState(learner, jax.random.key_data(train_key), jnp.int32(0))
+
+    return jax.jit(jax.vmap(fresh))
+
+
+def init_population(
+    algorithm: Algorithm, spec: PlantSpec, config: Any, seeds: Sequence[int], grid: Mapping[str, Sequence[float]]
+) -> TrainState:
+    """Fresh states of seeds x grid.
+
+    Args:
+        algorithm: what to train.
+        spec: the plant.
+        config: the algorithm's `Config`.
+        seeds: one member per seed and grid point.
+        grid: values by the name of a numeric hyper-parameter; `{}` for none.
+
+    Returns:
+        A state whose every array has the leading axis P, ordered as `members`.
+
+    Raises:
+        ValueError: when the grid names what is not a float of the config.
+    """
+    floats = [name for name, value in config._asdict().items() if isinstance(value, float)]
+    for name in grid:
+        if name not in floats:
+            raise ValueError(f"expected a grid over floats of {algorithm.name} ({', '.join(floats)}), got {name!r}.")
+    population = members(seeds, grid)
+    values = {name: jnp.asarray([m["hyperparameters"][name] for m in population]) for name in grid}
+
+    keys = jnp.stack([jax.random.key(m["seed"], impl="threefry2x32") for m in population])
+    return _make_init(algorithm, spec, config)(keys, values)
+
+
+@lru_cache(maxsize=16)
+def make_train_chunk(
+    algorithm: Algorithm, updates: int, log_every: int, batch_size: int
+) -> Callable[[TrainState, Transition], tuple[TrainState, Metrics]]:
+    """Compile `updates` gradient steps of a whole population.
+
+    Keys come from the member's key and its step, so the result does not depend on how training is cut into chunks.
+
+    Args:
+        algorithm: what to train.
+        updates: gradient steps, a multiple of `log_every`.
+        log_every: gradient steps whose metrics are averaged into one row, a multiple of the algorithm's
+            `batches_per_update`.
+        batch_size: transitions per gradient step, drawn uniformly with replacement.
+
+    Returns:
+        `(population, data) -> (population, metrics (P, updates // log_every))`; data are prepared transitions.
+
+    Raises:
+        ValueError: when the numbers do not divide.
+    """
+    batches = algorithm.batches_per_update
+    if min(updates, log_every, batch_size) < 1 or updates % log_every or log_every % batches:
+        raise ValueError(
+            f"expected updates a multiple of log_every and log_every a multiple of {batches} ({algorithm.name}), "
+            f"got {updates} and {log_every}."
+        )
+
+    def member(state: TrainState, data: Transition) -> tuple[TrainState, Metrics]:
+        rows = data.reward.shape[0]
+
+        def one(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
+            key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl="threefry2x32"), state.step)
+            batch_key, update_key = jax.random.split(key)
+            drawn = jax.random.randint(batch_key, (batches, batch_size), 0, rows)
+            batch: Transition = jax.tree.map(lambda x: x[drawn], data)
+            learner, metrics = algorithm.update(state.learner, batch, update_key)
+            return TrainState(learner, state.key, state.step + batches), metrics
+
+        def logged(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
+            state, metrics = jax.lax.scan(one, state, length=log_every // batches)
+            return state, jax.tree.map(jnp.mean, metrics)
+
+        return jax.lax.scan(logged, state, length=updates // log_every)
+
+    return jax.jit(jax.vmap(member, in_axes=(0, None)))
+
+
+def diverged(metrics: Mapping[str, Any], limit: float = 1e6) -> Bool[Array, " P"]:
+    """Which members left the finite: any metric not finite, or beyond `limit` (prepared rewards have deviation 1)."""
+    bad = [~(jnp.abs(x) <= limit) for x in jax.tree.leaves(metrics)]
+    return jnp.any(jnp.stack(bad), axis=(0, 2))
+
+
+def member(population: TrainState, index: int) -> TrainState:
+    """One member's state, without the population axis."""
+    one: TrainState = jax.tree.map(lambda x: x[index], population)
+    return one
+
+
+def policies(algorithm: Algorithm, population: TrainState, normaliser: Normaliser) -> list[Policy]:
+    """What each member would ship."""
+    size = population.step.shape[0]
+    return [Policy(algorithm.actor(member(population, i).learner), normaliser) for i in range(size)]

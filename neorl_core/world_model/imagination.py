@@ -1,0 +1,149 @@
+"""Rollouts of policies in a learned ensemble: differentiable ones without noise, and short noisy ones.
+
+What the members say of a step, and how far they can be trusted there, comes from `neorl_core.world_model.dynamics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from neorl_core.networks import Ensemble
+from neorl_core.types import Transition
+from neorl_core.world_model import dynamics
+from neorl_core.world_model.dynamics import Reach
+
+
+class Imagined(NamedTuple):
+    """Steps of policies in the ensemble, with leading axes (members, starts of each, H)."""
+
+    observation: Float[Array, "*n O"]
+    action: Float[Array, "*n A"]
+    reward: Float[Array, "*n"]
+    next_observation: Float[Array, "*n O"]
+    terminated: Float[Array, "*n"]
+    """Probability that the step terminates."""
+    alive: Float[Array, "*n"]
+    """Probability that the episode had not ended before the step."""
+    disagreement: Float[Array, "*n"]
+    """Of the members, as `disagreement` has it."""
+
+
+def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
+    """How far the members' next observations lie apart: `sqrt(mean_i var_m s'_{m,i})`, normalised units.
+
+    The epistemic part of an ensemble's variance (compared with others by Lu et al. 2022, arXiv 2110.04135).
+    """
+    return jnp.sqrt(jnp.mean(jnp.var(means, axis=0)) + 1e-12)
+
+
+def rollouts(
+    members: Ensemble,
+    reach: Reach,
+    policy: Callable[[Float[Array, " O"]], Float[Array, " A"]],
+    starts: Float[Array, "M B O"],
+    horizon: int,
+) -> Imagined:
+    """What a policy would do in the plant that each member believes in, without noise; differentiable.
+
+    Args:
+        members: M members' weights.
+        reach: where an observation would leave it, it is clipped.
+        policy: normalised observation -> unit action.
+        starts: (M, B, O), where each member's rollouts begin.
+        horizon: steps H.
+
+    Returns:
+        The steps, (M, B, H, ...).
+    """
+
+    def one(number: int, start: Float[Array, " O"]) -> Imagined:
+        def step(
+            carry: tuple[Float[Array, " O"], Float[Array, ""]], _: None
+        ) -> tuple[tuple[Float[Array, " O"], Float[Array, ""]], Imagined]:
+            observation, alive = carry
+            action = policy(observation)
+            means = jnp.stack([dynamics.transition(member, observation, action)[0] for member in members])
+            following = jnp.clip(means[number], *reach)
+            reward, logit = dynamics.judge(members[number], observation, action, following)
+            ending = jax.nn.sigmoid(logit)
+            record = Imagined(observation, action, reward, following, ending, alive, disagreement(means))
+            return (following, alive * (1.0 - ending)), record
+
+        return jax.lax.scan(step, (start, jnp.ones((), start.dtype)), length=horizon)[1]
+
+    of_each = [jax.vmap(partial(one, number))(starts[number]) for number in range(len(members))]
+    together: Imagined = jax.tree.map(lambda *x: jnp.stack(x), *of_each)
+    return together
+
+
+def uncertainty(log_deviations: Float[Array, "M O"]) -> Float[Array, ""]:
+    """The largest of the members' own deviations: `max_m |sigma_m(s, a)|`.
+
+    The norm is taken over the observation; the reward's deviation is one number for all states here.
+
+    Yu et al. 2020 (arXiv 2005.13239), section 4.3.
+    """
+    return jnp.max(jnp.linalg.norm(jnp.exp(log_deviations), axis=-1))
+
+
+def branches(
+    members: Ensemble,
+    reach: Reach,
+    policy: Callable[[Float[Array, " O"], Float[Array, " A"]], Float[Array, " A"]],
+    actions: int,
+    starts: Float[Array, "B O"],
+    key: PRNGKeyArray,
+    horizon: int,
+) -> tuple[Transition, Float[Array, "B H"]]:
+    """Short rollouts with the policy's noise and the ensemble's, each step by a member drawn anew.
+
+    A rollout that ends, where termination is more likely than not, begins again where it began.
+
+    Args:
+        members: M members' weights.
+        reach: where an observation would leave it, it is clipped.
+        policy: (normalised observation, standard normal noise) -> unit action.
+        actions: A.
+        starts: (B, O).
+        key: of all draws.
+        horizon: steps H.
+
+    Returns:
+        Transitions (B, H, ...) without costs, and their `uncertainty` (B, H).
+
+    Source: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
+    """
+    rows, observations = starts.shape
+    of_member, of_noise = jax.random.split(key)
+    numbers = jax.random.randint(of_member, (rows, horizon), 0, len(members))
+    noises = jax.random.normal(of_noise, (rows, horizon, actions + observations), starts.dtype)
+
+    def one(
+        start: Float[Array, " O"], numbers: Int[Array, " H"], noises: Float[Array, "H N"]
+    ) -> tuple[Transition, Float[Array, " H"]]:
+        def step(
+            observation: Float[Array, " O"], drawn: tuple[Int[Array, ""], Float[Array, " N"]]
+        ) -> tuple[Float[Array, " O"], tuple[Transition, Float[Array, ""]]]:
+            number, noise = drawn
+            action = policy(observation, noise[:actions])
+            expected = [dynamics.transition(member, observation, action) for member in members]
+            means, log_deviations = (jnp.stack(parts) for parts in zip(*expected, strict=True))
+            following = jnp.clip(means[number] + jnp.exp(log_deviations[number]) * noise[actions:], *reach)
+            judged = jnp.stack(
+                [jnp.stack(dynamics.judge(member, observation, action, following)) for member in members]
+            )
+            reward, logit = judged[number]
+            ended = logit > 0.0
+            done = ended.astype(start.dtype)
+            made = Transition(observation, action, reward, jnp.zeros_like(reward), following, done)
+            return jnp.where(ended, start, following), (made, uncertainty(log_deviations))
+
+        return jax.lax.scan(step, start, (numbers, noises))[1]
+
+    return jax.vmap(one)(starts, numbers, noises)

@@ -1,0 +1,127 @@
+"""What a result depends on besides data and configuration: source code, pinned packages, processor."""
+
+from __future__ import annotations
+
+import ast
+import platform
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from tasks.adapters.files.canonical import digest_json, file_sha256
+
+ROOT = Path(__file__).resolve().parents[3]
+"""The folder that holds the packages."""
+PACKAGES = ("neorl_core", "configs", "tasks", "flows")
+
+
+@cache
+def modules_of(*roots: str) -> tuple[str, ...]:
+    """Every module of ours that the named ones import, directly or not, in alphabetical order; no list is kept by hand.
+
+    Imports inside functions count, and so does a string that is a module's full name (a module that is run in a process
+    of its own is named so); imports for type checkers alone do not. The tables of plants and algorithms load their
+    members by name, so whoever uses one names its module as a root.
+
+    Args:
+        roots: full names of modules or packages, such as "tasks.training.train".
+
+    Raises:
+        ValueError: when a root is no module of ours.
+    """
+    found: set[str] = set()
+    queue = list(roots)
+    for root in roots:
+        if _file(root) is None:
+            raise ValueError(f"expected a module of {', '.join(PACKAGES)}, got {root!r}")
+    while queue:
+        name = queue.pop()
+        if name not in found and _file(name) is not None:
+            found.add(name)
+            # Importing a module runs its packages' `__init__` files first.
+            queue += [name.rpartition(".")[0], *_uses(name)]
+    return tuple(sorted(found))
+
+
+@cache
+def sources_digest(*roots: str) -> str:
+    """SHA-256 over the source files of the named modules and of all that they import.
+
+    Example:
+        >>> len(sources_digest("tasks.adapters.files.canonical"))
+        64
+    """
+    return _digest([path for name in modules_of(*roots) if (path := _file(name)) is not None])
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 over all source files of all packages."""
+    return _digest(sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")))
+
+
+@cache
+def lock_digest() -> str:
+    """SHA-256 of the lock file; of the installed versions where the package was installed without it."""
+    lock = ROOT / "requirements.lock"
+    if lock.exists():
+        return file_sha256(lock)
+    return digest_json(sorted((d.metadata["Name"].lower(), d.version) for d in metadata.distributions()))
+
+
+@cache
+def processor_class() -> str:
+    """The processor family on which counts repeat exactly: machine, and its widest vector extension."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
+    widest = next((name for name in ("avx512f", "avx2", "asimd") if name in flags), "scalar")
+    return f"{platform.system()}-{platform.machine()}-{widest}".lower()
+
+
+def source_file(module: str) -> Path:
+    """The file of a module or package of ours.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    path = _file(module)
+    if path is None:
+        raise ValueError(f"expected a module of {', '.join(PACKAGES)}, got {module!r}")
+    return path
+
+
+def _digest(paths: list[Path]) -> str:
+    return digest_json({path.relative_to(ROOT).as_posix(): file_sha256(path) for path in paths})
+
+
+@cache
+def _file(module: str) -> Path | None:
+    if module.partition(".")[0] not in PACKAGES:
+        return None
+    path = ROOT.joinpath(*module.split("."))
+    candidates = (path / "__init__.py", path.with_suffix(".py"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+@cache
+def _uses(module: str) -> tuple[str, ...]:
+    path = _file(module)
+    assert path is not None
+    return tuple(_named(ast.parse(path.read_bytes())))
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    """Names that may be modules of ours, in a piece of source."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isprintable():
+        yield node.value
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        children = iter(node.orelse)
+    for child in children:
+        yield from _named(child)

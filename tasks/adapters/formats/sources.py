@@ -1,0 +1,124 @@
+"""Files that somebody else wrote, recognised by what is in them: which format, what it holds, and its rows as blocks.
+
+Recognised by content, never by name: HDF5 of D4RL and DSRL, shards and views of a store like ours, Minari's folders,
+npz archives of NeoRL and NeoRL-2, and Parquet or CSV of a historian, which only a mapping can read.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.errors import BadInput
+from tasks.adapters.files.canonical import digest_json, file_sha256
+from tasks.adapters.formats.archives import read_npz, read_npz_layout, reading_archive
+from tasks.adapters.formats.hdf5.isolated import has_signature, read_isolated
+from tasks.adapters.formats.hdf5.minari import find_folder
+from tasks.adapters.formats.hdf5.sources import Source, no_horizon
+from tasks.adapters.store.schema import ALWAYS
+
+if TYPE_CHECKING:
+    from neorl_core.types import PlantSpec
+
+HDF5 = b"\x89HDF\r\n\x1a\n"
+ZIP = b"PK"
+PARQUET = b"PAR1"
+TABLES = (".csv", ".parquet", ".tsv", ".gz", ".zst")
+
+
+def recognise(path: Path, horizon: int | None = None) -> Source:
+    """What a file or folder is.
+
+    Args:
+        path: the file, or Minari's folder.
+        horizon: steps after which episodes were cut, for a D4RL file that tells nothing of it.
+
+    Raises:
+        BadInput: when it is none of the formats, or damaged; the sentence says what was found.
+    """
+    if path.is_dir():
+        if (folder := find_folder(path)) is None:
+            raise BadInput(
+                f"expected a Minari dataset (data/metadata.json) in folder {path}, got none: name a file or its folder."
+            )
+        return read_isolated(folder, horizon)
+    if not path.is_file():
+        raise BadInput(f"expected a source at {path}, got none: check the path.")
+    with path.open("rb") as file:
+        start = file.read(8)
+    if start.startswith(PARQUET) or (path.suffix.lower() in TABLES and start[:2] != ZIP and start != HDF5):
+        raise BadInput(
+            f"expected a mapping for {path.name}, which is a table: a historian's export is read by --mapping, which "
+            "says what its columns and tags mean; a table without tags, times and actions is no log of a plant."
+        )
+    if start.startswith(ZIP):
+        return no_horizon(_npz(path), horizon)
+    if has_signature(path):
+        return read_isolated(path, horizon)
+    raise BadInput(
+        f"expected HDF5 (D4RL, DSRL, Minari, this store), npz (NeoRL, NeoRL-2) or a historian's table, got "
+        f"{path.name}, which starts with {start!r}: export it in one of these."
+    )
+
+
+def _npz(path: Path) -> Source:
+    with reading_archive(path), zipfile.ZipFile(path) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist()}
+    if {"states", "actions"} <= names and "reward" not in names:
+        raise BadInput(
+            f"expected rewards and next observations in {path.name}, got recorded states and actions of a simulator "
+            f"({', '.join(sorted(names))}): it is a trace to check a plant's equations by, no log to learn from."
+        )
+    layout = read_npz_layout(path)
+    divided = "'truncated'" if "truncated" in layout.widths else "'index'"
+    return Source(
+        path,
+        layout.family,
+        f"an npz archive with {', '.join(layout.widths)}{', index' if layout.family == 'NeoRL' else ''}",
+        layout.rows,
+        layout.widths["obs"],
+        layout.widths["action"],
+        ALWAYS,
+        (f"episodes cut by time: from {divided}", "costs: none in the file"),
+        lambda: read_npz(path, layout.widths),
+    )
+
+
+def name_of(source: Source) -> str:
+    """A name for a dataset of no known plant, from the file's."""
+    stem = _base(source.path).stem
+    name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
+    return name if name[:1].isalpha() else f"file_{name}".rstrip("_")
+
+
+def _base(path: Path) -> Path:
+    """The path that bears a source's name: Minari's folders all hold a folder `data`."""
+    return path.parent if path.is_dir() and path.name == "data" else path
+
+
+def digest_of(source: Source) -> str:
+    """SHA-256 of a source: of the file, or of a folder's files."""
+    if source.path.is_dir():
+        names = ("metadata.json", "main_data.hdf5")
+        return digest_json({name: file_sha256(source.path / name) for name in names})
+    return file_sha256(source.path)
+
+
+def in_words(source: Source, spec: PlantSpec, known: bool) -> list[str]:
+    """How a source was read, a line for each thing that a reader should check."""
+    notes = [note for note in source.notes if not (known and note == "costs: none in the file")]
+    if known and "constraint_costs" not in source.carries:
+        own = "read from 'costs'; " if "costs" in source.carries else ""
+        notes = [note for note in notes if not note.startswith("costs:")]
+        notes.append(f"costs: {own}by how much each limit is exceeded, by the formulas of {spec.name}")
+    made = (
+        "names, units and limits of the plant" if known else "bounds made from the data; no unit, limit or score known"
+    )
+    return [
+        f"{_base(source.path).name}: {source.family}, for it is {source.how}",
+        f"  {source.rows:,} rows of {source.observations} observations, {source.actions} actions",
+        *(f"  {note}" for note in notes),
+        f"  read as {spec.name}: {made}",
+    ]

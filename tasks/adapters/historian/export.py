@@ -1,0 +1,370 @@
+"""Historian exports: long or wide tables in Parquet or CSV, one file or a folder, read once in order of time.
+
+A first look at the timestamps alone tells the files' order, the period, and rows of a clock gone astray. What is not in
+order of time at all (tag after tag) is sorted through a temporary file, so that memory is constant either way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from polars.exceptions import PanicException, PolarsError
+from pyarrow.lib import ArrowException
+
+from configs.errors import BadInput
+from configs.mapping import HistorianMapping
+from tasks.adapters.files.canonical import digest_json, file_sha256
+from tasks.adapters.historian.arrivals import Arrivals, Chunk, Rejects, ahead, portions
+from tasks.adapters.historian.parquet_batches import coded_batches, time_groups
+from tasks.adapters.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows
+from tasks.adapters.historian.raw_times import FOLLOWERS, Clockwork, find_astray
+from tasks.adapters.historian.raw_values import Decoder
+from tasks.adapters.historian.tables import batches, long_rows, sorted_rows
+
+CHUNK_ROWS = 1_000_000
+"""Rows that are read at a time."""
+GROUPED_AHEAD = 16
+"""Portions that may wait, grouped, while others are being settled."""
+GLANCE_ROWS = 65_536
+"""Rows at either end of a file whose order is looked at where the footer tells the rest."""
+UNORDERED = 0.1
+"""Share of rows behind younger ones above which an export is not in order of time but of something else."""
+SUFFIXES = (".parquet", ".csv")
+NEVER = np.iinfo(np.int64).max
+
+Times = npt.NDArray[np.int64]
+
+
+def source_files(path: Path) -> list[Path]:
+    """The tables of an export: the file itself, or all Parquet and CSV files of a folder.
+
+    Raises:
+        BadInput: when there are none.
+    """
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and not p.name.startswith("."))
+        if not files:
+            raise BadInput(f"expected Parquet or CSV files in folder {path}, got none: check the path.")
+        return files
+    if not path.is_file():
+        raise BadInput(f"expected a historian export at {path}, got none: check the path.")
+    return [path]
+
+
+def table_digests(path: Path) -> dict[Path, str]:
+    """SHA-256 of each table of an export; hashing lets go of the GIL."""
+    files = source_files(path)
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(files, pool.map(file_sha256, files), strict=True))
+
+
+def digest_of_tables(path: Path, digests: Mapping[Path, str]) -> str:
+    """What names an export: a file's SHA-256, or the digest over those of a folder's tables, whatever their names."""
+    return digest_json(sorted(digests.values())) if path.is_dir() else digests[path]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the timestamps of a file say."""
+
+    first: int
+    last: int
+    centre: float
+    rows: int
+    behind: int
+    """Rows that come after younger ones."""
+    astray: npt.NDArray[np.int64]
+    """Numbers of the rows whose clock was wrong."""
+
+
+@dataclass
+class Export:
+    """Tables on disk, looked at and ready to be read."""
+
+    path: Path
+    mapping: HistorianMapping
+    files: list[Path]
+    digests: Mapping[Path, str] = field(default_factory=dict)
+    """SHA-256 of each file, where it is known already."""
+    looks: list[Look] = field(default_factory=list)
+    ordered: bool = True
+    rows: int = 0
+    """Rows that were read, of a wide table the cells with something in them."""
+    ignored: int = 0
+    """Those of tags that the mapping ignores."""
+
+    @classmethod
+    def open(cls, path: Path, mapping: HistorianMapping, digests: Mapping[Path, str] | None = None) -> Export:
+        """Look at the tables' columns and timestamps.
+
+        Args:
+            path: a table, or a folder of them.
+            mapping: what its tags mean.
+            digests: SHA-256 of each file, where it is known already.
+
+        Raises:
+            BadInput: when a file is missing, damaged or empty, or has other columns, or no timestamp can be read.
+        """
+        export = cls(path, mapping, source_files(path), digests or {})
+        for file in export.files:
+            export._check_columns(file)
+        with ThreadPoolExecutor(2) as pool:
+            looks = dict(zip(export.files, pool.map(export._look, export.files), strict=True))
+        export.files.sort(key=lambda file: looks[file].centre)
+        export.looks = [looks[file] for file in export.files]
+        if not any(look.rows for look in export.looks):
+            raise BadInput(f"expected values in {path.name}, got an empty table: export a longer period.")
+        if all(look.first > look.last for look in export.looks):
+            raise BadInput(f"expected timestamps in {path.name}, got none: export it again.")
+        top = -np.inf
+        for look in export.looks:
+            export.ordered &= look.behind <= UNORDERED * look.rows and (look.rows == 0 or look.centre >= top)
+            top = max(top, look.last)
+        return export
+
+    def period(self) -> tuple[int, int]:
+        """The first and the last timestamp, ns since 1970, UTC."""
+        seen = [look for look in self.looks if look.first <= look.last]
+        return min(look.first for look in seen), max(look.last for look in seen)
+
+    def first_time(self, tag: str) -> int:
+        """When a tag was first archived, in the order of the rows.
+
+        Raises:
+            BadInput: when it never was.
+        """
+        columns, found = self.mapping.columns, []
+        for i, file in enumerate(self.files):
+            with _reading(file):
+                table = self._scan(file)
+                if self.mapping.layout == "long":
+                    rows = table.filter(pl.col(columns.tag).cast(pl.String) == tag)
+                else:
+                    rows = table.filter(pl.col(tag).is_not_null())
+                head = rows.select(columns.timestamp).head(16).collect(engine="streaming")
+            times, _ = Clockwork(self.mapping.clock).read(head[columns.timestamp], file.name)
+            found += times[times != UNKNOWN_TIME].tolist()
+            if found and self.ordered:
+                break
+            del i
+        if not found:
+            self._check_tags()
+            raise BadInput(f"expected tag '{tag}' in {self.path.name}, got no value of it with a time: export it.")
+        return int(min(found)) if not self.ordered else int(found[0])
+
+    def chunks(self, quarantine: RawQuarantine, arrivals: Arrivals) -> Iterator[Chunk]:
+        """The rows of the mapped tags, in order of time but for what came late; each row once.
+
+        Args:
+            quarantine: takes the rows that do not count by themselves. Those whose value alone is unusable come with
+                status Bad nevertheless, for the tag is known to have been Bad then.
+            arrivals: groups them.
+
+        Raises:
+            BadInput: when the table holds a tag or status that the mapping does not know, or lacks one that it names.
+        """
+        digests = self.digests or table_digests(self.path)
+        quarantine.begin([digests[file][:16] for file in self.files], list(self.mapping.tags))
+        with tempfile.TemporaryDirectory(prefix="neorl-sort-") as folder:
+            decoded = self._decoded()
+            if not self.ordered:
+                decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.looks), Path(folder))
+            # Three threads: one reads and decodes, one groups by tag, and this one's caller resamples.
+            for chunk in ahead((arrivals.arrange(*item) for item in portions(ahead(decoded, 1))), GROUPED_AHEAD):
+                for rejects in chunk.rejects:
+                    quarantine.add(*rejects)
+                yield chunk
+                del chunk
+
+    def _decoded(self) -> Iterator[tuple[RawRows, list[Rejects]]]:
+        decoder = Decoder(self.mapping)
+        seen = np.zeros(len(self.mapping.tags), bool)
+        for number, file in enumerate(self.files):
+            clock = Clockwork(self.mapping.clock)
+            astray = self.looks[number].astray if self.ordered else np.zeros(0, np.int64)
+            base = 0
+            for frame, count in self._batches(file):
+                rows, rejects, unknown = decoder.read(
+                    frame, clock, file.name, (number << FILE_BITS) + base, astray - base
+                )
+                if unknown:
+                    self._check_tags()
+                base += count
+                self.rows, self.ignored = self.rows + len(frame), decoder.ignored
+                if not seen.all():
+                    seen[rows.codes] = True
+                yield rows, rejects
+        if not seen.all():
+            self._check_tags()
+
+    def _batches(self, file: Path) -> Iterator[tuple[pl.DataFrame, int]]:
+        """A file's rows as tag codes, timestamps, values and statuses, a chunk at a time, and how many rows it had."""
+        columns = self.mapping.columns
+        names = [*self.mapping.tags, *self.mapping.ignore]
+        with _reading(file):
+            table = self._scan(file)
+            if self.mapping.layout == "wide":
+                chosen = [columns.timestamp, *(n for n in table.collect_schema().names() if self._wanted(n))]
+                size = max(CHUNK_ROWS // len(self.mapping.tags), 1)
+                for batch in batches(table.select(chosen), size):
+                    yield long_rows(batch, self.mapping), len(batch)
+                return
+            if file.suffix == ".parquet":
+                yield from ((batch, len(batch)) for batch in coded_batches(file, columns, names, CHUNK_ROWS))
+                return
+            tag = pl.col(columns.tag)
+            if table.collect_schema()[columns.tag] != pl.String:
+                tag = tag.cast(pl.String)
+            picked = [
+                tag.cast(pl.Enum(names), strict=False).to_physical().cast(pl.UInt16).alias("code"),
+                tag.is_null().alias("nameless"),
+                pl.col(columns.timestamp).alias("timestamp"),
+                pl.col(columns.value).alias("value"),
+            ]
+            if columns.status is not None:
+                picked.append(pl.col(columns.status).alias("status"))
+            for batch in batches(table.select(picked), CHUNK_ROWS):
+                yield batch, len(batch)
+
+    def _wanted(self, column: str) -> bool:
+        suffix = self.mapping.columns.status_suffix
+        return column in self.mapping.tags or (suffix is not None and column.removesuffix(suffix) in self.mapping.tags)
+
+    def _scan(self, file: Path) -> pl.LazyFrame:
+        # Texts are read as they are: what a number is, is decided row by row.
+        return pl.scan_csv(file, infer_schema=False) if file.suffix == ".csv" else pl.scan_parquet(file)
+
+    def _check_columns(self, file: Path) -> None:
+        columns = self.mapping.columns
+        with _reading(file):
+            names = self._scan(file).collect_schema().names()
+        wanted = [columns.timestamp]
+        if self.mapping.layout == "long":
+            wanted += [columns.tag, columns.value, *([columns.status] if columns.status is not None else [])]
+        for name in wanted:
+            if name not in names:
+                raise BadInput(
+                    f"expected a column '{name}' in {file.name}, got {', '.join(names[:20])}: "
+                    "name the column in the mapping's 'columns'."
+                )
+        if self.mapping.layout == "wide":
+            tags = [n for n in names if n != columns.timestamp and (self._wanted(n) <= (n in self.mapping.tags))]
+            _compare_tags(self.path, self.mapping, tags)
+
+    def _look(self, file: Path) -> Look:
+        """Read the timestamps alone; rows of a clock gone astray count for nothing here."""
+        if (told := self._glance(file)) is not None:
+            return told
+        late = round(self.mapping.clock.late_seconds * 1e9)
+        first, last, total, good, behind, rows = NEVER, UNKNOWN_TIME, 0.0, 0, 0, 0
+        astray: list[Times] = []
+        top = UNKNOWN_TIME
+        for times, numbers, settled in self._stamps(file, self._scan(file)):
+            rows += settled
+            known = times[:settled]
+            if (top == UNKNOWN_TIME or times[0] >= top) and (times[1:] >= times[:-1]).all():
+                known = known[np.searchsorted(known, UNKNOWN_TIME, side="right") :]
+            else:
+                wrong = find_astray(times, top)[:settled]
+                astray.append(numbers[:settled][wrong])
+                known = known[~wrong & (known != UNKNOWN_TIME)]
+                crest = np.maximum.accumulate(np.concatenate([[top], known]))[:-1]
+                # Without an overflow where there was nothing before.
+                behind += int((known < np.maximum(crest, UNKNOWN_TIME + late) - late).sum())
+            if len(known):
+                first, last = min(first, int(known.min())), max(last, int(known.max()))
+                top = max(top, last)
+                total, good = total + float(known.sum(dtype=np.float64)), good + len(known)
+        joined = np.concatenate(astray) if astray else np.zeros(0, np.int64)
+        return Look(first, last, total / max(good, 1), rows, behind, joined)
+
+    def _glance(self, file: Path) -> Look | None:
+        """What the footer says, where its row groups follow each other in time and rows at both ends bear that out."""
+        groups = None
+        if file.suffix == ".parquet" and not self.mapping.ignore:
+            groups = time_groups(file, self.mapping.columns.timestamp)
+        late = round(self.mapping.clock.late_seconds * 1e9)
+        if groups is None or len(groups.rows) < 3 or (groups.least[1:] < groups.greatest[:-1] - late).any():
+            return None
+        rows = int(groups.rows.sum())
+        # Files of one export are written alike: of all but one, some rows are enough.
+        most = rows if file == self.files[0] else GLANCE_ROWS
+        first, last = (min(int(count), most) for count in (groups.rows[0], groups.rows[-1]))
+        ends = []
+        for start, count in ((0, first), (rows - last, last)):
+            for times, _, _ in self._stamps(file, self._scan(file).slice(start, count)):
+                if (times[1:] < times[:-1]).any():
+                    return None
+                ends += [times[0], times[-1]]
+        # A clock that went astray among the rows that were not read is a least or greatest time that no end has.
+        if not ends or ends[0] != groups.least[0] or ends[-1] != groups.greatest[-1]:
+            return None
+        centre = float(((groups.least / 2 + groups.greatest / 2) * groups.rows).sum() / rows)
+        return Look(int(groups.least.min()), int(groups.greatest.max()), centre, rows, 0, np.zeros(0, np.int64))
+
+    def _stamps(self, file: Path, table: pl.LazyFrame) -> Iterator[tuple[Times, Times, int]]:
+        """Times and row numbers of the mapped tags, and how many of them are followed by enough others to be judged."""
+        columns, clock = self.mapping.columns, Clockwork(self.mapping.clock)
+        ignoring = self.mapping.layout == "long" and bool(self.mapping.ignore)
+        names = [columns.timestamp]
+        if ignoring:
+            table = table.with_row_index("number")
+            table = table.filter(pl.col(columns.tag).cast(pl.String).is_in(list(self.mapping.tags)))
+            names.append("number")
+        times, numbers, seen = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+        with _reading(file):
+            for batch in batches(table.select(names), CHUNK_ROWS):
+                found, _ = clock.read(batch[columns.timestamp], file.name)
+                times = np.concatenate([times, found])
+                given = batch["number"].to_numpy().astype(np.int64) if ignoring else np.arange(seen, seen + len(found))
+                numbers, seen = np.concatenate([numbers, given]), seen + len(found)
+                settled = len(times) - FOLLOWERS
+                if settled > 0:
+                    yield times, numbers, settled
+                    times, numbers = times[settled:], numbers[settled:]
+        if len(times):
+            yield times, numbers, len(times)
+
+    def _check_tags(self) -> None:
+        """Hold all of the export's tags against the mapping's."""
+        tags: set[str] = set()
+        for file in self.files:
+            with _reading(file):
+                column = pl.col(self.mapping.columns.tag).cast(pl.String)
+                tags |= set(self._scan(file).select(column.unique()).collect(engine="streaming").to_series())
+        _compare_tags(self.path, self.mapping, sorted(tag for tag in tags if tag is not None))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what polars says about a damaged table into one sentence."""
+    try:
+        yield
+    except (PolarsError, PanicException, ArrowException, OSError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise BadInput(
+            f"expected a Parquet or CSV table with a tag, a time, a number and a status per row in {path.name}, "
+            f"got '{said}': export it again."
+        ) from error
+
+
+def _compare_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> None:
+    for tag in mapping.tags:
+        if tag not in tags:
+            near = difflib.get_close_matches(tag, tags, 1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sorted(tags)[:10])}."
+            raise BadInput(f"expected tag '{tag}' of the mapping in {path.name}, got no value of it: {hint}")
+    if unknown := sorted(set(tags) - set(mapping.tags) - set(mapping.ignore)):
+        raise BadInput(
+            f"expected only tags that the mapping names in {path.name}, got '{unknown[0]}': "
+            "give it a role under 'tags' or list it under 'ignore'."
+        )

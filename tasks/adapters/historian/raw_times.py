@@ -1,0 +1,213 @@
+"""Timestamps as historians write them, as ns since 1970 in UTC; and which of them a clock gone astray has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from configs.errors import BadInput
+from configs.mapping import Clock
+from tasks.adapters.historian.raw_rows import UNKNOWN_TIME
+
+Times = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+SECOND = 10**9
+DAY = 86_400 * SECOND
+ISO_DATE = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:"
+OFFSET = r"(Z|[+-]\d{2}:?\d{2})$"
+FOLLOWERS = 64
+"""Rows after one that jumped ahead by which it is judged."""
+MAX_MICROSECONDS = 9_000_000_000_000_000
+"""About the year 2255, a bit less than what 64 bits hold in ns; historians write 9999 for 'never'."""
+
+UNREADABLE, MISSING, AMBIGUOUS, SKIPPED, OUT_OF_RANGE = 1, 2, 3, 4, 5
+REASONS = {
+    UNREADABLE: "timestamp cannot be read",
+    MISSING: "timestamp is missing",
+    AMBIGUOUS: "timestamp comes twice, for clocks were set back",
+    SKIPPED: "timestamp does not exist, for clocks were set forward",
+    OUT_OF_RANGE: "timestamp is out of range",
+}
+ASTRAY = "timestamp is more than a day ahead of the rows around it"
+
+
+class Clockwork:
+    """Reads the timestamps of one file, batch after batch; the state is what tells the second of two equal hours.
+
+    Args:
+        clock: zone and rules.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._crest = UNKNOWN_TIME
+        self._second = False
+        self._any = False
+
+    def read(self, column: pl.Series, file: str) -> tuple[Times, npt.NDArray[np.uint8] | None]:
+        """Times (n,), and why each could not be read (0 where it could), or None where all could.
+
+        Raises:
+            BadInput: when the column holds no times, or none can be read.
+        """
+        given = column.null_count()
+        if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
+            times, reasons = _in_range(column)
+        elif isinstance(column.dtype, pl.Datetime) or column.dtype == pl.Date:
+            times, reasons = self._local(column.cast(pl.Datetime("us")) if column.dtype == pl.Date else column)
+        elif column.dtype == pl.String and self.clock.epoch is None:
+            times, reasons = self._texts(column, file)
+        elif self.clock.epoch is not None:
+            times, reasons = self._numbers(column)
+        else:
+            raise BadInput(
+                f"expected times in {file}, got numbers: say what they count since 1970 in the mapping's clock.epoch."
+            )
+        if given and reasons is None:
+            reasons = np.zeros(len(times), np.uint8)
+        if given and reasons is not None:
+            reasons[column.is_null().to_numpy()] = MISSING
+        if reasons is not None:
+            times = np.where(reasons == 0, times, UNKNOWN_TIME)
+        return times, reasons
+
+    def _numbers(self, column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
+        unit = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[str(self.clock.epoch)]
+        if column.dtype.is_integer():
+            whole = column.cast(pl.Int64, strict=False)
+            far = whole.abs() > MAX_MICROSECONDS * 1000 // unit
+            times = (whole.set(far.fill_null(True), 0) * unit).fill_null(0)
+        else:
+            number = column.cast(pl.Float64, strict=False)
+            far = ~(number.is_finite() & (number.abs() < MAX_MICROSECONDS * 1000 / unit))
+            whole = number.floor()
+            part = ((number - whole).set(far.fill_null(True), 0.0) * unit).round()
+            times = whole.set(far.fill_null(True), 0.0).cast(pl.Int64) * unit + part.cast(pl.Int64)
+        wrong = far.fill_null(True).to_numpy()
+        reasons = np.where(wrong, OUT_OF_RANGE, 0).astype(np.uint8) if wrong.any() else None
+        return times.fill_null(0).to_numpy().astype(np.int64), reasons
+
+    def _texts(self, column: pl.Series, file: str) -> tuple[Times, npt.NDArray[np.uint8] | None]:
+        text = column.str.strip_chars()
+        iso = text.str.contains(ISO_DATE).fill_null(False)
+        told = text.str.contains(OFFSET).fill_null(False)
+        with_offset = iso & told
+        times = np.full(len(text), UNKNOWN_TIME, np.int64)
+        reasons = np.full(len(text), UNREADABLE, np.uint8)
+        parts: tuple[tuple[pl.Series, Callable[[pl.Series], tuple[Times, npt.NDArray[np.uint8] | None]]], ...] = (
+            (with_offset, lambda x: _in_range(x.str.to_datetime(time_unit="ns", time_zone="UTC", strict=False))),
+            (iso & ~told, lambda x: self._local(x.str.to_datetime(time_unit="ns", strict=False))),
+        )
+        for which, parse in parts:
+            mask = which.to_numpy()
+            if mask.any():
+                chosen = text.filter(which)
+                # A format is guessed from the first text: a millisecond more or less must not lose the others.
+                chosen = chosen.str.replace(r"^(\d{4}-\d{2}-\d{2}) ", "${1}T").str.replace(
+                    r"(T\d{2}:\d{2}:\d{2})(Z|[+-]\d{2}:?\d{2})?$", "${1}.0${2}"
+                )
+                try:
+                    found, why = parse(chosen)
+                except pl.exceptions.ComputeError:  # not one of them fits any format
+                    continue
+                times[mask] = found
+                reasons[mask] = 0 if why is None else why
+        if len(text) and not self._any and (reasons != 0).all() and column.null_count() < len(text):
+            odd = column.drop_nulls()[0]
+            raise BadInput(
+                f"expected timestamps such as 2026-01-31T23:59:59.5Z in {file}, got '{odd}', which "
+                "can be read in more than one way: export ISO 8601."
+            )
+        self._any |= bool((reasons == 0).any())
+        return times, reasons if reasons.any() else None
+
+    def _local(self, column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
+        """Times that name no zone: the mapping says which."""
+        zone, rule = self.clock.zone, self.clock.ambiguous
+        if zone == "UTC":
+            return _in_range(column.dt.replace_time_zone("UTC"))
+        first = column.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+        again = column.dt.replace_time_zone(zone, ambiguous="latest", non_existent="null")
+        earlier, reasons = _in_range(first)
+        later, _ = _in_range(again)
+        skipped = (first.is_null() & column.is_not_null()).to_numpy()
+        twice = (earlier != later) & ~skipped
+        if not (skipped.any() or twice.any() or reasons is not None):
+            self._crest, self._second = UNKNOWN_TIME, False
+            return earlier, None
+        told = np.zeros(len(earlier), np.uint8) if reasons is None else reasons
+        told[skipped] = SKIPPED
+        times = earlier
+        if rule == "quarantine":
+            told[twice] = AMBIGUOUS
+        elif rule == "later":
+            times = later
+        elif rule == "order":
+            times = np.where(twice & self._in_second_pass(earlier, twice), later, earlier)
+        return times, told if told.any() else None
+
+    def _in_second_pass(self, earlier: Times, twice: Mask) -> Mask:
+        """Where a clock that was set back runs through the same hour again: once it fell back by half an hour."""
+        second = np.zeros(len(earlier), bool)
+        where = np.flatnonzero(twice)
+        if not len(where):
+            return second
+        local = earlier[where]
+        crest = np.maximum.accumulate(np.concatenate([[self._crest], local]))[:-1]
+        if local[0] > self._crest + DAY:
+            self._second = False  # another autumn
+            crest[0] = local[0]
+        fell = (crest != UNKNOWN_TIME) & (local < crest - DAY // 48)
+        second[where] = np.logical_or.accumulate(fell) | self._second
+        self._crest, self._second = int(max(self._crest, local.max())), bool(second[where[-1]])
+        return second
+
+
+def _in_range(column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
+    if column.dtype.time_unit == "ns":  # type: ignore[attr-defined]
+        times, wrong = column.to_physical(), column.is_null()
+    else:
+        coarse = column.dt.epoch("us")
+        least, most = coarse.min(), coarse.max()
+        sound = not coarse.null_count() and least is not None and most is not None
+        if sound and least >= -MAX_MICROSECONDS and most <= MAX_MICROSECONDS:  # type: ignore[operator]
+            return coarse.to_numpy() * 1000, None
+        wrong = (~coarse.is_between(-MAX_MICROSECONDS, MAX_MICROSECONDS)).fill_null(True)
+        times = coarse.set(wrong, 0) * 1000
+    if not wrong.any():
+        return times.to_numpy(), None
+    reasons = np.where(column.is_null().to_numpy(), UNREADABLE, OUT_OF_RANGE).astype(np.uint8)
+    reasons[~wrong.to_numpy()] = 0
+    return times.fill_null(0).to_numpy().astype(np.int64), reasons
+
+
+def find_astray(times: Times, top: int) -> Mask:
+    """Rows stamped more than a day ahead of all before them, while most of the rows that follow are behind again.
+
+    Args:
+        times: in the order of the file, `UNKNOWN_TIME` where unknown (n,).
+        top: the youngest time of the rows before.
+    """
+    astray = np.zeros(len(times), bool)
+    known = np.flatnonzero(times != UNKNOWN_TIME)
+    at = times[known]
+    position = 0
+    while position < len(at):
+        crest = np.maximum.accumulate(np.concatenate([[top], at[position:]]))[:-1]
+        # Nothing is ahead of nothing: the first row of all is judged by the followers alone.
+        jumps = np.flatnonzero((crest == UNKNOWN_TIME) | (at[position:] > np.maximum(crest, UNKNOWN_TIME + DAY) + DAY))
+        if not len(jumps):
+            break
+        jump = position + int(jumps[0])
+        followers = at[jump + 1 : jump + 1 + FOLLOWERS]
+        if len(followers) and np.median(followers) < at[jump] - DAY:
+            astray[known[jump]] = True
+        else:
+            top = max(top, int(at[jump]))
+        top = max(top, int(at[position:jump].max(initial=top)))
+        position = jump + 1
+    return astray

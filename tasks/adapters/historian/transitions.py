@@ -1,0 +1,284 @@
+"""From a historian's tags to transitions: resample, pair, and cut at gaps, trips and mode changes, as they stream by.
+
+A row is (observation at t, action in force over [t, t + dt), observation at t + dt), t on the grid of control steps.
+Every cut is a timeout; only a trip, a hard limit crossed at t + dt, is a termination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput
+from configs.mapping import LAG, HistorianMapping
+from neorl_core.plants.base import LoggedSignals
+from neorl_core.types import PlantSpec
+from tasks.adapters.historian.arrivals import Arrivals
+from tasks.adapters.historian.export import Export
+from tasks.adapters.historian.raw_rows import RawQuarantine
+from tasks.adapters.historian.resample import Rule, Times, known_at
+from tasks.adapters.historian.steps import Cutter, Fate, Points, Scorer, fates, single
+from tasks.adapters.historian.tracks import Tracks
+from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.scoring import BLOCK_ROWS
+
+SECOND = 10**9
+GRID_POINTS = 4096
+"""Control steps that are settled at a time."""
+SETTLE_ROWS = 2_000_000
+"""Raw rows that are gathered before the moments among them are settled."""
+PIECE_ROWS = 24
+"""As many rows take the memory that a tag's share of a chunk costs besides its rows."""
+
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+class HistorianLog(NamedTuple):
+    """A log as transitions."""
+
+    rows: Rows
+    """Rows in order of time; `rejected` names why a row must go to the quarantine, or ''."""
+    account: dict[str, Any]
+    """Where every control step and every sample went."""
+
+
+def read_historian(
+    path: Path,
+    mapping: HistorianMapping,
+    spec: PlantSpec,
+    logged: LoggedSignals | None,
+    quarantine: RawQuarantine | None = None,
+) -> HistorianLog:
+    """Read a historian export whole; for exports of any size see `HistorianStream`.
+
+    Returns:
+        The rows, and an account of all steps: rows + rejected + gap + not_running + outside_limits = steps.
+    """
+    stream = HistorianStream(path, mapping, spec, logged, quarantine or RawQuarantine())
+    blocks = list(stream.blocks())
+    return HistorianLog({key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}, stream.account)
+
+
+class HistorianStream:
+    """A historian export as blocks of transitions, in constant memory.
+
+    Args:
+        path: Parquet or CSV, or a folder of such files.
+        mapping: what its tags mean.
+        spec: the plant.
+        logged: the plant's formulas; None where the mapping describes the plant.
+        quarantine: takes the raw rows that do not count.
+        digests: SHA-256 of each table, where it is known already.
+
+    Raises:
+        BadInput: when the mapping does not fit the plant or the export.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        mapping: HistorianMapping,
+        spec: PlantSpec,
+        logged: LoggedSignals | None,
+        quarantine: RawQuarantine,
+        digests: Mapping[Path, str] | None = None,
+    ) -> None:
+        self.mapping, self.spec, self.quarantine = mapping, spec, quarantine
+        try:
+            self.conversions = mapping.conversions(spec)
+            self.observed = list(mapping.by_signal(spec.observation, ("observation", "set_point")).items())
+            self.acting = list(mapping.by_signal(spec.action, ("action",)).values())
+            self.derived, reward = mapping.formulas(spec)
+        except ValueError as error:
+            raise BadInput(f"{error}: correct the mapping of plant {spec.name}.") from error
+        if logged is None and (reward is None or mapping.process is None):
+            raise BadInput(f"expected formulas of plant {spec.name}, got none: describe the plant in the mapping.")
+        self.codes = {tag: code for code, tag in enumerate(mapping.tags)}
+        self.inputs = [(str(t.signal), tag) for tag, t in mapping.tags.items() if t.role == "input"]
+        self.inputs += [(name, name) for name, formula in mapping.derived.items() if formula.role == "input"]
+        self.scorer = Scorer(spec, logged, reward, tuple(name for name, _ in self.inputs))
+        max_gap = round(mapping.episodes.max_gap_seconds * SECOND)
+        self.rules = {
+            tag: Rule(
+                stepped=it.interpolation == "stepped",
+                max_gap=max_gap,
+                stale=None if it.stale_seconds is None else round(it.stale_seconds * SECOND),
+                causal=mapping.causal,
+                skew=round(mapping.skew_seconds * SECOND),
+            )
+            for tag, it in mapping.tags.items()
+        }
+        self.period = round(mapping.period_seconds * SECOND)
+        self.export = Export.open(path, mapping, digests)
+        begin, end = self.export.period()
+        self.end = end
+        if mapping.origin is None:
+            origin = self.export.first_time(self.acting[0])
+        else:
+            origin = round(mapping.origin.timestamp() * SECOND)
+        self.next = begin + (origin - begin) % self.period
+        if self.next + self.period > end:
+            raise BadInput(
+                f"expected at least one control step of {mapping.period_seconds:g} s in {path.name}, got a log from "
+                f"{np.datetime64(begin, 'ns')} to {np.datetime64(end, 'ns')}: export a longer period."
+            )
+        self.arrivals = Arrivals(len(mapping.tags), mapping.clock)
+        self.tracks = Tracks(len(mapping.tags), mapping.clock, quarantine)
+        self.account: dict[str, Any] = {}
+        self._fates = np.zeros(len(Fate), np.int64)
+        self._trips = 0
+        self._before: Floats | None = None
+        """Observations before the next grid point, newest last, for lags (k, O)."""
+        self._cutter = Cutter(mapping.episodes.max_steps or spec.horizon)
+
+    def blocks(self) -> Iterator[Rows]:
+        """Scored rows, block after block; `account` is complete when they are."""
+        waiting: Points | None = None
+        for points in self._all_points():
+            waiting = points if waiting is None else Points(*map(_both, waiting, points))
+            if len(waiting.times) > GRID_POINTS:
+                yield from self._rows(waiting, last=False)
+                waiting = waiting.slice(slice(len(waiting.times) - 2, None))
+        if waiting is not None:
+            yield from self._rows(waiting, last=True)
+        self._tell()
+
+    def _all_points(self) -> Iterator[Points]:
+        # What is known at a moment rests on samples as late as this; an action is taken at the middle of its step.
+        reach = max(rule.reach for rule in self.rules.values()) + self.period // 2
+        unsettled = 0
+        for chunk in self.export.chunks(self.quarantine, self.arrivals):
+            self.tracks.push(chunk)
+            unsettled += len(chunk.rows.ids) + PIECE_ROWS * len(self.codes)
+            del chunk
+            if unsettled >= SETTLE_ROWS:
+                unsettled = 0
+                yield from self._settled(self.tracks.complete - reach, self.tracks.complete)
+                self.tracks.trim(self.next)
+        yield from self._settled(self.end + 1, self.end)
+
+    def _tell(self) -> None:
+        counts = self.arrivals.counts
+        self.account |= {
+            "samples": {tag: {name: int(counts[name][code]) for name in counts} for tag, code in self.codes.items()},
+            "steps": int(self._fates.sum()),
+            **{("rows" if f is Fate.ROW else f.name.lower()): int(self._fates[f]) for f in Fate},
+            "trips": self._trips,
+            "raw": {
+                "rows": self.export.rows,
+                "ignored": self.export.ignored,
+                "rejected": self.quarantine.count,
+                "reasons": dict(self.quarantine.reasons.most_common()),
+                "put_in_place": self.arrivals.displaced,
+                "in_order_of_time": self.export.ordered,
+            },
+        }
+
+    def _settled(self, before: int, known_to: int) -> Iterator[Points]:
+        """Grid points whose values no later row can change: those before a time."""
+        while self.next < before:
+            count = min(-(-(before - self.next) // self.period), GRID_POINTS)
+            grid = self.next + self.period * np.arange(count, dtype=np.int64)
+            yield self._points(grid, known_to)
+            self.next = int(grid[-1]) + self.period
+
+    def _points(self, grid: Times, known_to: int) -> Points:
+        middles = grid + self.period // 2
+        values, gap, fault = self._resample([tag for _, tag in self._tagged()], grid, known_to)
+        signals = {signal: values[:, i] for i, (signal, _) in enumerate(self._tagged())}
+        for name, formula in self.derived.items():
+            signals[name] = np.broadcast_to(np.asarray(formula.compute(signals), float), grid.shape)
+            gap |= ~np.isfinite(signals[name]) & (fault == "")
+        plain = [name for name, _ in self.observed if LAG not in name]
+        observations = np.stack([signals[name] for name in plain], axis=1)
+        if self.mapping.lags:
+            observations, lost = self._lagged(plain, observations)
+            gap |= lost & (fault == "")
+        inputs = np.stack([signals[n] for n, _ in self.inputs], axis=1) if self.inputs else np.zeros((len(grid), 0))
+        # The action of a step is what was in force at its middle, so that a scan's delay does not shift it by a step.
+        actions, action_gap, action_fault = self._resample(self.acting, middles, known_to)
+        running, modes = np.ones(len(grid), bool), np.zeros((len(grid), len(self.mapping.modes)))
+        for i, tag in enumerate(self.mapping.modes):
+            found = known_at(self.tracks.samples(self.codes[tag]), grid, self.rules[tag], known_to)
+            running &= np.isin(found.values, self.mapping.tags[tag].running)
+            modes[:, i] = np.nan_to_num(found.values, nan=np.inf)
+        return Points(
+            grid, single(observations), inputs, single(actions), gap, action_gap, fault, action_fault, running, modes
+        )
+
+    def _tagged(self) -> list[tuple[str, str]]:
+        """(signal, tag) of all that is measured at grid points."""
+        return [
+            (str(tag.signal), name)
+            for name, tag in self.mapping.tags.items()
+            if tag.role in ("observation", "set_point", "input")
+        ]
+
+    def _resample(self, tags: list[str], at: Times, known_to: int) -> tuple[Floats, Mask, npt.NDArray[Any]]:
+        values, gap, fault = np.empty((len(at), len(tags))), np.zeros(len(at), bool), np.full(len(at), "", dtype=object)
+        for i, tag in enumerate(tags):
+            found = known_at(self.tracks.samples(self.codes[tag]), at, self.rules[tag], known_to)
+            lost = np.isnan(found.values)
+            bad = lost & found.across_bad
+            scale, offset = self.conversions[tag]
+            values[:, i] = scale * found.values + offset
+            gap |= lost & ~bad
+            if bad.any():
+                limit = (self.rules[tag].stale or self.rules[tag].max_gap) / SECOND
+                fault[bad & (fault == "")] = f"{tag} was Bad for more than {limit:g} s"
+        return values, gap, fault
+
+    def _lagged(self, plain: list[str], observations: Floats) -> tuple[Floats, Mask]:
+        """Observations with the past values of the chosen signals beside them (G, O'), and where those are unknown."""
+        longest = max(self.mapping.lags.values())
+        before = np.full((longest, len(plain)), np.nan) if self._before is None else self._before
+        past = np.concatenate([before, observations])
+        self._before = past[len(past) - longest :].copy()
+        columns = [
+            past[longest - k : len(past) - k, plain.index(signal)]
+            for signal, count in self.mapping.lags.items()
+            for k in range(1, count + 1)
+        ]
+        stacked = np.concatenate([observations, np.stack(columns, axis=1)], axis=1)
+        return stacked, np.isnan(np.stack(columns, axis=1)).any(axis=1)
+
+    def _rows(self, points: Points, last: bool) -> Iterator[Rows]:
+        """The steps between grid points, scored; the last one waits for the next call unless it is the last of all."""
+        now, later = points.slice(slice(None, -1)), points.slice(slice(1, None))
+        if not len(now.times):
+            return
+        outside = self.scorer.outside(points)
+        fate = fates(now, later, outside)
+        keep = fate <= Fate.REJECTED
+        terminals = keep & (fate == Fate.ROW) & outside[1:]
+        changed = (now.modes != later.modes).any(axis=1)
+        first, ends = self._cutter.number, self._cutter.cut(keep, terminals | changed, last)
+        count = len(ends)
+        fault = np.where(now.fault != "", now.fault, later.fault)
+        fault = np.where(fault != "", fault, now.action_fault)
+        rows: Rows = {
+            "observations": now.observations,
+            "actions": now.actions,
+            "next_observations": later.observations,
+            "terminals": terminals,
+            "timeouts": np.append(ends, np.zeros(len(fate) - count, bool)) & ~terminals,
+            "timestamps": now.times,
+            "rejected": np.where(fate == Fate.REJECTED, fault, ""),
+            "numbers": first + np.arange(len(fate)),
+        }
+        rows |= self.scorer.formulas(points)
+        self._fates += np.bincount(fate[:count], minlength=len(Fate))
+        self._trips += int(terminals[:count].sum())
+        where = np.flatnonzero(keep[:count])
+        for start in range(0, max(len(where), 1), BLOCK_ROWS):
+            chosen = where[start : start + BLOCK_ROWS]
+            yield self.scorer.score({key: values[chosen] for key, values in rows.items()})
+
+
+def _both(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.concatenate([one, other])

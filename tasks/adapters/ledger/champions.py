@@ -1,0 +1,143 @@
+"""Who is champion of a plant, and what a promotion needs: the rules, applied when writing and again by the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, time
+from typing import Any
+
+from configs.errors import BadInput, Refused
+from tasks.adapters.ledger.chain import Entry, Ledger
+
+
+def moment(text: str) -> str:
+    """A date (its last microsecond) or an ISO time (UTC where it names no zone) as the ledger writes times.
+
+    Raises:
+        BadInput: when it is neither.
+    """
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise BadInput(
+            f"expected a date like 2026-11-20 or a time like 2026-11-20T14:00:00Z, got {text!r}: write it so."
+        ) from error
+    if len(text) <= len("2026-11-20"):
+        instant = datetime.combine(instant.date(), time.max)
+    instant = instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+    return instant.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Entry | None:
+    """The promotion in force for a plant, now or at a date or time: the last one by then.
+
+    Args:
+        history: verified entries, from `Ledger.entries()`.
+    """
+    limit = moment(at) if at is not None else None
+    promotions = (entry for entry in reversed(history) if entry.kind == "promotion" and entry.plant == plant)
+    return next((entry for entry in promotions if limit is None or entry.timestamp <= limit), None)
+
+
+def open_approval(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
+    """The approval of a composite that no promotion has used and no later rejection has taken back."""
+    verdict = next(
+        (
+            entry
+            for entry in reversed(history)
+            if entry.kind in ("approval", "rejection")
+            and entry.plant == plant
+            and entry.body.get("composite") == composite
+        ),
+        None,
+    )
+    if verdict is None or verdict.kind == "rejection":
+        return None
+    used = any(entry.kind == "promotion" and entry.body.get("approval") == verdict.digest for entry in history)
+    return None if used else verdict
+
+
+def check_certified(history: Sequence[Entry], plant: str, composite: str) -> None:
+    """Refuse a composite that has not passed certification on a plant."""
+    if not any(
+        entry.kind == "result"
+        and entry.plant == plant
+        and entry.body.get("composite") == composite
+        and entry.body.get("passed") is True
+        for entry in history
+    ):
+        raise Refused(
+            f"expected a passed certification of composite {composite[:12]} on {plant}, got none: certify it first."
+        )
+
+
+def check_promotion(history: Sequence[Entry], plant: str, body: Mapping[str, Any]) -> None:
+    """Refuse a promotion unless it replaces the champion in force, is certified, and has an approval of its own.
+
+    Args:
+        history: all entries before the promotion.
+        body: `composite`, `approval` (digest of its entry), `replaces` (digest of the promotion replaced, or None).
+
+    Raises:
+        Refused: naming what is missing.
+    """
+    short = body["composite"][:12]
+    current = champion(history, plant)
+    if body["replaces"] != (current.digest if current else None):
+        name = current.body["composite"][:12] if current else "none"
+        raise Refused(
+            f"expected a promotion that replaces the champion of {plant} in force ({name}), got one prepared against "
+            "another: compare the candidate with the new champion first."
+        )
+    check_certified(history, plant, body["composite"])
+    approval = open_approval(history, plant, body["composite"])
+    if approval is None or approval.digest != body["approval"]:
+        raise Refused(
+            f"expected an approval of composite {short} for {plant} that no other promotion has used, got none: "
+            "have it approved first."
+        )
+
+
+def approve(ledger: Ledger, plant: str, composite: str, **details: Any) -> Entry:
+    """Log the approval of a composite; one that still waits for its promotion is returned, not repeated."""
+    waiting = open_approval(ledger.entries(), plant, composite)
+    return waiting or ledger.append("approval", {**details, "composite": composite}, plant=plant)
+
+
+def reject(ledger: Ledger, plant: str, composite: str, **details: Any) -> Entry:
+    """Log the rejection of a composite, which also takes back an approval not yet used."""
+    return ledger.append("rejection", {**details, "composite": composite}, plant=plant)
+
+
+def promote(
+    ledger: Ledger,
+    plant: str,
+    body: Mapping[str, Any],
+    *,
+    approval: str,
+    expected_current: str | None,
+    artefacts: Sequence[Mapping[str, str]] = (),
+) -> Entry:
+    """Make a composite the champion, by compare-and-set.
+
+    Args:
+        body: `composite` (digest) and what else describes the version.
+        approval: digest of the approval's entry; each is good for one promotion.
+        expected_current: digest of the promotion that this one replaces, None for the first.
+
+    Returns:
+        The promotion's entry; the existing one when this approval has already made the champion.
+
+    Raises:
+        Refused: when the champion has changed meanwhile, or certification or approval is missing.
+    """
+    current = champion(ledger.entries(), plant)
+    if current is not None and current.body["approval"] == approval:
+        return current
+    promotion = {**body, "approval": approval, "replaces": expected_current}
+
+    def checked(history: Sequence[Entry]) -> Mapping[str, Any]:
+        check_promotion(history, plant, promotion)
+        return promotion
+
+    return ledger.append("promotion", checked, plant=plant, artefacts=artefacts)

@@ -1,0 +1,268 @@
+"""Ed25519 signatures in DSSE envelopes, and the pinned public keys that they must verify against."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+import configs
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.adapters.files.canonical import canonical_json, write_atomic
+
+ENVELOPE_KEYS = {"payload", "payloadType", "signatures"}
+PROJECT_TRUST = Path(configs.__path__[0]) / "trust.yaml"
+"""Where a project pins the keys that it trusts."""
+
+
+def key_id(public: Ed25519PublicKey) -> str:
+    """The first 16 hexadecimal digits of SHA-256 over the 32 public bytes: a name for the key, never a proof."""
+    return hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16]
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """DSSE's pre-authentication encoding, the bytes that are signed.
+
+    PAE(type, body) = "DSSEv1" SP LEN(type) SP type SP LEN(body) SP body (DSSE v1.0.2, protocol.md).
+    """
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+@dataclass(frozen=True)
+class Signer:
+    """The private key of this home; its bytes are in no message, representation or argument list."""
+
+    _private: Ed25519PrivateKey
+
+    @property
+    def public(self) -> Ed25519PublicKey:
+        """The half that others verify with."""
+        return self._private.public_key()
+
+    def seal(self, payload_type: str, payload: Any) -> bytes:
+        """Sign a JSON value.
+
+        Args:
+            payload_type: media type that says what the payload means.
+            payload: a JSON value; its canonical bytes are signed.
+
+        Returns:
+            The canonical bytes of a DSSE envelope with one signature.
+        """
+        body = canonical_json(payload)
+        signature = {"keyid": key_id(self.public), "sig": _base64(self._private.sign(pae(payload_type, body)))}
+        return canonical_json({"payload": _base64(body), "payloadType": payload_type, "signatures": [signature]})
+
+
+@dataclass(frozen=True)
+class TrustRoot:
+    """The public keys whose signatures count, and the file that pins them."""
+
+    keys: Mapping[str, Ed25519PublicKey]
+    source: Path
+
+    @classmethod
+    def read(cls, path: Path) -> TrustRoot:
+        """Read pinned keys from YAML: `keys: [{id, public (base64 of 32 bytes), note?}]`.
+
+        Raises:
+            BadInput: when the file is missing, malformed, empty, or an id is not that of its key.
+        """
+        cure = "export it again with `neorl keys show` on the machine that signs."
+        try:
+            document = YAML(typ="safe", pure=True).load(path.read_text())
+        except FileNotFoundError as error:
+            raise BadInput(f"expected pinned public keys in {path}, got no such file: {cure}") from error
+        except (YAMLError, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())
+            raise BadInput(f"expected YAML with pinned public keys in {path}, got {reason}: {cure}") from error
+        rows = document.get("keys") if isinstance(document, dict) and set(document) == {"keys"} else None
+        if not isinstance(rows, list) or not rows:
+            raise BadInput(f"expected a non-empty list `keys` and nothing else in {path}, got {document!r}: {cure}")
+        keys: dict[str, Ed25519PublicKey] = {}
+        for row in rows:
+            if not isinstance(row, dict) or not {"id", "public"} <= set(row) <= {"id", "public", "note"}:
+                raise BadInput(f"expected keys with `id`, `public` and perhaps `note` in {path}, got {row!r}: {cure}")
+            try:
+                public = Ed25519PublicKey.from_public_bytes(_unbase64(row["public"]))
+            except (ValueError, TypeError) as error:
+                raise BadInput(
+                    f"expected the base64 of an Ed25519 public key in {path}, got {row['public']!r}: {cure}"
+                ) from error
+            if row["id"] != key_id(public):
+                raise BadInput(f"expected id {key_id(public)} for its key in {path}, got {row['id']!r}: {cure}")
+            keys[row["id"]] = public
+        return cls(keys, path)
+
+    @classmethod
+    def locate(cls, home: Home, file: Path | None = None, project: Path = PROJECT_TRUST) -> TrustRoot:
+        """The trust root in force: the file given, else the project's `configs/trust.yaml`, else the home's own."""
+        return cls.read(file or next((path for path in (project, home.trust) if path.exists()), home.trust))
+
+    def unseal(self, payload_type: str, envelope: bytes) -> Any:
+        """Check an envelope and return its payload.
+
+        Args:
+            payload_type: the only media type that is accepted here.
+            envelope: bytes that must be the canonical bytes of a DSSE envelope with one signature.
+
+        Returns:
+            The payload's JSON value.
+
+        Raises:
+            Refused: on any byte that is not canonical, any other field, and any signature by a key not pinned.
+        """
+        try:
+            document = json.loads(envelope)
+            if not isinstance(document, dict) or set(document) != ENVELOPE_KEYS:
+                raise ValueError("not the three fields of a DSSE envelope")
+            if document["payloadType"] != payload_type:
+                raise ValueError(f"payload type {document['payloadType']!r} in place of {payload_type!r}")
+            signatures = document["signatures"]
+            if not isinstance(signatures, list) or len(signatures) != 1 or set(signatures[0]) != {"keyid", "sig"}:
+                raise ValueError("not exactly one signature")
+            body, signature = _unbase64(document["payload"]), _unbase64(signatures[0]["sig"])
+            payload = json.loads(body)
+            # One byte string per meaning: white space, key order, duplicate keys and number forms all end here.
+            if canonical_json(document) != envelope or canonical_json(payload) != body:
+                raise ValueError("bytes that are not the canonical ones")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Refused(f"expected a canonical signed envelope, got {error}: restore the original bytes.") from error
+        name = signatures[0]["keyid"]
+        public = self.keys.get(name) if isinstance(name, str) else None
+        if public is None:
+            raise Refused(
+                f"expected a signature by a key pinned in {self.source}, got one by key {name!r}: restore the "
+                "original, or pin that key after comparing its fingerprint with its owner's."
+            )
+        try:
+            public.verify(signature, pae(payload_type, body))
+        except InvalidSignature as error:
+            raise Refused(
+                f"expected a valid signature by key {name}, got one that does not fit the content: "
+                "restore the original bytes."
+            ) from error
+        return payload
+
+
+def open_keys(
+    home: Home, *, first_use: bool, trust: Path | None = None, project: Path = PROJECT_TRUST
+) -> tuple[Signer, TrustRoot]:
+    """The home's signing key and the trust root.
+
+    On first use a key is made (PEM, PKCS #8, mode 0600) and, where the project pins none, its public half is pinned
+    in the home. Later a missing key or trust root is never replaced: who replaces both could re-sign everything.
+
+    Args:
+        first_use: whether nothing has been signed for this home yet.
+        trust: a file of pinned keys that overrides the project's and the home's.
+        project: where the project pins the keys that it trusts.
+
+    Raises:
+        Refused: when the key is not pinned, is missing though records exist, or may be read by others.
+        BadInput: when the key or the trust root cannot be read.
+    """
+    path = home.root / "keys" / "signing.pem"
+    with locked(home, "keys"):
+        if not path.exists():
+            if not first_use:
+                raise Refused(
+                    f"expected the private key that signed this home's records in {path}, got none: restore it from "
+                    "its backup, or start a new home."
+                )
+            pem = Ed25519PrivateKey.generate().private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            write_secret(path, pem)
+        signer = _read_key(path)
+        if first_use and trust is None and not project.exists() and not home.trust.exists():
+            write_atomic(home.trust, trust_yaml(signer.public, "pinned on first use"))
+    root = TrustRoot.locate(home, trust, project)
+    if key_id(signer.public) not in root.keys:
+        raise Refused(
+            f"expected this home's signing key {key_id(signer.public)} among those pinned in {root.source}, got "
+            f"{', '.join(root.keys)}: pin it there with the lines that `neorl keys show` prints."
+        )
+    return signer, root
+
+
+def trust_yaml(public: Ed25519PublicKey, note: str) -> bytes:
+    """The trust root that pins one key."""
+    text = _base64(public.public_bytes_raw())
+    return f"keys:\n  - id: '{key_id(public)}'\n    public: '{text}'\n    note: {json.dumps(note)}\n".encode()
+
+
+def write_secret(path: Path, data: bytes) -> Path:
+    """Write a file that only its owner may read, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    write_atomic(path, data)
+    path.chmod(0o600)
+    return path
+
+
+def read_secret(path: Path) -> bytes:
+    """Read a secret file.
+
+    Raises:
+        Refused: when others than its owner may read or write it.
+    """
+    if path.stat().st_mode & 0o077:
+        raise Refused(
+            f"expected {path} to be its owner's alone (mode 0600), got mode {path.stat().st_mode & 0o777:04o}: "
+            f"run `chmod 600 {path}`, and replace what it holds if others may have read it."
+        )
+    return path.read_bytes()
+
+
+def _read_key(path: Path) -> Signer:
+    try:
+        private = serialization.load_pem_private_key(read_secret(path), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        # The parser's own message is left out: it may quote the key.
+        raise BadInput(f"expected an Ed25519 key in {path}, got another content: restore it.") from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise BadInput(f"expected an Ed25519 key in {path}, got {type(private).__name__}: restore it from its backup.")
+    return Signer(private)
+
+
+@contextmanager
+def locked(home: Home, name: str) -> Iterator[None]:
+    """Let one process at a time make secrets; the kernel frees the lock of a killed process."""
+    descriptor = os.open(home.room("locks") / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _unbase64(text: Any) -> bytes:
+    """Decode base64 that is its own canonical encoding (no other padding bits, no foreign characters)."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"base64 that does not decode ({error})") from error
+    if _base64(data) != text:
+        raise ValueError("base64 that is not canonical")
+    return data

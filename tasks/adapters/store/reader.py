@@ -1,0 +1,236 @@
+"""The dataset store: a manifest names immutable shards, and the manifest's SHA-256 is the dataset's name.
+
+<root>/manifests/<digest>.json   what the dataset is: spec, provenance, shards
+<root>/shards/<sha256>.h5        rows; shared by all manifests, so an append copies nothing
+<root>/views/<sha256>.h5         one virtual file over all shards of a manifest, for other libraries
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput, Refused
+from neorl_core.types import Constraint, PlantSpec, Space
+from tasks.adapters.files.canonical import file_sha256, sha256_hex
+from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.shards import check_content, check_file, open_shard
+
+SCHEMA = 2
+"""2: a canonical block ends where its episode does, and an episode's digest is the Merkle root over its blocks."""
+
+
+def spec_record(spec: PlantSpec) -> dict[str, Any]:
+    """A plant's spec as JSON; an infinite bound becomes the string 'inf' or '-inf'."""
+
+    def plain(value: Any) -> Any:
+        if hasattr(value, "_asdict"):
+            return {name: plain(item) for name, item in value._asdict().items()}
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, float) and np.isinf(value):
+            return str(value)
+        return value
+
+    record: dict[str, Any] = plain(spec)
+    return record
+
+
+def spec_of_record(record: Mapping[str, Any]) -> PlantSpec:
+    """The spec that `spec_record` wrote."""
+
+    def bounds(space: Mapping[str, Any]) -> Space:
+        low, high = (tuple(float(x) for x in space[side]) for side in ("low", "high"))
+        return Space(tuple(space["names"]), tuple(space["units"]), low, high)
+
+    limits = ({**c, "low": float(c["low"]), "high": float(c["high"])} for c in record["constraints"])
+    own = {
+        "observation": bounds(record["observation"]),
+        "action": bounds(record["action"]),
+        "constraints": tuple(Constraint(**limit) for limit in limits),
+        "score_range": tuple(record["score_range"]),
+    }
+    return PlantSpec(**{**record, **own})
+
+
+def find_dataset(folders: Sequence[Path], digest: str) -> Dataset:
+    """Open the dataset whose digest begins so.
+
+    Args:
+        folders: of plants' datasets.
+        digest: six or more of its hexadecimal digits.
+
+    Raises:
+        BadInput: when none or several begin so.
+        Refused: as `Dataset.open`.
+    """
+    if not re.fullmatch(r"[0-9a-f]{6,64}", digest):
+        raise BadInput(f"expected six or more hexadecimal digits of a digest, got '{digest}': copy it from ingest.")
+    found = sorted({path for folder in folders for path in folder.glob(f"manifests/{digest}*.json")})
+    if len({path.stem for path in found}) != 1:
+        cure = "give more of its digits." if found else "ingest its sources first, or name its folder by --root."
+        raise BadInput(f"expected one dataset {digest}, got {len(found)}: {cure}")
+    return Dataset.open(found[0].parents[1], found[0].stem)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset on disk, opened by its digest; nothing is read before its files' digests are checked."""
+
+    root: Path
+    digest: str
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, root: Path, digest: str, verify: bool = True) -> Dataset:
+        """Open a dataset.
+
+        Args:
+            root: the plant's folder of datasets.
+            digest: the dataset's name.
+            verify: hold every shard's file against its SHA-256 first.
+
+        Raises:
+            BadInput: when there is no such dataset.
+            Refused: when a manifest, shard or view is not what its digest says.
+        """
+        path = root / "manifests" / f"{digest}.json"
+        if not path.exists():
+            raise BadInput(f"expected dataset {digest} in {root}, got no such manifest: ingest its sources again.")
+        data = path.read_bytes()
+        if (got := sha256_hex(data)) != digest:
+            raise Refused(
+                f"expected manifest {path.name} to have SHA-256 {digest}, got {got}: "
+                "restore it from a backup or ingest its sources again."
+            )
+        dataset = cls(root, digest, json.loads(data))
+        if (schema := dataset.manifest.get("schema")) != SCHEMA:
+            raise Refused(f"expected a dataset of schema {SCHEMA}, got {schema}: ingest its sources again.")
+        if verify:
+            dataset.check_files()
+        return dataset
+
+    def check_files(self) -> None:
+        """Hold every shard's file against its SHA-256, two at a time.
+
+        Raises:
+            Refused: naming the first shard that differs.
+        """
+        records = self.manifest["shards"]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(check_file, map(self.shard_path, records), records))
+
+    def shard_path(self, record: Mapping[str, Any]) -> Path:
+        """The file of a shard's record in the manifest."""
+        return self.root / "shards" / str(record["file"])
+
+    @property
+    def view_path(self) -> Path:
+        """The virtual file that shows all shards as one."""
+        return self.root / "views" / str(self.manifest["view"]["file"])
+
+    @property
+    def rows(self) -> int:
+        """How many rows all shards hold."""
+        return sum(int(record["rows"]) for record in self.manifest["shards"])
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that have one entry per row."""
+        return tuple(self.manifest["keys"])
+
+    @property
+    def episodes(self) -> npt.NDArray[np.int64]:
+        """Where episodes begin, and one past the last row: (E + 1,)."""
+        return np.append(self._per_episode("episode_starts"), self.rows).astype(np.int64)
+
+    def _per_episode(self, key: str) -> npt.NDArray[Any]:
+        parts, first = [], 0
+        for record in self.manifest["shards"]:
+            with open_shard(self.shard_path(record)) as file:
+                parts.append(file[key][:] + (first if key == "episode_starts" else 0))
+            first += int(record["rows"])
+        return np.concatenate(parts)
+
+    def blocks(self, keys: Sequence[str] | None = None, rows: int = 65536) -> Iterator[Rows]:
+        """Consecutive blocks of at most `rows` rows, in order; a block never spans shards."""
+        names = self._known(keys)
+        for record in self.manifest["shards"]:
+            with open_shard(self.shard_path(record)) as file:
+                for start in range(0, int(record["rows"]), rows):
+                    yield {key: file[key][start : start + rows] for key in names}
+
+    def read(self, start: int, stop: int, keys: Sequence[str] | None = None) -> Rows:
+        """Rows [start, stop), wherever shards end."""
+        names, first, parts = self._known(keys), 0, []
+        for record in self.manifest["shards"]:
+            last = first + int(record["rows"])
+            if first < stop and start < last:
+                with open_shard(self.shard_path(record)) as file:
+                    inside = slice(max(start - first, 0), min(stop, last) - first)
+                    parts.append({key: file[key][inside] for key in names})
+            first = last
+        return {key: np.concatenate([part[key] for part in parts]) for key in names}
+
+    def arrays(self, keys: Sequence[str] | None = None) -> Rows:
+        """All rows, resident, with `episode_starts` (E,): every array (N, ...)."""
+        names = self._known(keys)
+        parts = list(self.blocks(names))
+        arrays = {key: np.concatenate([part[key] for part in parts]) for key in names}
+        return arrays | {"episode_starts": self.episodes[:-1]}
+
+    def _known(self, keys: Sequence[str] | None) -> tuple[str, ...]:
+        names = tuple(key for key in (keys or self.keys) if key != "episode_starts")
+        if unknown := [key for key in names if key not in self.keys]:
+            raise BadInput(f"expected keys among {', '.join(self.keys)}, got '{unknown[0]}': ask for one of those.")
+        return names
+
+    def split(self, held_out: float = 0.2) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Divide episodes by a hash of what they hold, so that an append moves no episode from one side to the other.
+
+        Args:
+            held_out: share of episodes to hold out, between 0 and 1.
+
+        Returns:
+            Episode numbers for training (E - h,) and held out (h,). Each side gets one where there are two or more:
+            a small dataset whose hashes all fall on one side gives up its nearest episode.
+        """
+        digests = self._per_episode("episode_digests")
+        position = digests[:, :8].copy().view(">u8")[:, 0] / 2.0**64
+        out = position < held_out
+        if len(out) > 1 and out.all():
+            out[np.argmax(position)] = False
+        if len(out) > 1 and not out.any():
+            out[np.argmin(position)] = True
+        return np.flatnonzero(~out), np.flatnonzero(out)
+
+    def verify(self) -> None:
+        """Hold every file against its SHA-256 and every shard's rows against their content digest.
+
+        Raises:
+            Refused: naming the shard, view or quarantine file that is not what the manifest says.
+        """
+        self.check_files()
+        records = self.manifest["shards"]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(check_content, map(self.shard_path, records), records))
+        view = self.manifest["view"]
+        others = [(self.view_path, str(view["sha256"]))]
+        for entry in self.manifest["provenance"]:
+            for source in entry.get("sources", ()):
+                parts = [*source["quarantine"], *source.get("raw_quarantine", ())]
+                others += [(self.root / part["file"], part["sha256"]) for part in parts]
+        for path, sha256 in others:
+            if not path.exists() or file_sha256(path) != sha256:
+                raise Refused(
+                    f"expected {path.parent.name}/{path.name} to have SHA-256 {sha256}, got another file or none: "
+                    "remove it and ingest the sources again."
+                )

@@ -1,0 +1,137 @@
+"""One shard: some whole episodes as flat arrays in an immutable HDF5 file.
+
+The file is composed in memory and written in one go, for HDF5 itself hangs or crashes when a disk is full; so a shard's
+size is the memory that writing takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from configs.errors import Refused
+from tasks.adapters.files.canonical import file_sha256, write_atomic
+from tasks.adapters.store.content import (
+    Columns,
+    block_bounds,
+    block_hashes,
+    byte_view,
+    content_digest,
+    content_root,
+    episode_bounds,
+    episode_digests,
+)
+from tasks.adapters.store.schema import ROW_KEYS, Rows
+from tasks.adapters.store.sparse_file import SparseFile
+
+LIBVER = ("v110", "v110")
+"""The file format is fixed, so that the same rows make the same file."""
+
+
+def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
+    """Write whole episodes as one immutable file, named by its SHA-256.
+
+    Besides the rows it holds `episode_starts` (E,), i8, and `episode_digests` (E, 32), by which splits are drawn.
+
+    Args:
+        folder: where shards live.
+        parts: consecutive rows, all with the same keys, of the types of `ROW_KEYS` and in C order.
+
+    Returns:
+        The shard's record in a manifest: file, sha256, content, rows, episodes.
+
+    Raises:
+        BadInput: when the disk is full; nothing is left behind.
+    """
+    columns = {key: [part[key] for part in parts] for key in ROW_KEYS if key in parts[0]}
+    episodes = episode_bounds(np.concatenate(columns["terminals"]), np.concatenate(columns["timeouts"]))
+    hashes = block_hashes(columns, block_bounds(episodes).tolist())
+    digests = episode_digests(hashes, episodes)
+    pieces = _file_pieces(columns | {"episode_starts": [episodes[:-1]], "episode_digests": [digests]})
+    sha256 = hashlib.sha256()
+    for piece in pieces:
+        sha256.update(piece)
+    path = folder / f"{sha256.hexdigest()}.h5"
+    if not path.exists() or file_sha256(path) != path.stem:
+        write_atomic(path, *pieces)
+    widths = {key: values[0].shape[1:] for key, values in columns.items()}
+    return {
+        "file": path.name,
+        "sha256": path.stem,
+        "content": content_root(widths, hashes, episodes, digests),
+        "rows": int(episodes[-1]),
+        "episodes": len(digests),
+    }
+
+
+def _file_pieces(columns: Columns) -> list[memoryview]:
+    """The bytes of a shard's HDF5 file, in order: headers that HDF5 made, and the arrays' own memory.
+
+    HDF5 gives each key its place without being given the arrays, which it would copy.
+    """
+    image, places = SparseFile(), {}
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_obj_track_times(False)
+    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(image, "w", libver=LIBVER) as file:
+        for key, values in columns.items():
+            kind = h5py.h5t.py_create(values[0].dtype, logical=True)
+            space = h5py.h5s.create_simple((sum(map(len, values)), *values[0].shape[1:]))
+            made = h5py.h5d.create(file.id, key.encode(), kind, space, plan)
+            if any(block.nbytes for block in values):
+                places[made.get_offset()] = [byte_view(block) for block in values]
+    pieces, at = [], 0
+    for offset, values in sorted(places.items()):
+        pieces += [memoryview(image.stretch(at, offset)), *values]
+        at = offset + sum(map(len, values))
+    return [*pieces, memoryview(image.stretch(at, image.seek(0, io.SEEK_END)))]
+
+
+def open_shard(path: Path) -> h5py.File:
+    """Open an immutable shard for reading; no lock is taken, so a read-only disk will do.
+
+    Raises:
+        Refused: when the file is missing, cut short or not HDF5.
+    """
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise Refused(
+            f"expected a whole HDF5 file in shard {path.name}, got '{' '.join(str(error).split())}': "
+            "restore it from a backup or ingest its source again."
+        ) from error
+
+
+def check_file(path: Path, record: Mapping[str, Any]) -> None:
+    """Hold a shard's file against its record in the manifest, byte for byte.
+
+    Raises:
+        Refused: when it is missing or differs, naming the shard.
+    """
+    cure = "restore it from a backup or ingest its source again."
+    if not path.exists():
+        raise Refused(f"expected shard {path.name} in {path.parent}, got no such file: {cure}")
+    if (got := file_sha256(path)) != record["sha256"]:
+        raise Refused(f"expected shard {path.name} to have SHA-256 {record['sha256']}, got {got}: {cure}")
+
+
+def check_content(path: Path, record: Mapping[str, Any]) -> None:
+    """Hold what a shard says against its content digest.
+
+    Raises:
+        Refused: when it differs, naming the shard.
+    """
+    with open_shard(path) as file:
+        got = content_digest(file)
+    if got != record["content"]:
+        raise Refused(
+            f"expected shard {path.name} to hold content {record['content']}, got {got}: "
+            "restore it from a backup or ingest its source again."
+        )

@@ -1,0 +1,186 @@
+"""Writing a dataset: rows become shards while further ones come, and a manifest names them when all are there."""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput
+from neorl_core.types import PlantSpec
+from tasks.adapters.files.canonical import canonical_json, sha256_hex, write_atomic
+from tasks.adapters.store.reader import SCHEMA, Dataset, spec_record
+from tasks.adapters.store.row_buffer import Buffer
+from tasks.adapters.store.schema import ROW_KEYS, Rows
+from tasks.adapters.store.shards import LIBVER, open_shard, write_shard
+
+SHARD_BYTES = 32 * 2**20
+"""Rows of about this many bytes make a shard; some of them are the memory that writing takes, whatever the size."""
+IN_FLIGHT = 3
+"""Shards that are hashed and written while the next one's rows come."""
+
+
+class DatasetWriter:
+    """Writes a dataset shard by shard; used as a context manager, and `commit` gives it its name.
+
+    Without `commit` no manifest is written, so a dataset exists whole or not at all; shards left by an interrupted
+    writer are found again by their digest.
+
+    Args:
+        root: the plant's folder of datasets.
+        spec: the plant.
+        parent: the dataset to append to; its shards are named again, not copied.
+        shard_bytes: size at which a shard is closed, at the next end of an episode.
+    """
+
+    def __init__(
+        self, root: Path, spec: PlantSpec, parent: Dataset | None = None, shard_bytes: int = SHARD_BYTES
+    ) -> None:
+        self.root, self.spec, self.shard_bytes = root, spec, shard_bytes
+        self.shards: list[dict[str, Any]] = list(parent.manifest["shards"]) if parent else []
+        self.provenance: list[dict[str, Any]] = list(parent.manifest["provenance"]) if parent else []
+        self.keys: list[str] = list(parent.manifest["keys"]) if parent else []
+        self._buffer = Buffer()
+        self._beside = ThreadPoolExecutor(IN_FLIGHT)
+        self._waiting: deque[Future[dict[str, Any]]] = deque()
+        if parent and parent.manifest["spec"] != spec_record(spec):
+            raise BadInput(
+                f"expected dataset {parent.digest} to be of plant {spec.name} as it is now, got another spec: "
+                "ingest its sources again."
+            )
+        (root / "shards").mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._beside.shutdown()
+
+    def append(self, rows: Rows) -> None:
+        """Add consecutive rows (n, ...); an episode may go on over several calls.
+
+        Arrays that own their memory are kept, and no longer writeable; views are copied.
+
+        Raises:
+            BadInput: when there are other keys than in the rows before.
+            ValueError: when arrays differ in their number of rows, or in shape from the rows before.
+        """
+        keys = [key for key in ROW_KEYS if key in rows]
+        self.adopt_keys(keys)
+        rows = {key: _owned(rows[key], ROW_KEYS[key]) for key in keys}
+        ends = np.flatnonzero(rows["terminals"] | rows["timeouts"])
+        size = sum(rows[key].nbytes for key in keys)
+        if len(ends) and self._buffer.nbytes + size >= self.shard_bytes:
+            cut = int(ends[-1]) + 1
+            self._buffer.append({key: rows[key][:cut] for key in keys})
+            self._hand_over()
+            rows = {key: rows[key][cut:] for key in keys}
+        self._buffer.append({key: rows[key] for key in keys})
+
+    def adopt_keys(self, keys: Sequence[str]) -> None:
+        """Hold the keys of rows to come against those already there."""
+        if self.keys and list(keys) != self.keys:
+            raise BadInput(
+                f"expected rows with {', '.join(self.keys)}, got {', '.join(keys)}: "
+                "ingest sources with and without timestamps into datasets of their own."
+            )
+        self.keys = list(keys)
+
+    def _hand_over(self) -> None:
+        """Have the rows at hand written as a shard while further ones come, `IN_FLIGHT` shards at a time."""
+        self._adopt(IN_FLIGHT - 1)
+        if self._buffer.count:
+            self._waiting.append(self._beside.submit(write_shard, self.root / "shards", self._buffer.parts()))
+            self._buffer = Buffer()
+
+    def _adopt(self, left: int) -> None:
+        """Name shards in their order until only so many are still being written."""
+        while len(self._waiting) > left:
+            self.adopt_shards([self._waiting.popleft().result()])
+
+    def close_shard(self) -> None:
+        """Write the rows at hand as a shard."""
+        self._hand_over()
+        self._adopt(0)
+
+    def adopt_shards(self, records: Sequence[dict[str, Any]]) -> None:
+        """Name shards that are in the folder already; one that is named before is a mistake of the caller's sources."""
+        known = {record["sha256"] for record in self.shards}
+        if doubled := [record["file"] for record in records if record["sha256"] in known]:
+            raise BadInput(f"expected new rows, got those of shard {doubled[0]} a second time: give each source once.")
+        self.shards.extend(records)
+
+    def commit(self, provenance: Mapping[str, Any]) -> str:
+        """Write the view and the manifest.
+
+        Args:
+            provenance: where the rows came from: digests of sources, mapping and code; JSON.
+
+        Returns:
+            The dataset's digest.
+
+        Raises:
+            BadInput: when there are no rows, or no room to write.
+        """
+        self.close_shard()
+        if not self.shards:
+            raise BadInput("expected at least one row, got an empty dataset: check the sources and the mapping.")
+        view = _virtual_view(self.root / "shards", self.shards, self.keys)
+        view_sha256 = sha256_hex(view)
+        manifest = {
+            "schema": SCHEMA,
+            "spec": spec_record(self.spec),
+            "provenance": [*self.provenance, dict(provenance)],
+            "keys": self.keys,
+            "shards": self.shards,
+            "view": {"file": f"{view_sha256}.h5", "sha256": view_sha256},
+        }
+        data = canonical_json(manifest)
+        digest = sha256_hex(data)
+        write_atomic(self.root / "views" / f"{view_sha256}.h5", view)
+        write_atomic(self.root / "manifests" / f"{digest}.json", data)
+        return digest
+
+
+def _owned(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The array itself, locked, where it is as the store wants it and no view of another's memory; else a copy."""
+    if values.base is not None or values.dtype != kind or not values.flags.c_contiguous:
+        values = np.array(values, kind, order="C")
+    values.flags.writeable = False
+    return values
+
+
+def _virtual_view(folder: Path, shards: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> bytes:
+    """An HDF5 file whose datasets lie in the shards; the same shards make the same bytes."""
+    rows = [int(record["rows"]) for record in shards]
+    first = np.cumsum([0, *rows])
+    starts, tails = [], {}
+    for record, offset in zip(shards, first, strict=False):
+        with open_shard(folder / record["file"]) as file:
+            starts.append(file["episode_starts"][:] + offset)
+            tails = {key: file[key].shape[1:] for key in keys}
+    image = io.BytesIO()
+    with h5py.File(image, "w", libver=LIBVER) as view:
+        view.create_dataset("episode_starts", data=np.concatenate(starts), track_times=False)
+        for key in keys:
+            # The low-level interface, because the high-level one stamps virtual datasets with the time.
+            plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plan.set_obj_track_times(False)
+            space = h5py.h5s.create_simple((int(first[-1]), *tails[key]))
+            for record, offset, count in zip(shards, first, rows, strict=False):
+                shape = (count, *tails[key])
+                space.select_hyperslab((int(offset), *(0 for _ in tails[key])), shape)
+                source = f"../shards/{record['file']}".encode()
+                plan.set_virtual(space, source, key.encode(), h5py.h5s.create_simple(shape))
+            space.select_all()
+            kind = h5py.h5t.py_create(ROW_KEYS[key], logical=True)
+            h5py.h5d.create(view.id, name=key.encode(), tid=kind, space=space, dcpl=plan)
+    return image.getvalue()

@@ -1,0 +1,81 @@
+"""What a run's training is fed with: its episodes, resident or streamed, their scaling, and how training is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from configs.errors import BadInput
+from configs.run import RunConfig
+from neorl_core.training import sharding
+from neorl_core.training.loop import Plan, Source, resident, schedule
+from neorl_core.training.population import Algorithm
+from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
+from neorl_core.types import PlantSpec
+from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.stream import Ring, Stream, row_bytes, shape_of
+
+
+class Feed(NamedTuple):
+    """The training episodes."""
+
+    known: Moments
+    scaling: Scaling
+    plan: Plan
+    streamed: bool
+    open: Callable[[Mesh | None], AbstractContextManager[Source]]
+
+
+def feed(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int = 0) -> Feed:
+    """Resident where the rows fit into the memory that the run allows, else streamed."""
+    episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
+    ring = Ring(store, episodes)
+    memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
+    if memory is None or len(ring) * row_bytes(spec) <= memory:
+        transitions = read_logs(store, episodes).transitions
+        known = moments(transitions)
+        how = scaling(known, spec)
+        plan = schedule(run.train.updates, run.train.checkpoint_every, batches, warm_up)
+
+        def held(mesh: Mesh | None) -> AbstractContextManager[Source]:
+            data = scaled(how, transitions)
+            return nullcontext(resident(data if mesh is None else sharding.replicated(mesh, data)))
+
+        return Feed(known, how, plan, False, held)
+    known = ring.moments()
+    how = scaling(known, spec)
+    # The window moves with the rows of the curves, which no cadence of saving changes.
+    plan = schedule(run.train.updates, 1, batches, warm_up)
+    shape = shape_of(memory, spec, plan.log_every * run.train.batch_size)
+
+    @contextmanager
+    def stream(mesh: Mesh | None) -> Iterator[Source]:
+        if mesh is not None:
+            raise BadInput(
+                f"expected one device for data that are streamed, got {run.train.devices} in train.devices: allow more "
+                "in train.memory_mb, or set train.devices to 1."
+            )
+        with Stream(ring, how, shape, plan.chunk, run.seed) as window:
+            yield window.source()
+
+    return Feed(known, how, plan, True, stream)
+
+
+def mesh_for(run: RunConfig, members: int) -> Mesh | None:
+    """The devices to spread over, or None for one.
+
+    Raises:
+        ValueError: on what this machine does not have.
+    """
+    if run.train.precision != "float32" and jax.default_backend() == "cpu":
+        raise ValueError("expected an accelerator with bf16 products, got a CPU: set train.precision to float32.")
+    if run.train.devices == 1:
+        return None
+    if run.train.devices > jax.device_count():
+        raise ValueError(f"expected train.devices of at most {jax.device_count()}, got {run.train.devices}: lower it.")
+    return sharding.mesh_of(members, run.train.batch_size, jax.devices()[: run.train.devices])

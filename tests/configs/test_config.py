@@ -1,0 +1,174 @@
+"""Runs' YAML: what is accepted, and that every error names the key, the file, the line and the nearest valid key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from configs.errors import BadInput
+from configs.load import load_run, load_yaml, nearest
+from configs.run import RunConfig
+from neorl_core.algorithms import TD3_BC
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import configure
+
+SMALLEST = "plant: double_mass\ndata:\n  held_out: 0.2\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_run_says_only_what_differs(tmp_path: Path) -> None:
+    run = load_run(write(tmp_path, SMALLEST))
+    # Defaults as the working agreement and design.md fix them.
+    assert (run.train.algorithm, run.train.batch_size, run.evaluate.discount) == ("bptt", 256, 0.99)
+    assert (run.certify.p0, run.certify.confidence, run.certify.max_episodes) == (1e-3, 0.95, 30000)
+    assert (run.data.max_quarantined, run.data.held_out, run.concurrency) == (0.05, 0.2, "refuse")
+    assert run.approval == "required"  # promotion without a person has to be asked for
+
+
+def test_whole_numbers_are_numbers_and_lists_nest(tmp_path: Path) -> None:
+    text = SMALLEST + "train:\n  hyperparameters: {alpha: 1, hidden: [64, 64]}\n  grid: {tau: [1, 2.5e-3]}\n"
+    train = load_run(write(tmp_path, text)).train
+    assert train.hyperparameters == {"alpha": 1, "hidden": [64, 64]}
+    assert train.grid == {"tau": [1.0, 0.0025]}
+
+
+def test_a_recipe_of_an_optimiser_is_a_name_or_its_fields(tmp_path: Path) -> None:
+    recipes = "{actor_recipe: {schedule: cosine, steps: 6000}, critic_recipe: sac}"
+    run = load_run(write(tmp_path, SMALLEST + f"train:\n  hyperparameters: {recipes}\n"))
+    config = configure(TD3_BC, run.train.hyperparameters)
+    assert config.actor_recipe == Recipe(schedule="cosine", steps=6000)
+    assert config.critic_recipe == Recipe(clip=1.0)
+    assert run.identity()["train"]["hyperparameters"]["critic_recipe"] == "sac"
+
+
+def test_a_mapping_is_named_relative_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs" / "mappings").mkdir(parents=True)
+    mapping = tmp_path / "configs" / "mappings" / "m.yaml"
+    mapping.write_text("{}\n")
+    path = tmp_path / "configs" / "r.yaml"
+    path.write_text("plant: chemical_reactor\ndata:\n  mapping: mappings/m.yaml\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert load_run(path).data.mapping == mapping.resolve()
+    mapping.unlink()
+    with pytest.raises(BadInput, match=r"mapping file named in .*r\.yaml to exist, got no file at .*m\.yaml"):
+        load_run(path)
+
+
+def test_identity_holds_what_results_depend_on_and_no_path(tmp_path: Path) -> None:
+    run = load_run(write(tmp_path, SMALLEST))
+    identity = run.identity()
+    assert "mapping" not in identity["data"]
+    assert str(tmp_path) not in str(identity)
+    other = load_run(write(tmp_path, SMALLEST + "approval: auto\nconcurrency: wait\n"))
+    assert other.identity() == identity
+    assert load_run(write(tmp_path, SMALLEST + "seed: 1\n")).identity() != identity
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (SMALLEST + "trian: {}\n", 4, ["got 'trian'", "did you mean 'train'?"]),
+        (SMALLEST + "train:\n  updates: 3\n  bach_size: 4\n", 6, ["'bach_size'", "under 'train'", "'batch_size'?"]),
+        (SMALLEST + "certify:\n  qqq: 1\n", 5, ["got 'qqq'", "choose from confidence, domain, max_episodes, p0."]),
+        ("plnt: double_mass\n", 1, ["got 'plnt'", "did you mean 'plant'?"]),
+        (SMALLEST + "train:\n  updates: many\n", 5, ["'train.updates'", "valid integer", "'many' (a string)"]),
+        (SMALLEST + "train:\n  updates: 2.5\n", 5, ["'train.updates'", "valid integer", "2.5"]),
+        (SMALLEST + "train:\n  updates: 0\n", 5, ["'train.updates'", "greater than or equal to 1", "got 0"]),
+        (SMALLEST + "certify:\n  p0: .nan\n", 5, ["'certify.p0'", "finite number", "nan"]),
+        (SMALLEST + "certify:\n  confidence: 1\n", 5, ["'certify.confidence'", "less than 1"]),
+        (SMALLEST + "train:\n  hyperparameters:\n    alpha: [a]\n", 6, ["'train.hyperparameters.alpha'"]),
+        (SMALLEST + "train: 3\n", 4, ["'train'", "keys and values", "got 3"]),
+        (SMALLEST + "train:\n", 4, ["'train'", "keys and values", "got a null"]),
+        (SMALLEST + "approval: maybe\n", 4, ["'auto' or 'required'", "'maybe'"]),
+        (SMALLEST + "seed: true\n", 4, ["'seed'", "valid integer", "True (a boolean)"]),
+        (SMALLEST + "seed: 1\nseed: 2\n", 5, ['duplicate key "seed"']),
+        (SMALLEST + "seed: !!python/object/apply:os.getcwd []\n", 4, ["YAML", "constructor for the tag"]),
+        (SMALLEST + "seed: [1\n", 5, ["YAML"]),
+    ],
+)
+def test_an_error_names_file_line_key_and_cure(tmp_path: Path, text: str, line: int, words: list[str]) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(BadInput) as caught:
+        load_run(path)
+    message = str(caught.value)
+    assert f"{path}, line {line}" in message
+    for word in words:
+        assert word in message
+    assert "\n" not in message
+
+
+def test_several_errors_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"'trian'.*\(1 more after this one\)"):
+        load_run(write(tmp_path, SMALLEST + "trian: {}\nseeed: 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "got an empty file"),
+        (b"- 1\n", "got a list"),
+        (b"plant: caf\xe9\n", "expected UTF-8"),
+        (b"plant: a\x00b\n", "expected YAML"),
+        (b"data:\n  held_out: 0.2\n", "expected the key 'plant'"),
+        (b"3: 4\n" + SMALLEST.encode(), "keys that are strings"),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    with pytest.raises(BadInput) as caught:
+        load_run(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
+    write(tmp_path, SMALLEST)
+    with pytest.raises(BadInput, match=r"got none: did you mean 'run\.yaml'\?"):
+        load_run(tmp_path / "runn.yaml")
+    with pytest.raises(BadInput, match="got none: check the path"):
+        load_run(tmp_path / "no" / "run.yaml")
+    with pytest.raises(BadInput, match="got a folder"):
+        load_run(tmp_path)
+
+
+class Tag(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    unit: str
+
+
+class Mapping(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    tags: dict[str, Tag]
+    items: Annotated[list[Tag], Field(min_length=1)]
+
+
+def test_keys_inside_tables_and_lists_are_found(tmp_path: Path) -> None:
+    path = write(tmp_path, "tags:\n  TI-1:\n    unt: K\nitems:\n- unit: K\n")
+    with pytest.raises(BadInput, match=r"under 'tags.TI-1' in .*line 3, got 'unt': did you mean 'unit'\?"):
+        load_yaml(path, Mapping)
+    path = write(tmp_path, "tags: {}\nitems:\n- unit: K\n- {}\n")
+    with pytest.raises(BadInput, match=r"expected the key 'items.1.unit' in .*line 4, got none"):
+        load_yaml(path, Mapping)
+
+
+def test_nearest_names_one_or_lists_all() -> None:
+    assert nearest("chemical_recator", ["double_mass", "chemical_reactor"]) == "did you mean 'chemical_reactor'?"
+    assert nearest("zzz", ["b", "a"]) == "choose from a, b."
+    assert nearest("zzz", []) == "none is known here."
+
+
+@pytest.mark.parametrize("name", ["chemical_reactor", "double_mass"])
+def test_the_projects_own_runs_are_valid(name: str) -> None:
+    path = Path(__file__).parents[2] / "configs" / f"{name}.yaml"
+    assert load_yaml(path, RunConfig).plant == name

@@ -1,0 +1,277 @@
+"""The pipeline end to end, on real servers: a user's commands in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from configs.home import Home
+from configs.load import load_run
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.chain import Ledger
+
+if TYPE_CHECKING:
+    from flows.services.servers import Services
+
+PROJECT = Path(__file__).parents[2]
+PLANT = "chemical_reactor"
+CONFIG = """\
+plant: chemical_reactor
+seed: {seed}
+data: {{mapping: {mapping}}}
+train:
+  {{algorithm: td3_bc, updates: 400, seeds: 2, checkpoint_every: 100, hyperparameters: {{critics: 2, hidden: [16]}}}}
+evaluate: {{fqe_updates: 200, model_updates: 40, bootstraps: 100, rollouts: 32, discount: 0.95}}
+gates: {{beat_plant: false}}
+approval: {approval}
+"""
+Neorl = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def command(services: Services) -> Neorl:
+    """Runs `neorl` in a process of its own against the session's servers; returns its JSON with the exit code."""
+    environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
+
+    def run(*arguments: str, **extra: str) -> dict[str, Any]:
+        words = [sys.executable, "-m", "flows", *arguments, "--json"]
+        done = subprocess.run(
+            words, cwd=PROJECT, env={**environment, **extra}, capture_output=True, text=True, check=False
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return {**answer, "exit": done.returncode, "stderr": done.stderr}
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, command: Neorl) -> Callable[..., tuple[Path, Path]]:
+    """(config, log): half a week of the reactor's history and a small run."""
+    folder = tmp_path_factory.mktemp("inputs")
+    assert command("generate", PLANT, "--out", str(folder), "--weeks", "0.5")["exit"] == 0
+    mapping = PROJECT / "configs" / "mappings" / "chemical_reactor.yaml"
+
+    def write(seed: int = 0, approval: str = "auto") -> tuple[Path, Path]:
+        path = folder / f"{approval}-{seed}.yaml"
+        path.write_text(CONFIG.format(seed=seed, approval=approval, mapping=mapping))
+        return path, folder / "historian.parquet"
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def first(command: Neorl, inputs: Callable[..., tuple[Path, Path]]) -> dict[str, Any]:
+    """The first retraining of the home."""
+    config, log = inputs()
+    result = command("retrain", str(config), "--data", str(log))
+    assert result["exit"] == 0, result
+    return result
+
+
+def test_a_log_becomes_a_certified_registered_champion(first: dict[str, Any], services: Services) -> None:
+    for key in ("run", "dataset", "candidate", "gates", "certificate", "score", "champion", "seconds"):
+        assert first[key] is not None, key
+    names = [gate["name"] for gate in first["gates"]]
+    assert names == ["data", "twin", "ope", "rollouts", "fallback", "statistical", "servability"]
+    entries = Ledger.open(services.home, write=False).entries()
+    promotions = [entry for entry in entries if entry.kind == "promotion"]
+    assert [entry.body["composite"] for entry in promotions] == [first["champion"]["composite"]]
+    # The fallback is certified whatever becomes of the candidate, and no certificate came before its attempt.
+    assert next(gate for gate in first["gates"] if gate["name"] == "fallback")["passed"]
+    kinds = [entry.kind for entry in entries if entry.kind in ("attempt", "seed", "result")]
+    assert kinds[:3] == ["attempt", "seed", "result"]
+    page = Path(first["links"]["report"]).read_text()
+    assert "http://" not in page.replace(services.prefect.url, "").replace(services.mlflow.url, "")
+    assert first["certificate"]["claim"] in page.replace("&lt;", "<").replace("&gt;", ">")
+
+
+def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Services) -> None:
+    from tasks.adapters.registry.server import Registry
+
+    registry = Registry(services.mlflow.url)
+    assert registry.aliases(PLANT)["champion"] == first["champion"]["version"]
+    version = registry.version(PLANT, first["champion"]["version"])
+    assert version["digest"] == first["champion"]["composite"]
+    head = version["tags"]["neorl.ledger_head"]
+    assert Ledger.open(services.home, write=False).verify([head])["heads"] == 1
+    plant, _ = registry.load_champion(PLANT, first["champion"]["composite"])
+    assert plant.spec.name == PLANT
+
+
+def test_the_audit_covers_every_file_of_the_run(first: dict[str, Any], services: Services) -> None:
+    report = audit(services.home)
+    assert report.passed, report.failures
+
+
+def test_the_certificate_verifies_and_repeats_its_counts(command: Neorl, first: dict[str, Any]) -> None:
+    path = first["certificate"]["path"]
+    checked = command("certificate", "verify", path, "--rerun")
+    assert checked["exit"] == 0, checked
+    assert {"signature", "seed", "alpha", "statistics", "ledger", "rerun"} <= {c["name"] for c in checked["checks"]}
+
+
+def test_the_candidate_with_a_stale_normaliser_is_refused(
+    first: dict[str, Any], services: Services, tmp_path: Path
+) -> None:
+    # Truth 1.1: such a policy cannot hold p0 = 1e-3. The normaliser is that of an earlier log, of a plant that ran
+    # hotter and moved its coolant over the whole range: the policy takes the reactor for colder than it is.
+    import jax.numpy as jnp
+
+    from configs.errors import Refused
+    from neorl_core.plants import PLANTS
+    from neorl_core.safety.certify import certify
+    from neorl_core.safety.composite import bare_controller
+    from tasks.adapters.models.bundle import load_bundle, save_bundle
+
+    digest = next(
+        entry.body["composite"] for entry in Ledger.open(services.home, write=False).entries("candidate", PLANT)
+    )
+    plant, composite = load_bundle(services.home.root / "bundles" / PLANT / digest[:24], digest)
+    n = composite.policy.normaliser
+    stale = n._replace(
+        mean=n.mean + 2.0 * n.scale, action_centre=jnp.asarray([300.0]), action_half_range=jnp.asarray([10.0])
+    )
+    altered = composite._replace(policy=composite.policy._replace(normaliser=stale))
+    folder = tmp_path / "stale"
+    save_bundle(folder, altered, PLANT)
+    with pytest.raises(Refused, match="expected the composite"):
+        load_bundle(folder, digest)
+    counts = certify(
+        plant, bare_controller(plant), altered.policy, PLANTS[PLANT].domain, 0, p0=1e-3, alpha=0.05, max_episodes=10_000
+    )
+    assert not counts.certified
+    assert counts.stop == "futile"
+
+
+def test_unchanged_inputs_reuse_everything_and_spend_nothing(
+    command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
+) -> None:
+    def attempts() -> int:
+        return len(Ledger.open(services.home, write=False).entries("attempt"))
+
+    before = attempts()
+    config, log = inputs()
+    second = command("retrain", str(config), "--data", str(log))
+    assert second["exit"] == 0, second
+    assert second["verdict"] == "unchanged"
+    assert "nothing new to promote" in second["headline"]
+    assert {"ingest", "validate", "train", "evaluate", "simulate"} <= set(second["reused"])
+    assert second["population"] == first["population"]
+    assert attempts() == before
+
+
+def test_a_candidate_waits_for_a_person_and_a_failed_one_cannot_be_approved(
+    command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]]
+) -> None:
+    config, log = inputs(seed=10, approval="required")
+    result = command("retrain", str(config), "--data", str(log))
+    assert result["exit"] == 0, result
+    version = result["candidate"]["version"]
+    if result["verdict"] == "waiting":
+        assert version in [row["version"] for row in command("candidates", PLANT)["candidates"]]
+        approved = command("approve", PLANT, version, "--by", "shift engineer", "--note", "compared trajectories")
+        assert (approved["exit"], approved["champion"]) == (0, version)
+        assert command("history", PLANT)["champions"][-1]["approved_by"] == "shift engineer"
+    else:
+        refused = command("approve", PLANT, version)
+        assert refused["exit"] == 1
+        assert "no approval can skip a gate" in refused["error"]
+    assert command("reject", PLANT, "99")["exit"] == 2
+
+
+def test_kill_9_between_checkpoints_changes_nothing(
+    command: Neorl,
+    first: dict[str, Any],
+    inputs: Callable[..., tuple[Path, Path]],
+    services: Services,
+    tmp_path: Path,
+) -> None:
+    from tasks.training.train import train
+
+    config, log = inputs(seed=2)
+    words = [sys.executable, "-m", "flows", "retrain", str(config), "--data", str(log)]
+    environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
+    checkpoints = services.home.room("checkpoints", PLANT)
+    known = set(checkpoints.iterdir())
+    process = subprocess.Popen(words, cwd=PROJECT, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+    # The moment is an event, not a time: the first checkpoint of the new run.
+    while process.poll() is None:
+        fresh = [folder for folder in checkpoints.iterdir() if folder not in known]
+        if fresh and any(child.name.isdigit() for child in (fresh[0] / "steps").glob("*")):
+            break
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    finished = command("retrain", str(config), "--data", str(log))
+    assert finished["exit"] == 0, finished
+    assert re.search(r"train: goes on from [1-3]00 of 400 updates", finished["stderr"]), finished["stderr"]
+    assert {"ingest", "validate"} <= set(finished["reused"])
+    # A home of its own with the same dataset, undisturbed.
+    calm = Home(tmp_path / "calm")
+    calm.room("datasets").rmdir()
+    (calm.root / "datasets").symlink_to(services.home.root / "datasets")
+    reference = {"digest": finished["dataset"], "path": str(calm.root / "datasets" / PLANT)}
+    undisturbed = train(calm, load_run(config), reference)
+    assert undisturbed["digest"] == finished["population"]
+    assert audit(services.home).passed
+
+
+@pytest.mark.usefixtures("first")
+def test_a_second_run_of_a_plant_is_refused_while_one_goes_on(
+    command: Neorl, inputs: Callable[..., tuple[Path, Path]], services: Services
+) -> None:
+    from flows.services.locks import plant_lock
+
+    config, log = inputs()
+    with plant_lock(services.home, PLANT, run="test"):
+        refused = command("retrain", str(config), "--data", str(log))
+    assert refused["exit"] == 1
+    assert refused["error"].startswith(f"expected no other run of {PLANT}")
+
+
+@pytest.mark.usefixtures("first")
+def test_a_server_that_is_gone_is_named_with_its_cure(command: Neorl, inputs: Callable[..., tuple[Path, Path]]) -> None:
+    config, log = inputs()
+    gone = command("retrain", str(config), "--data", str(log), NEORL_MLFLOW_URL="http://127.0.0.1:9")
+    assert gone["exit"] == 3
+    assert "MLflow" in gone["error"]
+
+
+def test_refused_data_leave_a_record(
+    command: Neorl, inputs: Callable[..., tuple[Path, Path]], services: Services
+) -> None:
+    config, _ = inputs()
+    missing = command("retrain", str(config), "--data", "nowhere.parquet")
+    assert missing["exit"] == 2
+    refusals = Ledger.open(services.home, write=False).entries("refusal", PLANT)
+    assert refusals[-1].body["reason"] == missing["error"]
+
+
+@pytest.fixture
+def deployed(services: Services, first: dict[str, Any]) -> dict[str, str]:
+    """The environment of the `prefect` command."""
+    from flows.services.servers import environment
+
+    return {**os.environ, **environment(services)}
+
+
+def test_prefect_deployment_run_runs_on_the_worker(
+    deployed: dict[str, str], inputs: Callable[..., tuple[Path, Path]]
+) -> None:
+    config, log = inputs()
+    words = [sys.executable, "-m", "prefect", "deployment", "run", "retrain/chemical-reactor", "--watch"]
+    words += ["--param", f"config={json.dumps(str(config))}", "--param", f"data={json.dumps([str(log)])}"]
+    done = subprocess.run(words, cwd=PROJECT, env=deployed, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Completed" in done.stdout

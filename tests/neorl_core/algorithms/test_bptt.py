@@ -1,0 +1,153 @@
+"""Back-propagation through a plant: against differences, and against the Riccati equation of a linear plant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from neorl_core.algorithms import BC, BPTT, bptt, losses
+from neorl_core.control.lqr import riccati_gain
+from neorl_core.fit import fit
+from neorl_core.training import optimisers
+from neorl_core.training.loop import schedule
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import phase, warm_up_updates
+from neorl_core.types import Transition
+from neorl_core.world_model import dynamics
+from tests.by_hand import batch_of, spec, start
+
+A = np.array([[1.0, 0.2], [0.0, 1.0]])
+B = np.array([[0.0], [0.2]])
+Q, R = np.diag([1.0, 0.1]), np.array([[0.1]])
+FAR = dynamics.Reach(jnp.float32(-100.0), jnp.float32(100.0))
+SMALL = {"hidden": [8], "model_hidden": [8], "members": 2, "elites": 2, "horizon": 3, "starts": 8}
+
+
+def test_the_loss_of_a_rollout_by_hand() -> None:
+    reward, alive, apart = jnp.array([1.0, 2.0]), jnp.array([1.0, 0.5]), jnp.array([0.1, 0.4])
+    # -(1 (1 - 2 * .1) + .9 * .5 (2 - 2 * .4)) / 2
+    found = losses.imagined_loss(reward, alive, apart, jnp.float32(0.9), jnp.float32(2.0))
+    assert float(found) == pytest.approx(-(0.8 + 0.54) / 2, rel=1e-6)
+    without = losses.imagined_loss(reward, alive, apart, jnp.float32(0.9), jnp.float32(0.0))
+    assert float(without) == pytest.approx(-(1.0 + 0.9) / 2, rel=1e-6), "a weight of zero: the return alone"
+
+
+def test_gradients_through_the_rollouts_agree_with_differences() -> None:
+    with jax.enable_x64(True):
+        state = start(BPTT, bptt.Config(hidden=(4,), model_hidden=(4,), members=2, penalty=0.5))
+        # ReLU has kinks: a few states far from them.
+        starts = batch_of(np.random.default_rng(3), 2, 2).observation
+        hyper = {"discount": jnp.asarray(0.9), "penalty": jnp.asarray(0.5)}
+        loss = jax.jit(lambda actor: bptt.actor_loss(actor, state.model.members, FAR, starts, 4, hyper)[0])
+        check_grads(loss, (state.actor,), order=1, modes="rev", rtol=1e-4)
+
+
+def linear_plant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The true model and reward of a linear-quadratic problem in the place of the learned ones."""
+
+    def transition(member: Any, s: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.asarray(A, s.dtype) @ s + jnp.asarray(B, s.dtype) @ a, jnp.zeros_like(s)
+
+    def judge(member: Any, s: jax.Array, a: jax.Array, after: jax.Array) -> tuple[jax.Array, jax.Array]:
+        cost = s @ jnp.asarray(Q, s.dtype) @ s + a @ jnp.asarray(R, s.dtype) @ a
+        return -cost, jnp.full((), -50.0, s.dtype)
+
+    monkeypatch.setattr(dynamics, "transition", transition)
+    monkeypatch.setattr(dynamics, "judge", judge)
+
+
+def test_with_the_true_linear_model_the_policy_is_the_riccati_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear actor of small actions, where tanh is the identity to a part in a thousand."""
+    linear_plant(monkeypatch)
+    steps = 3000
+    recipe = Recipe(schedule="cosine", steps=steps)
+    actor = {"Dense_0": {"kernel": -jnp.ones((2, 1)), "bias": jnp.zeros(1)}}
+    starts = 0.02 * jax.random.normal(jax.random.key(0), (1, 32, 2))
+    hyper = {"discount": jnp.float32(1.0), "penalty": jnp.float32(1.0)}
+
+    def one(carry: Any, _: None) -> tuple[Any, None]:
+        actor, optimiser = carry
+        # The costs of small states would be small beside Adam's epsilon.
+        gradient = jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), FAR, starts, 40, hyper)[0])(actor)
+        return optimisers.step(actor, gradient, optimiser, jnp.float32(0.05)), None
+
+    learn = jax.jit(lambda carry: jax.lax.scan(one, carry, length=steps)[0])
+    found, _ = learn((actor, optimisers.init(recipe, actor)))
+    gain, _ = riccati_gain(A, B, Q, R)
+    np.testing.assert_allclose(found["Dense_0"]["kernel"].T, -gain, rtol=0.01)
+    np.testing.assert_allclose(found["Dense_0"]["bias"], 0.0, atol=1e-3)
+
+
+def test_over_a_horizon_of_one_the_policy_is_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cost of the state after the step a = -(R + B'QB)^-1 B'QA s; one member has nothing to disagree with."""
+    linear_plant(monkeypatch)
+
+    def judge(member: Any, s: jax.Array, a: jax.Array, after: jax.Array) -> tuple[jax.Array, jax.Array]:
+        cost = after @ jnp.asarray(Q, s.dtype) @ after + a @ jnp.asarray(R, s.dtype) @ a
+        return -cost, jnp.full((), -50.0, s.dtype)
+
+    monkeypatch.setattr(dynamics, "judge", judge)
+    kernel = -np.linalg.solve(R + B.T @ Q @ B, B.T @ Q @ A).T
+    actor = {"Dense_0": {"kernel": jnp.float32(kernel), "bias": jnp.zeros(1)}}
+    starts = 0.02 * jax.random.normal(jax.random.key(0), (1, 32, 2))
+    hyper = {"discount": jnp.float32(0.9), "penalty": jnp.float32(7.0)}
+    loss = jax.jit(jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), FAR, starts, 1, hyper)[0]))
+    at_truth, beside = (loss(jax.tree.map(lambda x, d=d: x + d, actor)) for d in (0.0, 0.1))
+    size = [float(np.abs(g["Dense_0"]["kernel"]).max()) for g in (at_truth, beside)]
+    assert size[0] < 1e-3 * size[1]
+
+
+def test_chunks_end_where_the_warm_up_does() -> None:
+    for updates, chunk, batches, warm_up in ((1000, 300, 1, 700), (999, 50, 4, 123), (77, 500, 2, 50)):
+        log_every, cut, whole, first = schedule(updates, chunk, batches, warm_up)
+        plain = schedule(updates, chunk, batches)
+        assert (log_every, whole) == (plain.log_every, plain.updates), "a warm-up changes neither"
+        assert whole % cut == first % cut == cut % log_every == 0
+        assert warm_up <= first < warm_up + log_every
+
+
+def test_the_warm_up_is_the_update_of_its_phase() -> None:
+    assert warm_up_updates(BPTT, bptt.Config(warm_up_updates=20)) == 20
+    assert phase(BPTT, True).update is bptt.warm_up
+    assert phase(BPTT, False) is BPTT
+    assert warm_up_updates(BC, BC.Config()) == 0
+    assert phase(BC, True) is BC
+
+
+def test_a_run_warms_up_first_and_no_result_depends_on_the_chunk() -> None:
+    """Ten steps of the model, then six of the actor."""
+    rng = np.random.default_rng(0)
+    x, u = rng.normal(size=(200, 2)).astype(np.float32), rng.uniform(-1, 1, size=(200, 1)).astype(np.float32)
+    zeros = np.zeros(200, np.float32)
+    log = Transition(x, u, -np.sum(x**2, axis=1), zeros, (x @ A.T + u @ B.T).astype(np.float32), zeros)
+    runs = [[], []]
+    for chunk, states in zip((1, 100), runs, strict=True):
+        found = fit(
+            log,
+            spec(2, 1),
+            "bptt",
+            updates=16,
+            overrides={**SMALL, "warm_up_updates": 10},
+            batch_size=16,
+            chunk=chunk,
+            report=lambda progress, _, states=states: states.append(progress),
+        )
+        assert found.sound.all()
+        (border,) = (state.population.learner for state in states if state.done == 10)
+        assert set(counts(border.actor_optimiser)) == {0}
+        last = states[-1].population.learner
+        assert (set(counts(last.model.optimiser)), set(counts(last.actor_optimiser))) == ({10}, {6})
+        assert np.all(found.curves["actor_loss"][0, :10] == 0.0)
+        assert np.all(found.curves["actor_loss"][0, 10:] != 0.0)
+    assert [len(states) for states in runs] == [17, 9]
+    one, other = ([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(states[-1])] for states in runs)
+    assert one == other
+
+
+def counts(optimiser: Any) -> list[int]:
+    return [int(leaf[0]) for leaf in jax.tree.leaves(optimiser) if leaf.dtype == jnp.int32]

@@ -1,0 +1,236 @@
+"""The peg in its hole against mechanics: momentum, energy, F/k, and Whitney's jamming and wedging (1982)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+from neorl_core.plants import LOGGED
+from neorl_core.plants.base import rollout
+from neorl_core.plants.robot_assembly import peg as mechanics
+from neorl_core.plants.robot_assembly import plant as robot
+from tests.conftest import Truth
+
+FREE = robot.NOMINAL._replace(stiffness=0.0, damping=0.0, turning_stiffness=0.0, turning_damping=0.0)
+"""Nobody holds the peg."""
+IDEAL = {"contact_damping": 0.0, "friction": 0.0}
+NOTHING = np.zeros(3)
+ADVANCE = jax.jit(mechanics.advance, static_argnames="substeps")
+
+
+def peg(x: float, z: float, angle: float, p: mechanics.Params = robot.NOMINAL) -> jax.Array:
+    """The centre of mass of a peg whose tip is there."""
+    return mechanics.centre_of(jnp.array([x, z, angle]), p)
+
+
+def test_momentum_changes_by_the_contacts_impulse_about_any_point() -> None:
+    # A free peg falls on the hole's right edge, turning: momenta about the hole's middle against forces where they act.
+    h, n = 1e-4, 400
+    with jax.enable_x64(True):
+        start = (peg(0.004, 0.002, 0.05, FREE), jnp.array([0.02, -0.15, 0.3]))
+
+        @jax.jit
+        def flight(start: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            def substep(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+                pose, velocity = carry
+                touch = mechanics.contacts(pose, velocity, FREE)
+                total = mechanics.wrench_about(pose[:2], touch.point, touch.force)
+                return mechanics.accelerated(pose, velocity, total, h, FREE), mechanics.wrench_about(
+                    jnp.zeros(2), touch.point, touch.force
+                )
+
+            (pose, velocity), wrenches = jax.lax.scan(substep, start, None, n)
+            return jnp.stack([pose, velocity]), h * jnp.sum(wrenches, axis=0)
+
+        (pose, velocity), impulse = flight(start)
+
+        def momenta(pose: jax.Array, velocity: jax.Array) -> np.ndarray:
+            x, z, _ = np.asarray(pose)
+            vx, vz, rate = np.asarray(velocity)
+            return np.array([2.0 * vx, 2.0 * vz, 2.0 * (x * vz - z * vx) + 0.01 * rate])
+
+        change = momenta(pose, velocity) - momenta(*start)
+        impulse = np.asarray(impulse)
+    assert np.abs(impulse).min() > 1e-5
+    assert impulse[1] > 0.1
+    # About a fixed point the semi-implicit step moves the arm by h v between force and momentum.
+    np.testing.assert_allclose(change, impulse, rtol=1e-2)
+    np.testing.assert_allclose(change[:2], impulse[:2], rtol=1e-9)
+
+
+def bounced(substeps: int, **changes: float) -> tuple[np.ndarray, np.ndarray]:
+    """Energies [J] every 2 ms of a peg thrown down on the block by its spring, and where it is after 30 ms."""
+    p = robot.NOMINAL._replace(damping=0.0, turning_damping=0.0, **changes)
+    with jax.enable_x64(True):
+        setpoint = jnp.array([0.003, -0.004, 0.0])
+        start = peg(0.003, 0.001, 0.03), jnp.array([0.0, -0.1, 0.0])
+        found, pose = _bounces(start, setpoint, p, substeps)
+        return np.asarray(found), np.asarray(pose)
+
+
+@partial(jax.jit, static_argnames="substeps")
+def _bounces(start: tuple[jax.Array, jax.Array], setpoint: jax.Array, p: mechanics.Params, substeps: int) -> tuple:
+    def onwards(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        now = mechanics.advance(*carry, setpoint, jnp.zeros(3), 0.002, substeps, p)[:2]
+        return now, mechanics.energy(*now, setpoint, p)
+
+    (pose, _), found = jax.lax.scan(onwards, start, None, 15)
+    return jnp.append(mechanics.energy(*start, setpoint, p), found), pose
+
+
+def test_energy_is_kept_without_friction_and_lost_with_it() -> None:
+    # The semi-implicit step keeps energy to its first order in the step.
+    kept = [bounced(n, **IDEAL)[0] for n in (40, 160)]
+    drift = [np.abs(found / found[0] - 1).max() for found in kept]
+    assert drift[0] < 0.02
+    assert drift[1] < drift[0] / 3
+    lost, _ = bounced(40)
+    assert np.all(np.diff(lost) < 0.01 * lost[0])
+    assert lost[-1] < 0.9 * lost[0]
+
+
+def test_motion_converges_with_the_time_step() -> None:
+    exact = bounced(640)[1]
+    errors = [np.abs(bounced(n)[1] - exact).max() for n in (10, 40, 160)]
+    # 10 are the plant's own steps of 0.2 ms; of first order, with the reference as far off as it is.
+    assert robot.SUBSTEPS * 0.002 / robot.DT == 10
+    assert errors[0] < 2e-4
+    assert 3.5 < errors[0] / errors[1] < 5.5
+    assert 3.5 < errors[1] / errors[2] < 6.0
+
+
+def test_penetration_is_force_by_stiffness_and_an_impacts_is_bounded_by_its_energy(truth: Truth) -> None:
+    down = jnp.array([0.0, -30.0, 0.0])
+    with jax.enable_x64(True):
+        # Beside the hole, both corners flush on the block, 30 N on two springs, after the rest has died down.
+        damped = FREE._replace(damping=400.0, turning_damping=2.0)
+        pose, velocity, _ = ADVANCE(peg(0.05, 0.0, 0.0), jnp.zeros(3), jnp.zeros(3), down, 0.3, 1500, damped)
+        depth = np.asarray(mechanics.contacts(pose, velocity, damped).depth)
+        for corner in depth[:2]:
+            truth("penetration under 15 N [µm]", 150.0, corner * 1e6, 0.15, "F/k")
+        # No damping, 0.2 m/s: kinetic energy into two springs, v √(m / 2k), and the force is k times that.
+        hard = FREE._replace(**IDEAL)
+        thrown = peg(0.05, 1e-4, 0.0), jnp.array([0.0, -0.2, 0.0])
+        wrenches = np.asarray(ADVANCE(*thrown, jnp.zeros(3), jnp.zeros(3), 0.01, 1500, hard)[2])
+    bound = 0.2 * np.sqrt(2.0 * 2e5)
+    truth("highest force of an impact [N]", bound, wrenches[:, 1].max(), 1e-2 * bound, "v √(2 m k), energy")
+
+
+MU, DEEP = 0.3, 0.02
+LAMBDA = DEEP / (2 * 0.01 * MU)
+
+
+def test_a_peg_jams_where_whitneys_diagram_says(truth: Truth) -> None:
+    # A peg 20 mm deep under Fx, Fz and M at its tip slides in where |M/(r Fz) + μ (1 + λ) Fx/Fz| < λ, λ = l / (2 r μ),
+    # and |Fx/Fz| < 1/μ (Whitney 1982, figure 8), tested 20 % on both sides of the boundary.
+    # Damped, so that it comes to rest where nothing moves it, and with sharper friction than the plant's.
+    p = FREE._replace(friction=MU, depth=1.0, length=0.2, slip_speed=1e-4, damping=200.0, turning_damping=1.0)
+    p = p._replace(clearance=5e-5)
+    cases, slides = [], []
+    for sideways in (-2.0, -1.0, 0.0, 1.0, 2.0):
+        for share in (-1.2, -0.8, 0.8, 1.2):
+            cases.append((sideways, share * LAMBDA - MU * (1 + LAMBDA) * sideways))
+            slides.append(abs(share) < 1)
+    for sideways, inside in ((-1.2 / MU, False), (-0.8 / MU, True), (0.8 / MU, True), (1.2 / MU, False)):
+        cases.append((sideways, -MU * (1 + LAMBDA) * sideways))
+        slides.append(inside)
+    force = 5.0
+    wrench = np.array([(fx * force, -force, m * 0.01 * force) for fx, m in cases])
+    with jax.enable_x64(True):
+        pushed = jax.jit(
+            jax.vmap(
+                lambda w: mechanics.advance(peg(0.0, -DEEP, 0.0), jnp.zeros(3), jnp.zeros(3), w, 0.15, 6000, p)[:2]
+            )
+        )
+        _, velocity = pushed(jnp.asarray(wrench))
+        speed = -np.asarray(velocity)[:, 1] / p.slip_speed
+    # A jammed peg creeps at what the regularised friction needs.
+    away = sum(bool(v > 10) != s for v, s in zip(speed, slides, strict=True))
+    truth("cases of 24 on the wrong side of the jamming diagram", 0, away, 0, "Whitney 1982, figure 8")
+    assert [bool(v < 4) for v in speed] == [not x for x in slides]
+
+
+@pytest.mark.parametrize(("depth", "wedged"), [(0.0042, True), (0.0085, False)])
+def test_a_peg_wedges_above_the_depth_that_its_friction_spans(depth: float, wedged: bool) -> None:
+    # Squeezed between a wall and the edge opposite, with no force from outside: it stays where both friction cones hold
+    # the line between the contacts, l / (2 r) < μ (Whitney 1982, equation 16), here 6 mm.
+    squeeze, clearance = 1e-5, 2e-5
+    p = FREE._replace(friction=MU, clearance=clearance, slip_speed=2e-5, contact_damping=0.0)
+    hole, r = 0.01 + clearance, 0.01
+    lean = brentq(lambda t: 2 * r * np.cos(t) + depth * np.sin(t) - 2 * (hole + squeeze), 1e-6, 0.05)
+    with jax.enable_x64(True):
+        pose = peg(r * np.cos(lean) - hole - squeeze, -depth, -lean, p)
+        before = mechanics.contacts(pose, jnp.zeros(3), p)
+        pose, velocity, _ = ADVANCE(pose, jnp.zeros(3), jnp.zeros(3), jnp.zeros(3), 0.2, 10000, p)
+        after = np.asarray(mechanics.contacts(pose, velocity, p).depth)
+    before = np.asarray(before.depth)
+    assert np.count_nonzero(before) == 2
+    np.testing.assert_allclose(before[[0, 3]], squeeze, rtol=0.3)
+    assert (after[[0, 3]].min() > 0.7 * squeeze) == wedged
+    assert (after.max() < 0.1 * squeeze) == (not wedged)
+
+
+@pytest.fixture(scope="module")
+def inserted() -> tuple[object, object]:
+    """Episodes of the strategy in the operating domain."""
+    plant = robot.PLANT
+
+    @jax.jit
+    def episodes(keys: jax.Array) -> object:
+        def one(key: jax.Array) -> object:
+            drawn, run = jax.random.split(key)
+            return rollout(plant, plant.fallback, plant.fallback_params, run, robot.sample_params(drawn, plant.domain))
+
+        return jax.vmap(one)(keys)
+
+    return episodes(jax.random.split(jax.random.key(0), 8)), plant
+
+
+def test_the_strategy_finds_the_hole_within_the_force_limit(inserted: tuple) -> None:
+    trajectory, plant = inserted
+    assert bool(jnp.all(trajectory.margins > 0))
+    assert np.sum(np.asarray(trajectory.next_observations)[:, -1, 1] < -29.0) >= 7
+    # What the wrist felt at the end of a step is no more than the most in it, but for its noise.
+    logged = LOGGED["robot_assembly"]
+    rows = (trajectory.observations, trajectory.actions, trajectory.next_observations)
+    assert float(jnp.min(logged.margins(rows[2]) - trajectory.margins)) > -2.0
+    assert float(jnp.abs(logged.reward(*rows) - trajectory.rewards).max()) < 0.05
+    # In the air the shield's model is exact; touched, it errs by what friction and the hole take from the set point.
+    seen, margins = jax.jit(jax.vmap(jax.vmap(lambda o, a: plant.predict(o, a, plant.params))))(*rows[:2])
+    air = np.asarray(jnp.all(jnp.abs(rows[0][..., 6:8]) < 0.7, axis=-1) & (rows[0][..., 1] > 1.5))
+    assert air.sum() > 50
+    gap = np.abs(np.asarray(seen - rows[2]))[air]
+    assert gap[:, :3].max() < 0.02
+    assert gap[:, 9:].max() < 1e-4
+    assert np.mean(np.asarray(margins - trajectory.margins)[..., 0] < 5.0) > 0.95
+
+
+def test_what_is_seen_and_what_is_are_apart_by_the_error() -> None:
+    params = robot.sample_params(jax.random.key(3), robot.PLANT.domain)
+    state, observation = jax.jit(robot.reset)(jax.random.key(7), params)
+    tip = mechanics.tip_of(state.pose, params)
+    np.testing.assert_allclose(observation[:3], robot.shown(tip + state.error), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(observation[9:], observation[:3], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(robot.in_si(robot.shown(tip)), tip, rtol=1e-6)
+    assert 0 < abs(float(state.error[0])) <= 0.0015
+    assert 3.0 <= float(observation[1]) <= 6.0
+
+
+def test_gradients_reach_through_contact() -> None:
+    with jax.enable_x64(True):
+        pose = peg(0.05, -5e-5, 0.0)
+
+        def height(setpoint: jax.Array) -> jax.Array:
+            return mechanics.advance(pose, jnp.zeros(3), setpoint, jnp.zeros(3), 0.02, 100, robot.NOMINAL)[0][1]
+
+        at = jnp.array([0.05, -0.006, 0.0])
+        slope = jax.jit(jax.grad(height))(at)
+        bump = (height(at.at[1].add(1e-6)) - height(at.at[1].add(-1e-6))) / 2e-6
+        slope, bump = np.asarray(slope), float(bump)
+    assert float(slope[1]) == pytest.approx(bump, rel=1e-4)
+    assert float(slope[1]) > 0

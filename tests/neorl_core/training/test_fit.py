@@ -1,0 +1,219 @@
+"""The one-call door: the same bits as the training loop driven by hand, resumable, and plain about bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.algorithms import ALGORITHMS, BC
+from neorl_core.fit import fit
+from neorl_core.networks import actor_apply, policy_act
+from neorl_core.training.loop import Progress, schedule
+from neorl_core.training.population import (
+    Algorithm,
+    hyperparameters,
+    init_population,
+    make_train_chunk,
+    policies,
+    prepare,
+)
+from neorl_core.types import PlantSpec, Space, Transition
+from tasks.adapters.models.checkpoints import Checkpoints
+from tasks.training.checkpointing import Keeper
+
+SPEC = PlantSpec(
+    name="toy",
+    observation=Space(("x", "y"), ("", ""), (-9.0, -9.0), (9.0, 9.0)),
+    action=Space(("u",), ("",), (-2.0,), (6.0,)),
+    constraints=(),
+    dt=1.0,
+    time_unit="step",
+    horizon=10,
+    score_range=(0.0, 100.0),
+)
+SMALL = {"hidden": [8]}
+
+
+def logged(rows: int = 200) -> Transition:
+    """The logged action is a linear law of the state, which cloning must find."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 2)).astype(np.float32)
+    u = (2 + x @ np.float32([1.0, -0.5]))[:, None]
+    return Transition(x, u, -np.sum(x**2, axis=1), np.zeros(rows, np.float32), 0.9 * x, np.zeros(rows, np.float32))
+
+
+class Growth(NamedTuple):
+    size: jax.Array
+    hyper: dict[str, jax.Array]
+
+
+class GrowthConfig(NamedTuple):
+    rate: float = 1.0
+    width: int = 2
+
+
+def grow(state: Growth, batches: Transition, key: jax.Array) -> tuple[Growth, dict[str, jax.Array]]:
+    """An algorithm of one number, which grows by its rate and what chance and the batch add."""
+    chance = 1e-3 * (jax.random.uniform(key) + jnp.mean(batches.reward))
+    size = state.size * state.hyper["rate"] + chance
+    return Growth(size, state.hyper), {"size": size}
+
+
+def constant_actor(state: Growth) -> dict[str, Any]:
+    return {"Dense_0": {"kernel": jnp.zeros((2, 1)), "bias": jnp.broadcast_to(state.size, (1,))}}
+
+
+GROWTH = Algorithm(
+    name="growth",
+    Config=GrowthConfig,
+    batches_per_update=2,
+    init=lambda key, spec, config: Growth(jnp.ones(()), hyperparameters(config)),
+    update=grow,
+    act=lambda state, x: actor_apply(constant_actor(state), x),
+    actor=constant_actor,
+)
+
+
+def bits(tree: Any) -> list[bytes]:
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+def test_it_is_the_training_loop() -> None:
+    found = fit(logged(), SPEC, GROWTH, updates=40, seeds=[0, 7], overrides={"width": 3}, batch_size=16, chunk=10)
+    normaliser, data = prepare(logged(), SPEC)
+    population = init_population(GROWTH, SPEC, GrowthConfig(width=3), [0, 7], {})
+    population, metrics = make_train_chunk(GROWTH, 40, 2, 16)(population, data)
+    assert found.config == GrowthConfig(1.0, 3)
+    assert bits(found.policies) == bits(tuple(policies(GROWTH, population, normaliser)))
+    assert found.curves.keys() == metrics.keys()
+    np.testing.assert_array_equal(found.curves["size"], metrics["size"])
+    assert found.curves["size"].shape == (2, 20)
+    assert found.steps.tolist() == list(range(2, 42, 2))
+    assert found.sound.all()
+    assert [member["seed"] for member in found.members] == [0, 7]
+
+
+def test_cloning_finds_a_linear_law_in_physical_units() -> None:
+    log = logged(1000)
+    found = fit(log, SPEC, BC, updates=2000, overrides={"hidden": [32], "actor_lr": 3e-3}, batch_size=64)
+    x = log.observation[np.abs(log.observation).max(axis=1) < 1.5]
+    np.testing.assert_allclose(policy_act(found.policies[0], x)[:, 0], 2 + x @ np.float32([1.0, -0.5]), atol=0.15)
+    assert str(found).startswith("bc: 2,000 updates, 1 member(s)\n  seed 0: actor_loss ")
+
+
+def test_what_was_reported_can_be_gone_on_from() -> None:
+    told: list[tuple[int, int]] = []
+    states: list[Progress] = []
+
+    def report(state: Progress, updates: int) -> None:
+        told.append((state.done, updates))
+        states.append(state)
+
+    settings: dict[str, Any] = {"algorithm": GROWTH, "updates": 60, "batch_size": 16, "chunk": 20}
+    whole = fit(logged(), SPEC, report=report, **settings)
+    assert told == [(0, 60), (20, 60), (40, 60), (60, 60)]
+    for state in states:
+        # As it would come back from a file.
+        kept = jax.tree.map(np.asarray, state)
+        resumed = fit(logged(), SPEC, resume=lambda fresh, kept=kept: kept, **settings)
+        assert bits(resumed.policies) == bits(whole.policies)
+        assert bits(resumed.curves) == bits(whole.curves)
+    with pytest.raises(ValueError, match="expected to go on from a multiple of 30 updates, got 20"):
+        fit(logged(), SPEC, resume=lambda _: states[1], **{**settings, "chunk": 30})
+
+
+# Those whose updates take one batch, two and four; test_training.py takes every algorithm through the loop.
+@pytest.mark.parametrize("name", ["bc", "td3_bc", "mopo"])
+def test_algorithms_come_through_the_door(name: str) -> None:
+    wanted = {**SMALL, "model_hidden": [4], "warm_up_updates": 2, "horizon": 2}
+    small = {key: value for key, value in wanted.items() if key in ALGORITHMS[name].Config()._fields}
+    found = fit(logged(), SPEC, name, updates=8, overrides=small, batch_size=8)
+    action = np.asarray(policy_act(found.policies[0], logged().observation))
+    assert found.sound.all()
+    assert np.all((action >= -2) & (action <= 6))
+    assert found.steps[-1] >= 8
+    assert set(found.curves)
+
+
+def test_members_of_a_grid_are_told_apart() -> None:
+    found = fit(logged(), SPEC, GROWTH, updates=20, seeds=[3], grid={"rate": [1.0, 10.0]}, batch_size=16)
+    assert [member["hyperparameters"] for member in found.members] == [{"rate": 1.0}, {"rate": 10.0}]
+    # Ten updates, each on two batches: 1e10 is beyond what metrics of prepared data may reach.
+    assert found.sound.tolist() == [True, False]
+    first, second = str(found).splitlines()[1:]
+    assert first.startswith("  seed 3, rate 1: size ")
+    assert second.startswith("  seed 3, rate 10: size 1")
+    assert second.endswith("(diverged)")
+
+
+@pytest.mark.parametrize(
+    ("updates", "chunk", "batches", "warm_up", "expected"),
+    [
+        # 200 rows of 500; chunks of two rows.
+        (100_000, 1_000, 2, 0, (500, 1_000, 100_000, 0)),
+        # No row is longer than 500.
+        (1_000_000, 200, 1, 0, (500, 500, 1_000_000, 0)),
+        # 5001 // 200 // 2 is 12 pairs a row, 209 rows of 24; 209 = 11 x 19.
+        (5_001, 500, 2, 0, (24, 456, 5_016, 0)),
+        (1, 1_000, 2, 0, (2, 2, 2, 0)),
+        # A warm-up of 5.2 rows takes six; chunks divide 6 and 200.
+        (100_000, 5_000, 1, 2_600, (500, 1_000, 100_000, 3_000)),
+    ],
+)
+def test_the_schedule_worked_by_hand(
+    updates: int, chunk: int, batches: int, warm_up: int, expected: tuple[int, int, int, int]
+) -> None:
+    assert schedule(updates, chunk, batches, warm_up) == expected
+
+
+def test_a_run_that_would_be_all_warm_up_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"more updates than the 3,000 that come before .*, got 3,000: ask"):
+        schedule(3_000, 500, 1, 3_000)
+
+
+def test_divergence_ends_a_run_and_the_last_good_state_is_kept(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"updates": 40, "overrides": {"rate": 8.0}, "chunk": 2, "batch_size": 16}
+    with Checkpoints(tmp_path, {"run": 1}) as checkpoints:
+        keeper = Keeper(checkpoints, seconds=1e9)
+        with pytest.raises(FloatingPointError, match=r"divergence of every member by update 14: lower the learning"):
+            fit(logged(), SPEC, GROWTH, report=keeper.report, **settings)
+        assert checkpoints.latest() is None
+        assert keeper.leave() == f"kept at update 12 in {tmp_path}"
+    with Checkpoints(tmp_path, {"run": 1}) as checkpoints:
+        states: list[Progress] = []
+        with pytest.raises(FloatingPointError, match="by update 14"):
+            fit(
+                logged(),
+                SPEC,
+                GROWTH,
+                resume=Keeper(checkpoints).resume,
+                report=lambda s, _: states.append(s),
+                **settings,
+            )
+    # 8^6 is the last power of 8 below the limit of 10^6, and chance adds less than a hundredth.
+    assert [state.done for state in states] == [12]
+    assert 8**6 < float(states[0].population.learner.size[0]) < 1.01 * 8**6
+
+
+def test_what_does_not_fit_is_one_sentence() -> None:
+    log = logged()
+    nan = log.reward.copy()
+    nan[3] = np.nan
+    for wrong, says in [
+        (log._replace(action=log.action[:, 0]), r"expected action of shape \(200, 1\), got \(200,\)"),
+        (log._replace(next_observation=log.next_observation[:-1]), r"next_observation .* got \(199, 2\)"),
+        (log._replace(reward=nan), "expected finite numbers in reward"),
+        (log._replace(next_action=np.full_like(log.action, np.nan)), "expected finite numbers in next_action"),
+        (jax.tree.map(lambda x: x[:0], log), "expected at least one transition"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            fit(wrong, SPEC, "bc", updates=2)
+    with pytest.raises(ValueError, match=r"expected an algorithm among bc, .* got 'cqll'"):
+        fit(log, SPEC, "cqll", updates=2)
+    with pytest.raises(ValueError, match="expected a hyper-parameter of bc"):
+        fit(log, SPEC, "bc", updates=2, overrides={"alpha": 1})

@@ -1,0 +1,93 @@
+"""Merkle trees against RFC 6962: published values, the recursive definition, and proofs that must fail."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from tasks.adapters.files.merkle import MerkleTree, inclusion_proof, merkle_root, verify_inclusion
+
+# The leaves and roots that the Certificate Transparency reference implementation tests itself with.
+LEAVES = [
+    bytes.fromhex(text)
+    for text in (
+        "",
+        "00",
+        "10",
+        "2021",
+        "3031",
+        "40414243",
+        "5051525354555657",
+        "606162636465666768696a6b6c6d6e6f",
+    )
+]
+ROOTS = [
+    "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
+    "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125",
+    "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77",
+    "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    "4e3bbb1f7b478dcfe71fb631631519a3bca12c9aefca1612bfce4c13a86264d4",
+    "76e67dadbcdf1e10e1b74ddc608abd2f98dfb16fbce75277b5232a127f2087ef",
+    "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
+    "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328",
+]
+
+
+def recursive_root(leaves: list[bytes]) -> bytes:
+    """The definition of RFC 6962, section 2.1, word for word."""
+    if not leaves:
+        return hashlib.sha256(b"").digest()
+    if len(leaves) == 1:
+        return hashlib.sha256(b"\x00" + leaves[0]).digest()
+    k = 1
+    while 2 * k < len(leaves):
+        k *= 2
+    return hashlib.sha256(b"\x01" + recursive_root(leaves[:k]) + recursive_root(leaves[k:])).digest()
+
+
+def test_published_roots() -> None:
+    # truth.md 2: the empty tree and the single empty leaf.
+    assert merkle_root([]).hex() == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    for size, root in enumerate(ROOTS, start=1):
+        assert merkle_root(iter(LEAVES[:size])).hex() == root
+
+
+@pytest.mark.parametrize("size", [*range(34), 63, 64, 65, 100])
+def test_streaming_equals_recursive_definition(size: int) -> None:
+    leaves = [f"record {i}".encode() for i in range(size)]
+    assert merkle_root(leaves) == recursive_root(leaves)
+
+
+def test_memory_is_logarithmic() -> None:
+    tree = MerkleTree()
+    for i in range(5000):
+        tree.append(i.to_bytes(4))
+        assert len(tree._subtrees) <= 13
+    assert tree.size == 5000
+
+
+@pytest.mark.parametrize("size", [*range(1, 18), 31, 33])
+def test_every_record_is_provable_and_nothing_else_is(size: int) -> None:
+    leaves = [f"record {i}".encode() for i in range(size)]
+    root = merkle_root(leaves)
+    for index, leaf in enumerate(leaves):
+        proof = inclusion_proof(leaves, index)
+        assert len(proof) <= (size - 1).bit_length()
+        assert verify_inclusion(root, leaf, index, size, proof)
+        assert not verify_inclusion(root, leaf + b"x", index, size, proof)
+        assert not verify_inclusion(root, leaf, index, size, [*proof, root])
+        if proof:
+            assert not verify_inclusion(root, leaf, index, size, proof[:-1])
+            assert not verify_inclusion(root, leaf, (index + 1) % size, size, proof)
+
+
+def test_no_proof_for_a_record_that_does_not_exist() -> None:
+    with pytest.raises(IndexError, match="between 0 and 7"):
+        inclusion_proof(LEAVES, 8)
+    assert not verify_inclusion(merkle_root(LEAVES), LEAVES[0], 8, 8, [])
+
+
+def test_a_node_cannot_pose_as_a_leaf() -> None:
+    left, right = (hashlib.sha256(b"\x00" + leaf).digest() for leaf in LEAVES[:2])
+    assert merkle_root([left + right]) != merkle_root(LEAVES[:2])

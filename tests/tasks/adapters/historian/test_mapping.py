@@ -1,0 +1,122 @@
+"""What a mapping makes of an export: stale values, derived quantities, rewards, limits and lags of a plant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from configs.errors import BadInput
+from configs.home import Home
+from configs.process import described_spec
+from configs.run import Data, RunConfig
+from tasks.adapters.store.reader import Dataset
+from tasks.ingest import ingest
+from tests.small_tank import MAPPING, STEPS, long, mapping, read
+
+
+def test_a_value_goes_stale_by_its_tag_s_own_limit(tmp_path: Path) -> None:
+    frame = long().filter((pl.col("tag") != "FV-3") | (pl.col("value") < 5) | (pl.col("value") >= 20))
+    frame = frame.filter((pl.col("tag") != "LI-1") | (pl.col("value") < 110) | (pl.col("value") >= 113))
+    frame.write_parquet(tmp_path / "gaps.parquet")
+    tags = MAPPING["tags"]
+    # The valve holds from 40 s on until 200 s, the level is sloped over 40 s: by default that is too far.
+    assert read(tmp_path / "gaps.parquet").account["gap"] == 4
+    longer = tags | {"LI-1": tags["LI-1"] | {"stale_seconds": 40}}
+    assert read(tmp_path / "gaps.parquet", tags=longer).account["gap"] == 0
+    shorter = longer | {"FV-3": tags["FV-3"] | {"stale_seconds": 60}}
+    # Steps whose middle lies more than 60 s after 40 s and before 200 s: those from 100 to 190 s.
+    log = read(tmp_path / "gaps.parquet", tags=shorter)
+    assert log.account["gap"] == 10
+    assert sorted(set(range(STEPS - 1)) - set(log.rows["numbers"].tolist())) == list(range(10, 20))
+
+
+def test_derived_quantities_rewards_limits_and_lags(tmp_path: Path) -> None:
+    long().write_parquet(tmp_path / "long.parquet")
+    changed: dict[str, Any] = {
+        "derived": {
+            # The head over a pipe of 0.5 m: in cm, so that its limit is.
+            "head": {"expression": "level - quantity(0.5, 'm')", "unit": "cm", "limits": [None, 60.5]},
+            "power": {"expression": "inflow * head * quantity(9810, 'N/m3')", "unit": "W", "role": "input"},
+        },
+        "reward": {
+            "expression": "-next.power / quantity(1, 'W') + level_lag_2 / quantity(1, 'm') - valve",
+            "unit": "1",
+        },
+        "lags": {"level": 2},
+    }
+    it = mapping(**changed)
+    spec = described_spec(it)
+    assert spec.observation.names == ("level", "head", "level_lag_1", "level_lag_2")
+    assert spec.observation.units == ("m", "cm", "m", "m")
+    assert [(c.name, c.unit, c.high) for c in spec.constraints] == [("head", "cm", 60.5)]
+    log = read(tmp_path / "long.parquet", **changed)
+    # The first two moments have no past; the head is above 60.5 cm from step 11 on, whose beginning is outside.
+    assert log.rows["numbers"].tolist() == list(range(2, 11))
+    k = np.arange(2, 11)
+    level = 1.0 + k / 100
+    np.testing.assert_allclose(
+        log.rows["observations"], np.stack([level, 50.0 + k, level - 0.01, level - 0.02], axis=1), rtol=1e-12
+    )
+    reward = -0.005 * (level + 0.01 - 0.5) * 9810 + (level - 0.02) - k / 100
+    np.testing.assert_allclose(log.rows["rewards"], reward, rtol=1e-6)
+    np.testing.assert_allclose(log.rows["constraint_costs"][:, 0], [0] * 8 + [0.5], atol=1e-5)
+    assert log.rows["terminals"].tolist() == [False] * 8 + [True]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"reward": {"expression": "level + valve", "unit": "1"}}, "reward: expected one unit on both sides"),
+        ({"reward": {"expression": "pressure", "unit": "1"}}, "reward: expected a signal among"),
+        ({"derived": {"x": {"expression": "level", "unit": "K"}}}, "derived x: expected 'level' to be a temperature"),
+        ({"derived": {"x": {"expression": "valve", "unit": "1"}}}, "derived x: expected a signal among"),
+    ],
+)
+def test_formulas_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    long().write_parquet(tmp_path / "long.parquet")
+    with pytest.raises(BadInput, match=says):
+        read(tmp_path / "long.parquet", **changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"plant": "kettle"}, "got both or none"),
+        ({"process": None}, "got both or none"),
+        ({"reward": None}, "expected a 'reward' beside 'process'"),
+        ({"process": None, "plant": "kettle", "lags": {"level": 1}}, "expected 'lags' only beside 'process'"),
+        ({"derived": {"level": {"expression": "inflow", "unit": "L/s"}}}, "expected every signal once, got 'level'"),
+    ],
+)
+def test_a_mapping_describes_one_plant(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        mapping(**changed)
+
+
+def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path: Path, home: Path) -> None:
+    from ruamel.yaml import YAML
+
+    frame = long().with_columns(value=pl.when(pl.col("value") == 107.0).then(9e9).otherwise("value"))
+    frame.write_parquet(tmp_path / "long.parquet")
+    tags = MAPPING["tags"] | {"LI-1": MAPPING["tags"]["LI-1"] | {"range": [0, 300]}}
+    file = tmp_path / "mapping.yaml"
+    with file.open("w") as stream:
+        YAML(typ="safe").dump(MAPPING | {"tags": tags}, stream)
+    run = RunConfig(plant="tank", data=Data(mapping=file))
+    reference = ingest(Home(home), run, [tmp_path / "long.parquet"])
+    held = Dataset.open(Path(reference["path"]), reference["digest"])
+    held.verify()
+    assert held.rows == STEPS - 1
+    (part,) = held.manifest["provenance"][0]["sources"][0]["raw_quarantine"]
+    kept = pl.read_parquet(held.root / part["file"]).to_dicts()
+    assert [(row["row"], row["reason"]) for row in kept] == [(21, "value is outside the instrument's range")]
+    assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
+    (held.root / part["file"]).write_bytes(b"")
+    assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
+    held.verify()
+    with pytest.raises(BadInput, match="described by the mapping's 'process'"):
+        ingest(Home(home), RunConfig(plant="tonk"), [tmp_path / "long.parquet"])

@@ -1,0 +1,107 @@
+"""Promotion: certified, approved, by compare-and-set, and never otherwise."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.adapters.ledger.chain import Ledger
+from tasks.adapters.ledger.champions import approve, champion, moment, open_approval, promote, reject
+from tests.evidence import PLANT, certify, crown
+
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def ledger(home: Path) -> Ledger:
+    ledger = Ledger.open(Home(home))
+    for composite in (A, B):
+        certify(ledger, composite)
+    return ledger
+
+
+def put(ledger: Ledger, composite: str, approval: str, expected: str | None) -> Any:
+    return promote(ledger, PLANT, {"composite": composite}, approval=approval, expected_current=expected)
+
+
+def test_the_last_promotion_is_champion(ledger: Ledger) -> None:
+    assert champion(ledger.entries(), PLANT) is None
+    first, second = crown(ledger, A), crown(ledger, B)
+    assert second.body["replaces"] == first.digest
+    history = ledger.entries()
+    assert champion(history, PLANT) == second
+    assert champion(history, "double_mass") is None
+    assert champion(history, PLANT, at=first.timestamp) == first
+    assert champion(history, PLANT, at="2020-01-01") is None
+    assert champion(history, PLANT, at="2999-12-31") == second
+
+
+def test_who_was_champion_at_a_date(ledger: Ledger) -> None:
+    def at(*moment: int) -> Ledger:
+        return Ledger.open(ledger.home, clock=lambda: datetime(*moment, tzinfo=UTC))  # type: ignore[misc]
+
+    first = crown(at(2090, 3, 1, 12), A)
+    second = crown(at(2090, 3, 2, 23, 59, 59), B)
+    history = ledger.entries()
+    assert champion(history, PLANT, at="2090-03-01") == first
+    assert champion(history, PLANT, at="2090-03-01T11:59:59Z") is None
+    # The end of a day counts; midnight in a zone five hours west is 05:00 in UTC.
+    assert champion(history, PLANT, at="2090-03-02") == second
+    assert champion(history, PLANT, at="2090-03-02T12:00:00") == first
+    assert champion(history, PLANT, at="2090-03-02T23:30:00-05:00") == second
+
+
+def test_moments() -> None:
+    assert moment("2026-11-20") == "2026-11-20T23:59:59.999999Z"
+    assert moment("2026-11-20T14:00:00+02:00") == "2026-11-20T12:00:00.000000Z"
+    with pytest.raises(BadInput, match="expected a date like"):
+        moment("yesterday")
+
+
+def test_two_promotions_against_the_same_champion(ledger: Ledger) -> None:
+    first, second = (approve(ledger, PLANT, composite, by="x") for composite in (A, B))
+    put(ledger, A, first.digest, None)
+    with pytest.raises(Refused, match=r"champion of chemical_reactor in force \(aaaaaaaaaaaa\)"):
+        put(ledger, B, second.digest, None)
+    assert champion(ledger.entries(), PLANT).body["composite"] == A  # type: ignore[union-attr]
+
+
+def test_repeating_a_killed_promotion_changes_nothing(ledger: Ledger) -> None:
+    approval = approve(ledger, PLANT, A, by="x")
+    assert approve(ledger, PLANT, A, by="x") == approval
+    entry = put(ledger, A, approval.digest, None)
+    size = ledger.head()["size"]
+    assert put(ledger, A, approval.digest, None) == entry
+    assert ledger.head()["size"] == size
+
+
+def test_an_approval_is_good_for_one_promotion(ledger: Ledger) -> None:
+    first = crown(ledger, A)
+    second = crown(ledger, B)
+    with pytest.raises(Refused, match="approval of composite aaaaaaaaaaaa"):
+        put(ledger, A, first.body["approval"], second.digest)
+    with pytest.raises(Refused, match="approval of composite bbbbbbbbbbbb"):
+        put(ledger, B, first.body["approval"], second.digest)
+    assert open_approval(ledger.entries(), PLANT, A) is None
+
+
+def test_a_rejection_takes_an_approval_back(ledger: Ledger) -> None:
+    approval = approve(ledger, PLANT, A, by="x")
+    reject(ledger, PLANT, A, by="y", reason="too aggressive")
+    with pytest.raises(Refused, match="approval"):
+        put(ledger, A, approval.digest, None)
+    assert crown(ledger, A).body["composite"] == A
+
+
+def test_nothing_is_promoted_without_a_passed_certification(ledger: Ledger) -> None:
+    approval = approve(ledger, PLANT, "c" * 64, by="x")
+    with pytest.raises(Refused, match="passed certification of composite cccccccccccc"):
+        put(ledger, "c" * 64, approval.digest, None)
+    ledger.append("result", {"attempt": "x", "composite": "c" * 64, "passed": False}, plant=PLANT)
+    with pytest.raises(Refused, match="passed certification"):
+        put(ledger, "c" * 64, approval.digest, None)

@@ -1,0 +1,307 @@
+"""MLflow as a projection: registered once by content, verified on load, mended after a kill. Against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from configs.errors import Refused, ServiceMissing
+from configs.home import Home
+from tasks.adapters.files.canonical import sha256_hex
+from tasks.adapters.models.bundle import answers, load_bundle
+from tasks.adapters.registry.server import Registry
+from tasks.adapters.registry.submission import CURVE_POINTS, Submission
+from tasks.register import register
+from tasks.report import VERDICTS
+from tests.sample_record import PLANT, sample_record
+
+if TYPE_CHECKING:
+    from flows.services.servers import Services
+    from tasks.report import Record
+
+NAME = "chemical_reactor"
+
+
+@pytest.fixture(scope="module")
+def registry(services: Services) -> Registry:
+    """The session's MLflow server."""
+    return Registry(services.mlflow.url)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
+    """A record and its bundle."""
+    return sample_record(tmp_path_factory.mktemp("sample"))
+
+
+@pytest.fixture(scope="module")
+def registered(
+    registry: Registry, sample: tuple[Record, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Record, dict[str, Any]]:
+    """The sample, registered through the task."""
+    record, bundle = sample
+    return record, register(Home(tmp_path_factory.mktemp("home")), record, registry, bundle)
+
+
+@pytest.fixture
+def submission(sample: tuple[Record, Path], request: pytest.FixtureRequest) -> Submission:
+    """A small candidate with a run key of the test's own."""
+    record, bundle = sample
+    return Submission(
+        plant=NAME,
+        run_key=request.node.name,
+        digest=record.digests["composite"],
+        bundle=bundle,
+        dataset=record.dataset,
+        describe=lambda run_id: f"made by {run_id}",
+    )
+
+
+def _runs(registry: Registry, key: str) -> list[str]:
+    found = registry.client.search_runs([registry.experiment(NAME)], filter_string=f"tags.`neorl.run_key` = '{key}'")
+    return sorted(run.info.status for run in found)
+
+
+def test_a_version_holds_what_a_reviewer_needs(
+    registry: Registry, registered: tuple[Record, dict[str, Any]], tmp_path: Path
+) -> None:
+    record, reference = registered
+    found = registry.version(NAME, reference["version"])
+    assert found["digest"] == reference["digest"] == record.digests["composite"]
+    assert {f"neorl.{name}": value for name, value in record.digests.items()}.items() <= found["tags"].items()
+    assert found["description"].startswith("### All gates passed")
+    assert f"run_uuid={reference['run_id']}" in found["description"]
+    run = registry.client.get_run(reference["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.algorithm"] == record.run.train.algorithm
+    (dataset,) = run.inputs.dataset_inputs
+    assert dataset.dataset.digest == record.dataset["digest"][:36]
+    assert {tag.key: tag.value for tag in dataset.tags}["neorl.dataset"] == record.dataset["digest"]
+    history = registry.client.get_metric_history(reference["run_id"], "critic_loss")
+    with np.load(record.population["curves_path"]) as curves:
+        assert len(history) == CURVE_POINTS < len(curves["step"])
+        assert {m.step for m in history} <= set(curves["step"].tolist())
+        assert max(m.step for m in history) == curves["step"][-1]
+        last = next(m for m in history if m.step == curves["step"][-1])
+        assert last.value == pytest.approx(curves["critic_loss"][record.evaluation["selected"], -1])
+    model = registry.client.get_logged_model(found["tags"]["neorl.model_id"])
+    assert {m.key: m.value for m in model.metrics}["score"] == 87.5
+    places = {file.path for file in registry.client.list_artifacts(reference["run_id"])}
+    assert places == {"plots", "certificates", "data_docs"}
+    pictures = {Path(f.path).name for f in registry.client.list_artifacts(reference["run_id"], "plots")}
+    assert pictures == {"trajectories.png", "intervals.png", "ope.png", "curves.png", "glance.png"}
+
+
+def test_registering_again_finds_the_same_version(
+    registry: Registry, registered: tuple[Record, dict[str, Any]], sample: tuple[Record, Path], tmp_path: Path
+) -> None:
+    record, reference = registered
+    assert register(Home(tmp_path), record, registry, sample[1]) == reference
+    assert _runs(registry, record.run_key) == ["FINISHED"]
+
+
+def test_the_model_answers_as_the_bundle_does_in_a_process_without_this_project(
+    registry: Registry, registered: tuple[Record, dict[str, Any]], sample: tuple[Record, Path], tmp_path: Path
+) -> None:
+    registry.reconcile(NAME, registered[1]["version"])
+    # -I: neither the working directory nor PYTHONPATH; the editable install is hidden too, so that only the code
+    # that was logged with the model can be imported.
+    code = (
+        "import sys, json\n"
+        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
+        f"sys.path = [p for p in sys.path if p != {str(Path(__file__).parents[4])!r}]\n"
+        "import mlflow\n"
+        "mlflow.set_tracking_uri(sys.argv[1])\n"
+        f"model = mlflow.pyfunc.load_model('models:/{NAME}@champion')\n"
+        "rows = model.input_example\n"
+        "import neorl_core\n"
+        "names = [column.name for column in model.metadata.signature.inputs.inputs]\n"
+        "print(json.dumps([names, rows.values.tolist(), model.predict(rows).values.tolist(), neorl_core.__file__]))\n"
+    )
+    environment = {**os.environ, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
+    command = [sys.executable, "-I", "-c", code, registry.uri]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    names, rows, actions, source = json.loads(done.stdout.splitlines()[-1])
+    assert names == list(PLANT.spec.observation.names)
+    assert Path(source).parents[1] != Path(__file__).parents[4]
+    row = np.asarray(rows, np.float32)
+    applied = np.asarray(PLANT.applied(row[0]))[None]
+    expected = answers(PLANT, load_bundle(sample[1])[1], row, applied)
+    np.testing.assert_allclose(actions, expected, rtol=1e-5)
+
+
+def test_nothing_is_pickled(registry: Registry, registered: tuple[Record, dict[str, Any]], tmp_path: Path) -> None:
+    import mlflow
+
+    model = registry.client.get_logged_model(registry.version(NAME, registered[1]["version"])["tags"]["neorl.model_id"])
+    folder = mlflow.artifacts.download_artifacts(
+        artifact_uri=model.artifact_location, dst_path=str(tmp_path), tracking_uri=registry.uri
+    )
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".py", ".npz", ".json", ".yaml", ".txt", ""}
+    assert not [path for path in files if path.read_bytes()[:1] == b"\x80"]  # how every pickle of protocol 2+ begins
+
+
+def test_aliases_follow_the_ledger(registry: Registry, registered: tuple[Record, dict[str, Any]]) -> None:
+    version = registered[1]["version"]
+    registry.reconcile(NAME, None, None)
+    assert registry.reconcile(NAME, version, version) == [
+        f"@champion: None -> {version}",
+        f"@challenger: None -> {version}",
+    ]
+    assert registry.reconcile(NAME, version, version) == []
+    assert registry.reconcile(NAME, version, None) == [f"@challenger: {version} -> None"]
+    assert registry.aliases(NAME) == {"champion": version}
+    assert registry.aliases("no_such_plant") == {}
+
+
+def test_what_mlflow_has_lost_is_one_sentence(registry: Registry, registered: tuple[Record, dict[str, Any]]) -> None:
+    assert registry.reconcile("no_such_plant", None, None) == []
+    for call in (
+        lambda: registry.version(NAME, "9999"),
+        lambda: registry.annotate(NAME, "9999", {"a": "b"}),
+        lambda: registry.reconcile(NAME, "9999"),
+        lambda: registry.reconcile("no_such_plant", "9999"),
+    ):
+        with pytest.raises(Refused, match=r"^expected version 9999 of \w+ in MLflow at .*, got none: .*backup"):
+            call()
+
+
+def test_a_server_that_fails_is_a_missing_service() -> None:
+    class Failing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"error_code": "INTERNAL_ERROR", "message": "database is locked"}'
+            self.send_response(500)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on the screen."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ServiceMissing, match=r"expected the MLflow server at .* to work|neorl up"):
+            Registry(f"http://127.0.0.1:{server.server_port}").version(NAME, "1")
+        server.shutdown()
+
+
+def test_the_plant_s_own_controller_carries_no_policy_s_numbers(
+    registry: Registry, sample: tuple[Record, Path], tmp_path: Path
+) -> None:
+    record, bundle = sample
+    members = [{**member, "digest": sha256_hex(b"policy")} for member in record.population["members"]]
+    record = replace(
+        record, verdict="fallback_waiting", run_key="own", population={**record.population, "members": members}
+    )
+    reference = register(Home(tmp_path), record, registry, bundle)
+    run = registry.client.get_run(reference["run_id"])
+    assert not [name for name in run.data.params if name.startswith("selected.")]
+    kept = {name for name in run.data.metrics if not name.startswith("certificate/")}
+    assert kept == {"score", "plant_controller/return", "plant_controller/violated_episodes"}
+    rollouts = record.evaluation["rollouts"]["controllers"]
+    assert run.data.metrics["score"] == pytest.approx(rollouts["plant controller"]["score"])
+    text = registry.version(NAME, reference["version"])["description"]
+    assert text.startswith(f"### {VERDICTS['fallback_waiting']}")
+    assert "nothing in it was trained" in text
+
+
+def test_the_champion_is_verified_before_it_is_used(
+    registry: Registry, registered: tuple[Record, dict[str, Any]], tmp_path: Path
+) -> None:
+    record, reference = registered
+    registry.reconcile(NAME, reference["version"])
+    plant, composite = registry.load_champion(NAME, record.digests["composite"])
+    assert plant is PLANT
+    assert composite.policy is None
+    with pytest.raises(Refused, match="expected composite 00"):
+        registry.load_champion(NAME, "00")
+    with pytest.raises(Refused, match="expected a champion of double_mass"):
+        registry.load_champion("double_mass", "00")
+
+
+def test_a_model_file_altered_on_the_server_is_refused(
+    registry: Registry, submission: Submission, services: Services
+) -> None:
+    reference = registry.register(submission)
+    model = registry.version(NAME, reference["version"])["tags"]["neorl.model_id"]
+    (stored,) = (path for path in services.home.root.rglob("composite.npz") if model in str(path))
+    data = bytearray(stored.read_bytes())
+    data[len(data) // 2] ^= 1
+    stored.write_bytes(bytes(data))
+    with pytest.raises(Refused, match=r"composite\.npz"):
+        registry.load(NAME, reference["version"], submission.digest)
+
+
+class _Killed(Exception):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+@pytest.mark.parametrize("step", ["log_inputs", "log_artifacts", "finalize_logged_model", "create_model_version"])
+def test_a_kill_at_any_request_leaves_one_version(
+    registry: Registry, submission: Submission, step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("note")
+    submission = replace(submission, artifacts={"notes": tmp_path})
+
+    def die(*_: Any, **__: Any) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.client, step, die)
+        with pytest.raises(_Killed):
+            registry.register(submission)
+    assert registry.find(NAME, submission.run_key, submission.digest) is None
+    reference = registry.register(submission)
+    assert registry.register(submission) == reference
+    versions = registry.client.search_model_versions(f"tags.`neorl.run_key` = '{submission.run_key}'")
+    assert len(versions) == 1
+    finished_before = step == "create_model_version"
+    assert _runs(registry, submission.run_key) == (["FINISHED"] if finished_before else ["FAILED", "FINISHED"])
+
+
+def test_a_bundle_that_is_not_what_it_is_said_to_be_is_not_registered(
+    registry: Registry, submission: Submission
+) -> None:
+    with pytest.raises(Refused, match="expected the composite ff"):
+        registry.register(replace(submission, digest="ff" * 32))
+    assert _runs(registry, submission.run_key) == []
+
+
+def test_descriptions_and_tags_can_be_completed_later(
+    registry: Registry, submission: Submission, tmp_path: Path
+) -> None:
+    reference = registry.register(submission)
+    registry.annotate(NAME, reference["version"], {"neorl.ledger_head": "abc"}, "x" * 6000)
+    found = registry.version(NAME, reference["version"])
+    assert found["tags"]["neorl.ledger_head"] == "abc"
+    assert len(found["description"]) == 5000
+    (tmp_path / "report.html").write_text("<p>report</p>")
+    registry.attach(reference["run_id"], {"": tmp_path / "report.html"})
+    assert [f.path for f in registry.client.list_artifacts(reference["run_id"])] == ["report.html"]
+    assert reference["url"] == f"{registry.uri}/#/models/{NAME}/versions/{reference['version']}"
+
+
+def test_a_server_that_is_gone_is_one_sentence(submission: Submission, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        missing = Registry(f"http://127.0.0.1:{unused.getsockname()[1]}")
+    for call in (missing.ping, lambda: missing.register(submission), lambda: missing.reconcile(NAME, "1")):
+        with pytest.raises(ServiceMissing, match="neorl up") as error:
+            call()
+        assert str(error.value).count(". ") == 0

@@ -1,0 +1,70 @@
+"""Pictures: deterministic, in the right units, and from the right columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from neorl_core.plants import PLANTS
+from tasks.adapters.reporting.curves import plot_curves
+from tasks.adapters.reporting.plots import (
+    limited,
+    plot_intervals,
+    plot_ope,
+    plot_trajectories,
+    set_points,
+)
+
+REACTOR, MASSES = PLANTS["chemical_reactor"].spec, PLANTS["double_mass"].spec
+
+
+def test_set_points_are_read_off_the_names() -> None:
+    assert set_points(REACTOR) == {"concentration": "concentration_setpoint"}
+    assert set_points(MASSES) == {"position_1": "target_1", "position_2": "target_2"}
+
+
+def test_limits_find_the_quantity_they_are_on() -> None:
+    # The coolant is a temperature in kelvin too; the limit is on the reactor's.
+    assert {name: c.name for name, c in limited(REACTOR).items()} == {"temperature": "reactor temperature"}
+    assert {name: c.name for name, c in limited(MASSES).items()} == {
+        "position_1": "travel of mass 1",
+        "position_2": "travel of mass 2",
+    }
+
+
+def _episode(offset: float) -> dict[str, np.ndarray]:
+    t = np.arange(12.0)
+    rows = np.stack([0.87 + 0 * t, 324 + offset + np.sin(t), 298 + 0 * t, 0.87 + 0 * t], axis=1)
+    return {"observations": rows, "actions": 298 + offset + 0 * t[:, None]}
+
+
+def test_svg_of_trajectories_shows_units_limits_and_legend_and_is_deterministic(tmp_path: Path) -> None:
+    controllers = {"candidate": _episode(0.0), "plant controller": _episode(1.0)}
+    first = plot_trajectories(tmp_path / "a.svg", REACTOR, controllers).read_bytes()
+    assert first == plot_trajectories(tmp_path / "b.svg", REACTOR, controllers).read_bytes()
+    # Glyphs are drawn as paths; matplotlib keeps what they spell in comments.
+    text = first.decode()
+    for words in ("temperature [K]", "concentration [mol/L]", "time [min]", "set point", "beyond a limit", "candidate"):
+        assert words in text
+    assert text.count("#a1121b") >= 8  # two limits and their far sides, for the temperature and for the coolant
+    assert first != plot_trajectories(tmp_path / "c.svg", REACTOR, {"candidate": _episode(0.5)}).read_bytes()
+
+
+def test_png_is_deterministic_and_whole(tmp_path: Path) -> None:
+    groups = {
+        "return": {"candidate": {"value": -1.0, "lower": -1.2, "upper": -0.8}, "champion": {"value": -1.1}},
+        "difference of returns": {"rollouts": {"value": 0.1, "lower": 0.0, "upper": 0.2}},
+    }
+    data = plot_intervals(tmp_path / "a.png", groups).read_bytes()
+    assert data == plot_intervals(tmp_path / "b.png", groups).read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert data.endswith(b"IEND\xaeB`\x82")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "b.png"]
+
+
+def test_ope_scatter_and_curves_take_one_member_and_lost_values(tmp_path: Path) -> None:
+    one = [{"value": 1.0, "lower": 0.5, "upper": 1.5}]
+    assert plot_ope(tmp_path / "ope.png", one, one, 0).stat().st_size > 1000
+    curves = {"critic_loss": np.array([[1.0, np.nan, 0.5]]), "actor_loss": np.ones((1, 3)), "q": np.ones((1, 3))}
+    assert plot_curves(tmp_path / "curves.png", np.arange(3), curves, 0).stat().st_size > 1000

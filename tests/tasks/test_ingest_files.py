@@ -1,0 +1,109 @@
+"""Ingest of a file by itself: its format is recognised, and without a known plant a spec is made of its rows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.adapters.formats.exports import FORMATS, export
+from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
+from tasks.adapters.store.reader import spec_of_record
+from tasks.adapters.store.row_checks import Quarantine, RowChecker
+from tasks.adapters.store.schema import ALWAYS
+from tasks.ingest import ingest_file
+from tests.benchmark_files import walk, write_d4rl
+from tests.small_archives import SPEC, archive, opened, save
+
+
+def test_any_format_becomes_the_same_dataset_of_a_known_plant(tmp_path: Path, home: Path) -> None:
+    source = save(tmp_path / "a.npz", archive())
+    first = ingest_file(Home(home), source, "double_mass")
+    assert first["words"] == [
+        "a.npz: NeoRL-2, for it is an npz archive with obs, action, next_obs, reward, done, truncated",
+        "  200 rows of 6 observations, 2 actions",
+        "  episodes cut by time: from 'truncated'",
+        "  costs: by how much each limit is exceeded, by the formulas of double_mass",
+        "  read as double_mass: names, units and limits of the plant",
+    ]
+    shards = opened(first).manifest["shards"]
+    for to in FORMATS:
+        out = tmp_path / f"{to}-v0"
+        export(opened(first), to, out)
+        again = ingest_file(Home(tmp_path / "other"), out, "double_mass")
+        assert again["quarantined"] == 0
+        assert [shard["content"] for shard in opened(again).manifest["shards"]] == [s["content"] for s in shards], to
+    view = ingest_file(Home(tmp_path / "other"), opened(first).view_path, "double_mass")
+    assert [shard["content"] for shard in opened(view).manifest["shards"]] == [s["content"] for s in shards]
+
+
+def test_a_file_of_no_known_plant_gets_a_spec_made_of_its_rows(tmp_path: Path, home: Path) -> None:
+    arrays = walk(100)
+    path = write_d4rl(tmp_path / "Hopper-medium v2.hdf5", arrays, next_observations=None)
+    reference = ingest_file(Home(home), path)
+    cut = int((arrays["timeouts"] & ~arrays["terminals"]).sum()) + 1  # and the last row, which the file's end cuts
+    assert (reference["plant"], reference["reasons"]) == ("hopper_medium_v2", {NO_SUCCESSOR: cut})
+    assert f"  left out: {cut} row(s), no next observation" in reference["words"]
+    held = opened(reference)
+    assert held.keys == ALWAYS
+    spec = spec_of_record(held.manifest["spec"])
+    assert (spec.observation.names, spec.action.low) == (("obs_0", "obs_1", "obs_2"), (-1.0,))
+    used = held.arrays()["observations"]
+    assert (used >= spec.observation.low).all()
+    assert (used <= spec.observation.high).all()
+    # Episodes are told by where next observations do not go on, where the file has no time limits.
+    partial = write_d4rl(tmp_path / "b.hdf5", arrays, timeouts=None)
+    found = opened(ingest_file(Home(home), partial))
+    ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
+    np.testing.assert_array_equal(found.episodes, [0, *ends, 100])
+    # A name of a plant alone does not make a file that plant's.
+    same = write_d4rl(tmp_path / "double_mass.hdf5", arrays)
+    assert ingest_file(Home(home), same)["plant"] == "double_mass_log"
+
+
+def test_rows_of_a_plant_without_limits_pass(tmp_path: Path) -> None:
+    spec = SPEC._replace(constraints=())
+    checker = RowChecker(spec, Quarantine(tmp_path, spec), "source")
+    path = np.random.default_rng(0).uniform(-1, 1, (31, 6)).astype(np.float32)
+    rows = {
+        **{"observations": path[:-1], "actions": path[1:, :2], "rewards": path[1:, 0], "next_observations": path[1:]},
+        **{"terminals": np.zeros(30, bool), "timeouts": np.zeros(30, bool), "costs": np.zeros(30, np.float32)},
+        "constraint_costs": np.zeros((30, 0), np.float32),
+    }
+    passed = [checker.push(rows), checker.flush()]
+    assert [len(part["rewards"]) for part in passed if part is not None] == [28, 2]
+
+
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, home: Path) -> None:
+    path = write_d4rl(tmp_path / "a.hdf5", walk(100))
+    with pytest.raises(BadInput, match=r"expected 6 observations of double_mass in a\.hdf5, got 3"):
+        ingest_file(Home(home), path, "double_mass")
+    with pytest.raises(BadInput, match="expected no horizon for NeoRL-2"):
+        ingest_file(Home(home), save(tmp_path / "a.npz", archive()), horizon=20)
+    rewards = walk(100)["rewards"]
+    rewards[:6] = np.nan
+    with pytest.raises(Refused, match=r"at most 5\.00% of the rows to fail, got 6\.00% \(6 of 100\)"):
+        ingest_file(Home(home), write_d4rl(path, walk(100), rewards=rewards))
+    assert not list(home.rglob("manifests/*"))
+
+
+def test_every_file_beside_this_checkout_is_read_or_refused_for_a_reason(dmsd_train: Path, home: Path) -> None:
+    data = dmsd_train.parents[1]
+    found = {}
+    for path in sorted(data.glob("*/*")):
+        try:
+            found[path.name] = ingest_file(Home(home), path)["rows"]
+        except BadInput as error:
+            found[path.name] = re.split("[,:]", str(error))[0]
+    assert found == {
+        "Building_1.csv": "expected a mapping for Building_1.csv",
+        "weather.csv": "expected a mapping for weather.csv",
+        "DMSD-high-100000-train.npz": 100_000,
+        "DMSD-high-20000-val.npz": 20_000,
+        "trace0.npz": "expected rewards and next observations in trace0.npz",
+        "trace1.npz": "expected rewards and next observations in trace1.npz",
+    }

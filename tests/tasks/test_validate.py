@@ -1,0 +1,212 @@
+"""Validation: what is refused, with which sentence, and Data Docs that need no network."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from configs.home import Home
+from configs.run import RunConfig
+from neorl_core.plants import PLANTS
+from tasks.adapters.store.expectations import check_episode_table
+from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.statistics import stability_index, summarise
+from tasks.adapters.store.writer import DatasetWriter
+from tasks.validate import dataset_checks, validate
+
+SPEC = PLANTS["double_mass"].spec
+RUN = RunConfig.model_validate({"plant": "double_mass"})
+
+
+def make_rows(lengths: list[int], seed: int = 0) -> Rows:
+    """Random windows within the plant's bounds, each cut by time."""
+    rng = np.random.default_rng(seed)
+    n = sum(lengths)
+    states = rng.uniform(-1, 1, size=(n + 1, 6)).astype(np.float32)
+    ends = np.zeros(n, bool)
+    ends[np.cumsum(lengths) - 1] = True
+    return {
+        "observations": states[:-1],
+        "actions": rng.uniform(-1, 1, size=(n, 2)).astype(np.float32),
+        "rewards": rng.normal(size=n).astype(np.float32),
+        "next_observations": states[1:],
+        "costs": np.zeros(n, np.float32),
+        "terminals": np.zeros(n, bool),
+        "timeouts": ends,
+        "constraint_costs": np.zeros((n, len(SPEC.constraints)), np.float32),
+    }
+
+
+def write(root: Path, rows: Rows) -> dict[str, Any]:
+    with DatasetWriter(root, SPEC, shard_bytes=4000) as writer:
+        writer.append(rows)
+        digest = writer.commit({"made": "by a test"})
+    return {"path": str(root), "digest": digest}
+
+
+def opened(ref: dict[str, Any]) -> Dataset:
+    return Dataset.open(Path(ref["path"]), ref["digest"])
+
+
+def refusals(tmp_path: Path, rows: Rows, older: Rows | None = None) -> tuple[list[str], list[str]]:
+    """What dataset_checks would refuse and warn of, decided here without Great Expectations."""
+    store = opened(write(tmp_path / "new", rows))
+    before = summarise(opened(write(tmp_path / "old", older)), SPEC) if older else None
+    summary = summarise(store, SPEC)
+    table, checks = dataset_checks(summary, before, SPEC, *(len(side) for side in store.split()))
+    failed = []
+    for check in checks:
+        values = np.atleast_1d(table[check.column] if check.table == "dataset" else summary.episodes[check.column])
+        values = np.median(values, keepdims=True) if check.of == "median" else values
+        low, high = (edge if edge is not None else np.nan for edge in (check.low, check.high))
+        if (values < low).any() or (values > high).any():
+            failed.append(check)
+    return [c.reason for c in failed if c.refuses], [c.reason for c in failed if not c.refuses]
+
+
+def test_a_dataset_passes_drifts_and_is_refused_and_each_has_pages_that_open_offline(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    sound = write(tmp_path / "data", make_rows([20] * 30))
+    seen: list[tuple[int, int, str]] = []
+    passed = validate(home, RUN, sound, progress=lambda done, total, unit: seen.append((done, total, unit)))
+    assert passed["passed"], passed
+    assert passed["reasons"] == passed["warnings"] == []
+    assert seen[-1] == (600, 600, "rows")
+    assert json.loads(Path(passed["summary_path"]).read_text())["table"]["episodes"] == 30
+
+    moved = make_rows([20] * 30, seed=1)
+    moved["observations"][:, 0] *= 0.1
+    moved["observations"][:, 0] += 1.0
+    drifted = validate(home, RUN, write(tmp_path / "data", moved), champion_dataset=sound)
+    # Neither drift nor what is odd but usable refuses; next_observations are not compared here but at ingest.
+    assert drifted["passed"]
+    assert any("mean of observation position_1" in warning for warning in drifted["warnings"])
+    assert any("distributed as in the champion's data" in warning for warning in drifted["warnings"])
+
+    still = make_rows([20] * 30, seed=2)
+    still["actions"][:, 1] = 0.25
+    still["actions"][5, 0] = np.nan
+    refused = validate(home, RUN, write(tmp_path / "data", still))
+    assert not refused["passed"]
+    assert any("constant actions teach nothing" in reason for reason in refused["reasons"])
+    assert any("actions.force_1 is not finite" in reason for reason in refused["reasons"])
+
+    for result, words in ((passed, "passed"), (drifted, "Warnings"), (refused, "constant actions teach nothing")):
+        index = Path(result["data_docs"])
+        assert words in index.read_text()
+        pages = list(index.parent.rglob("*.html"))
+        assert len(pages) == 5
+        for page in pages:
+            text = page.read_text()
+            assert not re.search(r"""(src|href)\s*=\s*["'](https?:)?//|@import|url\(\s*['"]?http""", text)
+            assert "<script" not in text
+        for link in re.findall(r'href="([^"#]+)"', index.read_text()):
+            assert (index.parent / unquote(link)).exists()
+    # The same dataset again replaces its pages.
+    assert validate(home, RUN, sound) == passed
+    assert [p.name for p in Path(passed["data_docs"]).parent.parent.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(("episodes", "side"), [(1, "held-out"), (2, "held-out"), (3, "held-out")])
+def test_too_few_episodes_are_refused(tmp_path: Path, episodes: int, side: str) -> None:
+    reasons, _ = refusals(tmp_path, make_rows([20] * episodes))
+    assert any(f"expected at least 2 {side} episodes" in reason for reason in reasons)
+
+
+def test_constant_and_narrow_actions(tmp_path: Path) -> None:
+    rows = make_rows([20] * 30)
+    rows["actions"][:, 0] = -0.5
+    rows["actions"][:, 1] *= 0.05
+    reasons, warnings = refusals(tmp_path, rows)
+    assert len(reasons) == 1
+    assert "action force_1 to deviate by at least 0.1% of its range, got 0.00%" in reasons[0]
+    assert any("action force_2 to cover at least 10% of its range, got 4" in warning for warning in warnings)
+
+
+def test_a_dead_sensor_and_violations_warn(tmp_path: Path) -> None:
+    rows = make_rows([20] * 30)
+    rows["observations"][:, 3] = 0.125
+    rows["costs"][:60] = 1
+    reasons, warnings = refusals(tmp_path, rows)
+    assert not reasons
+    assert any("observation velocity_2 to move" in warning for warning in warnings)
+    assert any("got 10.0%" in warning for warning in warnings)
+
+
+def test_values_out_of_range_and_windows_of_one_step_are_refused(tmp_path: Path) -> None:
+    rows = make_rows([1] * 60)
+    rows["actions"][7, 1] = 1.5
+    reasons, _ = refusals(tmp_path, rows)
+    assert any("expected action force_2 within -1..1, got 1.5" in reason for reason in reasons)
+    assert any("two or more steps" in reason for reason in reasons)
+
+
+def test_drift_of_the_same_data_is_none(tmp_path: Path) -> None:
+    rows = make_rows([20] * 30)
+    assert refusals(tmp_path, rows, rows) == ([], [])
+
+
+def test_summaries_agree_with_numpy_whatever_the_blocks(tmp_path: Path) -> None:
+    # Source: NumPy on each episode's own slice. Blocks of 7 rows cut episodes and carry their last row over.
+    lengths = [5, 20, 1, 13, 40]
+    rows = make_rows(lengths)
+    rows["observations"] += np.float32(1e4)
+    rows["actions"][::4, 0] = 1.0
+    store = opened(write(tmp_path, rows))
+    summary = summarise(store, SPEC, block_rows=7)
+    bounds = np.cumsum([0, *lengths])
+    for e, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        x: npt.NDArray[Any] = rows["observations"][start:stop, 2].astype(float)
+        a: npt.NDArray[Any] = rows["actions"][start:stop, 0].astype(float)
+        column = {name: values[e] for name, values in summary.episodes.items()}
+        assert column["length"] == stop - start
+        np.testing.assert_allclose(column["return"], rows["rewards"][start:stop].astype(float).sum())
+        np.testing.assert_allclose(column["observation velocity_1 mean"], x.mean())
+        np.testing.assert_allclose(column["observation velocity_1 deviation"], x.std(), atol=1e-9)
+        assert column["observation velocity_1 min"] == x.min()
+        assert column["observation velocity_1 max"] == x.max()
+        assert column["action force_1 at bounds"] == (np.abs(a) >= 0.998).mean()
+        expected = np.abs(np.diff(a)).mean() if len(a) > 1 else 0.0
+        np.testing.assert_allclose(column["action force_1 change"], expected)
+    signal = summary.signals["action force_1"]
+    actions = rows["actions"][:, 0].astype(float)
+    np.testing.assert_allclose([signal["mean"], signal["deviation"]], [actions.mean(), actions.std()])
+    assert signal["distinct"] == len(np.unique(actions))
+    assert (
+        sum(summary.faults.values()) == summary.faults["observations.position_1 is outside -20..20"] or summary.faults
+    )
+
+
+def test_flags_that_contradict_the_episodes_are_faults(tmp_path: Path) -> None:
+    rows = make_rows([10, 10, 10])
+    rows["terminals"][9] = True
+    assert summarise(opened(write(tmp_path, rows)), SPEC).faults["a row is both terminal and timeout"] == 1
+
+
+def test_stability_index() -> None:
+    # Worked by hand: deciles of 0..99; the new data lie in the lowest half, so that p = (.2 x 5, 0 x 5), q = .1 each,
+    # and an empty bin of 100 values counts as .005: 5 (.1 ln 2) + 5 (-.095 ln .05).
+    old = np.arange(100.0)
+    assert stability_index(old, old) == 0
+    expected = 5 * 0.1 * np.log(2) + 5 * -0.095 * np.log(0.05)
+    np.testing.assert_allclose(stability_index(np.repeat(np.arange(50.0), 2), old), expected)
+
+
+def test_the_table_of_episodes_has_a_schema(tmp_path: Path) -> None:
+    table = summarise(opened(write(tmp_path, make_rows([5, 6, 7]))), SPEC).episodes
+    assert check_episode_table(table) == []
+    returns = table["return"].copy()
+    returns[1] = np.inf
+    assert "is finite" in check_episode_table(table | {"return": returns})[0]
+    assert "field_uniqueness" in check_episode_table(table | {"episode": np.array([0, 0, 1])})[0]
+    swapped = table | {"action force_1 min": table["action force_1 max"] + 1}
+    assert "min <= mean <= max of action force_1" in check_episode_table(swapped)[0]
