@@ -29,6 +29,11 @@ class Reference(BaseModel):
         """Whether all of its files are there."""
         return all(path.exists() for path in self.files())
 
+    @property
+    def found(self) -> str:
+        """What was found, in one line for a log."""
+        return type(self).__name__
+
 
 def _files(value: object) -> Iterator[Path]:
     if isinstance(value, Path):
@@ -90,6 +95,21 @@ class Dataset(Reference):
     notes: tuple[str, ...] = ()
     """A line for each thing that a reader should check."""
 
+    @property
+    def found(self) -> str:
+        lost = f", {self.quarantined:,} in quarantine" if self.quarantined else ""
+        return f"dataset {self.digest[:12]}: {self.rows:,} rows in {self.episodes:,} episodes{lost}"
+
+
+class DriftReference(Reference):
+    """The dataset that drift is measured against: of the last champion that learned from another one."""
+
+    dataset: Dataset | None = None
+
+    @property
+    def found(self) -> str:
+        return f"drift is measured against dataset {self.dataset.digest[:12]}" if self.dataset else "no earlier dataset"
+
 
 class Validation(Reference):
     """Whether a dataset is fit for training and evaluation."""
@@ -99,6 +119,11 @@ class Validation(Reference):
     warnings: tuple[str, ...] = ()
     summary: Path | None = None
     data_docs: Path | None = None
+
+    @property
+    def found(self) -> str:
+        verdict = "fit for training" if self.passed else f"refused: {'; '.join(self.reasons)}"
+        return f"{verdict}, {len(self.warnings)} warnings"
 
 
 class Bundle(Reference):
@@ -141,6 +166,12 @@ class Population(Reference):
     placement: Placement
     rows: int
 
+    @property
+    def found(self) -> str:
+        how = "in processes" if self.placement.processes else "in one program"
+        rate = f", {self.steps_per_second:,.0f} updates/s" if self.steps_per_second else ""
+        return f"{len(self.members)} members of {self.updates:,} updates, {how}{rate}"
+
 
 class Champion(Reference):
     """The champion that candidates are compared with, found in the ledger."""
@@ -154,6 +185,13 @@ class Champion(Reference):
     def incomparable(self) -> bool:
         """Whether there is a champion that no candidate can be compared with."""
         return self.digest is not None and self.bundle is None
+
+    @property
+    def found(self) -> str:
+        if self.digest is None:
+            return "no champion to compare with"
+        limits = ", made for other limits" if self.incomparable else ""
+        return f"champion {self.digest[:12]}{limits}"
 
 
 class MemberEvaluation(Reference):
@@ -186,6 +224,11 @@ class Evaluation(Reference):
     discount: float
     episodes: int
 
+    @property
+    def found(self) -> str:
+        support = "" if self.supported else ", which the logs do not support"
+        return f"member {self.selected} selected, gain over the logged controller {self.difference}{support}"
+
 
 class ControllerRollouts(Reference):
     """A controller on the simulator, over the evaluation's episodes."""
@@ -209,6 +252,11 @@ class Rollouts(Reference):
     score: float
     trajectories: Path
 
+    @property
+    def found(self) -> str:
+        versus = ", ".join(f"{found} against the {name}" for name, found in self.differences.items())
+        return f"return of the candidate {versus}; score {self.score:.1f}"
+
 
 class SignalError(Reference):
     """Root mean square one-step errors of the simulator for one signal, in its unit."""
@@ -223,6 +271,10 @@ class SimulatorErrors(Reference):
     """How well the simulator predicts held-out logs, beside what its operating domain explains."""
 
     signals: dict[str, SignalError]
+
+    @property
+    def found(self) -> str:
+        return f"one-step errors of {len(self.signals)} signals, on held-out logs and in the operating domain"
 
 
 class Certificate(Reference):
@@ -239,6 +291,21 @@ class Certificate(Reference):
     composite: str
     path: Path
     reused: bool = False
+
+    @property
+    def found(self) -> str:
+        verdict = "certified" if self.passed else "not certified"
+        return f"{verdict}: {self.violations} violations in {self.episodes:,} episodes, attempt {self.attempt}"
+
+
+class Certification(Reference):
+    """The candidate's certificate, or none where an earlier gate failed and no attempt was made."""
+
+    certificate: Certificate | None = None
+
+    @property
+    def found(self) -> str:
+        return self.certificate.found if self.certificate else "not attempted: an earlier gate failed"
 
 
 class Latency(Reference):
@@ -265,6 +332,22 @@ class Servability(Reference):
         """Whether nothing was found against it."""
         return not self.reasons
 
+    @property
+    def found(self) -> str:
+        if self.latency_us is None:
+            return "; ".join(self.reasons) or "not attempted: an earlier gate failed"
+        return "; ".join(self.reasons) or f"{self.answers} answers agree, p99 {self.latency_us.p99:.0f} µs"
+
+
+class Service(Reference):
+    """The check of servability, or none where an earlier gate failed."""
+
+    check: Servability | None = None
+
+    @property
+    def found(self) -> str:
+        return self.check.found if self.check else "not attempted: an earlier gate failed"
+
 
 GateName = Literal["data", "simulator", "ope", "rollouts", "champion", "fallback", "statistical", "servability"]
 
@@ -275,6 +358,50 @@ class Gate(Reference):
     name: GateName
     passed: bool | None
     detail: str
+
+
+class Evidence(Reference):
+    """The numbers that a candidate is judged by, without files: whoever doubts a verdict computes it from these."""
+
+    beat_plant: bool
+    """Whether lower bounds above the plant's own controller are required, or only shown."""
+    data: tuple[str, ...]
+    """What validation found against the dataset."""
+    simulator: SimulatorErrors
+    ope: Interval
+    """Gain over the logged controller, by held-out logs."""
+    supported: bool
+    rollouts: Interval
+    """Return against the plant's own controller, on the simulator."""
+    champion: Interval | None = None
+    """Gain over the champion, by held-out logs; none where it has no policy to compare, or there is none."""
+    incomparable: bool = False
+    """Whether the champion was made for other limits."""
+    fallback: Certificate
+    certificate: Certificate | None = None
+    servability: Servability | None = None
+
+
+class Judgement(Reference):
+    """Every gate, with the evidence that it follows from."""
+
+    evidence: Evidence
+    gates: tuple[Gate, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate passed."""
+        return all(gate.passed for gate in self.gates)
+
+    @property
+    def failed(self) -> Gate | None:
+        """The first gate that failed."""
+        return next((gate for gate in self.gates if gate.passed is False), None)
+
+    @property
+    def found(self) -> str:
+        marks = {True: "pass", False: "FAIL", None: "not run"}
+        return ", ".join(f"{gate.name} {marks[gate.passed]}" for gate in self.gates)
 
 
 class Version(Reference):
