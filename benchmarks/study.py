@@ -87,7 +87,7 @@ def logged(plant: str, data: Sequence[Path], home: Home) -> tuple[Logs, Logs]:
     """The plant's logs through the pipeline's own ingest: episodes to train on and episodes held out."""
     if not data:
         made = plant == "chemical_reactor"
-        data = [Path(generate(plant, home.room("generated", plant), seed=0)["path"])] if made else official()
+        data = [Path(generate(plant, home.folder("generated", plant), seed=0)["path"])] if made else official()
     mapping = ROOT / "configs" / "mappings" / f"{plant}.yaml"
     source = {"mapping": mapping} if mapping.exists() else {}
     found = ingest(home, RunConfig(plant=plant, data={**source, "held_out": HELD_OUT}), list(data))
@@ -109,7 +109,7 @@ def train(plant: str, name: str, logs: Logs, home: Home) -> dict[str, Any]:
 
 
 def policy_path(home: Home, plant: str, name: str, seed: int) -> Path:
-    return home.room("study", plant) / f"{name}-{seed}.npz"
+    return home.folder("study", plant) / f"{name}-{seed}.npz"
 
 
 def returns(plant: str, policy: Policy | None) -> np.ndarray:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from configs.errors import BadInput
+
+OWNER_ONLY = 0o700
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -15,17 +22,38 @@ class Home:
 
     @classmethod
     def locate(cls) -> Home:
-        """The home named by `NEORL_HOME`, else `.neorl` under the working directory."""
-        return cls(Path(os.environ.get("NEORL_HOME") or ".neorl").expanduser().resolve())
+        """The home named by `NEORL_HOME`, else `.neorl` under the working directory.
 
-    def room(self, *parts: str) -> Path:
-        """A folder under the home, made when absent.
+        Raises:
+            BadInput: when the path names no folder and none can be made there, for a file is in the way.
+        """
+        named = os.environ.get("NEORL_HOME") or ".neorl"
+        try:
+            root = Path(named).expanduser().resolve()
+            nearest = next(path for path in (root, *root.parents) if path.exists())
+        except (OSError, RuntimeError) as error:  # a loop of links, an unknown user, a parent that may not be read
+            raise _no_folder(Path(named), str(error)) from error
+        if not nearest.is_dir():
+            raise _no_folder(root, f"a file at {nearest}")
+        return cls(root)
+
+    def folder(self, *parts: str) -> Path:
+        """A folder under the home, made when absent; nobody but its owner may look into it.
+
+        Raises:
+            BadInput: when it cannot be made.
 
         Example:
-            >>> Home.locate().room("datasets", "chemical_reactor")  # doctest: +SKIP
+            >>> Home.locate().folder("datasets", "chemical_reactor")  # doctest: +SKIP
         """
-        path = self.root.joinpath(*parts)
-        path.mkdir(parents=True, exist_ok=True)
+        path = self.root
+        _make(path)
+        for part in parts:
+            path = path / part
+            _make(path)
+            # A root that was there before may be shared for reasons of its user's; what lies in it is ours to close.
+            if stat.S_IMODE(path.stat().st_mode) != OWNER_ONLY and path.stat().st_uid == os.getuid():
+                path.chmod(OWNER_ONLY)
         return path
 
     @property
@@ -42,3 +70,20 @@ class Home:
     def trust(self) -> Path:
         """The public keys pinned on first use, where the project pins none."""
         return self.root / "trust.yaml"
+
+
+def _make(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=OWNER_ONLY, exist_ok=True)
+    except OSError as error:
+        if error.errno in FULL:
+            raise  # a full disk has a sentence of its own
+        raise _no_folder(path, error.strerror or str(error)) from error
+
+
+def _no_folder(path: Path, got: str) -> BadInput:
+    return BadInput(
+        f"expected a folder at {path} or to be able to make one, got '{got}': "
+        "point NEORL_HOME to a folder that you may write to, or remove what is in the way."
+    )

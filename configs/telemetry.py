@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-QUIET = {
+TELEMETRY_OFF = {
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",

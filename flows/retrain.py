@@ -139,7 +139,7 @@ class Retraining:
         self.fallback = keep_bundle(home, make_composite(PLANTS[run.plant]), run.plant)
         own = [member["digest"] for member in self.population["members"]] + [self.fallback["digest"]]
         before = incumbent(Ledger.open(home).entries(), run.plant, own)
-        folder = home.room("bundles", run.plant) / before.body["composite"][:24] if before else None
+        folder = home.folder("bundles", run.plant) / before.body["composite"][:24] if before else None
         # A champion of other limits is replaced without a comparison: it could not be run on this twin.
         comparable = folder is not None and is_current(folder, PLANTS[run.plant])
         self.incomparable = before is not None and not comparable
@@ -325,7 +325,7 @@ class Retraining:
         alone = bundle["digest"] == self.fallback["digest"]
         certificate = self.certificates["fallback" if alone else "candidate"]
         record = self.record(verdict, bundle, certificate, entry)
-        plots = draw_plots(self.home.room("runs", self.run.plant, self.run_key, "plots"), record)
+        plots = draw_plots(self.home.folder("runs", self.run.plant, self.run_key, "plots"), record)
         path = report(self.home, record, plots)
         run_id, version = entry.body["run_id"], entry.body["version"]
         self.registry.attach(run_id, {"report": path})

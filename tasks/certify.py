@@ -118,7 +118,7 @@ def certify(
     }
     envelope = make_certificate(ledger, attempt, seed, claim, counts._asdict(), materials)
     path = (
-        home.room("certificates", plant.spec.name) / f"attempt-{attempt.number:04d}-{bundle['digest'][:12]}.dsse.json"
+        home.folder("certificates", plant.spec.name) / f"attempt-{attempt.number:04d}-{bundle['digest'][:12]}.dsse.json"
     )
     write_atomic(path, envelope)
     summary = {

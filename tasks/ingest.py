@@ -56,7 +56,7 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
             raise BadInput(f"expected a source at {source}, got none: check the path.")
     mapping = mapping_of(run)
     spec = plant_spec(run.plant, mapping)
-    root = home.room("datasets", run.plant)
+    root = home.folder("datasets", run.plant)
     recipe = {
         "plant": spec_record(spec),
         "format": "historian" if mapping else "recorded",
@@ -142,7 +142,7 @@ def ingest_file(
     else:
         name = name_of(source)
         spec, blocks = survey(source, f"{name}_log" if name in PLANTS else name), source.blocks
-    root = home.room("datasets", spec.name)
+    root = home.folder("datasets", spec.name)
     recipe = {"plant": spec_record(spec), "format": source.family, "mapping": None, "horizon": horizon}
     recipe["code"] = _code_digest(spec.name)
     with DatasetWriter(root, spec) as writer:

@@ -158,7 +158,7 @@ def register(
     known = registry.find(plant, record.run_key, digest)
     if known is not None:
         return known
-    folder = home.room("runs", plant, record.run_key, "plots")
+    folder = home.folder("runs", plant, record.run_key, "plots")
     draw_plots(folder, record)
     known_curves = {} if untrained(record) else read_curves(Path(record.population["curves_path"]))
     row = _selected(record)["index"]

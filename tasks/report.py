@@ -183,4 +183,4 @@ def report(home: Home, record: Record, plots: Mapping[str, Path]) -> Path:
         `reports/<plant>/<run key>.html` under the home: one file, no request leaves it.
     """
     text = environment().get_template("report.html.j2").render(**view(record), pictures=_pictures(plots))
-    return write_atomic(home.room("reports", record.run.plant) / f"{record.run_key}.html", text.encode())
+    return write_atomic(home.folder("reports", record.run.plant) / f"{record.run_key}.html", text.encode())

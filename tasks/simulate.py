@@ -117,7 +117,7 @@ def simulate(
         for other in results
         if other != "candidate"
     }
-    folder = home.room(
+    folder = home.folder(
         "runs",
         run.plant,
         "rollouts",

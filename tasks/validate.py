@@ -63,7 +63,7 @@ def validate(
     train, held_out = store.split(run.data.held_out)
     table, checks = dataset_checks(summary, older, spec, len(train), len(held_out))
     judged = [champion_dataset and champion_dataset["digest"], run.data.model_dump(mode="json", exclude={"mapping"})]
-    folder = home.room("runs", run.plant, f"{store.digest[:12]}-{digest_json(judged)[:8]}")
+    folder = home.folder("runs", run.plant, f"{store.digest[:12]}-{digest_json(judged)[:8]}")
     reasons = [
         f"expected sound rows, got {n} where {why}: ingest its sources again." for why, n in summary.faults.items()
     ]

@@ -83,14 +83,14 @@ def furnished_home(root: Path) -> Ledger:
     """A dataset, a model, two certified composites, two promotions."""
     home = Home(root)
     ledger = Ledger.open(home)
-    shard = home.room("datasets", PLANT) / "shard.h5"
+    shard = home.folder("datasets", PLANT) / "shard.h5"
     with h5py.File(shard, "w") as file:
         rows = np.random.default_rng(0).normal(size=(50, 3)).astype("f4")
         file.create_dataset("observations", data=rows, chunks=(16, 3), compression="gzip")
         file.create_dataset("rewards", data=rows[:, 0])
     manifest = write_json(shard.with_name("manifest.json"), {"shards": ["shard.h5"]})
     ledger.append("dataset", {"rows": 50}, plant=PLANT, artefacts=[artefact(home, path) for path in (shard, manifest)])
-    bundle = home.room("bundles", "a")
+    bundle = home.folder("bundles", "a")
     np.savez(bundle / "composite.npz", weight=rows)
     write_json(bundle / "composite.json", {"plant": PLANT})
     files = folder_artefacts(home, bundle, "bundle")

@@ -42,7 +42,7 @@ def generate(
         from tasks.adapters.synthetic.episodes import generate as play
         from tasks.adapters.synthetic.episodes import in_words
 
-        folder = out or Home.locate().room("datasets", name)
+        folder = out or Home.locate().folder("datasets", name)
         with StageProgress("generate") as progress:
             result = play(name, behaviour, episodes or 1000, seed, folder, progress)
         emit(result, as_json, in_words(result))

@@ -64,7 +64,7 @@ def show(
     name = known_plant(name)
     from tasks.adapters.reporting.plant_picture import draw_plant
 
-    path = out or Home.locate().room("plants") / f"{name}.png"
+    path = out or Home.locate().folder("plants") / f"{name}.png"
     found = draw_plant(name, path, seed, EPISODES)
     result = {"plant": name, **_facts(name), "episodes": EPISODES, "controllers": found, "picture": str(path)}
     if as_json:

@@ -79,7 +79,7 @@ def plant_lock(
     Raises:
         Refused: when another run holds the plant and the policy is `refuse`.
     """
-    path = home.room("locks") / f"{plant}.lock"
+    path = home.folder("locks") / f"{plant}.lock"
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +105,7 @@ def plant_lock(
 def recorded_run(home: Home, flow_run_id: str, plant: str) -> Iterator[None]:
     """Leave a record while a flow run is going on; `reap_dead_runs` finds it if the process is killed."""
     me = ProcessId.current()
-    path = home.room("locks", "runs") / f"{flow_run_id}.json"
+    path = home.folder("locks", "runs") / f"{flow_run_id}.json"
     write_json(
         path, {"created": me.created, "flow_run": flow_run_id, "pid": me.pid, "plant": plant, "started": utc_now()}
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from configs.errors import BadInput, ServiceMissing
 from configs.home import Home
-from configs.telemetry import QUIET
+from configs.telemetry import TELEMETRY_OFF
 from flows.services import processes
 from flows.services.deployments import POOL, register, worker_is_online
 from flows.services.locks import ProcessId, dead_runs, exclusive
@@ -65,7 +65,7 @@ def environment(services: Services) -> dict[str, str]:
     """The variables of a process that talks to these services; set them before prefect or mlflow is imported."""
     home = services.home.root
     return {
-        **QUIET,
+        **TELEMETRY_OFF,
         "NEORL_HOME": str(home),
         # A run that goes on, or comes again, finds its programs compiled.
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(home / "cache" / "jax"),
@@ -112,8 +112,8 @@ def up(
     """
     say = say or (lambda _: None)
     deadline = time.monotonic() + timeout
-    home.room("logs")
-    with exclusive(home.room("locks") / "services.lock"):
+    home.folder("logs")
+    with exclusive(home.folder("locks") / "services.lock"):
         known, wanted, started = _read(home), {"prefect": prefect_port, "mlflow": mlflow_port}, []
         servers = {name: _team_service(name) or _ours(home, known.get(name)) for name in PORTS}
         for name, port in wanted.items():
@@ -164,7 +164,7 @@ def connect(home: Home) -> Services:
 
 def down(home: Home) -> list[str]:
     """Stop the services of this home and nothing else; returns the names of those that ran."""
-    with exclusive(home.room("locks") / "services.lock"):
+    with exclusive(home.folder("locks") / "services.lock"):
         known = _read(home)
         running = {name: s for name in known if (s := _ours(home, known[name]))}
         # A worker that outlives its server spends its grace on retries.
@@ -251,14 +251,20 @@ def _check_port(name: str, port: int | None, running: Service | None) -> None:
 def _server_environment(home: Home, token: str) -> dict[str, str]:
     """Nothing of the caller's Prefect or MLflow set-up may leak into a server of this home."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "_MLFLOW_"))}
-    return {**kept, **QUIET, "NEORL_HOME": str(home.root), TOKEN: token, "PREFECT_HOME": str(home.room("prefect"))}
+    return {
+        **kept,
+        **TELEMETRY_OFF,
+        "NEORL_HOME": str(home.root),
+        TOKEN: token,
+        "PREFECT_HOME": str(home.folder("prefect")),
+    }
 
 
 def _start_server(home: Home, name: str, port: int | None, last: Service | None) -> Service:
     if port is None:
         preferred = [last.port] if last and last.port else []
         port = next(filter(processes.port_is_free, [*preferred, PORTS[name]]), None) or processes.any_free_port()
-    token, room = secrets.token_hex(16), home.room(name)
+    token, room = secrets.token_hex(16), home.folder(name)
     # uvicorn is called directly: the servers' own commands import everything twice and keep a parent process.
     command = [sys.executable, "-m", "uvicorn", "--host", HOST, "--port", str(port), "--log-level", "warning"]
     command += ["--timeout-graceful-shutdown", "3"]
@@ -280,7 +286,7 @@ def _start_server(home: Home, name: str, port: int | None, last: Service | None)
             "_MLFLOW_SERVER_FILE_STORE": database,
             "_MLFLOW_SERVER_REGISTRY_STORE": database,
             "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
-            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(home.room("mlflow", "artifacts")),
+            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(home.folder("mlflow", "artifacts")),
             "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
             "_MLFLOW_SGI_NAME": "uvicorn",
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -297,7 +303,7 @@ def _start_worker(home: Home, prefect: Service, mlflow: Service) -> Service:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
     command += ["--name", f"neorl-{token[:8]}", "--limit", "1"]
     full = _server_environment(home, token) | variables | extra
-    process = processes.spawn(command, full, _log(home, "worker"), home.room("prefect"))
+    process = processes.spawn(command, full, _log(home, "worker"), home.folder("prefect"))
     return Service("worker", process=process, token=token)
 
 
@@ -341,7 +347,7 @@ def _missing(home: Home, service: Service) -> ServiceMissing:
 
 
 def _log(home: Home, name: str) -> Path:
-    return home.room("logs") / f"{name}.log"
+    return home.folder("logs") / f"{name}.log"
 
 
 def _tail(home: Home, name: str) -> str:
@@ -375,7 +381,7 @@ def _write(home: Home, known: dict[str, Service]) -> None:
 
 def _write_profile(home: Home, prefect: Service) -> None:
     """A Prefect profile beside the server's files; prefect.toml makes the `prefect` command of this folder read it."""
-    folder = home.room("prefect")
+    folder = home.folder("prefect")
     settings = {"PREFECT_API_URL": f"{prefect.url}/api", "PREFECT_HOME": str(folder)}
     lines = ['active = "neorl"', "", "[profiles.neorl]", *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]
     text, path = "\n".join(lines) + "\n", folder / "profiles.toml"

@@ -48,7 +48,7 @@ class Population(NamedTuple):
     @property
     def folder(self) -> Path:
         """Of checkpoints; another cadence of saving has its own, for its chunks would not fit."""
-        return self.home.room("checkpoints", self.run.plant, f"{self.key}-{self.feed.plan.chunk}")
+        return self.home.folder("checkpoints", self.run.plant, f"{self.key}-{self.feed.plan.chunk}")
 
 
 def learning_sources(plant: str, algorithm: str) -> tuple[str, str, str]:

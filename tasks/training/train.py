@@ -55,7 +55,7 @@ def train(home: Home, run: RunConfig, dataset: dict[str, Any], progress: Report 
         raise BadInput(f"in 'train': {error}") from error
     reached, way, rate = train_population(population, progress)
     plan, known = population.feed.plan, population.feed.known
-    folder = home.room("runs", run.plant, "populations", population.key)
+    folder = home.folder("runs", run.plant, "populations", population.key)
     found = policies(algorithm, reached.population, population.feed.scaling.normaliser)
     # What has diverged once is left out, whatever it came to later; the curves, saved with the state, remember it.
     lasting = ~np.asarray(diverged(reached.curves))
@@ -104,7 +104,7 @@ def keep_bundle(home: Home, composite: Any, plant: str) -> dict[str, str]:
         {path, digest}.
     """
     digest = composite_digest(composite, plant)
-    folder = home.room("bundles", plant) / digest[:24]
+    folder = home.folder("bundles", plant) / digest[:24]
     if not (folder / "composite.json").exists():
         save_bundle(folder, composite, plant)
     return {"path": str(folder), "digest": digest}

@@ -202,7 +202,7 @@ def test_kill_9_between_checkpoints_changes_nothing(
     config, log = inputs(seed=2)
     words = [sys.executable, "-m", "flows", "retrain", str(config), "--data", str(log)]
     environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
-    checkpoints = services.home.room("checkpoints", PLANT)
+    checkpoints = services.home.folder("checkpoints", PLANT)
     known = set(checkpoints.iterdir())
     process = subprocess.Popen(words, cwd=PROJECT, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
     # The moment is an event, not a time: the first checkpoint of the new run.
@@ -219,7 +219,7 @@ def test_kill_9_between_checkpoints_changes_nothing(
     assert {"ingest", "validate"} <= set(finished["reused"])
     # A home of its own with the same dataset, undisturbed.
     calm = Home(tmp_path / "calm")
-    calm.room("datasets").rmdir()
+    calm.folder("datasets").rmdir()
     (calm.root / "datasets").symlink_to(services.home.root / "datasets")
     reference = {"digest": finished["dataset"], "path": str(calm.root / "datasets" / PLANT)}
     undisturbed = train(calm, load_run(config), reference)

@@ -108,7 +108,7 @@ class Ledger:
         url = url or os.environ.get("NEORL_LEDGER_URL") or f"sqlite:///{home.ledger}"
         if not write and url == f"sqlite:///{home.ledger}" and not home.ledger.exists():
             raise BadInput(f"expected a ledger at {home.ledger}, got none: check NEORL_HOME, or retrain a plant first.")
-        home.root.mkdir(parents=True, exist_ok=True)
+        home.folder()
         engine = _engine(url)
         if not write:
             return cls(home, engine, TrustRoot.locate(home, trust), None, clock)

@@ -245,7 +245,7 @@ def _read_key(path: Path) -> Signer:
 @contextmanager
 def locked(home: Home, name: str) -> Iterator[None]:
     """Let one process at a time make secrets; the kernel frees the lock of a killed process."""
-    descriptor = os.open(home.room("locks") / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(home.folder("locks") / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

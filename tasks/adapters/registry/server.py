@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import Refused, ServiceMissing
-from configs.telemetry import QUIET
+from configs.telemetry import TELEMETRY_OFF
 from neorl_core.types import Plant, PlantSpec
 from tasks.adapters.models.bundle import load_bundle, read_manifest
 from tasks.adapters.registry.submission import REQUIREMENTS, Submission, curve_points, example_row, loadable_code, units
@@ -89,7 +89,7 @@ class Registry:
     """
 
     def __init__(self, tracking_uri: str) -> None:
-        for name, value in {**QUIET, **CLIENT}.items():
+        for name, value in {**TELEMETRY_OFF, **CLIENT}.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 

@@ -251,9 +251,9 @@ def test_a_killed_run_is_shown_as_crashed(services: Services) -> None:
     run, going_on = running_flow_run(services), running_flow_run(services)
     dead = killed_process()
     record = {"created": dead.created, "flow_run": run, "pid": dead.pid, "plant": "p", "started": "now"}
-    write_json(services.home.room("locks", "runs") / f"{run}.json", record)
+    write_json(services.home.folder("locks", "runs") / f"{run}.json", record)
     unknown = {**record, "flow_run": "00000000-0000-4000-8000-000000000000"}
-    write_json(services.home.room("locks", "runs") / "unknown.json", unknown)
+    write_json(services.home.folder("locks", "runs") / "unknown.json", unknown)
     with recorded_run(services.home, going_on, "p"):
         assert reap_dead_runs(services.home) == [run]
         assert reap_dead_runs(services.home) == []
@@ -355,11 +355,13 @@ def test_stop_ends_a_whole_family_even_a_stubborn_one(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ends_is_reported_with_its_last_words(home: Path, tmp_path: Path) -> None:
-    room = Home(home)
-    process = processes.spawn(["sh", "-c", "echo out of luck"], os.environ, room.room("logs") / "mlflow.log", tmp_path)
+    place = Home(home)
+    process = processes.spawn(
+        ["sh", "-c", "echo out of luck"], os.environ, place.folder("logs") / "mlflow.log", tmp_path
+    )
     service = Service("mlflow", "http://127.0.0.1:1", 1, process, "t")
     with pytest.raises(ServiceMissing, match=r"got a process that ended \(out of luck\): read .*mlflow\.log"):
-        services._wait(room, service, None, time.monotonic() + 60, lambda _: None)
+        services._wait(place, service, None, time.monotonic() + 60, lambda _: None)
     processes.stop([process])
 
 
@@ -381,20 +383,20 @@ def test_registering_needs_a_project(tmp_path: Path) -> None:
 
 
 def test_the_doctor_names_what_is_wrong_with_a_cure(home: Path) -> None:
-    room = Home(home)
-    assert all(finding.ok for finding in examine(room) if finding.name != "packages")
-    key = room.room("keys") / "signing.pem"
+    place = Home(home)
+    assert all(finding.ok for finding in examine(place) if finding.name != "packages")
+    key = place.folder("keys") / "signing.pem"
     key.write_text("secret")
     key.chmod(0o644)
     dead = killed_process()
     record = {"created": dead.created, "flow_run": "r", "pid": dead.pid, "plant": "reactor", "started": "now"}
-    write_json(room.room("locks", "runs") / "r.json", record)
-    write_json(room.room("locks") / "reactor.lock", {**record, "run": "r"})
-    found = {finding.name: finding for finding in examine(room)}
+    write_json(place.folder("locks", "runs") / "r.json", record)
+    write_json(place.folder("locks") / "reactor.lock", {**record, "run": "r"})
+    found = {finding.name: finding for finding in examine(place)}
     assert not found["keys"].ok
     assert found["keys"].cure == f"chmod 600 {key}"
     assert not found["runs"].ok
     assert "killed run" in found["lock reactor"].detail
     key.unlink()
-    room.ledger.touch()
-    assert "restore" in next(f for f in examine(room) if f.name == "keys").cure
+    place.ledger.touch()
+    assert "restore" in next(f for f in examine(place) if f.name == "keys").cure

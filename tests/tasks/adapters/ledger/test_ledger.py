@@ -329,7 +329,7 @@ def test_a_url_names_another_database(home: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_artefacts_are_named_by_digest(ledger: Ledger) -> None:
-    folder = ledger.home.room("bundles", "x")
+    folder = ledger.home.folder("bundles", "x")
     for name in ("b", "a"):
         (folder / name).write_bytes(name.encode())
     # printf a | sha256sum, printf b | sha256sum

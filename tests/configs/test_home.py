@@ -1,0 +1,51 @@
+"""The home's folders belong to their owner alone, and a home that cannot be made is one sentence."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from configs.errors import BadInput
+from configs.home import Home
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_folders_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        found = Home(tmp_path / "a" / "home").folder("datasets", "double_mass")
+    finally:
+        os.umask(before)
+    assert [mode(path) for path in (found, found.parent, tmp_path / "a" / "home")] == [0o700] * 3
+    assert mode(tmp_path / "a") == 0o755
+
+
+def test_a_folder_of_an_earlier_version_is_closed_and_the_users_own_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for path in (tmp_path, tmp_path / "logs"):
+        path.chmod(0o755)
+    assert mode(Home(tmp_path).folder("logs")) == 0o700
+    assert mode(tmp_path) == 0o755
+
+
+def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for named in (file, file / "below", tmp_path / "loop", "~nobody-of-this-name/x"):
+        monkeypatch.setenv("NEORL_HOME", str(named))
+        with pytest.raises(BadInput, match="point NEORL_HOME to a folder that you may write to"):
+            Home.locate()
+    # Nobody, root included, makes a folder under /proc.
+    with pytest.raises(BadInput, match="expected a folder at /proc/neorl"):
+        Home(Path("/proc/neorl")).folder("logs")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "logs").touch()
+    with pytest.raises(BadInput, match=r"expected a folder at .*logs"):
+        Home(tmp_path / "home").folder("logs", "today")
