@@ -415,3 +415,77 @@ class Version(Reference):
 
 
 Verdict = Literal["promoted", "waiting", "fallback", "fallback_waiting", "refused", "unchanged"]
+"""What a retraining came to."""
+
+
+class Digests(Reference):
+    """SHA-256 digests of everything that a version rests on."""
+
+    composite: str
+    dataset: str
+    config: str
+    code: str
+    lock: str
+    certificate: str | None = None
+    """Of the certificate's file; none where certification was not attempted."""
+
+
+class ChampionInForce(Reference):
+    """The champion that the ledger names, with who approved it and what is claimed of it."""
+
+    version: str
+    url: str
+    composite: str
+    since: str
+    approver: str
+    claim: str | None
+
+
+class LedgerHead(Reference):
+    """The ledger's head: how many entries there are, the last one's digest and the Merkle root of all."""
+
+    size: int
+    last: str
+    root: str
+    signed: str
+    """The head as a signed envelope, for an auditor to keep."""
+
+
+class HistoryRow(Reference):
+    """A ledger entry in a few words."""
+
+    sequence: int
+    timestamp: str
+    kind: str
+    detail: str
+
+
+class Outcome(Reference):
+    """What a retraining ends with: the flow's result, and what `neorl retrain --json` prints."""
+
+    run: str
+    """The flow run's id in Prefect."""
+    run_key: str
+    plant: str
+    verdict: Verdict
+    decided: Verdict | None = None
+    """The earlier verdict on the same inputs, where this run changed nothing."""
+    headline: str
+    gates: tuple[Gate, ...]
+    candidate: Version | None = None
+    certificate: Certificate | None = None
+    """Of the composite that was proposed."""
+    score: float | None = None
+    difference: Interval | None = None
+    """Gain over the plant's own controller in return per episode, by rollouts on the simulator."""
+    ope_difference: Interval | None = None
+    """Gain over the logged controller, by off-policy evaluation on held-out logs."""
+    population: str
+    dataset: str
+    champion: ChampionInForce | None = None
+    waiting: tuple[str, ...] = ()
+    """Versions that wait for approval."""
+    links: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    reused: tuple[str, ...] = ()
+    """Stages whose cached results were used."""
