@@ -1,164 +1,297 @@
-"""Promotion: candidates, approvals and champions in the ledger, and MLflow's aliases as their picture."""
+"""Promotion: what the rule proposes, what people decide, and MLflow's aliases as a picture of the ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from configs.run import RunConfig
+from neorl_core.plants import PLANTS
+from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.chain import Entry, Ledger, artefact, folder_artefacts
+from tasks.adapters.models.bundle import is_current
 from tasks.adapters.registry.server import Registry
+from tasks.gates import check_gates
+from tasks.references import (
+    Aliases,
+    Bundle,
+    Candidate,
+    CandidateRecord,
+    Champion,
+    Dataset,
+    Decision,
+    DriftReference,
+    Findings,
+    Population,
+    Proposal,
+    Role,
+    Verdict,
+    Version,
+)
+from tasks.stages import effect
+
+RULE = "rule: auto"
+"""Who approves where no person is asked."""
 
 
-def incumbent(entries: Sequence[Entry], plant: str, own: Iterable[str]) -> Entry | None:
-    """The champion that a run has to compare with: the one in force before any of the run's own composites.
+@effect()
+def drift_reference(home: Home, run: RunConfig, dataset: Dataset) -> DriftReference:
+    """The dataset of the last champion that learned from another one: what drift is measured against."""
+    entries = Ledger.open(home).entries()
+    by_digest = {entry.digest: entry for entry in entries}
+    found = champions.champion(entries, run.plant)
+    while found is not None:
+        earlier = record_of(by_digest[found.body["candidate"]]).dataset
+        if earlier.digest != dataset.digest:
+            return DriftReference(dataset=earlier)
+        found = by_digest.get(found.body["replaces"] or "")
+    return DriftReference()
+
+
+@effect()
+def incumbent(home: Home, run: RunConfig, population: Population, fallback: Bundle) -> Champion:
+    """The champion to compare with: the one in force before any of the run's own composites.
 
     A run that is repeated after it promoted its candidate compares with the same champion as before, so that its
     results stay the same.
-
-    Args:
-        own: digests of the composites that the run itself could promote.
     """
-    own = set(own)
+    own = {member.bundle.digest for member in population.members} | {fallback.digest}
+    entries = Ledger.open(home).entries()
     by_digest = {entry.digest: entry for entry in entries}
-    found = champions.champion(entries, plant)
+    found = champions.champion(entries, run.plant)
     while found is not None and found.body["composite"] in own:
         found = by_digest.get(found.body["replaces"] or "")
-    return found
+    if found is None:
+        return Champion()
+    digest = found.body["composite"]
+    folder = home.folder("bundles", run.plant) / digest[:24]
+    # One of other limits is replaced without a comparison: it could not be run on this simulator.
+    comparable = is_current(folder, PLANTS[run.plant])
+    return Champion(digest=digest, bundle=Bundle(digest=digest, plant=run.plant, folder=folder) if comparable else None)
 
 
-def dataset_before(entries: Sequence[Entry], plant: str, digest: str) -> dict[str, Any] | None:
-    """The dataset of the last champion that learned from another one than `digest`: what drift is measured against."""
-    by_digest = {entry.digest: entry for entry in entries}
-    found = champions.champion(entries, plant)
-    while found is not None:
-        dataset: dict[str, Any] = by_digest[found.body["candidate"]].body["dataset"]
-        if dataset["digest"] != digest:
-            return dataset
-        found = by_digest.get(found.body["replaces"] or "")
-    return None
-
-
-def propose(
-    candidate: Entry, fallback: str, fallback_stands: bool, current: Entry | None, auto: bool
-) -> tuple[Literal["candidate", "fallback"] | None, str]:
-    """What a run proposes for promotion, and its verdict.
-
-    A candidate that passed every gate is proposed. Otherwise the plant's own controller is, where it is certified and
-    there is no champion; where it is champion already it stays.
-
-    Args:
-        candidate: the selected policy's entry.
-        fallback: digest of the plant controller's composite.
-        fallback_stands: whether that composite is certified.
-        current: the promotion in force.
-        auto: whether the rule decides, rather than a person.
-    """
-    in_force = current.body["composite"] if current else None
-    again = current is not None and current.body["candidate"] == candidate.digest
-    if candidate.body["passed"]:
-        if in_force == candidate.body["composite"] and not again:
-            return None, "unchanged"
-        return "candidate", "promoted" if auto else "waiting"
-    if in_force is None and fallback_stands:
-        return "fallback", "fallback" if auto else "fallback_waiting"
-    return None, "fallback" if in_force == fallback else "refused"
+def record_of(entry: Entry) -> CandidateRecord:
+    """What a candidate's ledger entry says."""
+    return CandidateRecord.model_validate(entry.body)
 
 
 def record_candidate(
-    home: Home,
-    plant: str,
-    body: Mapping[str, Any],
-    bundles: Sequence[Path],
-    certificate: Path | None,
-    dataset: Mapping[str, Any],
-) -> Entry:
+    home: Home, findings: Findings, version: Version, bundles: Sequence[Path], role: Role
+) -> Candidate:
     """Log a candidate with the files it consists of; the same run key and composite again find the entry.
 
     Args:
-        body: {run_key, composite, version, run_id, url, gates, passed, claim, dataset, config, champion (digest of the
-            promotion it was compared with, or None)}.
+        home: of the ledger.
+        findings: what the stages found.
+        version: its place in MLflow.
         bundles: folders of its copies.
-        certificate: its certificate's file.
-        dataset: reference from `ingest`.
+        role: the trained candidate, or the plant's own controller.
     """
     ledger = Ledger.open(home)
-    known = _candidate(ledger.entries("candidate", plant), run_key=body["run_key"], composite=body["composite"])
+    plant, dataset = findings.run.plant, findings.dataset
+    known = _candidate(ledger.entries("candidate", plant), run_key=findings.run_key, composite=version.digest)
     if known is not None:
-        return known
-    store = Path(dataset["path"])
+        return Candidate(entry=known.digest, record=record_of(known))
+    alone = role == "fallback"
+    certificate = findings.protection if alone else findings.certification.certificate
+    judgement = findings.judgement
+    gates = tuple(gate for gate in judgement.gates if gate.name == "fallback") if alone else judgement.gates
+    current = champions.champion(ledger.entries(), plant)
+    record = CandidateRecord(
+        run_key=findings.run_key,
+        composite=version.digest,
+        role=role,
+        version=version.version,
+        run_id=version.run_id,
+        url=version.url,
+        passed=all(gate.passed for gate in gates),
+        gates=gates,
+        evidence=judgement.evidence,
+        claim=certificate.claim if certificate else None,
+        dataset=dataset,
+        config=digest_json(findings.configuration),
+        champion=current.digest if current else None,
+    )
     files = [file for bundle in bundles for file in folder_artefacts(home, bundle, "bundle")]
-    files.append(artefact(home, store / "manifests" / f"{dataset['digest']}.json", "dataset manifest"))
-    files += [artefact(home, path, "dataset shard") for path in _shards(store, dataset["digest"])]
-    if certificate is not None:
-        files.append(artefact(home, certificate, "certificate"))
-    return ledger.append("candidate", body, plant=plant, artefacts=files)
+    files.append(artefact(home, dataset.manifest, "dataset manifest"))
+    files += [artefact(home, path, "dataset shard") for path in dataset.shards]
+    files += [artefact(home, dataset.view, "dataset view")] if dataset.view else []
+    files += [artefact(home, certificate.path, "certificate")] if certificate else []
+    entry = ledger.append("candidate", record.model_dump(mode="json"), plant=plant, artefacts=files)
+    return Candidate(entry=entry.digest, record=record)
 
 
-def decide(home: Home, candidate: Entry, by: str, note: str) -> Entry:
+def propose(
+    candidate: CandidateRecord, fallback: str, fallback_stands: bool, current: CandidateRecord | None, rejected: bool
+) -> tuple[Role | None, str]:
+    """Who is proposed for promotion by the rule, and why.
+
+    A candidate that passed every gate and that nobody rejected is proposed. Otherwise the plant's own controller is,
+    where it is certified and there is no champion; where it is champion already it stays.
+
+    Args:
+        candidate: the selected policy's record.
+        fallback: digest of the plant controller's composite.
+        fallback_stands: whether that composite is certified.
+        current: the champion's record.
+        rejected: whether a person rejected the candidate's composite.
+
+    Returns:
+        The role proposed, or None, and the reason in one sentence.
+    """
+    if candidate.passed and not rejected:
+        if current is not None and current.composite == candidate.composite:
+            return None, "the candidate is the champion already"
+        return "candidate", "the candidate passed every gate"
+    why = "a person rejected this composite" if candidate.passed else "the candidate did not pass every gate"
+    if current is None and fallback_stands:
+        return "fallback", f"{why}, and the plant's own controller, certified, stands in for it"
+    if current is None:
+        return None, f"{why}, and the plant's own controller is not certified"
+    keeps = "the plant's own controller" if current.composite == fallback else f"version {current.version}"
+    return None, f"{why}, and {keeps} stays champion"
+
+
+def verdict_of(
+    role: Role | None, candidate: CandidateRecord, fallback: str, current: str | None, auto: bool
+) -> Verdict:
+    """The verdict of a proposal.
+
+    Args:
+        role: who is proposed.
+        candidate: the selected policy's record.
+        fallback: digest of the plant controller's composite.
+        current: digest of the champion's composite.
+        auto: whether the rule decides, rather than a person.
+    """
+    if role == "candidate":
+        return "promoted" if auto else "waiting"
+    if role == "fallback":
+        return "fallback" if auto else "fallback_waiting"
+    if current == candidate.composite:
+        return "unchanged"
+    return "fallback" if current == fallback else "refused"
+
+
+def current_record(entries: Sequence[Entry], plant: str) -> CandidateRecord | None:
+    """The record of the champion in force."""
+    now = champions.champion(entries, plant)
+    by_digest = {entry.digest: entry for entry in entries}
+    return record_of(by_digest[now.body["candidate"]]) if now else None
+
+
+def was_rejected(entries: Sequence[Entry], plant: str, composite: str) -> bool:
+    """Whether a person rejected this composite."""
+    return any(e.kind == "rejection" and e.plant == plant and e.body["composite"] == composite for e in entries)
+
+
+@effect()
+def decide(home: Home, run: RunConfig, proposal: Proposal) -> Decision:
+    """Promote what is proposed where the rule decides; else it waits for a person."""
+    about = proposal.proposed or proposal.candidate
+    promotion = None
+    if proposal.proposed is not None and run.approval == "auto":
+        entry = Ledger.open(home).entry(proposal.proposed.entry)
+        promotion = promote_candidate(home, entry, RULE, proposal.reason).digest
+    return Decision(verdict=proposal.verdict, reason=proposal.reason, candidate=about, promotion=promotion)
+
+
+def promote_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
     """Approve a candidate whose gates all passed, and make it champion.
+
+    Args:
+        home: of the ledger.
+        candidate: its entry.
+        by: who decides.
+        note: why, for the record.
 
     Returns:
         The promotion; the existing one when it was promoted before.
 
     Raises:
-        Refused: when a gate failed, or another champion came meanwhile.
+        Refused: when a gate failed, is missing or contradicts its numbers, it was rejected, or another champion came
+            meanwhile.
     """
     ledger = Ledger.open(home)
-    plant, body = candidate.plant, candidate.body
-    if not body["passed"]:
-        failed = ", ".join(gate["name"] for gate in body["gates"] if not gate["passed"])
-        raise Refused(
-            f"expected a candidate that passed every gate, got version {body['version']} of {plant}, which failed "
-            f"{failed}: retrain it, no approval can skip a gate."
-        )
+    plant, record = candidate.plant, record_of(candidate)
+    check_candidate(record, plant)
     entries = ledger.entries()
     current = champions.champion(entries, plant)
-    if current is not None and current.body.get("candidate") == candidate.digest:
-        return current
-    if current is not None and current.body["composite"] == body["composite"]:
+    if current is not None and current.body["composite"] == record.composite:
         return current  # it is champion already, whichever run proposed it
-    rejected = next((e for e in entries if e.kind == "rejection" and e.body["composite"] == body["composite"]), None)
+    rejected = next((e for e in entries if e.kind == "rejection" and e.body["composite"] == record.composite), None)
     if rejected is not None:
         raise Refused(
-            f"expected a candidate that was not rejected, got version {body['version']} of {plant}, which "
+            f"expected a candidate that was not rejected, got version {record.version} of {plant}, which "
             f"{rejected.body['by']} rejected: retrain on other data or with another configuration."
         )
-    if (current.digest if current else None) != body["champion"]:
+    if (current.digest if current else None) != record.champion:
         raise Refused(
-            f"expected the champion of {plant} that version {body['version']} was compared with, got another one "
+            f"expected the champion of {plant} that version {record.version} was compared with, got another one "
             "meanwhile: retrain, so that the two are compared."
         )
     # Before an approval is logged, so that none is left that nothing can use.
-    champions.check_certified(entries, plant, body["composite"])
+    champions.check_certified(entries, plant, record.composite)
     approval = champions.approve(
-        ledger, plant, body["composite"], version=body["version"], by=by, note=note, candidate=candidate.digest
+        ledger, plant, record.composite, version=record.version, by=by, note=note, candidate=candidate.digest
     )
-    promotion = {"composite": body["composite"], "version": body["version"], "candidate": candidate.digest}
     return champions.promote(
         ledger,
         plant,
-        promotion,
+        {"composite": record.composite, "version": record.version, "candidate": candidate.digest},
         approval=approval.digest,
-        expected_current=body["champion"],
+        expected_current=record.champion,
         artefacts=candidate.artefacts,
     )
 
 
-def turn_down(home: Home, candidate: Entry, by: str, note: str) -> Entry:
-    """Log that a candidate was rejected, once."""
+def check_candidate(record: CandidateRecord, plant: str) -> None:
+    """Refuse a candidate whose gates are incomplete, contradict their numbers, or did not all pass.
+
+    Raises:
+        Refused: naming the gate.
+    """
+    fault = check_gates(record.gates, record.evidence, record.role == "fallback")
+    if fault is not None:
+        raise Refused(f"{fault} in version {record.version} of {plant}: retrain it, no approval can mend a record.")
+    if not record.passed or not all(gate.passed for gate in record.gates):
+        failed = ", ".join(gate.name for gate in record.gates if not gate.passed)
+        raise Refused(
+            f"expected a candidate that passed every gate, got version {record.version} of {plant}, which failed "
+            f"{failed}: retrain it, no approval can skip a gate."
+        )
+
+
+def reject_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
+    """Log that a candidate was rejected, once.
+
+    Args:
+        home: of the ledger.
+        candidate: its entry.
+        by: who decides.
+        note: why, for the record.
+
+    Raises:
+        Refused: when it is champion.
+    """
     ledger = Ledger.open(home)
+    record = record_of(candidate)
+    now = champions.champion(ledger.entries(), candidate.plant)
+    if now is not None and now.body.get("candidate") == candidate.digest:
+        raise Refused(
+            f"expected a candidate that waits, got version {record.version}, the champion: promote another one."
+        )
     for entry in ledger.entries("rejection", candidate.plant):
         if entry.body.get("candidate") == candidate.digest:
             return entry
     return champions.reject(
         ledger,
         candidate.plant,
-        candidate.body["composite"],
-        version=candidate.body["version"],
+        record.composite,
+        version=record.version,
         by=by,
         note=note,
         candidate=candidate.digest,
@@ -169,19 +302,15 @@ def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
     """Candidates that passed every gate and have been neither promoted nor rejected, nor overtaken by a champion."""
     promoted = {e.body.get("candidate") for e in entries if e.kind == "promotion"}
     rejected = {e.body["composite"] for e in entries if e.kind == "rejection"}
-    open_ones = []
+    found = []
     for entry in entries:
-        if (
-            entry.kind != "candidate"
-            or not entry.body["passed"]
-            or entry.digest in promoted
-            or entry.body["composite"] in rejected
-        ):
+        if entry.kind != "candidate" or plant not in (None, entry.plant) or entry.digest in promoted:
             continue
-        current = champions.champion(entries, entry.plant)
-        if plant in (None, entry.plant) and entry.body["champion"] == (current.digest if current else None):
-            open_ones.append(entry)
-    return open_ones
+        record, current = record_of(entry), champions.champion(entries, entry.plant)
+        in_force = current.digest if current else None
+        if record.passed and record.composite not in rejected and record.champion == in_force:
+            found.append(entry)
+    return found
 
 
 def find_candidate(entries: Sequence[Entry], plant: str, version: str) -> Entry:
@@ -197,12 +326,8 @@ def find_candidate(entries: Sequence[Entry], plant: str, version: str) -> Entry:
     return found
 
 
-def reconcile(home: Home, plant: str, registry: Registry) -> dict[str, Any]:
-    """Make MLflow's aliases and status tags say what the ledger says: mends a kill between the two.
-
-    Returns:
-        {champion, challenger, changes}.
-    """
+def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
+    """Make MLflow's aliases and status tags say what the ledger says: mends a kill between the two."""
     entries = Ledger.open(home).entries()
     current = champions.champion(entries, plant)
     queue = waiting(entries, plant)
@@ -214,21 +339,14 @@ def reconcile(home: Home, plant: str, registry: Registry) -> dict[str, Any]:
     for entry in promotions[-2:]:
         status = "champion" if entry is current else "was champion"
         registry.annotate(plant, str(entry.body["version"]), {"neorl.status": status})
-    if queue:
-        registry.annotate(plant, str(challenger), {"neorl.status": "waits for approval"})
+    if challenger:
+        registry.annotate(plant, challenger, {"neorl.status": "waits for approval"})
     rejections = [entry for entry in entries if entry.kind == "rejection" and entry.plant == plant]
     if rejections:
         registry.annotate(plant, str(rejections[-1].body["version"]), {"neorl.status": "rejected"})
-    return {"champion": champion, "challenger": challenger, "changes": changes}
+    return Aliases(champion=champion, challenger=challenger, changes=tuple(changes))
 
 
 def _candidate(entries: Sequence[Entry], **wanted: str) -> Entry | None:
     matching = (e for e in reversed(entries) if all(str(e.body[k]) == v for k, v in wanted.items()))
     return next(matching, None)
-
-
-def _shards(store: Path, digest: str) -> list[Path]:
-    from tasks.adapters.store.reader import Dataset
-
-    dataset = Dataset.open(store, digest, verify=False)
-    return [*(dataset.shard_path(record) for record in dataset.manifest["shards"]), dataset.view_path]

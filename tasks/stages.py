@@ -1,0 +1,275 @@
+"""Stages: functions that become Prefect tasks inside a flow, and stay plain functions outside of one.
+
+A *cached* stage is pure: it is found again by the content of its arguments and of the source that computes it. An
+*effect* changes something outside and runs every time; it is idempotent by content instead. Both keep their function's
+own signature, so that a type checker sees every hand-over, and Prefect sees who depends on whom as long as whole
+references are passed on.
+
+A cached result is no evidence: it is believed only while the seal that the session keeps for it holds, and only JSON is
+ever read.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from configs.home import Home
+from configs.run import RunConfig
+from neorl_core.plants import PLANTS
+from tasks.adapters.files.canonical import digest_json, file_sha256, sha256_hex
+from tasks.adapters.files.provenance import sources_digest
+from tasks.progress import StageProgress
+from tasks.references import Reference
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.client.schemas.objects import State
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Reference)
+Modules = Callable[[RunConfig], Sequence[str]]
+
+
+class Seal(Protocol):
+    """Who vouches for the files of cached results."""
+
+    def put(self, key: str, sha256: str) -> None:
+        """Remember, signed, what a result's file is."""
+
+    def holds(self, key: str, sha256: str) -> bool:
+        """Whether a result's file is what was sealed."""
+
+
+@dataclass
+class Session:
+    """What the stages of one flow run share, and what is told of them at its end."""
+
+    results: Path
+    """Folder of cached results."""
+    seal: Seal
+    probe: Callable[[], object]
+    """Asked before each stage whether the servers still answer; Prefect itself goes on without its own."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    reused: list[str] = field(default_factory=list)
+
+
+_session: ContextVar[Session | None] = ContextVar("session", default=None)
+
+
+@contextmanager
+def session(found: Session) -> Iterator[Session]:
+    """Make the stages called inside Prefect tasks of this session."""
+    token = _session.set(found)
+    try:
+        yield found
+    finally:
+        _session.reset(token)
+
+
+def content(value: object) -> Any:
+    """What a cache key is made of: digests where there are any, never paths.
+
+    Args:
+        value: a stage's argument.
+
+    Returns:
+        JSON: a reference's digest, or its fields without its files; a file's SHA-256; other models by their fields.
+    """
+    if isinstance(value, Reference):
+        digest = getattr(value, "digest", None)
+        return digest or {name: content(item) for name, item in value if not isinstance(item, Path)}
+    if isinstance(value, BaseModel):
+        return {name: content(item) for name, item in value}
+    if isinstance(value, Path):
+        return _path_content(value)
+    if isinstance(value, Mapping):
+        return {str(name): content(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [content(item) for item in value]
+    if isinstance(value, float):
+        return repr(value)
+    return value
+
+
+def _path_content(path: Path) -> str:
+    if not path.exists():
+        return str(path)
+    if path.is_file():
+        return file_sha256(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return digest_json([[file.relative_to(path).as_posix(), file_sha256(file)] for file in files])
+
+
+def cached(*, also: Modules | None = None, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function a cached stage.
+
+    The key covers the arguments' content, and the source of the function's module, of all that it imports and of the
+    plant's module. A result is computed again when its source or its arguments changed, a file that it names has gone,
+    or its seal does not hold.
+
+    Args:
+        also: names further modules whose source has a say, given the run (such as the algorithm's).
+        name: the stage's, where it is not the function's.
+
+    Example:
+        >>> @cached()  # doctest: +SKIP
+        ... def train(home: Home, run: RunConfig, dataset: Dataset) -> Population: ...
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        stage = name or function.__name__
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            running = _session.get()
+            if running is None:
+                return function(*args, **kwargs)
+            running.probe()
+            bound = inspect.signature(function).bind(*args, **kwargs)
+            bound.apply_defaults()
+            key = f"{stage}-{_key(function, bound.arguments, also)}"
+            started = time.monotonic()
+            result = _found_or_computed(running, stage, key, function, args, kwargs)
+            running.seconds[stage] = time.monotonic() - started
+            return result
+
+        return call
+
+    return decorate
+
+
+def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function a stage that changes something outside: it runs every time.
+
+    Args:
+        name: the stage's, where it is not the function's.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        stage = name or function.__name__
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            running = _session.get()
+            if running is None:
+                return function(*args, **kwargs)
+            running.probe()
+            from prefect.cache_policies import NO_CACHE
+
+            started = time.monotonic()
+            task = _task(stage, function).with_options(cache_policy=NO_CACHE, persist_result=False)
+            state: State[R] = task(*args, **kwargs, return_state=True)
+            result: R = state.result()
+            running.seconds[stage] = time.monotonic() - started
+            return result
+
+        return call
+
+    return decorate
+
+
+def _key(function: Callable[..., R], arguments: Mapping[str, object], also: Modules | None) -> str:
+    run = next((value for value in arguments.values() if isinstance(value, RunConfig)), None)
+    modules = [function.__module__]
+    if run is not None:
+        modules += [PLANTS.module(run.plant)] if run.plant in PLANTS else []
+        modules += also(run) if also else []
+    parts = {name: content(value) for name, value in arguments.items() if name != "progress" and not _is_home(value)}
+    return digest_json([parts, sources_digest(*modules)])[:32]
+
+
+def _is_home(value: object) -> bool:
+    return isinstance(value, Home)
+
+
+def _found_or_computed(
+    running: Session,
+    stage: str,
+    key: str,
+    function: Callable[..., R],
+    args: Sequence[object],
+    kwargs: Mapping[str, Any],
+) -> R:
+    """Let Prefect find a stored result that holds, or compute it and seal what Prefect stored."""
+    from prefect.filesystems import LocalFileSystem
+
+    running.results.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = running.results / key
+    why = _unusable(running, key, path)
+    task = _task(stage, function).with_options(
+        cache_key_fn=lambda *_: key,
+        persist_result=True,
+        result_serializer="json",
+        result_storage=LocalFileSystem(basepath=str(running.results)),
+        cache_result_in_memory=False,
+        refresh_cache=why is not None,
+    )
+    if why:
+        _log(f"{stage} is computed again: {why}")
+    state: State[R] = task(*args, **kwargs, return_state=True)
+    result: R = state.result()
+    if state.name == "Cached" and not result.complete:
+        gone = next(file for file in result.files() if not file.exists())
+        _log(f"{stage} is computed again: {gone.name}, which its result names, has gone")
+        state = task.with_options(refresh_cache=True)(*args, **kwargs, return_state=True)
+        result = state.result()
+    if state.name == "Cached":
+        running.reused.append(stage)
+        _log(f"reused: {result.found}")
+    else:
+        running.seal.put(key, file_sha256(path))
+    return result
+
+
+def _unusable(running: Session, key: str, path: Path) -> str | None:
+    """Why a stored result must not be read; None where it may be, or where there is none."""
+    if not path.exists():
+        return None
+    data = path.read_bytes()
+    try:
+        kind = json.loads(data)["metadata"]["serializer"]["type"]
+    except (ValueError, KeyError, TypeError):
+        return f"expected a stored result in {path.name}, got other bytes"
+    if kind != "json":
+        return f"expected a stored result of JSON in {path.name}, got one marked {kind!r}, which is not read"
+    if not running.seal.holds(key, sha256_hex(data)):
+        return f"expected the result that was sealed as {path.name}, got other bytes"
+    return None
+
+
+@functools.cache
+def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
+    """The Prefect task of a stage; its progress is shown, and what it found is logged in one line."""
+    from prefect import Task
+
+    shows_progress = "progress" in inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> R:
+        if shows_progress:
+            kwargs.pop("progress", None)
+            with StageProgress(stage) as progress:
+                result = function(*args, **kwargs, progress=progress)
+        else:
+            result = function(*args, **kwargs)
+        _log(result.found)
+        return result
+
+    return Task(run, name=stage, task_run_name=stage)
+
+
+def _log(line: str) -> None:
+    from prefect import get_run_logger
+
+    get_run_logger().info(line)
