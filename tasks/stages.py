@@ -5,7 +5,7 @@ A *cached* stage is pure: it is found again by the content of its arguments and 
 own signature, so that a type checker sees every hand-over, and Prefect sees who depends on whom as long as whole
 references are passed on.
 
-A cached result is no evidence: it is believed only while the seal that the session keeps for it holds, and only JSON is
+A cached result is no evidence: it is believed only while the seal that the home's key put on it holds, and only JSON is
 ever read.
 """
 
@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel
 
+from configs.errors import NeoRLError
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
@@ -41,25 +42,23 @@ R = TypeVar("R", bound=Reference)
 Modules = Callable[[RunConfig], Sequence[str]]
 
 
-class Seal(Protocol):
-    """Who vouches for the files of cached results."""
-
-    def put(self, key: str, sha256: str) -> None:
-        """Remember, signed, what a result's file is."""
-
-    def holds(self, key: str, sha256: str) -> bool:
-        """Whether a result's file is what was sealed."""
-
-
 @dataclass
 class Session:
     """What the stages of one flow run share, and what is told of them at its end."""
 
-    results: Path
-    """Folder of cached results."""
-    seal: Seal
+    home: Home
     probe: Callable[[], object]
     """Asked before each stage whether the servers still answer; Prefect itself goes on without its own."""
+    seal: Callable[[str, str, str], None]
+    """Signs what a stored result is: (stage, key, SHA-256 of its file)."""
+    sealed: Callable[[str, str, str], bool]
+    """Whether that is what was signed."""
+    mlflow: str
+    """Address of the MLflow server."""
+    flow_run: str
+    """The flow run's id."""
+    url: str
+    """Where Prefect's pages show the flow run."""
     seconds: dict[str, float] = field(default_factory=dict)
     reused: list[str] = field(default_factory=list)
 
@@ -75,6 +74,23 @@ def session(found: Session) -> Iterator[Session]:
         yield found
     finally:
         _session.reset(token)
+
+
+def current() -> Session:
+    """The session that a stage runs in.
+
+    Raises:
+        RuntimeError: outside of a flow.
+    """
+    found = _session.get()
+    if found is None:
+        raise RuntimeError("expected a stage to run inside a flow, got a plain call: open a session first")
+    return found
+
+
+def config_digest(run: RunConfig) -> str:
+    """SHA-256 of all that a run's results depend on in its configuration; a mapping counts by its file's content."""
+    return digest_json(content(run.part("data", "train", "evaluate", "certify", "gates")))
 
 
 def content(value: object) -> Any:
@@ -169,8 +185,7 @@ def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
             started = time.monotonic()
             task = _task(stage, function).with_options(cache_policy=NO_CACHE, persist_result=False)
-            state: State[R] = task(*args, **kwargs, return_state=True)
-            result: R = state.result()
+            result: R = _state(task, args, kwargs).result()
             running.seconds[stage] = time.monotonic() - started
             return result
 
@@ -202,37 +217,40 @@ def _found_or_computed(
     kwargs: Mapping[str, Any],
 ) -> R:
     """Let Prefect find a stored result that holds, or compute it and seal what Prefect stored."""
-    from prefect.filesystems import LocalFileSystem
+    from prefect.settings import get_current_settings
 
-    running.results.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = running.results / key
-    why = _unusable(running, key, path)
+    path = get_current_settings().results.local_storage_path / key
+    why = _unusable(running, stage, key, path)
     task = _task(stage, function).with_options(
         cache_key_fn=lambda *_: key,
         persist_result=True,
         result_serializer="json",
-        result_storage=LocalFileSystem(basepath=str(running.results)),
         cache_result_in_memory=False,
         refresh_cache=why is not None,
     )
     if why:
         _log(f"{stage} is computed again: {why}")
-    state: State[R] = task(*args, **kwargs, return_state=True)
+    state = _state(task, args, kwargs)
     result: R = state.result()
     if state.name == "Cached" and not result.complete:
         gone = next(file for file in result.files() if not file.exists())
         _log(f"{stage} is computed again: {gone.name}, which its result names, has gone")
-        state = task.with_options(refresh_cache=True)(*args, **kwargs, return_state=True)
+        state = _state(task.with_options(refresh_cache=True), args, kwargs)
         result = state.result()
     if state.name == "Cached":
         running.reused.append(stage)
         _log(f"reused: {result.found}")
     else:
-        running.seal.put(key, file_sha256(path))
+        running.seal(stage, key, file_sha256(path))
     return result
 
 
-def _unusable(running: Session, key: str, path: Path) -> str | None:
+def _state(task: Task[..., R], args: Sequence[object], kwargs: Mapping[str, Any]) -> State[R]:
+    """Run a task to its final state; Prefect's overloads do not see through a generic result."""
+    return cast("State[R]", task(*args, **kwargs, return_state=True))
+
+
+def _unusable(running: Session, stage: str, key: str, path: Path) -> str | None:
     """Why a stored result must not be read; None where it may be, or where there is none."""
     if not path.exists():
         return None
@@ -243,7 +261,7 @@ def _unusable(running: Session, key: str, path: Path) -> str | None:
         return f"expected a stored result in {path.name}, got other bytes"
     if kind != "json":
         return f"expected a stored result of JSON in {path.name}, got one marked {kind!r}, which is not read"
-    if not running.seal.holds(key, sha256_hex(data)):
+    if not running.sealed(stage, key, sha256_hex(data)):
         return f"expected the result that was sealed as {path.name}, got other bytes"
     return None
 
@@ -256,17 +274,27 @@ def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
     shows_progress = "progress" in inspect.signature(function).parameters
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> R:
-        if shows_progress:
-            kwargs.pop("progress", None)
-            with StageProgress(stage) as progress:
-                result = function(*args, **kwargs, progress=progress)
-        else:
-            result = function(*args, **kwargs)
+    def run(*args: Any, **kwargs: Any) -> R | State[R]:
+        try:
+            if shows_progress:
+                kwargs.pop("progress", None)
+                with StageProgress(stage) as progress:
+                    result = function(*args, **kwargs, progress=progress)
+            else:
+                result = function(*args, **kwargs)
+        except NeoRLError as error:
+            return failed(error)
         _log(result.found)
         return result
 
     return Task(run, name=stage, task_run_name=stage)
+
+
+def failed(error: NeoRLError) -> State[R]:
+    """A failed state whose message is the error's sentence: a traceback would tell a user nothing more."""
+    from prefect.states import Failed
+
+    return cast("State[R]", Failed(message=str(error), data=error))
 
 
 def _log(line: str) -> None:

@@ -108,7 +108,17 @@ def _file(module: str) -> Path | None:
 def _uses(module: str) -> tuple[str, ...]:
     path = _file(module)
     assert path is not None
-    return tuple(_named(ast.parse(path.read_bytes())))
+    return tuple(_named(_parsed(path)))
+
+
+def _parsed(path: Path) -> ast.Module:
+    """The syntax tree of a source file. CPython 3.11 loses count where another thread builds a tree meanwhile."""
+    for _ in range(8):
+        try:
+            return ast.parse(path.read_bytes())
+        except SystemError:
+            continue
+    return ast.parse(path.read_bytes())
 
 
 def _named(node: ast.AST) -> Iterator[str]:

@@ -1,0 +1,147 @@
+"""What surrounds a retraining: the plant's lock, the servers, the record of refusals, and how a run ends in Prefect."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prefect import get_run_logger
+from prefect.artifacts import create_markdown_artifact
+from prefect.runtime import flow_run
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from configs.run import RunConfig
+from flows.checks import checked_run
+from flows.services.locks import plant_lock, recorded_run
+from flows.services.servers import connect, reap_dead_runs
+from tasks.adapters.files.canonical import digest_json
+from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.ledger.chain import Ledger
+from tasks.adapters.ledger.results import seal_result, verify_result
+from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
+from tasks.stages import Session, config_digest, content, session
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+Inputs = tuple[Home, RunConfig, tuple[Path, ...]]
+
+
+def flow_run_name() -> str:
+    """`retrain` and what is retrained, from the flow run's parameters."""
+    return f"retrain {Path(flow_run.parameters['config']).stem}"
+
+
+@contextmanager
+def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
+    """Hold the plant for this run, and keep what is refused, and why, as part of the plant's history.
+
+    Args:
+        config: the run's YAML.
+        data: files of logs.
+
+    Yields:
+        The home, the checked configuration and the files.
+
+    Raises:
+        BadInput: on an unusable configuration.
+        Refused: when another run holds the plant.
+        ServiceMissing: when a server does not answer.
+    """
+    home, run = Home.locate(), checked_run(config)
+    run_id = str(flow_run.id)
+    with (
+        recorded_run(home, run_id, run.plant),
+        plant_lock(home, run.plant, run.concurrency, flow_run.name or "", lambda text: print(text, file=sys.stderr)),
+    ):
+        reap_dead_runs(home)
+        services = connect(home)
+        tag_run(run.plant)
+        found = Session(
+            home=home,
+            probe=lambda: connect(home),
+            seal=partial(seal_result, home),
+            sealed=partial(verify_result, home),
+            mlflow=services.mlflow.url,
+            flow_run=run_id,
+            url=f"{services.prefect.url}/runs/flow-run/{run_id}",
+        )
+        with session(found):
+            try:
+                yield home, run, tuple(data)
+            except (BadInput, Refused) as error:
+                body = {"reason": str(error), "sources": [content(path) for path in data]}
+                Ledger.open(home).append("refusal", body, plant=run.plant)
+                raise
+
+
+def proceed(validation: Validation) -> None:
+    """Go on only with a dataset that is fit for training.
+
+    Raises:
+        Refused: with what was found against it.
+    """
+    if not validation.passed:
+        raise Refused(f"expected a dataset that passes validation, got one that fails: {'; '.join(validation.reasons)}")
+
+
+def run_key(
+    run: RunConfig, dataset: Dataset, population: Population, evaluation: Evaluation, champion: Champion, source: str
+) -> str:
+    """What a decision depends on, as 16 hexadecimal digits: the same key was decided on before, and stands.
+
+    Args:
+        run: the configuration.
+        dataset: by its digest.
+        population: by its digest.
+        evaluation: by its selection.
+        champion: by its composite's digest.
+        source: full name of the flow's module, which with all that it imports is part of the key.
+    """
+    made_of = [dataset.digest, config_digest(run), population.digest, evaluation.selected, champion.digest]
+    return digest_json([*made_of, sources_digest(source)])[:16]
+
+
+def known_decision(home: Home, run: RunConfig, key: str) -> Outcome | None:
+    """The outcome of an earlier run with the same key, as this run's; one that waited is decided now by the rule."""
+    from tasks.conclusion import earlier_outcome
+
+    return earlier_outcome(home, run, key)
+
+
+def announce(home: Home, run: RunConfig, outcome: Outcome) -> State[Outcome]:
+    """End the flow run: its state says what came of it, in a sentence, and so do its tags, its log and an artifact.
+
+    Args:
+        home: of the ledger.
+        run: the configuration.
+        outcome: what came of the run.
+
+    Raises:
+        Refused: when there is no champion, and nothing that waits to become one.
+    """
+    from prefect.states import Completed
+
+    from tasks.report import artifact_text
+
+    if outcome.champion is None and not outcome.waiting:
+        raise Refused(f"{outcome.headline.rstrip('.')}: read {outcome.links['report']}.")
+    get_run_logger().info(outcome.headline)
+    tag_run(run.plant, outcome.verdict)
+    create_markdown_artifact(
+        artifact_text(outcome), key=f"retrain-{run.plant.replace('_', '-')}", description=outcome.headline
+    )
+    return Completed(message=outcome.headline, data=outcome)
+
+
+def tag_run(*tags: str) -> None:
+    """Give this flow run tags, by which Prefect's pages filter."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, tags=[*flow_run.tags, *tags])

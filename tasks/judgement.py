@@ -1,0 +1,97 @@
+"""Judging a candidate: the gates before certification, the check of servability, and all gates together."""
+
+from __future__ import annotations
+
+from configs.run import RunConfig
+from tasks.adapters.models.servability import serve_check
+from tasks.gates import judge, may_certify
+from tasks.references import (
+    Certificate,
+    Certification,
+    Champion,
+    Evaluation,
+    Evidence,
+    Judgement,
+    Latency,
+    Population,
+    Rollouts,
+    Servability,
+    Service,
+    SimulatorErrors,
+    Validation,
+)
+from tasks.stages import effect
+
+
+@effect()
+def screen(
+    run: RunConfig,
+    validation: Validation,
+    simulator: SimulatorErrors,
+    evaluation: Evaluation,
+    rollouts: Rollouts,
+    champion: Champion,
+    protection: Certificate,
+) -> Judgement:
+    """Judge by all that is known before an attempt at certification spends error probability.
+
+    Args:
+        run: its `gates`.
+        validation: of the dataset.
+        simulator: its errors on held-out logs.
+        evaluation: off-policy.
+        rollouts: on the simulator.
+        champion: what the candidate is compared with.
+        protection: the fallback's certificate.
+    """
+    evidence = Evidence(
+        beat_plant=run.gates.beat_plant,
+        data=validation.reasons,
+        simulator=simulator,
+        ope=evaluation.difference,
+        supported=evaluation.supported,
+        rollouts=rollouts.differences["plant controller"],
+        champion=evaluation.champion_difference,
+        incomparable=champion.incomparable,
+        fallback=protection,
+    )
+    return Judgement(evidence=evidence, gates=judge(evidence))
+
+
+@effect()
+def check_service(
+    population: Population, evaluation: Evaluation, screening: Judgement, certification: Certification
+) -> Service:
+    """Load the selected bundle in a fresh process, where every gate so far passed.
+
+    Args:
+        population: the members.
+        evaluation: which of them was selected.
+        screening: the gates before certification.
+        certification: the candidate's.
+    """
+    certificate = certification.certificate
+    if certificate is None or not certificate.passed or not may_certify(screening.gates):
+        return Service()
+    bundle = population.members[evaluation.selected].bundle
+    found = serve_check(bundle.folder, bundle.digest)
+    latency = found["latency_us"]
+    return Service(
+        check=Servability(
+            reasons=tuple(found["reasons"]),
+            answers=found["answers"],
+            max_error=found["max_error"],
+            tolerance=found["tolerance"],
+            latency_us=Latency(**latency) if latency else None,
+            budget_us=found["budget_us"],
+            seconds_to_ready=found["seconds_to_ready"],
+        )
+    )
+
+
+@effect()
+def judge_candidate(screening: Judgement, certification: Certification, service: Service) -> Judgement:
+    """Judge by all of the evidence."""
+    found = {"certificate": certification.certificate, "servability": service.check}
+    evidence = screening.evidence.model_copy(update=found)
+    return Judgement(evidence=evidence, gates=judge(evidence))
