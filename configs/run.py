@@ -26,7 +26,7 @@ class Data(Strict):
     """How files named on the command line become a dataset."""
 
     mapping: FilePath | None = None
-    """Of a historian's tags, relative to the run's own file; without one the files' format is recognised."""
+    """Mapping file of a historian's tags, relative to the run's own file; without one the format is recognised."""
     max_quarantined: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of rows that may fail validation before the dataset is refused."""
     held_out: Fraction = 0.2
@@ -43,15 +43,15 @@ class Train(Strict):
     checkpoint_every: Count = 2_000
     """Updates between checkpoints: what a killed run may lose."""
     ships: Literal["last", "best"] = "last"
-    """Which checkpoint's policies become candidates: the last, or the one that is worth most in the held-out twin."""
+    """Which checkpoint's policies become candidates: the last, or the one worth most in the learned model."""
     memory_mb: Annotated[float, Field(gt=0.0)] | None = None
-    """What the transitions may take of the device's memory, 10^6 bytes; what does not fit is streamed from disk."""
+    """Device memory for transitions, in 10^6 bytes; what does not fit is streamed from disk."""
     members: Literal["auto", "vmapped", "processes"] = "auto"
-    """Whether members share one program or have a process each; auto tries out what is faster, in runs of minutes."""
+    """Whether members share one program or run in a process each; auto measures which is faster when a run is long."""
     devices: Count = 1
-    """Devices that members, and where they do not divide batches, are spread over."""
+    """Devices that the members are spread over; batches are spread where the members do not divide evenly."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of matrix products; bfloat16 only on accelerators that have it."""
+    """Precision of matrix products; bfloat16 only on accelerators that have it."""
     hyperparameters: dict[Name, Setting] = {}
     """Overrides of the algorithm's own defaults, the same for all members."""
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = {}
@@ -63,7 +63,7 @@ class Evaluate(Strict):
 
     fqe_updates: Count = 4_000
     model_updates: Count = 3_000
-    """Of the twin in which members are ranked."""
+    """Gradient steps of the learned model in which members are ranked."""
     bootstraps: Annotated[int, Field(ge=2)] = 1_000
     discount: Fraction = 0.99
     confidence: Fraction = 0.95
@@ -84,7 +84,7 @@ class Gates(Strict):
     """What a candidate has to show besides its certificate."""
 
     beat_plant: bool = True
-    """Whether lower bounds above the plant's own controller are required, on logs and on the twin, or only shown."""
+    """Whether a candidate must beat the plant's own controller, on logs and on the simulator, or this is only shown."""
 
 
 class RunConfig(Strict):
@@ -100,6 +100,40 @@ class RunConfig(Strict):
     approval: Literal["auto", "required"] = "required"
     concurrency: Literal["wait", "refuse"] = "refuse"
     """What a second run of the same plant does while one is going on."""
+
+    def part(self, *names: str) -> RunConfig:
+        """A copy that keeps only what is named, and the plant and seed; all else is at its default.
+
+        A stage that is given a part of the configuration, and is cached under it, runs again only when that part
+        changes.
+
+        Args:
+            names: sections such as "train", keys of a section such as "data.held_out", or keys of the run such as
+                "approval".
+
+        Returns:
+            The reduced configuration.
+
+        Raises:
+            ValueError: when there is no section or key of that name.
+
+        Example:
+            >>> run = RunConfig(plant="double_mass", seed=3, train=Train(updates=10), approval="auto")
+            >>> run.part("train") == RunConfig(plant="double_mass", seed=3, train=Train(updates=10))
+            True
+        """
+        kept: dict[str, object] = {"plant": self.plant, "seed": self.seed}
+        for name in names:
+            section, dot, key = name.partition(".")
+            value = getattr(self, section) if section in RunConfig.model_fields else None
+            if value is None or (dot and not (isinstance(value, Strict) and key in type(value).model_fields)):
+                raise ValueError(f"expected a section or key of a run's configuration, got {name!r}")
+            if key:
+                defaults = kept.get(section, type(value)())
+                assert isinstance(defaults, Strict)
+                value = defaults.model_copy(update={key: getattr(value, key)})
+            kept[section] = value
+        return RunConfig.model_validate(kept)
 
     def identity(self) -> dict[str, Any]:
         """Everything that the run's results depend on, as JSON, without paths: what digests are taken of.

@@ -49,6 +49,29 @@ def test_a_recipe_of_an_optimiser_is_a_name_or_its_fields(tmp_path: Path) -> Non
     assert run.identity()["train"]["hyperparameters"]["critic_recipe"] == "sac"
 
 
+def test_a_part_of_a_run_keeps_what_is_named_and_nothing_else(tmp_path: Path) -> None:
+    text = (
+        "plant: double_mass\nseed: 3\napproval: auto\n"
+        "data: {held_out: 0.3, max_quarantined: 0.1}\ntrain: {updates: 7, seeds: 5}\ngates: {beat_plant: false}\n"
+    )
+    run = load_run(write(tmp_path, text))
+    bare = RunConfig(plant="double_mass", seed=3)
+    assert run.part() == bare
+    assert run.part("train") == bare.model_copy(update={"train": run.train})
+    assert run.part("train.updates", "train.seeds") == run.part("train")
+    assert run.part("train.updates", "train") == run.part("train", "train.updates") == run.part("train")
+    assert run.part("approval") == bare.model_copy(update={"approval": "auto"})
+    held_out = run.part("data.held_out")
+    assert (held_out.data.held_out, held_out.data.max_quarantined) == (0.3, 0.05)
+    assert run.part(*RunConfig.model_fields) == run
+
+
+@pytest.mark.parametrize("name", ["", "trian", "train.", "train.update", "plant.name", "identity", ".held_out"])
+def test_a_part_of_an_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"got '{name}'"):
+        RunConfig(plant="double_mass").part(name)
+
+
 def test_a_mapping_is_named_relative_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "configs" / "mappings").mkdir(parents=True)
     mapping = tmp_path / "configs" / "mappings" / "m.yaml"
