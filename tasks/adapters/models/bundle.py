@@ -18,7 +18,8 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from neorl_core.types import Plant, PlantSpec
-from tasks.adapters.files.canonical import canonical_json, digest_json, npz_bytes, sha256_hex, write_atomic
+from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.canonical import canonical_json, digest_json, sha256_hex, write_atomic
 
 ARRAYS, EXAMPLES, MANIFEST = "composite.npz", "examples.npz", "composite.json"
 SCHEMA = "neorl/composite/1"

@@ -17,7 +17,8 @@ import numpy as np
 from configs.errors import BadInput, Refused
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.types import Constraint, PlantSpec, Space
-from tasks.adapters.files.canonical import canonical_json, digest_json, npz_bytes, sha256_hex, write_atomic
+from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.canonical import canonical_json, digest_json, sha256_hex, write_atomic
 from tasks.adapters.models.bundle import spec_json
 
 SCHEMA = "neorl/policy/1"
