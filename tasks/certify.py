@@ -17,6 +17,7 @@ from neorl_core.safety.composite import Composite, composite_controller
 from neorl_core.types import Plant
 from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.files.provenance import code_digest, lock_digest, processor_class, sources_digest
+from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.attempts import (
     attempt_alpha,
     close_attempt,
@@ -27,7 +28,7 @@ from tasks.adapters.ledger.attempts import (
 )
 from tasks.adapters.ledger.certificate import Claim, make_certificate
 from tasks.adapters.ledger.chain import Ledger, artefact
-from tasks.adapters.models.bundle import composite_digest, load_bundle, spec_json
+from tasks.adapters.models.bundle import composite_digest, load_bundle
 from tasks.progress import Report
 
 ANY_DATASET = "none"
@@ -59,7 +60,9 @@ def claim_of(plant: Plant, run: RunConfig) -> Claim:
 
 def twin_digest(plant: Plant) -> str:
     """Digest of the simulator that a claim is about: its spec, its constants and its source."""
-    return digest_json([spec_json(plant.spec), plant.params._asdict(), sources_digest(PLANTS.module(plant.spec.name))])
+    return digest_json(
+        [spec_record(plant.spec), plant.params._asdict(), sources_digest(PLANTS.module(plant.spec.name))]
+    )
 
 
 def certify(

@@ -17,12 +17,13 @@ from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, file_sha256, read_json, write_json
 from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.files.spec import spec_record
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
 from tasks.adapters.formats.source_rows import for_plant, survey
 from tasks.adapters.formats.sources import digest_of, in_words, name_of, recognise
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.store.card import write_card
-from tasks.adapters.store.reader import Dataset, spec_record
+from tasks.adapters.store.reader import Dataset
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.writer import DatasetWriter

@@ -14,8 +14,8 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from tasks.adapters.files.canonical import write_atomic
+from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.certificate import NON_CLAIMS
-from tasks.adapters.models.bundle import spec_json
 
 TEMPLATES = Path(__file__).parent / "adapters" / "reporting" / "templates"
 VERDICTS = {
@@ -158,7 +158,7 @@ def view(record: Record) -> dict[str, Any]:
         "score": rollouts.get("score"),
         "members": members,
         "spec": plant.spec,
-        "limits": spec_json(plant.spec)["constraints"],
+        "limits": spec_record(plant.spec)["constraints"],
         "confidence": f"{100 * record.run.evaluate.confidence:g} %",
     }
 

@@ -18,7 +18,8 @@ from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
 from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
 from neorl_core.types import Plant, PlantSpec
-from tasks.adapters.files.canonical import digest_json, npz_bytes, write_atomic
+from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.models.bundle import load_bundle
 from tasks.progress import Report
 

@@ -17,7 +17,8 @@ from configs.errors import BadInput, Refused
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import Fitted, fit, known_algorithm
 from neorl_core.training.population import configure
-from tasks.adapters.files.canonical import npz_bytes, write_atomic, write_json
+from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.canonical import write_atomic, write_json
 from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.formats.recordings import Recording
 from tasks.adapters.models.checkpoints import Checkpoints

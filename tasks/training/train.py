@@ -18,7 +18,8 @@ from neorl_core.safety.shield import default_shield, envelope_of
 from neorl_core.training.population import diverged, policies
 from neorl_core.training.preparation import Moments
 from neorl_core.types import PlantSpec
-from tasks.adapters.files.canonical import digest_json, npz_bytes, write_atomic, write_json
+from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.canonical import digest_json, write_atomic, write_json
 from tasks.adapters.models.bundle import composite_digest, save_bundle
 from tasks.progress import Report
 from tasks.training.placement import train_population

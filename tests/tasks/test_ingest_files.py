@@ -10,9 +10,9 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from tasks.adapters.files.spec import spec_of_record
 from tasks.adapters.formats.exports import FORMATS, export
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
-from tasks.adapters.store.reader import spec_of_record
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import ALWAYS
 from tasks.ingest import ingest_file

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import os
 import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.errors import BadInput
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def canonical_json(value: Any) -> bytes:
@@ -111,18 +106,3 @@ def read_json(path: Path) -> Any:
         raise BadInput(f"expected a file at {path}, got none: check the path.") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"expected JSON in {path}, got {error}: restore the file or make it again.") from error
-
-
-def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """An npz whose bytes depend on its arrays alone: sorted names, no clock, no compression."""
-    import numpy as np
-
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(arrays):
-            member = io.BytesIO()
-            np.lib.format.write_array(member, arrays[name], version=(1, 0), allow_pickle=False)
-            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3
-            archive.writestr(entry, member.getvalue())
-    return buffer.getvalue()

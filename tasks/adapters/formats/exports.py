@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import file_sha256, fsync_folder, no_space_is_bad_input, publish, write_atomic
+from tasks.adapters.files.spec import spec_of_record
 from tasks.adapters.formats.hdf5.minari import INFOS, first_difference, metadata_of, write_episode
-from tasks.adapters.store.reader import Dataset, spec_of_record
+from tasks.adapters.store.reader import Dataset
 from tasks.adapters.store.schema import ALWAYS, ROW_KEYS, Rows
 from tasks.adapters.store.shards import LIBVER
 

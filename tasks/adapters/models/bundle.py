@@ -8,7 +8,6 @@ the other two and of itself. Loading needs NumPy, JAX and `neorl_core` alone. No
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,9 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from neorl_core.types import Plant, PlantSpec
-from tasks.adapters.files.canonical import canonical_json, digest_json, npz_bytes, sha256_hex, write_atomic
+from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.canonical import canonical_json, digest_json, sha256_hex, write_atomic
+from tasks.adapters.files.spec import spec_record
 
 ARRAYS, EXAMPLES, MANIFEST = "composite.npz", "examples.npz", "composite.json"
 SCHEMA = "neorl/composite/1"
@@ -30,25 +31,6 @@ def _plant(name: str) -> Plant:
     if name not in PLANTS:
         raise BadInput(f"expected a plant among {sorted(PLANTS)}, got {name!r}: correct the name.")
     return PLANTS[name]
-
-
-def _finite(value: Any) -> Any:
-    """Unbounded limits are infinite, which JSON cannot say."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_finite(item) for item in value]
-    return value
-
-
-def spec_json(spec: PlantSpec) -> dict[str, Any]:
-    """A plant's names, units, bounds and limits as JSON."""
-    plain = spec._asdict()
-    plain["observation"], plain["action"] = spec.observation._asdict(), spec.action._asdict()
-    plain["constraints"] = [constraint._asdict() for constraint in spec.constraints]
-    return _finite(plain)
 
 
 def _flatten(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
@@ -117,7 +99,7 @@ def _digest(spec: PlantSpec, structure: Any, arrays: Mapping[str, np.ndarray]) -
         {"path": name, "dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256_hex(array.tobytes())}
         for name, array in sorted(arrays.items())
     ]
-    return digest_json({"schema": SCHEMA, "plant": spec_json(spec), "structure": structure, "leaves": leaves})
+    return digest_json({"schema": SCHEMA, "plant": spec_record(spec), "structure": structure, "leaves": leaves})
 
 
 def composite_digest(composite: Any, plant_name: str) -> str:
@@ -221,7 +203,7 @@ def save_bundle(
     }
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
-        "plant": spec_json(plant.spec),
+        "plant": spec_record(plant.spec),
         "digest": digest,
         "structure": structure,
         "files": {name: sha256_hex(data) for name, data in files.items()},
@@ -267,7 +249,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def is_current(folder: Path, plant: Plant) -> bool:
     """Whether a bundle was made for the plant's names, bounds and limits as they are now, so that it can be run."""
-    return bool(read_manifest(folder)["plant"] == spec_json(plant.spec))
+    return bool(read_manifest(folder)["plant"] == spec_record(plant.spec))
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -292,7 +274,7 @@ def load_bundle(folder: Path, expected_digest: str | None = None) -> tuple[Plant
     manifest = read_manifest(folder)
     plant = _plant(manifest["plant"]["name"])
     arrays = read_npz(folder / ARRAYS)
-    if manifest["plant"] != spec_json(plant.spec):
+    if manifest["plant"] != spec_record(plant.spec):
         raise Refused(
             f"expected the limits of {plant.spec.name} that {folder} was certified with, got others in this version of "
             "the code: retrain, or load it with the version it was made with."

@@ -16,9 +16,10 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from neorl_core.networks import Normaliser, Policy
-from neorl_core.types import Constraint, PlantSpec, Space
-from tasks.adapters.files.canonical import canonical_json, digest_json, npz_bytes, sha256_hex, write_atomic
-from tasks.adapters.models.bundle import spec_json
+from neorl_core.types import PlantSpec
+from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.canonical import canonical_json, digest_json, sha256_hex, write_atomic
+from tasks.adapters.files.spec import spec_of_record, spec_record
 
 SCHEMA = "neorl/policy/1"
 
@@ -36,8 +37,8 @@ def save_policy(path: Path, policy: Policy, spec: PlantSpec, made_by: Mapping[st
         The policy's digest: of its arrays and spec, not of `made_by`.
     """
     arrays = _flat({"params": policy.params, "normaliser": policy.normaliser._asdict()})
-    digest = _digest(arrays, spec_json(spec))
-    about = {"schema": SCHEMA, "digest": digest, "spec": spec_json(spec), "made_by": dict(made_by)}
+    digest = _digest(arrays, spec_record(spec))
+    about = {"schema": SCHEMA, "digest": digest, "spec": spec_record(spec), "made_by": dict(made_by)}
     write_atomic(path, npz_bytes({**arrays, "about": np.frombuffer(canonical_json(about), np.uint8)}))
     return digest
 
@@ -64,7 +65,7 @@ def load_policy(path: Path) -> tuple[Policy, PlantSpec, dict[str, Any]]:
     if about["schema"] != SCHEMA or found != expected:
         raise Refused(f"expected the policy {expected} in {path.name}, got {found}: it was altered, train it again.")
     tree = _nested(arrays)
-    return Policy(tree["params"], Normaliser(**tree["normaliser"])), _spec(about["spec"]), about["made_by"]
+    return Policy(tree["params"], Normaliser(**tree["normaliser"])), spec_of_record(about["spec"]), about["made_by"]
 
 
 def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, np.ndarray]:
@@ -93,21 +94,3 @@ def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 def _digest(arrays: Mapping[str, np.ndarray], spec: Mapping[str, Any]) -> str:
     leaves = [[k, x.dtype.str, list(x.shape), sha256_hex(x.tobytes())] for k, x in sorted(arrays.items())]
     return digest_json({"schema": SCHEMA, "spec": spec, "leaves": leaves})
-
-
-def _spec(plain: Mapping[str, Any]) -> PlantSpec:
-    def space(held: Mapping[str, Any]) -> Space:
-        low, high = (tuple(map(float, held[key])) for key in ("low", "high"))
-        return Space(tuple(held["names"]), tuple(held["units"]), low, high)
-
-    limits = [Constraint(c["name"], c["unit"], float(c["low"]), float(c["high"])) for c in plain["constraints"]]
-    return PlantSpec(
-        name=plain["name"],
-        observation=space(plain["observation"]),
-        action=space(plain["action"]),
-        constraints=tuple(limits),
-        dt=float(plain["dt"]),
-        time_unit=plain["time_unit"],
-        horizon=int(plain["horizon"]),
-        score_range=(float(plain["score_range"][0]), float(plain["score_range"][1])),
-    )

@@ -19,46 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
-from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters.files.canonical import file_sha256, sha256_hex
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.shards import check_content, check_file, open_shard
 
 SCHEMA = 2
 """2: a canonical block ends where its episode does, and an episode's digest is the Merkle root over its blocks."""
-
-
-def spec_record(spec: PlantSpec) -> dict[str, Any]:
-    """A plant's spec as JSON; an infinite bound becomes the string 'inf' or '-inf'."""
-
-    def plain(value: Any) -> Any:
-        if hasattr(value, "_asdict"):
-            return {name: plain(item) for name, item in value._asdict().items()}
-        if isinstance(value, tuple):
-            return [plain(item) for item in value]
-        if isinstance(value, float) and np.isinf(value):
-            return str(value)
-        return value
-
-    record: dict[str, Any] = plain(spec)
-    return record
-
-
-def spec_of_record(record: Mapping[str, Any]) -> PlantSpec:
-    """The spec that `spec_record` wrote."""
-
-    def bounds(space: Mapping[str, Any]) -> Space:
-        low, high = (tuple(float(x) for x in space[side]) for side in ("low", "high"))
-        return Space(tuple(space["names"]), tuple(space["units"]), low, high)
-
-    limits = ({**c, "low": float(c["low"]), "high": float(c["high"])} for c in record["constraints"])
-    own = {
-        "observation": bounds(record["observation"]),
-        "action": bounds(record["action"]),
-        "constraints": tuple(Constraint(**limit) for limit in limits),
-        "score_range": tuple(record["score_range"]),
-    }
-    return PlantSpec(**{**record, **own})
 
 
 def find_dataset(folders: Sequence[Path], digest: str) -> Dataset:

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from configs.errors import BadInput
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import canonical_json, sha256_hex, write_atomic
-from tasks.adapters.store.reader import SCHEMA, Dataset, spec_record
+from tasks.adapters.files.spec import spec_record
+from tasks.adapters.store.reader import SCHEMA, Dataset
 from tasks.adapters.store.row_buffer import Buffer
 from tasks.adapters.store.schema import ROW_KEYS, Rows
 from tasks.adapters.store.shards import LIBVER, open_shard, write_shard

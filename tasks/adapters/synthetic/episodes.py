@@ -20,8 +20,8 @@ from neorl_core.plants.base import EpisodeResult
 from neorl_core.types import Plant
 from tasks.adapters.files.canonical import digest_json, file_sha256, no_space_is_bad_input
 from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.files.spec import spec_record
 from tasks.adapters.formats.exports import Flat
-from tasks.adapters.store.reader import spec_record
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import ALWAYS, Rows
 from tasks.adapters.store.writer import DatasetWriter

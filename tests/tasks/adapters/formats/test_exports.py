@@ -18,9 +18,10 @@ from hypothesis.extra import numpy as hnp
 
 from configs.errors import BadInput
 from neorl_core.types import Constraint, PlantSpec, Space
+from tasks.adapters.files.spec import spec_of_record, spec_record
 from tasks.adapters.formats.exports import BESIDES, FORMATS, episodes_of, export
 from tasks.adapters.formats.sources import recognise
-from tasks.adapters.store.reader import Dataset, find_dataset, spec_of_record, spec_record
+from tasks.adapters.store.reader import Dataset, find_dataset
 from tasks.adapters.store.schema import ALWAYS, ROW_KEYS, Rows
 from tasks.adapters.store.writer import DatasetWriter
 

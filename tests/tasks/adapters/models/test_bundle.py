@@ -16,7 +16,8 @@ from configs.errors import BadInput, Refused
 from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, composite_controller, make_composite
-from tasks.adapters.files.canonical import npz_bytes, sha256_hex
+from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.models.bundle import (
     ARRAYS,
     MANIFEST,

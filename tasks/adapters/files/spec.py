@@ -1,0 +1,117 @@
+"""A plant's spec as JSON: the one form that datasets, bundles and policy files hold it in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from neorl_core.types import Constraint, PlantSpec, Space
+
+
+def spec_record(spec: PlantSpec) -> dict[str, Any]:
+    """A plant's names, units, bounds and limits as JSON; an infinite bound becomes the string 'inf' or '-inf'.
+
+    Example:
+        >>> from neorl_core.plants import PLANTS
+        >>> spec_of_record(spec_record(PLANTS["double_mass"].spec)) == PLANTS["double_mass"].spec
+        True
+    """
+    record: dict[str, Any] = _plain(spec)
+    return record
+
+
+def spec_of_record(record: Any) -> PlantSpec:
+    """The spec that `spec_record` wrote.
+
+    Args:
+        record: the JSON value, which may come from anywhere.
+
+    Raises:
+        ValueError: when a key is missing, unknown or of another type; it names the key.
+    """
+    whole = _object(record, "spec", PlantSpec._fields)
+    limits = [
+        _object(limit, f"constraints.{i}", Constraint._fields)
+        for i, limit in enumerate(_list(whole["constraints"], "constraints"))
+    ]
+    horizon = whole["horizon"]
+    if not isinstance(horizon, int) or isinstance(horizon, bool) or horizon < 1:
+        raise ValueError(f"expected a number of steps for horizon, got {_shown(horizon)}")
+    dt, scores = _number(whole["dt"], "dt"), _numbers(whole["score_range"], "score_range")
+    if not 0 < dt < math.inf or len(scores) != 2:
+        raise ValueError("expected a positive dt and a score_range of two numbers, got others")
+    return PlantSpec(
+        name=_text(whole["name"], "name"),
+        observation=_space(whole["observation"], "observation"),
+        action=_space(whole["action"], "action"),
+        constraints=tuple(
+            Constraint(
+                _text(limit["name"], "constraints.name"),
+                _text(limit["unit"], "constraints.unit"),
+                _number(limit["low"], "constraints.low"),
+                _number(limit["high"], "constraints.high"),
+            )
+            for limit in limits
+        ),
+        dt=dt,
+        time_unit=_text(whole["time_unit"], "time_unit"),
+        horizon=horizon,
+        score_range=(scores[0], scores[1]),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _space(value: Any, place: str) -> Space:
+    held = _object(value, place, Space._fields)
+    names, units = (tuple(_text(x, f"{place}.{key}") for x in _list(held[key], key)) for key in ("names", "units"))
+    low, high = _numbers(held["low"], f"{place}.low"), _numbers(held["high"], f"{place}.high")
+    if not len(names) == len(units) == len(low) == len(high) or len(set(names)) < len(names):
+        raise ValueError(f"expected as many names, units and bounds of {place}, each name once, got others")
+    return Space(names, units, low, high)
+
+
+def _object(value: Any, place: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) != set(keys):
+        got = sorted(map(str, value)) if isinstance(value, dict) else value
+        raise ValueError(f"expected {place} with {', '.join(keys)}, got {_shown(got)}")
+    return value
+
+
+def _list(value: Any, place: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list for {place}, got {_shown(value)}")
+    return value
+
+
+def _text(value: Any, place: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text for {place}, got {_shown(value)}")
+    return value
+
+
+def _numbers(value: Any, place: str) -> tuple[float, ...]:
+    return tuple(_number(item, place) for item in _list(value, place))
+
+
+def _number(value: Any, place: str) -> float:
+    try:
+        if value in ("inf", "-inf") or (isinstance(value, int | float) and not isinstance(value, bool)):
+            number = float(value)
+            if not math.isnan(number):
+                return number
+    except OverflowError:
+        pass
+    raise ValueError(f"expected a number for {place}, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]
