@@ -12,6 +12,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from configs.run import RunConfig
+
+Verdict = Literal["promoted", "waiting", "fallback", "fallback_waiting", "refused", "unchanged"]
+"""What a retraining came to."""
+
 
 class Reference(BaseModel):
     """A frozen model that refuses unknown fields; its `Path` fields name files or folders that belong to it."""
@@ -414,10 +419,6 @@ class Version(Reference):
     """Of its composite."""
 
 
-Verdict = Literal["promoted", "waiting", "fallback", "fallback_waiting", "refused", "unchanged"]
-"""What a retraining came to."""
-
-
 class Digests(Reference):
     """SHA-256 digests of everything that a version rests on."""
 
@@ -489,3 +490,112 @@ class Outcome(Reference):
     seconds: dict[str, float] = {}
     reused: tuple[str, ...] = ()
     """Stages whose cached results were used."""
+
+
+class Findings(Reference):
+    """Everything that the stages of one retraining found before anything was decided."""
+
+    run: RunConfig
+    run_key: str
+    """Names the retraining by content: data, configuration, what was selected, what it is compared with, and code."""
+    mapping: str | None = None
+    """SHA-256 of the mapping's file."""
+    dataset: Dataset
+    validation: Validation
+    population: Population
+    fallback: Bundle
+    champion: Champion
+    evaluation: Evaluation
+    rollouts: Rollouts
+    protection: Certificate
+    """The fallback's own certificate."""
+    certification: Certification
+    judgement: Judgement
+
+    @property
+    def selected(self) -> Member:
+        """The member that off-policy evaluation selected."""
+        return self.population.members[self.evaluation.selected]
+
+    @property
+    def configuration(self) -> tuple[object, ...]:
+        """What the run's results depend on besides data and code, for a digest."""
+        return self.run.identity(), self.mapping
+
+
+Role = Literal["candidate", "fallback"]
+"""What is proposed: a trained candidate, or the plant's own controller."""
+
+
+class CandidateRecord(Reference):
+    """What the ledger says of a candidate: what it is, the gates, and the numbers that they follow from."""
+
+    run_key: str
+    composite: str
+    role: Role
+    version: str
+    run_id: str
+    url: str
+    passed: bool
+    gates: tuple[Gate, ...]
+    evidence: Evidence
+    claim: str | None
+    dataset: Dataset
+    config: str
+    """Digest of the configuration."""
+    champion: str | None
+    """Digest of the promotion in force when it was judged; only that one may it replace."""
+
+
+class Candidate(Reference):
+    """A candidate in the registry and in the ledger."""
+
+    entry: str
+    """Digest of its ledger entry."""
+    record: CandidateRecord
+
+    @property
+    def found(self) -> str:
+        verdict = "passed every gate" if self.record.passed else "failed a gate"
+        return f"version {self.record.version}, composite {self.record.composite[:12]}, {verdict}"
+
+
+class Proposal(Reference):
+    """What the rule makes of a candidate: who is proposed for promotion, if anybody, and why."""
+
+    verdict: Verdict
+    reason: str
+    candidate: Candidate
+    proposed: Candidate | None = None
+    """The candidate itself, or the plant's own controller."""
+
+    @property
+    def found(self) -> str:
+        return self.reason
+
+
+class Decision(Reference):
+    """What came of a proposal."""
+
+    verdict: Verdict
+    reason: str
+    candidate: Candidate
+    """What the verdict is about: the candidate, or the plant's own controller that stands in for it."""
+    promotion: str | None = None
+    """Digest of the promotion's ledger entry."""
+
+    @property
+    def found(self) -> str:
+        return f"{self.verdict}: {self.reason}"
+
+
+class Aliases(Reference):
+    """What MLflow's aliases say after they were brought into line with the ledger."""
+
+    champion: str | None
+    challenger: str | None
+    changes: tuple[str, ...]
+
+    @property
+    def found(self) -> str:
+        return "; ".join(self.changes) or "aliases agree with the ledger"
