@@ -31,9 +31,9 @@ SMALL = {"hidden": [8], "model_hidden": [8], "members": 2, "elites": 2, "horizon
 def test_the_loss_of_a_rollout_by_hand() -> None:
     reward, alive, apart = jnp.array([1.0, 2.0]), jnp.array([1.0, 0.5]), jnp.array([0.1, 0.4])
     # -(1 (1 - 2 * .1) + .9 * .5 (2 - 2 * .4)) / 2
-    found = losses.imagined_loss(reward, alive, apart, jnp.float32(0.9), jnp.float32(2.0))
+    found = losses.rollout_loss(reward, alive, apart, jnp.float32(0.9), jnp.float32(2.0))
     assert float(found) == pytest.approx(-(0.8 + 0.54) / 2, rel=1e-6)
-    without = losses.imagined_loss(reward, alive, apart, jnp.float32(0.9), jnp.float32(0.0))
+    without = losses.rollout_loss(reward, alive, apart, jnp.float32(0.9), jnp.float32(0.0))
     assert float(without) == pytest.approx(-(1.0 + 0.9) / 2, rel=1e-6), "a weight of zero: the return alone"
 
 
