@@ -21,8 +21,8 @@ from flows.services.servers import connect, reap_dead_runs
 from flows.stages import Stages
 from tasks.adapters.files.canonical import digest_json, file_sha256
 from tasks.adapters.files.provenance import code_digest, lock_digest
-from tasks.adapters.ledger.chain import Entry, Ledger
 from tasks.adapters.ledger.champions import champion
+from tasks.adapters.ledger.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
     from tasks.report import Record

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.ledger import champions
-from tasks.adapters.ledger.chain import Entry, Ledger, artefact, folder_artefacts
+from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.registry.server import Registry
 
 
