@@ -21,7 +21,7 @@ from configs.errors import NeoRLError
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.chain import ENTRY_TYPE, GENESIS, TABLE, Ledger
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, GENESIS, TABLE, Ledger
 from tasks.adapters.ledger.signing import open_keys
 
 COLUMNS = tuple(TABLE.columns.keys())

@@ -10,8 +10,8 @@ from flows.cli.summary import champion_record
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
 from tasks import promote
-from tasks.adapters.ledger.chain import Ledger
 from tasks.adapters.ledger.champions import champion
+from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.registry.server import Registry
 
 

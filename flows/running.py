@@ -21,7 +21,7 @@ from flows.services.locks import plant_lock, recorded_run
 from flows.services.servers import connect, reap_dead_runs
 from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.ledger.chain import Ledger
+from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
 from tasks.stages import Session, config_digest, content, session

@@ -1,4 +1,4 @@
-"""Certify a composite on the twin: one numbered attempt, its seed drawn after it is logged, one signed certificate."""
+"""Certify a composite on the simulator: a numbered attempt, a seed drawn after it is logged, a signed certificate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tasks.adapters.ledger.attempts import (
     open_attempt,
 )
 from tasks.adapters.ledger.certificate import Claim, make_certificate
-from tasks.adapters.ledger.chain import Ledger, artefact
+from tasks.adapters.ledger.ledger import Ledger, artefact
 from tasks.adapters.models.bundle import composite_digest, load_bundle
 from tasks.progress import Report
 
@@ -58,7 +58,7 @@ def claim_of(plant: Plant, run: RunConfig) -> Claim:
     )
 
 
-def twin_digest(plant: Plant) -> str:
+def simulator_digest(plant: Plant) -> str:
     """Digest of the simulator that a claim is about: its spec, its constants and its source."""
     return digest_json(
         [spec_record(plant.spec), plant.params._asdict(), sources_digest(PLANTS.module(plant.spec.name))]
@@ -115,7 +115,7 @@ def certify(
         "config": config,
         "code": code_digest(),
         "lock": lock_digest(),
-        "twin": twin_digest(plant),
+        "simulator": simulator_digest(plant),
         "shield": composite_digest(composite.shield, plant.spec.name),
         "processor": processor_class(),
     }
@@ -125,7 +125,7 @@ def certify(
     )
     write_atomic(path, envelope)
     summary = {
-        "claim": claim.line(bundle["digest"], materials["twin"], counts.certified),
+        "claim": claim.line(bundle["digest"], materials["simulator"], counts.certified),
         "passed": counts.certified,
         "attempt": attempt.number,
         "alpha": attempt.alpha,

@@ -11,7 +11,7 @@ from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.ledger import champions
-from tasks.adapters.ledger.chain import Entry, Ledger, artefact, folder_artefacts
+from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.models.bundle import is_current
 from tasks.adapters.registry.server import Registry
 from tasks.gates import check_gates

@@ -14,20 +14,20 @@ from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, lo
 from tasks.adapters.files.canonical import sha256_hex, write_atomic, write_json
 from tasks.adapters.ledger.attempts import Attempt, close_attempt, draw_seed, lineage_digest, open_attempt
 from tasks.adapters.ledger.certificate import Claim, make_certificate
-from tasks.adapters.ledger.chain import Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.ledger.champions import approve, champion, promote
+from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
 
 PLANT = "chemical_reactor"
 PHI = "316<=T<=332 K"
 LINEAGE = lineage_digest(PLANT, PHI, "nominal")
 CLAIM = Claim(PLANT, PHI, 60, "the nominal domain", {"spread": 0.05}, 1e-3, 0.95, 30000)
-DATASET, CONFIG, TWIN = (sha256_hex(name) for name in (b"dataset", b"config", b"twin"))
+DATASET, CONFIG, SIMULATOR = (sha256_hex(name) for name in (b"dataset", b"config", b"simulator"))
 MATERIALS = {
     "dataset": DATASET,
     "config": CONFIG,
     "code": sha256_hex(b"code"),
     "lock": sha256_hex(b"lock"),
-    "twin": TWIN,
+    "simulator": SIMULATOR,
     "shield": sha256_hex(b"shield"),
     "processor": "linux-x86_64-avx2",
 }

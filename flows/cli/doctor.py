@@ -80,7 +80,7 @@ def _services(home: Home) -> list[Finding]:
 def _keys(home: Home) -> Finding:
     path = home.root / "keys" / "signing.pem"
     if not path.exists():
-        from tasks.adapters.ledger.chain import Ledger
+        from tasks.adapters.ledger.ledger import Ledger
 
         lost = Ledger.exists(home)
         detail = "the ledger's key is gone" if lost else "none yet; the first run makes one"

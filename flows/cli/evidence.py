@@ -51,7 +51,7 @@ def certificate_verify(
     Example: neorl certificate verify certificate.dsse.json --rerun
     """
     from tasks.adapters.ledger.certificate import read_certificate, verify_certificate
-    from tasks.adapters.ledger.chain import Ledger
+    from tasks.adapters.ledger.ledger import Ledger
     from tasks.adapters.ledger.signing import TrustRoot
 
     home = Home.locate()
@@ -104,8 +104,7 @@ def audit_verify(
     Example: neorl audit verify --head report-from-last-month.html
     """
     from tasks.adapters.ledger.audit import audit as check
-    from tasks.adapters.ledger.chain import Ledger
-    from tasks.adapters.ledger.heads import read_heads, report_heads
+    from tasks.adapters.ledger.ledger import Ledger, read_heads, report_heads
     from tasks.adapters.ledger.signing import TrustRoot
 
     home = Home.locate()
@@ -137,7 +136,7 @@ def keys_init(as_json: AsJson = False) -> None:
 
     Example: neorl keys init
     """
-    from tasks.adapters.ledger.chain import Ledger
+    from tasks.adapters.ledger.ledger import Ledger
     from tasks.adapters.ledger.signing import key_id, open_keys
 
     home = Home.locate()
@@ -198,7 +197,7 @@ def _registry_heads(home: Home, trust: TrustRoot) -> list[str]:
     found = status(home)["mlflow"]
     if found["state"] != "running":
         return []
-    from tasks.adapters.ledger.heads import signed_by
+    from tasks.adapters.ledger.ledger import signed_by
     from tasks.adapters.registry.server import Registry
 
     return signed_by(Registry(found["url"]).tagged("neorl.ledger_head"), trust.keys)

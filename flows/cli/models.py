@@ -145,8 +145,8 @@ def history(
     Example: neorl history chemical_reactor --at 2026-11-20
     """
     known_plant(plant)
-    from tasks.adapters.ledger.chain import Ledger
     from tasks.adapters.ledger.champions import champion
+    from tasks.adapters.ledger.ledger import Ledger
 
     ledger = Ledger.open(Home.locate(), write=False)
     entries = ledger.entries()

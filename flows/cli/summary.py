@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.adapters.ledger.chain import Entry
+from tasks.adapters.ledger.ledger import Entry
 from tasks.simulate import PUBLISHED_SCORES
 
 VERDICTS = {

@@ -17,7 +17,7 @@ import pytest
 
 from configs.home import Home
 from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.chain import Ledger
+from tasks.adapters.ledger.ledger import Ledger
 from tests.small_data import MAPPING, PLANT
 
 PROJECT = Path(__file__).parents[2]

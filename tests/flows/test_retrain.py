@@ -18,7 +18,7 @@ import pytest
 from configs.home import Home
 from configs.load import load_run
 from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.chain import Ledger
+from tasks.adapters.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from flows.services.servers import Services

@@ -13,7 +13,7 @@ from tasks import promote
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.chain import Entry, Ledger
+from tasks.adapters.ledger.ledger import Entry, Ledger
 from tests.evidence import PLANT, certify
 from tests.sample_record import write_bundle
 from tests.small_data import reactor_dataset

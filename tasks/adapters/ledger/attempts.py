@@ -11,7 +11,7 @@ from typing import Any
 from configs.errors import Refused
 from neorl_core.safety.bounds import alpha_spent
 from tasks.adapters.files.canonical import digest_json, sha256_hex
-from tasks.adapters.ledger.chain import Entry, Ledger
+from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.signing import locked, read_secret, write_secret
 
 

@@ -14,8 +14,8 @@ from configs.home import Home
 from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.ledger.attempts import check_attempt, check_result
 from tasks.adapters.ledger.certificate import Check, read_certificate, verify_certificate
-from tasks.adapters.ledger.chain import Entry, Ledger
 from tasks.adapters.ledger.champions import check_promotion
+from tasks.adapters.ledger.ledger import Entry, Ledger
 
 
 @dataclass(frozen=True)

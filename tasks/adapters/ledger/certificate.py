@@ -14,23 +14,23 @@ from configs.errors import BadInput, Refused
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.attempts import Attempt, attempt_alpha
-from tasks.adapters.ledger.chain import Ledger
+from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.signing import TrustRoot
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://neorl.dev/attestation/safety-certificate/v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-MATERIALS = ("dataset", "config", "code", "lock", "twin", "shield", "processor")
+MATERIALS = ("dataset", "config", "code", "lock", "simulator", "shield", "processor")
 COUNTS = ("episodes", "violations", "violating", "log_e", "log_threshold", "upper_bound", "certified", "stop")
 PROTOCOL = (
-    "Episodes are simulated on the twin in the order of keys derived from the seed, with constants and disturbances "
+    "Episodes are run on the simulator in the order of keys derived from the seed, with constants and disturbances "
     "drawn from the domain. A bet that their violation probability is p0/10 rather than p0 is looked at after every "
     "episode, and certifies when its e-value reaches 1/alpha of the attempt, alpha_j = alpha/(j(j+1)). NaN, crash and "
     "time-out count as violations. The attempt is logged before the seed exists, and the seed's SHA-256 before it is "
     "used."
 )
 NON_CLAIMS = (
-    "It is a claim about the twin, not about the plant.",
+    "It is a claim about the simulator, not about the plant.",
     "Nothing is claimed outside the named operating domain, nor for another composite.",
     "The confidence is over all attempts of the lineage; it is not the probability that this composite is safe.",
     "The Clopper-Pearson bound is for information: the verdict rests on the e-value.",
@@ -65,12 +65,12 @@ class Claim:
     confidence: float
     max_episodes: int
 
-    def line(self, composite: str, twin: str, passed: bool) -> str:
+    def line(self, composite: str, simulator: str, passed: bool) -> str:
         """The claim in one line, for people."""
         text = (
             f"P(an episode of {self.horizon} steps under {self.domain_name} violates {self.phi}) <= "
-            f"{_short(self.p0)} with confidence {100 * self.confidence:g} %, for composite {composite[:12]} on twin "
-            f"{twin[:12]}"
+            f"{_short(self.p0)} with confidence {100 * self.confidence:g} %, for composite {composite[:12]} on "
+            f"simulator {simulator[:12]}"
         )
         return text if passed else f"Not shown: {text}"
 
@@ -88,8 +88,8 @@ def make_certificate(
     Args:
         seed: from `draw_seed`; revealed in the certificate.
         counts: the fields of `CertificationCounts`.
-        materials: digests of dataset, config, code, lock, twin and shield, and the processor class on which a rerun
-            counts the same.
+        materials: digests of dataset, config, code, lock, simulator and shield, and the processor class on which a
+            rerun counts the same.
 
     Returns:
         A DSSE envelope, the same bytes for the same attempt and ledger head.
@@ -107,7 +107,7 @@ def make_certificate(
         "subject": [{"name": f"composite/{claim.plant}", "digest": {"sha256": attempt.composite}}],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
-            "claim": claim.line(attempt.composite, materials["twin"], passed),
+            "claim": claim.line(attempt.composite, materials["simulator"], passed),
             "nonClaims": list(NON_CLAIMS),
             "passed": passed,
             "scope": asdict(claim),
@@ -245,7 +245,7 @@ def _statistics(predicate: Mapping[str, Any]) -> Check:
 
 
 def _claim(composite: str, predicate: Mapping[str, Any]) -> Check:
-    line = Claim(**predicate["scope"]).line(composite, predicate["materials"]["twin"], predicate["passed"])
+    line = Claim(**predicate["scope"]).line(composite, predicate["materials"]["simulator"], predicate["passed"])
     return Check("claim", line == predicate["claim"], line)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, time
 from typing import Any
 
 from configs.errors import BadInput, Refused
-from tasks.adapters.ledger.chain import Entry, Ledger
+from tasks.adapters.ledger.ledger import Entry, Ledger
 
 
 def moment(text: str) -> str:

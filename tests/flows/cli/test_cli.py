@@ -178,7 +178,7 @@ def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]
 
 def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from configs.home import Home
-    from tasks.adapters.ledger.chain import Ledger
+    from tasks.adapters.ledger.ledger import Ledger
 
     ledger = Ledger.open(Home(home))
     ledger.append("approval", {"composite": "c"}, plant="double_mass")

@@ -16,7 +16,7 @@ from tasks.adapters.files.canonical import sha256_hex, write_atomic
 from tasks.adapters.ledger.attempts import attempt_alpha, close_attempt, draw_seed
 from tasks.adapters.ledger.audit import AuditReport, audit
 from tasks.adapters.ledger.certificate import make_certificate
-from tasks.adapters.ledger.chain import Entry, Ledger, artefact
+from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
 from tests.evidence import CLAIM, CONFIG, DATASET, LINEAGE, MATERIALS, PLANT, attempt_for, counts, furnished_home
 
 

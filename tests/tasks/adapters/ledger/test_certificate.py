@@ -26,8 +26,8 @@ from tasks.adapters.ledger.attempts import (
     lineage_digest,
 )
 from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, make_certificate, read_certificate, verify_certificate
-from tasks.adapters.ledger.chain import Ledger
-from tests.evidence import CLAIM, CONFIG, DATASET, LINEAGE, MATERIALS, TWIN, attempt_for, certify, counts
+from tasks.adapters.ledger.ledger import Ledger
+from tests.evidence import CLAIM, CONFIG, DATASET, LINEAGE, MATERIALS, SIMULATOR, attempt_for, certify, counts
 
 A, B = "a" * 64, "b" * 64
 
@@ -170,9 +170,9 @@ def test_the_statement_is_in_toto_and_says_what_it_does_not_claim(ledger: Ledger
     predicate = statement["predicate"]
     assert predicate["claim"] == (
         "P(an episode of 60 steps under the nominal domain violates 316<=T<=332 K) <= 1e-3 with confidence 95 %, "
-        f"for composite aaaaaaaaaaaa on twin {TWIN[:12]}"
+        f"for composite aaaaaaaaaaaa on simulator {SIMULATOR[:12]}"
     )
-    assert any("about the twin, not about the plant" in text for text in predicate["nonClaims"])
+    assert any("about the simulator, not about the plant" in text for text in predicate["nonClaims"])
     assert any("SIL" in text for text in predicate["nonClaims"])
     assert predicate["materials"] == MATERIALS
     assert read_certificate(certificate, ledger.trust) == statement
@@ -274,7 +274,7 @@ def test_going_on_after_the_stop_is_another_test(ledger: Ledger, certificate: Pa
         predicate = statement["predicate"]
         found = {**counts(predicate["attempt"]["alpha"], (4500,)), "violating": [4500], "certified": passed}
         predicate |= {"counts": found, "passed": passed}
-        predicate["claim"] = CLAIM.line(A, TWIN, passed)
+        predicate["claim"] = CLAIM.line(A, SIMULATOR, passed)
 
     checks = verify_certificate(resealed(ledger, certificate, change), ledger.trust)
     assert [check.name for check in checks if not check.passed] == ["statistics"]

@@ -10,8 +10,8 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters.ledger.chain import Ledger
 from tasks.adapters.ledger.champions import approve, champion, moment, open_approval, promote, reject
+from tasks.adapters.ledger.ledger import Ledger
 from tests.evidence import PLANT, certify, crown
 
 A, B = "a" * 64, "b" * 64

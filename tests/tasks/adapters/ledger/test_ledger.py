@@ -20,9 +20,8 @@ import pytest
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.ledger import chain as room
-from tasks.adapters.ledger.chain import ENTRY_TYPE, GENESIS, Ledger, artefact, folder_artefacts
-from tasks.adapters.ledger.heads import signed_by
+from tasks.adapters.ledger import ledger as module
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, GENESIS, Ledger, artefact, folder_artefacts, signed_by
 from tasks.adapters.ledger.signing import open_keys
 
 
@@ -198,7 +197,7 @@ def test_heads_refuse_another_history(ledger: Ledger, tmp_path: Path) -> None:
         shorter.verify(heads)
 
     thief, _ = open_keys(Home(tmp_path / "thief"), first_use=True)
-    forged = thief.seal(room.HEAD_TYPE, shorter.head()).decode()
+    forged = thief.seal(module.HEAD_TYPE, shorter.head()).decode()
     with pytest.raises(Refused, match="signature by a key pinned"):
         shorter.verify([forged])
 
@@ -229,7 +228,7 @@ def test_appending_is_compare_and_set(ledger: Ledger) -> None:
 WRITER = """
 import sys
 from configs.home import Home
-from tasks.adapters.ledger.chain import Ledger
+from tasks.adapters.ledger.ledger import Ledger
 ledger = Ledger.open(Home.locate())
 print("open", flush=True)
 for i in range(int(sys.argv[1])):
@@ -279,7 +278,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_half_written(ledger: Ledger) ->
         "import resource\n"
         "from configs.errors import BadInput\n"
         "from configs.home import Home\n"
-        "from tasks.adapters.ledger.chain import Ledger\n"
+        "from tasks.adapters.ledger.ledger import Ledger\n"
         "ledger = Ledger.open(Home.locate())\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
         "try:\n"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +26,12 @@ ENTRY_TYPE = "application/vnd.neorl.ledger-entry+json"
 HEAD_TYPE = "application/vnd.neorl.ledger-head+json"
 GENESIS = "0" * 64
 """Predecessor of the first entry."""
+
+# The canonical envelope of a head: its keys in their one order, and nothing but base64 within the strings.
+HEAD = re.compile(
+    r'\{"payload":"[A-Za-z0-9+/=]+","payloadType":"application/vnd\.neorl\.ledger-head\+json",'
+    r'"signatures":\[\{"keyid":"[0-9a-f]+","sig":"[A-Za-z0-9+/=]+"\}\]\}'
+)
 
 METADATA = sql.MetaData()
 TABLE = sql.Table(
@@ -314,6 +323,37 @@ def folder_artefacts(home: Home, folder: Path, name: str) -> list[dict[str, str]
     """Name every file in a folder, in the order of their paths."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [artefact(home, path, f"{name}/{path.relative_to(folder).as_posix()}") for path in files]
+
+
+def heads_in(text: str) -> list[str]:
+    """The signed heads in a text: a head itself, or a report that shows one."""
+    return HEAD.findall(html.unescape(text))
+
+
+def read_heads(path: Path) -> list[str]:
+    """The signed heads in a file: an exported head or a report.
+
+    Raises:
+        BadInput: when the file cannot be read or holds none.
+    """
+    try:
+        found = heads_in(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"expected a signed head in {path}, got {error}: check the path.") from error
+    if not found:
+        raise BadInput(f"expected a signed head in {path}, got none: give a report or an exported head.")
+    return found
+
+
+def signed_by(heads: Iterable[str], keys: Container[str]) -> list[str]:
+    """The heads that say they are signed by one of these keys; whether they are is checked when they are used."""
+    return [text for head in heads for text in heads_in(head) if json.loads(text)["signatures"][0]["keyid"] in keys]
+
+
+def report_heads(home: Home) -> Iterator[str]:
+    """The heads that this home's reports show."""
+    for path in sorted((home.root / "reports").rglob("*.html")):
+        yield from heads_in(path.read_text(errors="replace"))
 
 
 def _engine(url: str) -> sql.Engine:
