@@ -231,4 +231,4 @@ def _shards(store: Path, digest: str) -> list[Path]:
     from tasks.adapters.store.reader import Dataset
 
     dataset = Dataset.open(store, digest, verify=False)
-    return [*(dataset.shard_path(record) for record in dataset.manifest["shards"]), dataset.view_path]
+    return [*(dataset.shard_path(record) for record in dataset.manifest.shards), dataset.view_path]

@@ -12,6 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.adapters.store.records import StepAccount
+
 
 class Reference(BaseModel):
     """A frozen model that refuses unknown fields; its `Path` fields name files or folders that belong to it."""
@@ -66,12 +68,6 @@ class Source(Reference):
     sha256: str
 
 
-class Account(Reference):
-    """What became of a historian's control steps: rows + the others = steps."""
-
-    counts: dict[str, int] = {}
-
-
 class Dataset(Reference):
     """What `ingest` makes of logs, named by the digest of its manifest."""
 
@@ -84,13 +80,20 @@ class Dataset(Reference):
     shards: tuple[Path, ...]
     view: Path | None = None
     card: Path | None = None
+    """The dataset card as a page for readers."""
+    card_record: Path | None = None
+    """The dataset card as JSON."""
     rows: int
     episodes: int
     quarantined: int = 0
     quarantine: Path | None = None
     """Folder of the rows that failed."""
+    quarantine_files: tuple[Path, ...] = ()
+    """Files of the rows that failed, and of raw rows that do not count."""
     reasons: dict[str, int] = {}
-    accounts: tuple[Account | None, ...] = ()
+    """Quarantined rows by reason."""
+    accounts: tuple[StepAccount | None, ...] = ()
+    """What became of a historian's control steps, by source; None for other sources."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
     """A line for each thing that a reader should check."""
