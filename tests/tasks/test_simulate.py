@@ -18,7 +18,7 @@ from neorl_core.safety.shield import default_shield
 from tasks.references import Champion, Dataset, Evaluation, Interval, Member, Placement, Population
 from tasks.simulate import simulate, validate_simulator
 from tasks.training.train import keep_bundle
-from tests.small_data import PLANT, altered_reference, reactor_reference, reactor_run
+from tests.small_data import PLANT, altered, reactor_dataset, reactor_run
 
 
 def policy(seed: int) -> Policy:
@@ -125,7 +125,7 @@ def test_the_champion_is_rolled_out_beside_its_challenger(tmp_path: Path, member
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("simulator")
-    return reactor_reference(Home(folder / "home"), folder, 0.05)
+    return reactor_dataset(Home(folder / "home"), folder, 0.05)
 
 
 def test_the_simulator_explains_logs_of_the_true_plant(dataset: Dataset, tmp_path: Path) -> None:
@@ -138,9 +138,7 @@ def test_the_simulator_explains_logs_of_the_true_plant(dataset: Dataset, tmp_pat
 def test_the_simulator_misses_logs_of_another_plant(dataset: Dataset, tmp_path: Path) -> None:
     home, run = Home(tmp_path / "home"), reactor_run()
     true = validate_simulator(home, run, dataset).signals
-    hotter = altered_reference(
-        dataset, tmp_path / "hotter", next_observations=lambda x: np.add(x, [0.0, 3.0, 0.0, 0.0])
-    )
+    hotter = altered(dataset, tmp_path / "hotter", next_observations=lambda x: np.add(x, [0.0, 3.0, 0.0, 0.0]))
     found = validate_simulator(home, run, hotter).signals
     assert found["temperature"].logs == pytest.approx(3.0, rel=0.1)
     assert found["temperature"].domain == true["temperature"].domain
@@ -148,9 +146,7 @@ def test_the_simulator_misses_logs_of_another_plant(dataset: Dataset, tmp_path: 
 
 
 def test_a_signal_that_holds_a_nan_is_kept(dataset: Dataset, tmp_path: Path) -> None:
-    spoilt = altered_reference(
-        dataset, tmp_path / "spoilt", next_observations=lambda x: x * [1.0, float("nan"), 1.0, 1.0]
-    )
+    spoilt = altered(dataset, tmp_path / "spoilt", next_observations=lambda x: x * [1.0, float("nan"), 1.0, 1.0])
     found = validate_simulator(Home(tmp_path / "home"), reactor_run(), spoilt).signals["temperature"]
     assert np.isnan(found.logs)
     assert np.isnan(found.spread)
