@@ -37,7 +37,7 @@ from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import mean_interval
 from neorl_core.types import Plant
 from tasks.adapters.files.canonical import write_json
-from tasks.adapters.reporting.plant_picture import controllers_of
+from tasks.adapters.reporting.trajectories import controllers_of
 from tasks.simulate import score
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,191 +1,158 @@
-"""Put a candidate into the registry with everything a reviewer needs to decide on it."""
+"""Put a candidate into the registry with everything a reviewer needs to decide on it, and later what was decided."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from tasks.adapters.registry.registry import Registry
+from tasks.adapters.registry.upload import Artifact, Curve, Submission, TrainingData
+from tasks.record import Record
+from tasks.references import Bundle, Version
+from tasks.report import ReportFiles, describe, read_curves, view
 
-from configs.home import Home
-from neorl_core.plants import PLANTS
-from tasks.adapters.registry.server import Registry
-from tasks.adapters.registry.submission import Submission
-from tasks.adapters.reporting.curves import plot_curves
-from tasks.adapters.reporting.plots import plot_glance, plot_intervals, plot_ope, plot_trajectories
-from tasks.report import Record, environment, untrained, view
+VERDICT, HEAD = "neorl.verdict", "neorl.ledger_head"
 
 
-def describe(record: Record, run_url: str = "", picture: str = "") -> str:
-    """The version's description in Markdown: verdict, claim, comparison and gates before anything else.
-
-    Args:
-        record: everything known of the retraining.
-        run_url: where the UI shows the run and its artifacts.
-        picture: URL of a picture of the trajectories, relative to the UI.
-    """
-    template = environment().get_template("version.md.j2")
-    return template.render(**view(record), run_url=run_url, picture=picture)
-
-
-def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
-    """Draw the pictures of a retraining: trajectories, intervals, ope, curves and glance (for the README)."""
-    spec = PLANTS[record.run.plant].spec
-    context = view(record)
-    plots: dict[str, Path] = {}
-    curves = read_curves(Path(record.population["curves_path"]))
-    if curves:
-        steps = next(iter(curves.values()))[0]
-        stacked = {name: values for name, (_, values) in curves.items()}
-        plots["curves"] = plot_curves(folder / "curves.png", steps, stacked, _selected(record)["index"])
-    if not context["controllers"]:
-        return plots
-    rollouts = record.evaluation["rollouts"]
-    traces = read_trajectories(Path(rollouts["trajectories"]))
-    plots["trajectories"] = plot_trajectories(folder / "trajectories.png", spec, traces)
-    returns = {name: found["return"] for name, found in context["controllers"].items()}
-    costs = {m["name"]: m["cost_ope"] for m in _named_costs(context["members"])}
-    groups: dict[str, Any] = {"return per episode (rollouts on the twin)": returns}
-    differences = {f"rollouts, vs {name}": found for name, found in context["differences"].items()}
-    logged = record.evaluation.get("difference")
-    if logged and logged.get("lower") is not None:
-        differences["logs (OPE), vs logged controller"] = logged
-    if differences:
-        groups["difference of returns"] = differences
-    if costs:
-        groups["cost per episode: steps beyond a limit (OPE)"] = costs
-    plots["intervals"] = plot_intervals(folder / "intervals.png", groups, record.run.evaluate.confidence)
-    rated = [m for m in context["members"] if m["ope"] and m["score"]]
-    if rated:
-        chosen = next((i for i, m in enumerate(rated) if m["selected"]), -1)
-        estimates, scores = [m["ope"] for m in rated], [m["score"] for m in rated]
-        plots["ope"] = plot_ope(folder / "ope.png", estimates, scores, chosen, "discounted return", "score")
-    certificate = context["certificate"]
-    claim = f"{certificate['claim']}: {certificate['violations']} violations in {certificate['episodes']:,} episodes"
-    headline = f"{context['verdict']}. {record.headline}"
-    plots["glance"] = plot_glance(folder / "glance.png", spec, traces, returns, headline, claim)
-    return plots
-
-
-def _selected(record: Record) -> dict[str, Any]:
-    """The selected member; its `index` is its row of the learning curves, of which members may be fewer."""
-    member: dict[str, Any] = record.population["members"][record.evaluation["selected"]]
-    return member
-
-
-def _named_costs(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Only the selected member's: a reviewer decides on one."""
-    return [{**member, "name": "candidate"} for member in members if member["selected"] and member["cost_ope"]]
-
-
-def read_curves(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Learning curves: metric -> (steps (L,), values (P, L))."""
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: (archive["step"], archive[name]) for name in archive.files if name != "step"}
-
-
-def read_trajectories(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    """One episode per controller, the candidate first."""
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(path, allow_pickle=False) as archive:
-        for name in archive.files:
-            controller, quantity = name.rsplit("/", 1)
-            found.setdefault(controller, {})[quantity] = archive[name]
-    order = [name for name in ("candidate", "champion", "plant controller") if name in found]
-    return {name: found[name] for name in [*order, *(n for n in found if n not in order)]}
-
-
-def parameters(record: Record) -> dict[str, Any]:
-    """What the run was configured with, flat, and the selected member's own hyper-parameters if it is the one."""
-    flat: dict[str, Any] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for key, item in value.items():
-                walk(f"{prefix}.{key}" if prefix else key, item)
-        else:
-            flat[prefix] = value
-
-    walk("", record.run.identity())
-    if not untrained(record):
-        member = _selected(record)
-        walk("selected", {"seed": member["seed"], **member["hyperparameters"]})
-    return flat
-
-
-def metrics(record: Record) -> dict[str, float]:
-    """The numbers a reviewer sorts runs by; of the plant's own controller only what is its own."""
-    context, own = view(record), untrained(record)
-    controllers = {name: c for name, c in context["controllers"].items() if not own or name == "plant controller"}
-    score = controllers.get("plant controller", {}).get("score") if own else context["score"]
-    found = {"score": score} if score is not None else {}
-    for name, controller in controllers.items():
-        prefix = name.replace(" ", "_")
-        found[f"{prefix}/return"] = controller["return"]["value"]
-        found[f"{prefix}/violated_episodes"] = controller["violated"]
-    differences = {**context["differences"], "logged controller (OPE)": record.evaluation.get("difference")}
-    for name, value in () if own else differences.items():
-        if value:
-            key = name.replace(" ", "_").replace("(", "").replace(")", "")
-            found |= {f"difference/{key}/{part}": value[part] for part in ("value", "lower", "upper") if part in value}
-    if context["certificate"]:
-        kept = ("episodes", "violations", "upper_bound")
-        found |= {f"certificate/{key}": context["certificate"][key] for key in kept if key in context["certificate"]}
-    return {key: float(value) for key, value in found.items() if value is not None}
-
-
-def register(
-    home: Home, record: Record, registry: Registry, bundle: Path, artifacts: Mapping[str, Path] | None = None
-) -> dict[str, Any]:
+def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[str, Path]) -> Version:
     """Register a candidate; the same run key and composite again find the version that is there.
 
     Args:
-        home: plots are kept under `runs/<plant>/<run key>/plots`.
-        record: everything known so far; its `digests` become the version's tags.
+        record: everything known so far; its digests become the version's tags.
         registry: MLflow.
-        bundle: folder of the composite that was certified.
-        artifacts: more files for the run, folder in the run -> local file or folder (certificate, Data Docs).
-
-    Returns:
-        {version, run_id, url, digest}.
+        bundle: the composite that was certified.
+        plots: the pictures that `tasks.report.draw_plots` made.
 
     Raises:
         ServiceMissing: when MLflow stops answering; running again completes it.
-        Refused: when the bundle is not the composite that `digests["composite"]` names.
+        Refused: when the bundle's files are not the composite that its digest names.
     """
-    plant, digest = record.run.plant, record.digests["composite"]
-    known = registry.find(plant, record.run_key, digest)
-    if known is not None:
-        return known
-    folder = home.folder("runs", plant, record.run_key, "plots")
-    draw_plots(folder, record)
-    known_curves = {} if untrained(record) else read_curves(Path(record.population["curves_path"]))
-    row = _selected(record)["index"]
-    curves = {name: (steps, values[row]) for name, (steps, values) in known_curves.items()}
-    files = {"plots": folder, **(artifacts or {})}
-    if record.validation.get("data_docs"):
-        files.setdefault("data_docs", Path(record.validation["data_docs"]).parent)
-    for name, certificate in record.certificates.items():
-        if certificate:
-            files.setdefault(f"certificates/{name}", Path(certificate["path"]))
-
-    def description(run_id: str) -> str:
-        picture = f"get-artifact?path=plots%2Ftrajectories.png&run_uuid={run_id}"
-        return describe(record, registry.run_url(registry.experiment(plant), run_id), picture)
-
-    return registry.register(
-        Submission(
-            plant=plant,
-            run_key=record.run_key,
-            digest=digest,
-            bundle=bundle,
-            dataset=record.dataset,
-            describe=description,
-            params=parameters(record),
-            metrics=metrics(record),
-            curves=curves,
-            tags={f"neorl.{name}": value for name, value in record.digests.items() if value},
-            artifacts=files,
+    plant = record.run.plant
+    known = registry.find(plant, record.run_key, bundle.digest)
+    if known is None:
+        experiment = registry.experiment(plant)
+        known = registry.register(
+            Submission(
+                plant=plant,
+                run_key=record.run_key,
+                digest=bundle.digest,
+                bundle=bundle.folder,
+                dataset=TrainingData(
+                    digest=record.dataset.digest,
+                    store=record.dataset.store,
+                    rows=record.dataset.rows,
+                    episodes=record.dataset.episodes,
+                    quarantined=record.dataset.quarantined,
+                    card=record.dataset.card,
+                ),
+                describe=lambda run_id: description(record, registry.run_url(experiment, run_id), run_id),
+                params=dict(parameters(record)),
+                metrics=dict(metrics(record)),
+                curves=curves(record),
+                tags=tags(record),
+                artifacts=tuple(artifacts(record, plots)),
+            )
         )
-    )
+    return Version(version=known.version, run_id=known.run_id, url=known.url, digest=known.digest)
+
+
+def conclude(record: Record, registry: Registry, version: Version, files: ReportFiles) -> None:
+    """Complete a version once the verdict is known: its description, verdict, ledger head, and the report.
+
+    Args:
+        record: with the final verdict.
+        registry: MLflow.
+        version: as `register` returned it.
+        files: as `tasks.report.report` returned them.
+
+    Raises:
+        ServiceMissing: when MLflow stops answering; running again completes it.
+    """
+    plant = record.run.plant
+    found = [Artifact("report", files.page)]
+    if files.glance is not None:
+        found.append(Artifact("plots", files.glance))
+    registry.attach(version.run_id, found)
+    text = description(record, registry.run_url(registry.experiment(plant), version.run_id), version.run_id)
+    decided = {VERDICT: record.verdict, HEAD: record.ledger.signed if record.ledger else ""}
+    registry.annotate(plant, version.version, {name: value for name, value in decided.items() if value}, text)
+
+
+def description(record: Record, run_url: str, run_id: str) -> str:
+    """A version's description, with the picture that the server holds among the run's plots.
+
+    Args:
+        record: everything known of the retraining.
+        run_url: where MLflow's UI shows the run.
+        run_id: of the run.
+    """
+    return describe(record, run_url, f"get-artifact?path=plots%2Ftrajectories.png&run_uuid={run_id}")
+
+
+def tags(record: Record) -> dict[str, str]:
+    """A version's tags: every digest, and the ledger's signed head."""
+    found = {f"neorl.{name}": value for name, value in record.digests if value}
+    return found | ({HEAD: record.ledger.signed} if record.ledger else {})
+
+
+def curves(record: Record) -> dict[str, Curve]:
+    """The selected member's learning curves; the plant's own controller has none."""
+    if record.of_fallback:
+        return {}
+    steps, found = read_curves(record.population.curves)
+    return {name: Curve(steps, values[record.selected.index]) for name, values in found.items()}
+
+
+def artifacts(record: Record, plots: Mapping[str, Path]) -> Iterator[Artifact]:
+    """The files of a run: pictures, Data Docs and certificates."""
+    for path in plots.values():
+        yield Artifact("plots", path)
+    if record.validation.data_docs is not None:
+        yield Artifact("data_docs", record.validation.data_docs.parent)
+    for name, certificate in record.certificates():
+        yield Artifact(f"certificates/{name}", certificate.path)
+
+
+def parameters(record: Record) -> Iterator[tuple[str, str]]:
+    """What the run was configured with, and the selected member's own hyper-parameters if the version is that member.
+
+    Example:
+        >>> dict(parameters(record))["train.algorithm"]  # doctest: +SKIP
+        'td3_bc'
+    """
+    yield from _flat("", record.run.identity())
+    if not record.of_fallback:
+        yield from _flat("selected", {"seed": record.selected.seed, **record.selected.hyperparameters})
+
+
+def _flat(prefix: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(f"{prefix}.{key}" if prefix else str(key), item)
+    else:
+        yield prefix, str(value)
+
+
+def metrics(record: Record) -> Iterator[tuple[str, float]]:
+    """The numbers that a reviewer sorts runs by; of the plant's own controller only what is its own."""
+    shown = view(record)
+    if not record.of_fallback and record.rollouts is not None:
+        yield "score", record.rollouts.score
+    for name, controller in shown.controllers.items():
+        if record.of_fallback and name != "plant controller":
+            continue
+        if record.of_fallback:
+            yield "score", controller.score
+        prefix = name.replace(" ", "_")
+        yield f"{prefix}/return", controller.returns.value
+        yield f"{prefix}/violated_episodes", float(controller.violated)
+    if not record.of_fallback:
+        for name, difference in {**shown.differences, "logged controller OPE": record.evaluation.difference}.items():
+            prefix = f"difference/{name.replace(' ', '_')}"
+            yield f"{prefix}/value", difference.value
+            yield f"{prefix}/lower", difference.lower
+            yield f"{prefix}/upper", difference.upper
+    if shown.certificate is not None:
+        yield "certificate/episodes", float(shown.certificate.episodes)
+        yield "certificate/violations", float(shown.certificate.violations)
+        yield "certificate/upper_bound", shown.certificate.upper_bound

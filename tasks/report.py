@@ -1,82 +1,254 @@
-"""The report: one HTML file that opens offline and joins the verdict, the evidence and how to check it."""
+"""The report: pictures, one HTML file that opens offline, and the same in short as Markdown."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from configs.home import Home
-from configs.run import RunConfig
 from neorl_core.plants import PLANTS
+from neorl_core.types import Constraint
 from tasks.adapters.files.canonical import write_atomic
-from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.certificate import NON_CLAIMS
+from tasks.adapters.reporting.curves import plot_curves
+from tasks.adapters.reporting.estimates import plot_intervals, plot_ope
+from tasks.adapters.reporting.style import CONTROLLERS
+from tasks.adapters.reporting.trajectories import Trajectory, plot_glance, plot_trajectories
+from tasks.record import GATE_TITLES, Record, verdict_text
+from tasks.references import (
+    Certificate,
+    ControllerRollouts,
+    Gate,
+    Interval,
+    Member,
+    MemberEvaluation,
+    Reference,
+    Rollouts,
+)
 
 TEMPLATES = Path(__file__).parent / "adapters" / "reporting" / "templates"
-VERDICTS = {
-    "promoted": "Promoted: the candidate is champion",
-    "waiting": "All gates passed: waits for approval",
-    "refused": "Refused: the candidate is not promoted",
-    "fallback": "The certified plant controller is champion",
-    "fallback_waiting": "The certified plant controller waits for approval: no candidate passed every gate",
-    "unchanged": "Nothing new to promote",
-    "passed": "All gates passed",
+TONES: dict[str, Literal["good", "bad", "wait"]] = {
+    "promoted": "good",
+    "passed": "good",
+    "fallback": "good",
+    "unchanged": "good",
+    "refused": "bad",
 }
-OF_FALLBACK = ("fallback", "fallback_waiting")
-"""Verdicts that rest on the plant controller's certificate."""
-GOOD = ("promoted", "passed", "fallback", "unchanged")
-GATE_NAMES = {
-    "data": "Data",
-    "twin": "Twin predicts held-out logs",
-    "ope": "Better than the logged controller",
-    "rollouts": "Better than the plant's controller on the twin",
-    "champion": "Not worse than the champion",
-    "statistical": "Statistical certificate",
-    "fallback": "Fallback alone is certified",
-    "servability": "Servability",
-}
-CONTROLLERS = ("candidate", "champion", "plant controller")
+"""Colour of a verdict's headline; those that wait for a person have one of their own."""
+NOT_CERTIFIED = "plant controller; the candidate has none"
+
+
+class ReportFiles(Reference):
+    """What `report` writes."""
+
+    page: Path
+    glance: Path | None
+    """The result on one picture; none without rollouts."""
+
+
+class GateRow(NamedTuple):
+    """A gate as the pages show it."""
+
+    title: str
+    mark: Literal["pass", "FAIL", "not run"]
+    detail: str
+
+
+class MemberRow(NamedTuple):
+    """A member of the population with what was found of it."""
+
+    member: Member
+    estimate: MemberEvaluation
+    score: Interval | None
+    selected: bool
 
 
 @dataclass(frozen=True)
-class Record:
-    """Everything that is known of one retraining, as JSON-able references; what is not known yet stays empty."""
+class View:
+    """What both templates show beside the record itself."""
 
-    run: RunConfig
-    run_key: str
+    title: str
     verdict: str
-    """A key of VERDICTS."""
-    headline: str
-    """The verdict's reason in one sentence."""
-    dataset: Mapping[str, Any]
-    validation: Mapping[str, Any]
-    population: Mapping[str, Any]
-    evaluation: Mapping[str, Any]
-    """OPE's, with the rollouts' under `rollouts`."""
-    certificates: Mapping[str, Mapping[str, Any] | None]
-    """`candidate` and `fallback`."""
-    gates: Sequence[Mapping[str, Any]]
-    digests: Mapping[str, str] = field(default_factory=dict)
-    """Every digest by what it is of: composite, dataset, config, code, lock, certificate, ledger head."""
-    candidate: Mapping[str, Any] | None = None
-    """{version, run_id, url, digest}."""
-    champion: Mapping[str, Any] | None = None
-    """{version, url, composite, since, approver}."""
-    links: Mapping[str, str] = field(default_factory=dict)
-    ledger: Mapping[str, Any] | None = None
-    """The head: {size, last, root}."""
-    history: Sequence[Mapping[str, Any]] = ()
-    """Ledger entries of the plant: {sequence, timestamp, kind, detail}."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    tone: Literal["good", "bad", "wait"]
+    gates: tuple[GateRow, ...]
+    certificate: Certificate | None
+    """The one that the verdict rests on."""
+    certificate_of: str
+    non_claims: tuple[str, ...]
+    controllers: dict[str, ControllerRollouts]
+    differences: dict[str, Interval]
+    members: tuple[MemberRow, ...]
+    limits: tuple[Constraint, ...]
+    confidence: str
+
+
+def view(record: Record) -> View:
+    """What the templates show of a record."""
+    rollouts, own = record.rollouts, record.certificate
+    # The first screen shows the certificate that the verdict rests on.
+    by_fallback = record.verdict in ("fallback", "fallback_waiting")
+    certificate = own if own is not None and not by_fallback else record.fallback
+    of = "candidate" if certificate is own else "plant controller" if by_fallback else NOT_CERTIFIED
+    scores = rollouts.member_scores if rollouts else ()
+    estimates = {estimate.index: estimate for estimate in record.evaluation.members}
+    return View(
+        title=record.run.plant.replace("_", " ").capitalize(),
+        verdict=verdict_text(record.verdict, record.gates, record.champion),
+        tone=TONES.get(record.verdict, "wait"),
+        gates=tuple(GateRow(GATE_TITLES[gate.name], mark(gate), gate.detail) for gate in record.gates),
+        certificate=certificate,
+        certificate_of=of,
+        non_claims=NON_CLAIMS,
+        controllers={name: rollouts.controllers[name] for name in CONTROLLERS if name in rollouts.controllers}
+        if rollouts
+        else {},
+        differences=rollouts.differences if rollouts else {},
+        members=tuple(
+            MemberRow(
+                member,
+                estimates[member.index],
+                scores[i] if i < len(scores) else None,
+                i == record.evaluation.selected,
+            )
+            for i, member in enumerate(record.population.members)
+        ),
+        limits=PLANTS[record.run.plant].spec.constraints,
+        confidence=f"{100 * record.run.evaluate.confidence:g} %",
+    )
+
+
+def mark(gate: Gate) -> Literal["pass", "FAIL", "not run"]:
+    """A gate's verdict in a word."""
+    return "not run" if gate.passed is None else "pass" if gate.passed else "FAIL"
+
+
+def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
+    """Draw what a reviewer decides from: learning curves, trajectories, intervals, and OPE against rollouts.
+
+    Nothing in these pictures depends on the verdict, so that they are drawn once, before a version is registered.
+
+    Args:
+        folder: where the pictures are written.
+        record: what is known before registration.
+
+    Returns:
+        The pictures by name; without rollouts only the curves.
+    """
+    plots: dict[str, Path] = {}
+    steps, curves = read_curves(record.population.curves)
+    if curves:
+        plots["curves"] = plot_curves(folder / "curves.png", steps, curves, record.selected.index)
+    if record.rollouts is None:
+        return plots
+    shown = view(record)
+    plots["trajectories"] = plot_trajectories(
+        folder / "trajectories.png", PLANTS[record.run.plant].spec, read_trajectories(record.rollouts)
+    )
+    plots["intervals"] = plot_intervals(
+        folder / "intervals.png", _estimates(record, shown), record.run.evaluate.confidence
+    )
+    rated = [(row.estimate.ope, row.score, row.selected) for row in shown.members if row.score is not None]
+    if rated:
+        estimates, scores, selected = zip(*rated, strict=True)
+        chosen = selected.index(True) if True in selected else -1
+        plots["ope"] = plot_ope(folder / "ope.png", estimates, scores, chosen, "discounted return", "score")
+    return plots
+
+
+def draw_glance(folder: Path, record: Record) -> Path | None:
+    """Draw the result on one picture: trajectories, comparison, verdict and claim; None without rollouts."""
+    shown = view(record)
+    if record.rollouts is None or shown.certificate is None:
+        return None
+    found = shown.certificate
+    return plot_glance(
+        folder / "glance.png",
+        PLANTS[record.run.plant].spec,
+        read_trajectories(record.rollouts),
+        {name: controller.returns for name, controller in shown.controllers.items()},
+        verdict=shown.verdict,
+        reason=record.headline,
+        claim=f"{found.claim}: {found.violations} violations in {found.episodes:,} episodes",
+    )
+
+
+def _estimates(record: Record, shown: View) -> dict[str, dict[str, Interval]]:
+    """Axis label -> (name -> estimate); of the members only the selected one, for a reviewer decides on one."""
+    differences = {f"rollouts, vs {name}": found for name, found in shown.differences.items()}
+    differences["logs (OPE), vs logged controller"] = record.evaluation.difference
+    selected = next(row.estimate for row in shown.members if row.selected)
+    return {
+        "return per episode (rollouts on the simulator)": {
+            name: controller.returns for name, controller in shown.controllers.items()
+        },
+        "difference of returns": differences,
+        "cost per episode: steps beyond a limit (OPE)": {"candidate": selected.cost_ope},
+    }
+
+
+def read_curves(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Learning curves: the updates at which metrics were logged (L,), and metric -> values (P, L)."""
+    with np.load(path, allow_pickle=False) as archive:
+        return archive["step"], {name: archive[name] for name in archive.files if name != "step"}
+
+
+def read_trajectories(rollouts: Rollouts) -> dict[str, Trajectory]:
+    """One episode of each controller, the candidate first."""
+    with np.load(rollouts.trajectories, allow_pickle=False) as archive:
+        names = dict.fromkeys(name.rpartition("/")[0] for name in archive.files)
+        ordered = [
+            *(name for name in CONTROLLERS if name in names),
+            *(name for name in names if name not in CONTROLLERS),
+        ]
+        return {name: Trajectory(archive[f"{name}/observations"], archive[f"{name}/actions"]) for name in ordered}
+
+
+def describe(record: Record, run_url: str = "", picture: str = "", page: Path | None = None) -> str:
+    """The report in short, as Markdown: verdict, claim, comparison and gates before anything else.
+
+    MLflow's page of a version shows it with a picture; Prefect's artifact cannot load one and names the page's file.
+
+    Args:
+        record: everything known of the retraining.
+        run_url: where the UI shows the run and its artifacts.
+        picture: URL of a picture of the trajectories, relative to the UI.
+        page: the HTML report.
+    """
+    template = environment().get_template("version.md.j2")
+    return template.render(record=record, view=view(record), run_url=run_url, picture=picture, page=page)
+
+
+def report(home: Home, record: Record, plots: Mapping[str, Path]) -> ReportFiles:
+    """Write the report of a retraining.
+
+    Args:
+        home: the page becomes `reports/<plant>/<run key>.html` in it: one file, which makes no request.
+        record: everything known of the retraining.
+        plots: PNG files by name, from `draw_plots`; those that are missing are left out.
+
+    Returns:
+        The page, and the result on one picture, `runs/<plant>/<run key>/plots/glance.png`.
+    """
+    pictures = {
+        name: f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        for name, path in plots.items()
+        if path.is_file()
+    }
+    text = environment().get_template("report.html.j2").render(record=record, view=view(record), pictures=pictures)
+    page = write_atomic(home.folder("reports", record.run.plant) / f"{record.run_key}.html", text.encode())
+    glance = draw_glance(home.folder("runs", record.run.plant, record.run_key, "plots"), record)
+    return ReportFiles(page=page, glance=glance)
 
 
 def environment() -> Environment:
-    """Templates of the report and the version's description; a missing value is an error, never a blank."""
+    """The templates' environment; a missing value is an error, never a blank."""
     loader = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -84,31 +256,39 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    loader.filters |= {"interval": interval, "short": short, "number": number, "signed": signed}
+    loader.filters |= {"interval": interval, "short": short, "number": number, "limit": limit, "cell": cell}
     return loader
 
 
-def number(value: Any) -> str:
-    """A number for people: thousands apart, four digits, the minus sign a minus sign."""
-    if value is None:
+def number(value: float | None) -> str:
+    """A number for people: thousands apart, four digits, the minus sign a minus sign; a dash where there is none."""
+    if value is None or not math.isfinite(value):
         return "–"
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
     return text.replace("-", "−")
 
 
 def signed(value: float) -> str:
-    """A difference: with its sign."""
-    return f"{value:+,.4g}".replace("-", "−")
+    """A difference, with its sign."""
+    return f"{value:+,.4g}".replace("-", "−") if math.isfinite(value) else "–"
 
 
-def interval(value: Mapping[str, Any] | None, difference: bool = False) -> str:
-    """`value [lower, upper]`."""
-    if value is None:
+def interval(value: Interval | None, difference: bool = False) -> str:
+    """`value [lower, upper]`; an estimate that does not exist is a dash."""
+    if value is None or not math.isfinite(value.value):
         return "–"
     form = signed if difference else number
-    if value.get("lower") is None or value.get("upper") is None:
-        return form(value["value"])
-    return f"{form(value['value'])} [{form(value['lower'])}, {form(value['upper'])}]"
+    if not (math.isfinite(value.lower) and math.isfinite(value.upper)):
+        return form(value.value)
+    return f"{form(value.value)} [{form(value.lower)}, {form(value.upper)}]"
+
+
+def limit(constraint: Constraint) -> str:
+    """A hard limit in words."""
+    low, high = math.isfinite(constraint.low), math.isfinite(constraint.high)
+    bounds = f"within {constraint.low:g} to {constraint.high:g}" if low and high else ""
+    bounds = bounds or (f"at most {constraint.high:g}" if high else f"at least {constraint.low:g}")
+    return f"{constraint.name} {bounds} {constraint.unit}"
 
 
 def short(digest: str) -> str:
@@ -116,71 +296,6 @@ def short(digest: str) -> str:
     return digest[:12]
 
 
-def untrained(record: Record) -> bool:
-    """Whether this is about the version that is the plant's own controller: its composite is no member's."""
-    composite = record.digests.get("composite")
-    return composite is not None and composite not in {member["digest"] for member in record.population["members"]}
-
-
-def view(record: Record) -> dict[str, Any]:
-    """What both templates show: the record, and what follows from it."""
-    plant = PLANTS[record.run.plant]
-    rollouts = record.evaluation.get("rollouts") or {}
-    members = [dict(member) for member in record.population["members"]]
-    estimates = {member["index"]: member for member in record.evaluation["members"]}
-    scores = rollouts.get("member_scores", [])
-    for position, member in enumerate(members):
-        found = estimates.get(member["index"], {})
-        member["ope"], member["cost_ope"] = found.get("ope"), found.get("cost_ope")
-        member["score"] = scores[position] if position < len(scores) else None
-        member["selected"] = position == record.evaluation["selected"]
-    # The first screen shows the certificate that the verdict rests on.
-    own = record.certificates.get("candidate")
-    of_fallback = record.verdict in OF_FALLBACK or not own
-    certificate = record.certificates.get("fallback") if of_fallback else own
-    not_tested = "" if own or record.verdict in OF_FALLBACK else "; the candidate has none"
-    failed = [GATE_NAMES.get(gate["name"], gate["name"]) for gate in record.gates if gate["passed"] is False]
-    return {
-        "record": record,
-        "title": record.run.plant.replace("_", " ").capitalize(),
-        "verdict": VERDICTS[record.verdict],
-        "good": record.verdict in GOOD,
-        "gates": [{**gate, "title": GATE_NAMES.get(gate["name"], gate["name"])} for gate in record.gates],
-        "failed": failed,
-        "certificate": certificate,
-        "certificate_of": f"plant controller{not_tested}" if of_fallback else "candidate",
-        "untrained": untrained(record),
-        "non_claims": NON_CLAIMS,
-        "controllers": {name: rollouts["controllers"][name] for name in CONTROLLERS if name in rollouts["controllers"]}
-        if rollouts
-        else {},
-        "differences": rollouts.get("differences", {}),
-        "score": rollouts.get("score"),
-        "members": members,
-        "spec": plant.spec,
-        "limits": spec_record(plant.spec)["constraints"],
-        "confidence": f"{100 * record.run.evaluate.confidence:g} %",
-    }
-
-
-def _pictures(plots: Mapping[str, Path]) -> dict[str, str]:
-    return {
-        name: f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-        for name, path in plots.items()
-        if path.is_file()
-    }
-
-
-def report(home: Home, record: Record, plots: Mapping[str, Path]) -> Path:
-    """Write the report of a retraining.
-
-    Args:
-        record: everything known of it.
-        plots: PNG files by name: trajectories, intervals, ope, curves (`tasks.register.draw_plots`); those that are
-            missing are left out.
-
-    Returns:
-        `reports/<plant>/<run key>.html` under the home: one file, no request leaves it.
-    """
-    text = environment().get_template("report.html.j2").render(**view(record), pictures=_pictures(plots))
-    return write_atomic(home.folder("reports", record.run.plant) / f"{record.run_key}.html", text.encode())
+def cell(text: str) -> str:
+    """Text that stays within a cell of a Markdown table and cannot become markup."""
+    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,18 +11,38 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from tasks.adapters.files.canonical import sha256_hex, write_json
 from tasks.adapters.models.bundle import save_bundle
-from tasks.report import Record
+from tasks.record import Record
+from tasks.references import (
+    Bundle,
+    Certificate,
+    ChampionInForce,
+    ControllerRollouts,
+    Dataset,
+    Digests,
+    Evaluation,
+    Gate,
+    HistoryRow,
+    Interval,
+    LedgerHead,
+    Member,
+    MemberEvaluation,
+    Placement,
+    Population,
+    Rollouts,
+    Source,
+    Validation,
+)
 
 PLANT = PLANTS["chemical_reactor"]
 CLAIM = (
     "P(an episode of 60 steps under domain chemical_reactor/standard violates 316 <= reactor temperature <= 332 K) <= "
-    "0.001 with confidence 95 %, for composite 0123456789ab on twin cdef01234567"
+    "0.001 with confidence 95 %, for composite 0123456789ab on simulator cdef01234567"
 )
 
 
-def spread(value: float, half: float) -> dict[str, float]:
-    """An interval."""
-    return {"value": value, "lower": value - half, "upper": value + half}
+def spread(value: float, half: float) -> Interval:
+    """An interval about a value."""
+    return Interval(value=value, lower=value - half, upper=value + half)
 
 
 def write_bundle(folder: Path) -> str:
@@ -53,106 +70,138 @@ def _arrays(folder: Path) -> tuple[Path, Path]:
     return folder / "curves.npz", folder / "trajectories.npz"
 
 
-def _certificate(folder: Path, name: str, composite: str) -> dict[str, Any]:
-    path = write_json(folder / f"{name}.dsse.json", {"payload": name})
-    return {
-        "path": str(path),
-        "claim": CLAIM,
-        "passed": True,
-        "attempt": 1 if name == "fallback" else 2,
-        "alpha": 0.025,
-        "episodes": 4097,
-        "violations": 0,
-        "upper_bound": 0.0009,
-        "handovers": 12,
-        "composite": composite,
-    }
+def _certificate(folder: Path, name: str, composite: str) -> Certificate:
+    return Certificate(
+        path=write_json(folder / f"{name}.dsse.json", {"payload": name}),
+        claim=CLAIM,
+        passed=True,
+        attempt=1 if name == "fallback" else 2,
+        alpha=0.025,
+        episodes=4097,
+        violations=0,
+        upper_bound=0.0009,
+        handovers=12,
+        composite=composite,
+    )
 
 
-def _evaluation(trajectories: Path) -> dict[str, Any]:
-    members = [{"index": i, "ope": spread(-1.2 + 0.1 * i, 0.08), "cost_ope": spread(0.01 * i, 0.005)} for i in range(4)]
+def _evaluation() -> Evaluation:
+    members = tuple(
+        MemberEvaluation(
+            index=i,
+            ope=spread(-1.2 + 0.1 * i, 0.08),
+            cost_ope=spread(0.01 * i, 0.005),
+            gain=spread(0.07 * i, 0.06),
+            model=spread(-1.1 + 0.1 * i, 0.05),
+            disagreement=0.02,
+            supported=True,
+            effective_rows=900.0,
+        )
+        for i in range(4)
+    )
+    return Evaluation(
+        selected=3,
+        members=members,
+        behaviour=spread(-1.1, 0.1),
+        difference=spread(0.21, 0.06),
+        supported=True,
+        discount=0.99,
+        episodes=150,
+    )
 
-    def controller(value: float, half: float, violated: int = 0) -> dict[str, Any]:
-        counts = {"violated": violated, "episodes": 256, "handovers_per_episode": 0.2, "least_margins": [2.1]}
-        return {"return": spread(value, half), "score": 100 * (value + 1), **counts}
 
-    rollouts = {
-        "controllers": {
+def _rollouts(trajectories: Path) -> Rollouts:
+    def controller(value: float, half: float) -> ControllerRollouts:
+        return ControllerRollouts(
+            returns=spread(value, half),
+            score=100 * (value + 1),
+            violated=0,
+            episodes=256,
+            handovers_per_episode=0.2,
+            least_margins=(2.1,),
+        )
+
+    return Rollouts(
+        controllers={
             "plant controller": controller(-0.231, 0.011),
             "candidate": controller(-0.128, 0.009),
             "champion": controller(-0.152, 0.010),
         },
-        "differences": {"plant controller": spread(0.103, 0.012), "champion": spread(0.024, 0.007)},
-        "member_scores": [spread(80 + 2.5 * i, 1.5) for i in range(4)],
-        "score": 87.5,
-        "trajectories": str(trajectories),
-    }
-    return {
-        "selected": 3,
-        "members": members,
-        "behaviour": {"value": -1.1},
-        "difference": spread(0.21, 0.06),
-        "rollouts": rollouts,
-    }
+        differences={"plant controller": spread(0.103, 0.012), "champion": spread(0.024, 0.007)},
+        member_scores=tuple(spread(80 + 2.5 * i, 1.5) for i in range(4)),
+        score=87.5,
+        trajectories=trajectories,
+    )
 
 
-def sample_record(folder: Path, **changes: Any) -> tuple[Record, Path]:
+def _gates() -> tuple[Gate, ...]:
+    return (
+        Gate(name="data", passed=True, detail="all expectations hold"),
+        Gate(name="simulator", passed=True, detail="one-step error on held-out logs at most 6.1% of the spread"),
+        Gate(name="ope", passed=True, detail="estimated gain over the logged controller +0.21"),
+        Gate(name="fallback", passed=True, detail="0 violations in 3327 episodes, attempt 1, α = 0.05"),
+        Gate(name="statistical", passed=True, detail="0 violations in 4097 episodes, attempt 2, α = 0.025"),
+        Gate(name="servability", passed=True, detail="16 answers agree, p99 310 µs"),
+    )
+
+
+def sample_record(folder: Path) -> tuple[Record, Bundle]:
     """A record whose gates all passed, and the bundle that it is about."""
-    bundle = folder / "bundle"
-    composite = write_bundle(bundle)
+    composite = write_bundle(folder / "bundle")
+    bundle = Bundle(digest=composite, plant="chemical_reactor", folder=folder / "bundle")
     curves, trajectories = _arrays(folder / "arrays")
     docs = folder / "docs" / "index.html"
     docs.parent.mkdir(parents=True, exist_ok=True)
     docs.write_text("<p>Data Docs</p>")
     digests = {name: sha256_hex(name.encode()) for name in ("dataset", "config", "code", "lock", "certificate")}
-    members = [
-        {"index": i, "seed": i, "hyperparameters": {"alpha": 2.5}, "path": str(bundle), "digest": composite}
-        for i in range(4)
-    ]
     record = Record(
         run=RunConfig(plant="chemical_reactor", data=Data(mapping=Path("configs/mappings/chemical_reactor.yaml"))),
         run_key=sha256_hex(b"run"),
         verdict="waiting",
         headline="Better than the plant's own controller on held-out logs, certified, and waiting for a reviewer.",
-        dataset={
-            "plant": "chemical_reactor",
-            "digest": digests["dataset"],
-            "path": str(folder / "dataset"),
-            "rows": 46_512,
-            "episodes": 775,
-            "quarantined": 31,
-            "quarantine_path": str(folder / "quarantine.parquet"),
-            "sources": [{"path": "reactor_log.parquet", "sha256": sha256_hex(b"source")}],
-        },
-        validation={"passed": True, "reasons": [], "summary_path": "", "data_docs": str(docs)},
-        population={
-            "path": str(folder),
-            "digest": sha256_hex(b"population"),
-            "members": members,
-            "curves_path": str(curves),
-            "updates": 20_000,
-            "steps_per_second": 5120.0,
-        },
-        evaluation=_evaluation(trajectories),
-        certificates={
-            "fallback": _certificate(folder, "fallback", composite),
-            "candidate": _certificate(folder, "candidate", composite),
-        },
-        gates=[
-            {"name": "data", "passed": True, "detail": "all expectations hold"},
-            {"name": "twin", "passed": True, "detail": "one-step error on held-out logs at most 6.1% of the spread"},
-            {"name": "ope", "passed": True, "detail": "estimated gain over the logged controller +0.21"},
-            {"name": "fallback", "passed": True, "detail": "0 violations in 3327 episodes, attempt 1, α = 0.05"},
-            {"name": "statistical", "passed": True, "detail": "0 violations in 4097 episodes, attempt 2, α = 0.025"},
-            {"name": "servability", "passed": True, "detail": "16 answers agree, p99 310 µs"},
-        ],
-        digests={"composite": composite, **digests, "ledger_head": json.dumps({"payload": "x" * 300})},
-        champion={"version": "2", "url": "", "composite": sha256_hex(b"champion")},
+        dataset=Dataset(
+            plant="chemical_reactor",
+            digest=digests["dataset"],
+            store=folder / "dataset",
+            manifest=folder / "dataset" / "manifests" / f"{digests['dataset']}.json",
+            shards=(),
+            rows=46_512,
+            episodes=775,
+            quarantined=31,
+            quarantine=folder / "quarantine",
+            reasons={"out of order": 31},
+            sources=(Source(path="reactor_log.parquet", sha256=sha256_hex(b"source")),),
+        ),
+        validation=Validation(passed=True, reasons=(), data_docs=docs),
+        population=Population(
+            digest=sha256_hex(b"population"),
+            folder=folder,
+            members=tuple(Member(index=i, seed=i, hyperparameters={"alpha": 2.5}, bundle=bundle) for i in range(4)),
+            curves=curves,
+            updates=20_000,
+            steps_per_second=5120.0,
+            placement=Placement(processes=False, reason="one program is faster here"),
+            rows=40_000,
+        ),
+        evaluation=_evaluation(),
+        rollouts=_rollouts(trajectories),
+        fallback=_certificate(folder, "fallback", composite),
+        certificate=_certificate(folder, "candidate", composite),
+        gates=_gates(),
+        digests=Digests(composite=composite, **digests),
+        champion=ChampionInForce(
+            version="2",
+            url="",
+            composite=sha256_hex(b"champion"),
+            since="2026-11-19T14:00:00Z",
+            approver="a reviewer",
+            claim=CLAIM,
+        ),
         links={"Prefect run": "http://127.0.0.1:4200/runs/flow-run/1", "Data Docs": docs.as_uri()},
-        ledger={"size": 14, "last": sha256_hex(b"last"), "root": sha256_hex(b"root")},
-        history=[
-            {"sequence": 1, "timestamp": "2026-11-20T14:00:00Z", "kind": "attempt", "detail": "number 1 of the lineage"}
-        ],
+        ledger=LedgerHead(size=14, last=sha256_hex(b"last"), root=sha256_hex(b"root"), signed='{"payload":"x"}'),
+        history=(
+            HistoryRow(sequence=1, timestamp="2026-11-20T14:00:00Z", kind="attempt", detail="number 1 of the lineage"),
+        ),
         seconds={"ingest": 3.1, "validate": 8.4, "train": 41.0, "certify": 22.5},
     )
-    return replace(record, **changes), bundle
+    return record, bundle

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -21,6 +22,18 @@ plants = group(
 EPISODES = 64
 
 
+class PlantFacts(NamedTuple):
+    """What a plant is like; units and limits by name."""
+
+    about: str
+    observation: Mapping[str, str]
+    action: Mapping[str, str]
+    limits: Mapping[str, str]
+    horizon: int
+    period: str
+    agents: tuple[str, ...]
+
+
 @plants.callback(invoke_without_command=True, no_args_is_help=False)
 def listing(context: typer.Context, as_json: AsJson = False) -> None:
     """List the plants; the group's help is this command's."""
@@ -29,22 +42,24 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
     from configs.plant_scores import plant_scores
     from neorl_core.plants import PLANTS
 
-    scores = plant_scores()
-    table = {name: _facts(name) | {"scores": scores.get(name, {})} for name in PLANTS}
+    scores, table = plant_scores(), {name: _facts(name) for name in PLANTS}
     if as_json:
-        emit({"plants": table}, True)
+        emit(
+            {"plants": {name: facts._asdict() | {"scores": scores.get(name, {})} for name, facts in table.items()}},
+            True,
+        )
         return
     rows = [
         (
             name,
-            len(p["observation"]),
-            len(p["action"]),
-            p["period"],
-            p["horizon"],
-            f"{p['scores']['controller']['score']:.1f}" if p["scores"] else "–",
-            "; ".join(f"{limit} {text}" for limit, text in p["limits"].items()),
+            len(facts.observation),
+            len(facts.action),
+            facts.period,
+            facts.horizon,
+            f"{scores[name]['controller']['score']:.1f}" if name in scores else "–",
+            "; ".join(f"{limit} {text}" for limit, text in facts.limits.items()),
         )
-        for name, p in table.items()
+        for name, facts in table.items()
     ]
     show_table(("plant", "observed", "manipulated", "period", "steps", "own controller", "hard limits"), rows)
     print("\nMore on one: neorl plants show NAME")
@@ -62,40 +77,44 @@ def show(
     Example: neorl plants show water_treatment --out tanks.png
     """
     name = known_plant(name)
-    from tasks.adapters.reporting.plant_picture import draw_plant
+    from tasks.adapters.reporting.trajectories import draw_plant
 
     path = out or Home.locate().folder("plants") / f"{name}.png"
-    found = draw_plant(name, path, seed, EPISODES)
-    result = {"plant": name, **_facts(name), "episodes": EPISODES, "controllers": found, "picture": str(path)}
+    found, facts = draw_plant(name, path, seed, EPISODES), _facts(name)
     if as_json:
-        emit(result, True)
+        controllers = {
+            who: {"return": result.mean_return, "score": result.score, "violated": result.violated}
+            for who, result in found.items()
+        }
+        about = {"plant": name, **facts._asdict(), "episodes": EPISODES}
+        emit({**about, "controllers": controllers, "picture": str(path)}, True)
         return
-    print(f"{name}: {result['horizon']} steps of {result['period']}; {result['about']}\n")
-    rows = [("observed", *each) for each in result["observation"].items()]
-    show_table(("", "name", "unit"), [*rows, *(("manipulated", *each) for each in result["action"].items())])
+    print(f"{name}: {facts.horizon} steps of {facts.period}; {facts.about}\n")
+    rows = [("observed", *each) for each in facts.observation.items()]
+    show_table(("", "name", "unit"), [*rows, *(("manipulated", *each) for each in facts.action.items())])
     print()
-    show_table(("hard limit", "range"), list(result["limits"].items()))
+    show_table(("hard limit", "range"), list(facts.limits.items()))
     print()
     show_table(
         ("controller", "return", "score", f"episodes of {EPISODES} beyond a limit"),
-        [(who, f"{c['return']:.4g}", f"{c['score']:.1f}", c["violated"]) for who, c in found.items()],
+        [(who, f"{r.mean_return:.4g}", f"{r.score:.1f}", r.violated) for who, r in found.items()],
     )
     print(f"\npicture: {path}")
 
 
-def _facts(name: str) -> dict[str, Any]:
+def _facts(name: str) -> PlantFacts:
     from importlib import import_module
 
     from neorl_core.plants import PLANTS
 
     spec = PLANTS[name].spec
     about = import_module(PLANTS.module(name)).__doc__ or ""
-    return {
-        "about": about.strip().splitlines()[0],
-        "observation": dict(zip(spec.observation.names, spec.observation.units, strict=True)),
-        "action": dict(zip(spec.action.names, spec.action.units, strict=True)),
-        "limits": {c.name: f"{c.low:g} to {c.high:g} {c.unit}" for c in spec.constraints},
-        "horizon": spec.horizon,
-        "period": f"{spec.dt:g} {spec.time_unit}",
-        "agents": [view.name for view in PLANTS[name].agents],
-    }
+    return PlantFacts(
+        about=about.strip().splitlines()[0],
+        observation=dict(zip(spec.observation.names, spec.observation.units, strict=True)),
+        action=dict(zip(spec.action.names, spec.action.units, strict=True)),
+        limits={c.name: f"{c.low:g} to {c.high:g} {c.unit}" for c in spec.constraints},
+        horizon=spec.horizon,
+        period=f"{spec.dt:g} {spec.time_unit}",
+        agents=tuple(view.name for view in PLANTS[name].agents),
+    )

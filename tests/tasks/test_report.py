@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from configs.home import Home
+from neorl_core.types import Constraint
 from tasks.adapters.ledger.certificate import NON_CLAIMS
-from tasks.register import describe, draw_plots, metrics, parameters
-from tasks.report import VERDICTS, Record, interval, number, report, signed
+from tasks.record import VERDICTS, Record
+from tasks.references import Gate, Interval, Source
+from tasks.report import describe, draw_plots, interval, limit, number, report, signed
 from tests.sample_record import CLAIM, sample_record
+
+NAN = float("nan")
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +33,20 @@ def plots(sample: Record, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return draw_plots(tmp_path_factory.mktemp("plots"), sample)
 
 
+def changed(record: Record, **changes: object) -> Record:
+    """The record with other fields."""
+    return record.model_copy(update=changes)
+
+
 class _Page(HTMLParser):
     """Collects the text, and every address that a browser would load by itself."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.text, self.loads, self.links, self.open_tags = "", [], [], []
+        self.text = ""
+        self.loads: list[str | None] = []
+        self.links: list[str | None] = []
+        self.open_tags: list[str] = []
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -56,7 +66,7 @@ class _Page(HTMLParser):
 
 
 def test_the_report_loads_nothing_and_tells_everything(sample: Record, plots: dict[str, Path], home: Path) -> None:
-    html = report(Home(home), sample, plots).read_text()
+    html = report(Home(home), sample, plots).page.read_text()
     page = _Page(html)
     assert page.open_tags == []
     assert len(page.loads) == 4
@@ -66,66 +76,101 @@ def test_the_report_loads_nothing_and_tells_everything(sample: Record, plots: di
     first_screen, _, rest = page.text.partition("Behaviour")
     for words in (VERDICTS["waiting"], sample.headline, "version 2", CLAIM, "+0.103 [+0.091, +0.115]", "Servability"):
         assert words in first_screen
-    for words in (*NON_CLAIMS, *sample.digests.values(), "46,512", "neorl audit verify", "75.0 s", sample.run_key):
+    digests = [value for _, value in sample.digests]
+    told = ("46,512", "31 out of order", "neorl audit verify", "75.0 s", sample.run_key)
+    for words in (*NON_CLAIMS, *digests, *told, sample.ledger.signed if sample.ledger else ""):
         assert words in rest
     assert set(sample.links.values()) <= set(page.links)
-    assert report(Home(home), sample, plots).read_text() == html
+    assert report(Home(home), sample, plots).page.read_text() == html
+
+
+def test_the_result_is_drawn_once_it_is_known(sample: Record, home: Path) -> None:
+    # Whatever depends on the verdict is drawn with the report; the other pictures were made before.
+    first, second = (
+        report(Home(home / verdict), changed(sample, verdict=verdict), {}).glance for verdict in ("waiting", "promoted")
+    )
+    assert first is not None
+    assert second is not None
+    assert first.read_bytes() != second.read_bytes()
+    assert report(Home(home), changed(sample, rollouts=None), {}).glance is None
 
 
 def test_what_a_log_says_cannot_become_markup(sample: Record, home: Path) -> None:
-    sources = [{"path": "<script>alert(1)</script>", "sha256": "0"}]
-    html = report(Home(home), replace(sample, dataset={**sample.dataset, "sources": sources}), {}).read_text()
+    sources = (Source(path="<script>alert(1)</script>", sha256="0"),)
+    gates = (Gate(name="data", passed=False, detail="column 'a|b'\n<script> is & stays text"),)
+    record = changed(sample, dataset=sample.dataset.model_copy(update={"sources": sources}), gates=gates)
+    html = report(Home(home), record, {}).page.read_text()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
+    text = describe(record)
+    assert "| Data | **FAIL** | column 'a\\|b' &lt;script> is &amp; stays text |\n" in text
+    assert "<script>" not in text
 
 
 def test_a_refusal_is_plain(sample: Record, home: Path) -> None:
-    gates = [
-        {"name": "ope", "passed": False, "detail": "lower bound -0.1"},
-        {"name": "statistical", "passed": None, "detail": "not attempted"},
-    ]
-    changed = replace(
+    gates = (
+        Gate(name="ope", passed=False, detail="lower bound -0.1"),
+        Gate(name="statistical", passed=None, detail="not attempted"),
+    )
+    refused = changed(
         sample,
         verdict="refused",
         headline="No candidate beats the plant's controller.",
         gates=gates,
-        certificates={"candidate": None, "fallback": sample.certificates["fallback"]},
-        champion=None,
-        evaluation={**sample.evaluation, "rollouts": None},
+        certificate=None,
+        rollouts=None,
     )
-    text = _Page(report(Home(home), changed, {}).read_text()).text
-    for words in (
-        VERDICTS["refused"],
-        "FAIL",
-        "not run",
-        "There is no champion yet",
-        "Certificate of the plant controller",
-    ):
+    text = _Page(report(Home(home), refused, {}).page.read_text()).text
+    for words in (VERDICTS["refused"], "FAIL", "not run", "Certificate of the plant controller"):
         assert words in text
-    markdown = describe(changed)
+    markdown = describe(refused)
     assert "**FAIL**" in markdown
     assert "Claim** (plant controller; the candidate has none)" in markdown
-    assert set(draw_plots(home / "plots", changed)) == {"curves"}
+    assert set(draw_plots(home / "plots", refused)) == {"curves"}
+
+
+@pytest.mark.parametrize(
+    ("fallback", "words"),
+    [
+        (True, "The candidate is refused, and there is no champion"),
+        (False, "Neither the candidate nor the plant's own controller is certified: there is no champion"),
+    ],
+)
+def test_a_refusal_without_a_champion_says_that_nothing_stands(
+    sample: Record, home: Path, fallback: bool, words: str
+) -> None:
+    gates = (
+        Gate(name="ope", passed=False, detail="lower bound -0.1"),
+        Gate(name="fallback", passed=fallback, detail="9 violations in 300 episodes"),
+    )
+    refused = changed(sample, verdict="refused", gates=gates, certificate=None, champion=None)
+    text = _Page(report(Home(home), refused, {}).page.read_text()).text
+    assert words in text
+    assert "There is no champion yet" in text
+    assert "the champion stays" not in text
+    assert describe(refused).startswith(f"### {words}\n")
 
 
 def test_a_fallback_champion_shows_its_own_certificate(sample: Record) -> None:
-    failed = {**(sample.certificates["candidate"] or {}), "claim": "Not shown: P(...)", "passed": False}
-    changed = replace(sample, verdict="fallback", certificates={**sample.certificates, "candidate": failed})
-    text = describe(changed)
+    assert sample.certificate is not None
+    failed = sample.certificate.model_copy(update={"claim": "Not shown: P(...)", "passed": False})
+    text = describe(changed(sample, verdict="fallback", certificate=failed))
     assert f"**Claim** (plant controller): {CLAIM}" in text
 
 
 def test_a_plant_controller_that_waits_is_said_to_wait(sample: Record) -> None:
-    text = describe(replace(sample, verdict="fallback_waiting"))
+    text = describe(changed(sample, verdict="fallback_waiting"))
     assert text.startswith(f"### {VERDICTS['fallback_waiting']}")
     assert f"**Claim** (plant controller): {CLAIM}" in text
 
 
 def test_the_selected_member_s_curve_is_found_by_its_index(sample: Record, tmp_path: Path) -> None:
     # Members can be fewer than the curves' rows: a member whose parameters are not finite is left out.
-    population = {**sample.population, "members": sample.population["members"][2:]}
-    fewer = replace(sample, population=population, evaluation={**sample.evaluation, "selected": 1})
-    assert parameters(fewer)["selected.seed"] == 3
+    population = sample.population.model_copy(update={"members": sample.population.members[2:]})
+    estimates = sample.evaluation.members[2:]
+    evaluation = sample.evaluation.model_copy(update={"selected": 1, "members": estimates})
+    fewer = changed(sample, population=population, evaluation=evaluation)
+    assert fewer.selected.seed == 3
     whole = draw_plots(tmp_path / "whole", sample)["curves"].read_bytes()
     assert draw_plots(tmp_path / "fewer", fewer)["curves"].read_bytes() == whole
 
@@ -141,31 +186,32 @@ def test_the_description_is_decided_from_its_first_lines(sample: Record) -> None
         assert len({line.count("|") for line in table.splitlines()}) == 1
 
 
+def test_prefect_s_artifact_has_no_picture_and_no_entities(sample: Record) -> None:
+    text = describe(sample, "http://host/#/experiments/1/runs/r", page=Path("reports/chemical_reactor/1.html"))
+    assert "![" not in text
+    assert "get-artifact" not in text
+    assert "&" not in text
+    assert "`reports/chemical_reactor/1.html`" in text
+
+
 def test_numbers_for_people() -> None:
     assert number(46512) == "46,512"
     assert number(-0.12346) == "−0.1235"
-    assert number(None) == "–"
+    assert number(None) == number(NAN) == "–"
     assert signed(0.1) == "+0.1"
-    assert interval({"value": 1.0, "lower": -0.5, "upper": 2.5}) == "1 [−0.5, 2.5]"
-    assert interval({"value": 1.0}, True) == "+1"
-    assert interval(None) == "–"
-
-
-def test_parameters_and_metrics_are_flat(sample: Record) -> None:
-    flat: dict[str, Any] = parameters(sample)
-    assert flat["train.algorithm"] == sample.run.train.algorithm
-    assert flat["selected.alpha"] == 2.5
-    found = metrics(sample)
-    assert found["difference/plant_controller/lower"] == pytest.approx(0.091)
-    assert found["difference/logged_controller_OPE/lower"] == pytest.approx(0.15)
-    assert found["score"] == 87.5
+    assert interval(Interval(value=1.0, lower=-0.5, upper=2.5)) == "1 [−0.5, 2.5]"
+    assert interval(Interval(value=1.0, lower=NAN, upper=NAN), True) == "+1"
+    assert interval(Interval(value=NAN, lower=NAN, upper=NAN)) == interval(None) == "–"
+    assert limit(Constraint("level", "m", 0.5, 4.0)) == "level within 0.5 to 4 m"
+    assert limit(Constraint("level", "m", float("-inf"), 4.0)) == "level at most 4 m"
+    assert limit(Constraint("level", "m", 0.5, float("inf"))) == "level at least 0.5 m"
 
 
 def test_a_browser_shows_the_report(sample: Record, plots: dict[str, Path], home: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium on this machine: `make services` installs it")
-    path = report(Home(home), sample, plots)
+    path = report(Home(home), sample, plots).page
     shot = home / "report.png"
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home / 'browser'}"]
     command = [browser, *options, "--window-size=1280,900", f"--screenshot={shot}", path.as_uri()]

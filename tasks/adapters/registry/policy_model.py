@@ -8,39 +8,50 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
+from mlflow.models import set_model
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 
-class ShieldedPolicy(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+class ShieldedPolicy(PythonModel):
     """Answers a table of observations (one row each, physical units) with a table of actions.
 
     Each row is taken as the first of an episode, so that rows do not depend on each other. A controller that keeps
     its memory from step to step uses the bundle with `neorl_core.safety.composite` instead.
     """
 
-    def load_context(self, context: Any) -> None:
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load the bundle, after its digest has been checked, and compile the answer to a table."""
         import jax
 
         from neorl_core.safety.composite import composite_controller
         from tasks.adapters.models.bundle import load_bundle
 
-        self.plant, self.composite = load_bundle(Path(context.artifacts["bundle"]), context.model_config["digest"])
-        controller = composite_controller(self.plant)
+        plant, composite = load_bundle(Path(context.artifacts["bundle"]), context.model_config["digest"])
+        controller = composite_controller(plant)
 
         @jax.jit
         @jax.vmap
-        def first_action(observation: Any) -> Any:
-            memory = controller.init(self.composite, observation)
-            return controller.act(self.composite, memory, observation, self.plant.applied(observation))[1]
+        def first_action(observation: jax.Array) -> jax.Array:
+            memory = controller.init(composite, observation)
+            return controller.act(composite, memory, observation, plant.applied(observation))[1]
 
-        self.first_action = first_action
+        self.spec, self.first_action = plant.spec, first_action
 
-    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        names = list(self.plant.spec.observation.names)
-        rows = model_input[names].to_numpy(np.float32)
-        return pd.DataFrame(np.asarray(self.first_action(rows), float), columns=list(self.plant.spec.action.names))
+    # MLflow's own signature: it passes the parameters of a request on, of which this model has none.
+    def predict(
+        self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> pd.DataFrame:
+        """Actions for a table of observations.
+
+        Args:
+            context: MLflow's; unused, for everything was loaded before.
+            model_input: a column for each observed signal, a row for each first step, in physical units.
+            params: unused.
+        """
+        rows = model_input[list(self.spec.observation.names)].to_numpy(np.float32)
+        return pd.DataFrame(np.asarray(self.first_action(rows), float), columns=list(self.spec.action.names))
 
 
-mlflow.models.set_model(ShieldedPolicy())
+set_model(ShieldedPolicy())

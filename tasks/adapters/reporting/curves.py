@@ -1,14 +1,17 @@
-"""Learning curves as a picture, in the style of `tasks.adapters.reporting.plots`."""
+"""Learning curves as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.adapters.reporting.plots import BLUE, DASHES, PAGE, PALETTE, drawn
+from tasks.adapters.reporting.style import BLUE, DASHES, PAGE, PALETTE, drawn
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def plot_curves(
@@ -25,8 +28,8 @@ def plot_curves(
         path: PNG or SVG to write.
         steps: (L,) updates at which metrics were logged.
         curves: metric -> (P, L).
-        selected: the member that OPE chose, alone in colour; without one, each has its own.
-        labels: the members' names, where none was selected.
+        selected: the member that off-policy evaluation selected, alone in colour; without one, each has its own.
+        labels: names of the members, where none was selected.
         title: of the whole picture.
     """
     from matplotlib.ticker import EngFormatter
@@ -52,15 +55,15 @@ def plot_curves(
             panel.set_axis_off()
         handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
         if selected is not None:
-            figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=2)
+            figure.legend(list(handles.values()), list(handles), loc="outside upper right", ncols=2)
         elif len(handles) > 1:
-            figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
+            figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=5)
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return path
 
 
-def _draw_selected(panel: Any, steps: np.ndarray, values: np.ndarray, selected: int) -> None:
+def _draw_selected(panel: Axes, steps: np.ndarray, values: np.ndarray, selected: int) -> None:
     for member in [*(m for m in range(len(values)) if m != selected), selected]:
         chosen = member == selected
         panel.plot(
@@ -72,19 +75,17 @@ def _draw_selected(panel: Any, steps: np.ndarray, values: np.ndarray, selected: 
         )
 
 
-def _draw_named(panel: Any, steps: np.ndarray, values: np.ndarray, labels: Sequence[str]) -> None:
+def _draw_named(panel: Axes, steps: np.ndarray, values: np.ndarray, labels: Sequence[str]) -> None:
     """Each member's metric, faint, under its moving mean over a fortieth of the run."""
     window = 2 * (len(steps) // 80) + 1
     for member, row in enumerate(values):
-        draw = {"color": PALETTE[member % len(PALETTE)]}
-        half = window // 2
+        colour, half = PALETTE[member % len(PALETTE)], window // 2
         ends = np.pad(row, half, mode="edge")
-        panel.plot(steps, row, linewidth=0.9, alpha=0.3, **draw)
+        panel.plot(steps, row, linewidth=0.9, alpha=0.3, color=colour)
         dash = DASHES[member // len(PALETTE) % len(DASHES)]
         smooth = np.convolve(ends, np.ones(window) / window, mode="valid")
-        panel.plot(
-            steps, smooth, linewidth=1.6, linestyle=dash, label=labels[member] if labels else f"member {member}", **draw
-        )
+        label = labels[member] if labels else f"member {member}"
+        panel.plot(steps, smooth, linewidth=1.6, linestyle=dash, label=label, color=colour)
 
 
 def _spans_decades(values: np.ndarray) -> bool:

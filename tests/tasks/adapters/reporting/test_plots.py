@@ -7,14 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from neorl_core.plants import PLANTS
+from neorl_core.safety.bounds import Interval
 from tasks.adapters.reporting.curves import plot_curves
-from tasks.adapters.reporting.plots import (
-    limited,
-    plot_intervals,
-    plot_ope,
-    plot_trajectories,
-    set_points,
-)
+from tasks.adapters.reporting.estimates import plot_intervals, plot_ope
+from tasks.adapters.reporting.trajectories import Trajectory, limited, plot_glance, plot_trajectories, set_points
 
 REACTOR, MASSES = PLANTS["chemical_reactor"].spec, PLANTS["double_mass"].spec
 
@@ -33,10 +29,10 @@ def test_limits_find_the_quantity_they_are_on() -> None:
     }
 
 
-def _episode(offset: float) -> dict[str, np.ndarray]:
+def _episode(offset: float) -> Trajectory:
     t = np.arange(12.0)
     rows = np.stack([0.87 + 0 * t, 324 + offset + np.sin(t), 298 + 0 * t, 0.87 + 0 * t], axis=1)
-    return {"observations": rows, "actions": 298 + offset + 0 * t[:, None]}
+    return Trajectory(rows, 298 + offset + 0 * t[:, None])
 
 
 def test_svg_of_trajectories_shows_units_limits_and_legend_and_is_deterministic(tmp_path: Path) -> None:
@@ -52,9 +48,10 @@ def test_svg_of_trajectories_shows_units_limits_and_legend_and_is_deterministic(
 
 
 def test_png_is_deterministic_and_whole(tmp_path: Path) -> None:
+    nan = float("nan")
     groups = {
-        "return": {"candidate": {"value": -1.0, "lower": -1.2, "upper": -0.8}, "champion": {"value": -1.1}},
-        "difference of returns": {"rollouts": {"value": 0.1, "lower": 0.0, "upper": 0.2}},
+        "return": {"candidate": Interval(-1.0, -1.2, -0.8), "champion": Interval(-1.1, nan, nan)},
+        "difference of returns": {"rollouts": Interval(0.1, 0.0, 0.2), "logs": Interval(nan, nan, nan)},
     }
     data = plot_intervals(tmp_path / "a.png", groups).read_bytes()
     assert data == plot_intervals(tmp_path / "b.png", groups).read_bytes()
@@ -64,7 +61,15 @@ def test_png_is_deterministic_and_whole(tmp_path: Path) -> None:
 
 
 def test_ope_scatter_and_curves_take_one_member_and_lost_values(tmp_path: Path) -> None:
-    one = [{"value": 1.0, "lower": 0.5, "upper": 1.5}]
+    one = [Interval(1.0, 0.5, 1.5)]
     assert plot_ope(tmp_path / "ope.png", one, one, 0).stat().st_size > 1000
     curves = {"critic_loss": np.array([[1.0, np.nan, 0.5]]), "actor_loss": np.ones((1, 3)), "q": np.ones((1, 3))}
     assert plot_curves(tmp_path / "curves.png", np.arange(3), curves, 0).stat().st_size > 1000
+
+
+def test_a_glance_says_verdict_reason_and_claim(tmp_path: Path) -> None:
+    words = {"verdict": "It is champion", "reason": "It passed every gate.", "claim": "P(a violation) is small"}
+    episodes = {"candidate": _episode(0.0)}
+    text = plot_glance(tmp_path / "a.svg", REACTOR, episodes, {"candidate": Interval(-1.0, -1.2, -0.8)}, **words)
+    for word in (*words.values(), "-1  [-1.2, -0.8]", "temperature [K]"):
+        assert word in text.read_text()
