@@ -36,7 +36,7 @@ def child(name: str, folder: Path) -> None:
     from neorl_core.training.population import configure, init_population, prepare, warm_up_updates
     from neorl_core.types import PlantSpec, Space, Transition
     from tasks.adapters.models.checkpoints import Checkpoints, state_digest
-    from tasks.training.checkpointing import Keeper
+    from tasks.training.checkpointing import Checkpointing
 
     spec = PlantSpec(
         name="toy",
@@ -61,9 +61,9 @@ def child(name: str, folder: Path) -> None:
         print(done, flush=True)
 
     with Checkpoints(folder, {"algorithm": name}) as checkpoints:
-        keeper = Keeper(checkpoints, progress)
+        saved = Checkpointing(checkpoints, progress)
         plan = Plan(CHUNK, CHUNK, UPDATES, warm_up_updates(algorithm, config))
-        reached = train(algorithm, fresh, resident(data), plan, 32, resume=keeper.resume, report=keeper.report)
+        reached = train(algorithm, fresh, resident(data), plan, 32, resume=saved.resume, report=saved.report)
     print(state_digest(reached._asdict()), flush=True)
 
 

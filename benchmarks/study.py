@@ -31,7 +31,7 @@ from configs.run import RunConfig
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from neorl_core.networks import Policy
-from neorl_core.ope import model as twin_of
+from neorl_core.ope import model as model_based
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
@@ -54,7 +54,7 @@ SEEDS = 3
 EPISODES = 256
 HELD_OUT = 0.2
 DISCOUNT = 0.97
-TWIN_UPDATES = 3_000
+MODEL_UPDATES = 3_000
 
 PUBLISHED_NAMES = {"bc": "BC", "td3_bc": "TD3BC", "cql": "CQL", "edac": "EDAC", "mopo": "MOPO", "combo": "COMBO"}
 MODEL_BASED = ("bptt", "mopo", "combo")
@@ -124,15 +124,15 @@ def returns(plant: str, policy: Policy | None) -> np.ndarray:
 
 
 def estimates(policies: Sequence[Policy], held_out: Logs, spec: PlantSpec) -> list[float]:
-    """Every policy's value in a twin that is learned from the held-out episodes, from where these begin."""
+    """Every policy's value in a model that is learned from the held-out episodes, from where these begin."""
     normaliser, data = prepare(held_out.transitions, spec)
     init_key, train_key = jax.random.split(jax.random.key(0))
     data = data._replace(reward=jnp.asarray(held_out.transitions.reward))
-    twin, scaled = twin_of.start(init_key, data, TWIN_UPDATES)
-    fitted, _ = dynamics.train(twin.model, train_key, scaled, jnp.int32(0), TWIN_UPDATES)
+    learned, scaled = model_based.init(init_key, data, MODEL_UPDATES)
+    fitted, _ = dynamics.train(learned.model, train_key, scaled, jnp.int32(0), MODEL_UPDATES)
     starts = data.observation[jnp.asarray(held_out.starts)]
     settings = (starts, jax.random.key(1), spec.horizon, DISCOUNT)
-    found = [twin_of.evaluate(twin._replace(model=fitted), normaliser, policy, *settings) for policy in policies]
+    found = [model_based.evaluate(learned._replace(model=fitted), normaliser, policy, *settings) for policy in policies]
     return [float(one.value) if np.isfinite(one.value) else -np.inf for one in found]
 
 

@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float, Int
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.networks import Policy
 from neorl_core.training import sharding
-from neorl_core.training.loop import Progress, on_host, resident, schedule, train
+from neorl_core.training.loop import RunState, on_host, resident, schedule, train
 from neorl_core.training.population import (
     Algorithm,
+    Member,
     configure,
     diverged,
     init_population,
@@ -35,8 +36,7 @@ class Fitted(NamedTuple):
     config: Any
     """The algorithm's `Config` in full, defaults included."""
     policies: tuple[Policy, ...]
-    members: tuple[dict[str, Any], ...]
-    """`{"index", "seed", "hyperparameters"}` of each member."""
+    members: tuple[Member, ...]
     sound: Bool[np.ndarray, " P"]
     """Whether a member's metrics stayed finite and small; a policy that did not pass is of no use."""
     steps: Int[np.ndarray, " L"]
@@ -46,10 +46,10 @@ class Fitted(NamedTuple):
     def __str__(self) -> str:
         lines = [f"{self.algorithm}: {self.steps[-1]:,} updates, {len(self.policies)} member(s)"]
         for member in self.members:
-            varied = "".join(f", {name} {value:g}" for name, value in member["hyperparameters"].items())
-            last = ", ".join(f"{name} {rows[member['index'], -1]:.4g}" for name, rows in self.curves.items())
-            verdict = "" if self.sound[member["index"]] else " (diverged)"
-            lines.append(f"  seed {member['seed']}{varied}: {last}{verdict}")
+            varied = "".join(f", {name} {value:g}" for name, value in member.hyperparameters.items())
+            last = ", ".join(f"{name} {rows[member.index, -1]:.4g}" for name, rows in self.curves.items())
+            verdict = "" if self.sound[member.index] else " (diverged)"
+            lines.append(f"  seed {member.seed}{varied}: {last}{verdict}")
         return "\n".join(lines)
 
 
@@ -65,8 +65,8 @@ def fit(
     batch_size: int = 256,
     chunk: int = 500,
     mesh: Mesh | None = None,
-    resume: Callable[[Progress], Progress] | None = None,
-    report: Callable[[Progress, int], None] | None = None,
+    resume: Callable[[RunState], RunState] | None = None,
+    report: Callable[[RunState, int], None] | None = None,
 ) -> Fitted:
     """Train a population of policies on logged transitions.
 

@@ -1,26 +1,41 @@
-"""Rollouts on the twin, for the record: how the population, the champion and the plant's controller compare.
+"""The simulator: how controllers compare on it, for the record, and how well it predicts the plant's own logs.
 
-Nothing here takes part in selection or in a gate on the logs: policies are chosen by OPE before this stage runs.
+Rollouts take no part in selection or in a gate on the logs: policies are chosen by off-policy evaluation before.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import EpisodeResult, rollouts
-from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
+from neorl_core.safety import bounds
+from neorl_core.safety.bounds import mean_interval, paired_difference_interval
 from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
 from neorl_core.types import Plant, PlantSpec
 from tasks.adapters.files.canonical import digest_json, npz_bytes, write_atomic
 from tasks.adapters.models.bundle import load_bundle
+from tasks.adapters.store import reader
+from tasks.adapters.store.episodes import read_logs
 from tasks.progress import Report
+from tasks.references import (
+    Bundle,
+    Champion,
+    ControllerRollouts,
+    Dataset,
+    Evaluation,
+    Interval,
+    Population,
+    Rollouts,
+    SignalError,
+    SimulatorErrors,
+)
 
 ROLLOUT_SEED = 20_260_000
 """Added to the run's seed, so that evaluation shares no randomness with training or certification."""
@@ -43,7 +58,7 @@ PUBLISHED_SCORES = {
 
 
 def domain_of(plant: Plant, run: RunConfig) -> Any:
-    """The plant's operating domain with the run's overrides."""
+    """The plant's operating domain, a NamedTuple of its own type, with the run's overrides."""
     return plant.domain._replace(**run.certify.domain)
 
 
@@ -53,43 +68,38 @@ def score(spec: PlantSpec, ret: float) -> float:
     return 100.0 * (ret - low) / (high - low)
 
 
-def as_json(interval: Interval) -> dict[str, float]:
-    """An interval as the references carry it."""
-    return {"value": float(interval.value), "lower": float(interval.lower), "upper": float(interval.upper)}
-
-
 def simulate(
     home: Home,
     run: RunConfig,
-    population: dict[str, Any],
-    selected: int,
-    champion: dict[str, str] | None,
+    population: Population,
+    evaluation: Evaluation,
+    champion: Champion,
     progress: Report | None = None,
-) -> dict[str, Any]:
-    """Roll out every member, the champion and the plant's controller on the same episodes of the twin.
+) -> Rollouts:
+    """Roll out every member, the champion and the plant's controller on the same episodes of the simulator.
 
     Args:
-        population: reference from `train`.
-        selected: the member that OPE chose.
-        champion: folder and digest of the champion's bundle, if there is one.
-        progress: told of each controller done.
+        home: where the trajectories for plots are kept.
+        run: its plant, seed, evaluation and operating domain.
+        population: the members.
+        evaluation: of them; it selected the candidate.
+        champion: rolled out where it can be run on this simulator and is not the candidate itself.
+        progress: told of controllers done.
 
     Returns:
-        Per controller: return, score, violated share; the candidate's paired difference from the plant's controller
-        and from the champion; members' bare scores; where the trajectories for plots lie.
+        What came of each controller, the candidate's paired differences from the others, and every member's score
+        without its shield.
     """
-    plant = PLANTS[run.plant]
-    domain = domain_of(plant, run)
+    plant, domain = PLANTS[run.plant], domain_of(PLANTS[run.plant], run)
     keys = jax.random.split(jax.random.key(ROLLOUT_SEED + run.seed), run.evaluate.rollouts)
-    confidence = run.evaluate.confidence
+    confidence, candidate = run.evaluate.confidence, population.members[evaluation.selected].bundle
+    members = [_composite(member.bundle) for member in population.members]
+    composites = {"plant controller": make_composite(plant), "candidate": members[evaluation.selected]}
+    if champion.bundle is not None and champion.bundle.digest != candidate.digest:
+        composites["champion"] = _composite(champion.bundle)
+    total = len(composites) + len(members)
     shielded, bare = composite_controller(plant), bare_controller(plant)
     results: dict[str, EpisodeResult] = {}
-    composites: dict[str, Composite] = {"plant controller": make_composite(plant)}
-    members = [load_bundle(Path(m["path"]), m["digest"])[1] for m in population["members"]]
-    composites["candidate"] = members[selected]
-    if champion is not None and champion["digest"] != population["members"][selected]["digest"]:
-        composites["champion"] = load_bundle(Path(champion["path"]), champion["digest"])[1]
-    total = len(composites) + len(members)
     for name, composite in composites.items():
         # All steps are kept, for the plots and because a second program would take seconds to compile.
         results[name] = jax.device_get(rollouts(plant, shielded, composite, keys, domain, trace=True))
@@ -98,44 +108,44 @@ def simulate(
     scores = []
     for i, member in enumerate(members):
         returns = np.asarray(rollouts(plant, bare, member.policy, keys, domain).ret, np.float64)
-        scores.append(as_json(mean_interval([score(plant.spec, r) for r in returns], confidence)))
+        scores.append(_interval(mean_interval([score(plant.spec, r) for r in returns], confidence)))
         if progress:
             progress(len(results) + i + 1, total, "controllers")
-    controllers = {
-        name: {
-            "return": as_json(mean_interval(result.ret, confidence)),
-            "score": score(plant.spec, float(np.mean(result.ret))),
-            "violated": int(np.sum(result.violated)),
-            "episodes": int(result.ret.size),
-            "handovers_per_episode": float(np.mean(result.handovers)),
-            "least_margins": [float(x) for x in np.min(result.min_margins, axis=0)],
-        }
-        for name, result in results.items()
-    }
     differences = {
-        other: as_json(paired_difference_interval(results["candidate"].ret, results[other].ret, confidence))
+        other: _interval(paired_difference_interval(results["candidate"].ret, results[other].ret, confidence))
         for other in results
         if other != "candidate"
     }
-    folder = home.folder(
-        "runs",
-        run.plant,
-        "rollouts",
-        digest_json(
-            [
-                *(population["digest"], selected, run.evaluate.model_dump(mode="json"), run.certify.domain, run.seed),
-                champion and champion["digest"],
-            ]
-        )[:16],
+    settings = [run.evaluate.model_dump(mode="json"), run.certify.domain, run.seed]
+    compared = [population.digest, evaluation.selected, champion.bundle and champion.bundle.digest]
+    folder = home.folder("runs", run.plant, "rollouts", digest_json([*compared, *settings])[:16])
+    return Rollouts(
+        controllers={name: _summary(plant.spec, result, confidence) for name, result in results.items()},
+        differences=differences,
+        member_scores=tuple(scores),
+        score=scores[evaluation.selected].value,
+        trajectories=write_atomic(folder / "trajectories.npz", npz_bytes(_first_episodes(results))),
     )
-    path = write_atomic(folder / "trajectories.npz", npz_bytes(_first_episodes(results)))
-    return {
-        "controllers": controllers,
-        "differences": differences,
-        "member_scores": scores,
-        "score": scores[selected]["value"],
-        "trajectories": str(path),
-    }
+
+
+def _composite(bundle: Bundle) -> Composite:
+    composite: Composite = load_bundle(bundle.folder, bundle.digest)[1]
+    return composite
+
+
+def _interval(found: bounds.Interval) -> Interval:
+    return Interval(value=float(found.value), lower=float(found.lower), upper=float(found.upper))
+
+
+def _summary(spec: PlantSpec, result: EpisodeResult, confidence: float) -> ControllerRollouts:
+    return ControllerRollouts(
+        returns=_interval(mean_interval(result.ret, confidence)),
+        score=score(spec, float(np.mean(result.ret))),
+        violated=int(np.sum(result.violated)),
+        episodes=int(result.ret.size),
+        handovers_per_episode=float(np.mean(result.handovers)),
+        least_margins=tuple(float(x) for x in np.min(result.min_margins, axis=0)),
+    )
 
 
 def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
@@ -145,3 +155,49 @@ def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
         for name, result in results.items()
         for field in ("observations", "actions", "handed_over")
     }
+
+
+def validate_simulator(home: Home, run: RunConfig, dataset: Dataset) -> SimulatorErrors:
+    """One-step prediction errors of the simulator, on held-out logs and on episodes of its own operating domain.
+
+    In the domain the simulator's prediction misses what noise, disturbances and spread constants do. Logs that it
+    misses by much more come from a plant that the domain does not cover. Set points, which operators move, are left
+    out.
+
+    Args:
+        home: unused; every stage takes it.
+        run: its plant, seed, operating domain, number of rollouts and share of held-out episodes.
+        dataset: whose held-out episodes are predicted.
+
+    Returns:
+        The root mean square errors of every signal that moves.
+    """
+    plant = PLANTS[run.plant]
+    store = reader.Dataset.open(dataset.store, dataset.digest)
+    rows = read_logs(store, store.split(run.data.held_out)[1]).transitions
+    predict = jax.jit(jax.vmap(plant.predict, (0, 0, None)))
+
+    def errors(
+        observation: npt.ArrayLike, action: npt.ArrayLike, following: npt.ArrayLike
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        predicted = np.asarray(predict(observation, action, plant.params)[0], np.float64)
+        held = np.all(predicted == np.asarray(observation), axis=0)
+        return np.sqrt(np.mean((predicted - np.asarray(following, np.float64)) ** 2, axis=0)), held
+
+    logged, held = errors(rows.observation, rows.action, rows.next_observation)
+    keys = jax.random.split(jax.random.key(run.seed), run.evaluate.rollouts)
+    trace = rollouts(plant, composite_controller(plant), make_composite(plant), keys, domain_of(plant, run), trace=True)
+    episodes = trace.trajectory
+    assert episodes is not None
+    alive = np.asarray(episodes.alive)
+    steps = (episodes.observations, episodes.actions, episodes.next_observations)
+    simulated, _ = errors(*(np.asarray(x)[alive] for x in steps))
+    spread = np.asarray(rows.next_observation).std(axis=0, dtype=np.float64)
+    return SimulatorErrors(
+        signals={
+            name: SignalError(logs=float(logged[i]), domain=float(simulated[i]), spread=float(spread[i]))
+            for i, name in enumerate(plant.spec.observation.names)
+            # A signal whose spread is NaN stays in, and fails.
+            if not held[i] and not spread[i] <= 0
+        }
+    )

@@ -10,6 +10,7 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
+from tasks import references
 from tasks.adapters.store.reader import Dataset
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.adapters.synthetic.plant_log import generate
@@ -37,6 +38,22 @@ def reactor_dataset(home: Home, folder: Path, weeks: float, seed: int = 0) -> di
     return ingest(home, reactor_run(), [Path(log["path"])])
 
 
+def reactor_reference(home: Home, folder: Path, weeks: float, seed: int = 0) -> references.Dataset:
+    """The same as what `ingest` hands on."""
+    found = reactor_dataset(home, folder, weeks, seed)
+    store = Path(found["path"])
+    opened = Dataset.open(store, found["digest"])
+    return references.Dataset(
+        digest=found["digest"],
+        plant=PLANT,
+        store=store,
+        manifest=store / "manifests" / f"{found['digest']}.json",
+        shards=(),
+        rows=found["rows"],
+        episodes=len(opened.episodes) - 1,
+    )
+
+
 def altered(reference: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:
     """The same dataset elsewhere with some arrays made anew: name -> function of the array."""
     rows = Dataset.open(Path(reference["path"]), reference["digest"]).arrays()
@@ -46,3 +63,10 @@ def altered(reference: dict[str, Any], folder: Path, **changes: Any) -> dict[str
         writer.append(rows)
         digest = writer.commit({"sources": []})
     return {**reference, "path": str(folder), "digest": digest}
+
+
+def altered_reference(reference: references.Dataset, folder: Path, **changes: Any) -> references.Dataset:
+    """The same as `altered` of what `ingest` hands on."""
+    plain = {"path": str(reference.store), "digest": reference.digest, "plant": reference.plant}
+    digest = altered(plain, folder, **changes)["digest"]
+    return reference.model_copy(update={"store": folder, "digest": digest})

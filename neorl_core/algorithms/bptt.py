@@ -19,9 +19,9 @@ from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
 from neorl_core.types import PlantSpec, Transition
-from neorl_core.world_model import dynamics, imagination
+from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model, Reach
-from neorl_core.world_model.imagination import Imagined
+from neorl_core.world_model.rollouts import ModelSteps, expected_rollouts
 
 
 class Config(NamedTuple):
@@ -82,10 +82,10 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 def actor_loss(
     actor: Params, members: Ensemble, reach: Reach, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
-) -> tuple[Float[Array, ""], Imagined]:
-    """Mean over rollouts of `losses.imagined_loss`."""
-    steps = imagination.rollouts(members, reach, lambda observation: actor_apply(actor, observation), starts, horizon)
-    of_rollout = jax.vmap(jax.vmap(losses.imagined_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
+) -> tuple[Float[Array, ""], ModelSteps]:
+    """Mean over rollouts of `losses.rollout_loss`."""
+    steps = expected_rollouts(members, reach, lambda observation: actor_apply(actor, observation), starts, horizon)
+    of_rollout = jax.vmap(jax.vmap(losses.rollout_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
     every = of_rollout(steps.reward, steps.alive, steps.disagreement, h["discount"], h["penalty"])
     return jnp.mean(every), steps
 

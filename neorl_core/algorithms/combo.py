@@ -1,5 +1,6 @@
-"""COMBO (Yu et al. 2021, arXiv 2102.08363): SAC on logged and imagined steps, whose critics are pushed down on the
-imagined ones and up on the logged ones instead of a penalty on uncertain rewards.
+"""COMBO (Yu et al. 2021, arXiv 2102.08363): SAC on logged steps and steps in a learned model.
+
+Its critics are pushed down on the latter and up on the logged ones instead of a penalty on uncertain rewards.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def critic_loss(
     mixed: Transition,
     target: Float[Array, " B"],
     logged: Transition,
-    imagined: Transition,
+    modelled: Transition,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """That of SAC on the mixed batch, plus beta times the mean of `losses.imagined_gap`."""
+    """That of SAC on the mixed batch, plus beta times the mean of `losses.model_gap`."""
     loss, metrics = sac_n.critic_loss(critics, sac, mixed, target)
-    q_imagined = critics_apply(critics, imagined.observation, imagined.action)
+    q_modelled = critics_apply(critics, modelled.observation, modelled.action)
     q_logged = critics_apply(critics, logged.observation, logged.action)
-    gap = jnp.mean(jax.vmap(losses.imagined_gap, in_axes=(1, 1))(q_imagined, q_logged))
+    gap = jnp.mean(jax.vmap(losses.model_gap, in_axes=(1, 1))(q_modelled, q_logged))
     return loss + sac.hyper["beta"] * gap, {**metrics, "gap": gap}
 
 

@@ -201,7 +201,7 @@ def rebrac_actor_loss(
     return -weight * q + penalty * jnp.sum((action - logged) ** 2)
 
 
-def imagined_loss(
+def rollout_loss(
     reward: Float[Array, " H"],
     alive: Float[Array, " H"],
     disagreement: Float[Array, " H"],
@@ -221,16 +221,16 @@ def imagined_loss(
 def penalised_reward(
     reward: Float[Array, ""], penalty: Float[Array, ""], uncertainty: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Reward of an imagined step: `r - lambda u(s, a)`.
+    """Reward of a step in the learned model: `r - lambda u(s, a)`.
 
     Yu et al. 2020 (arXiv 2005.13239), section 4.2, the uncertainty-penalised reward (MOPO).
     """
     return reward - penalty * uncertainty
 
 
-def imagined_gap(q_imagined: Float[Array, " C"], q_logged: Float[Array, " C"]) -> Float[Array, ""]:
-    """How far Q of an imagined step lies above Q of a logged one, summed over critics: `Q(s_m, a_m) - Q(s, a)`.
+def model_gap(q_modelled: Float[Array, " C"], q_logged: Float[Array, " C"]) -> Float[Array, ""]:
+    """Q in the learned model above Q of a logged step, summed over critics: `Q(s_m, a_m) - Q(s, a)`.
 
     Yu et al. 2021 (arXiv 2102.08363), section 4, the factor of beta, with rho the steps of the ensemble (COMBO).
     """
-    return jnp.sum(q_imagined - q_logged)
+    return jnp.sum(q_modelled - q_logged)

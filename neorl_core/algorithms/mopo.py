@@ -1,7 +1,7 @@
 """MOPO (Yu et al. 2020, arXiv 2005.13239): SAC on short rollouts of a learned ensemble, at penalised rewards.
 
 An update draws fresh rollouts from the states of its first batch, then makes a gradient step on each batch, some of
-whose rows are replaced by imagined ones. COMBO is made of the same functions and another loss of the critics.
+whose rows are replaced by steps in the learned model. COMBO has the same functions and another loss of the critics.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.population import Algorithm, Metrics
 from neorl_core.types import PlantSpec, Transition
-from neorl_core.world_model import dynamics, imagination
+from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model
+from neorl_core.world_model.rollouts import branched_rollouts
 
 STEPS = 4
 """Gradient steps per set of rollouts."""
@@ -82,29 +83,29 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
     return State(sac_n.init(sac_key, spec, config), model, shape)
 
 
-def imagine(state: State, logged: Transition, key: PRNGKeyArray) -> tuple[Transition, Float[Array, " N"]]:
-    """N = B H imagined steps of the policy from B logged states at the ensemble's rewards, and their uncertainty."""
+def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple[Transition, Float[Array, " N"]]:
+    """N = B H steps of the policy from B logged states, at the ensemble's rewards, and their uncertainty."""
 
     def policy(observation: Float[Array, " O"], noise: Float[Array, " A"]) -> Float[Array, " A"]:
         return squash(gaussian_apply(state.sac.actor, observation), noise)[0]
 
     members, actions = dynamics.elites(state.model, state.shape.elites), logged.action.shape[-1]
-    steps, uncertainty = imagination.branches(
+    steps, uncertainty = branched_rollouts(
         members, dynamics.reach(state.model), policy, actions, logged.observation, key, state.shape.horizon
     )
     flat: Transition = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
     return flat, uncertainty.reshape(-1)
 
 
-def mix(logged: Transition, imagined: Transition, real: Float[Array, ""]) -> Transition:
-    """The first `real` of a batch's rows, and the imagined rows in place of the others."""
+def mix(logged: Transition, modelled: Transition, real: Float[Array, ""]) -> Transition:
+    """The first `real` of a batch's rows, and steps in the model in place of the others."""
     rows = logged.reward.shape[0]
     keep = jnp.arange(rows) < real * rows
 
     def choose(ours: Array, theirs: Array) -> Array:
         return jnp.where(keep.reshape(rows, *[1] * (ours.ndim - 1)), ours, theirs)
 
-    mixed: Transition = jax.tree.map(choose, logged._replace(next_action=None), imagined)
+    mixed: Transition = jax.tree.map(choose, logged._replace(next_action=None), modelled)
     return mixed
 
 
@@ -112,7 +113,7 @@ CriticLoss = Callable[
     [Ensemble, sac_n.State, Transition, Float[Array, " B"], Transition, Transition],
     tuple[Float[Array, ""], Metrics],
 ]
-"""(critics, state, mixed batch, its target, logged batch, imagined batch) -> (loss, metrics)."""
+"""(critics, state, mixed batch, its target, logged batch, batch of the model) -> (loss, metrics)."""
 
 
 def critic_loss(
@@ -121,25 +122,25 @@ def critic_loss(
     mixed: Transition,
     target: Float[Array, " B"],
     logged: Transition,
-    imagined: Transition,
+    modelled: Transition,
 ) -> tuple[Float[Array, ""], Metrics]:
     """That of SAC on the mixed batch."""
     return sac_n.critic_loss(critics, sac, mixed, target)
 
 
 def penalise(steps: Transition, uncertainty: Float[Array, " N"], penalty: Float[Array, ""]) -> Transition:
-    """Imagined steps at `losses.penalised_reward`."""
+    """Steps in the model at `losses.penalised_reward`."""
     reward = jax.vmap(losses.penalised_reward, in_axes=(0, None, 0))(steps.reward, penalty, uncertainty)
     return steps._replace(reward=reward)
 
 
 def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """`STEPS` gradient steps of SAC on logged and imagined rows, whose critics descend `loss`."""
+    """`STEPS` gradient steps of SAC on logged rows and steps in the model, whose critics descend `loss`."""
 
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
         of_rollouts, of_steps = jax.random.split(key)
         h = state.sac.hyper
-        fresh, uncertainty = imagine(state, jax.tree.map(lambda x: x[0], batches), of_rollouts)
+        fresh, uncertainty = model_rollouts(state, jax.tree.map(lambda x: x[0], batches), of_rollouts)
         pool = penalise(fresh, uncertainty, h["penalty"])
 
         def one(sac: sac_n.State, given: tuple[Transition, PRNGKeyArray]) -> tuple[sac_n.State, Metrics]:
@@ -147,11 +148,11 @@ def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray],
             rows, actions = logged.action.shape
             of_rows, of_noise = jax.random.split(key)
             drawn = jax.random.randint(of_rows, (rows,), 0, pool.reward.shape[0])
-            imagined: Transition = jax.tree.map(lambda x: x[drawn], pool)
-            mixed = mix(logged, imagined, h["real"])
+            modelled: Transition = jax.tree.map(lambda x: x[drawn], pool)
+            mixed = mix(logged, modelled, h["real"])
             noise = jax.random.normal(of_noise, (2, rows, actions), logged.action.dtype)
             target = sac_n.targets(sac, mixed, noise[0], jnp.ones((), mixed.reward.dtype))
-            gradient, critic_metrics = jax.grad(loss, has_aux=True)(sac.critics, sac, mixed, target, logged, imagined)
+            gradient, critic_metrics = jax.grad(loss, has_aux=True)(sac.critics, sac, mixed, target, logged, modelled)
             sac, actor_metrics = sac_n.update_actor(sac_n.step_critics(sac, gradient), mixed, noise[1])
             return sac, critic_metrics | actor_metrics
 

@@ -17,14 +17,15 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from neorl_core.networks import Ensemble, Normaliser, Policy, policy_act, to_unit
 from neorl_core.training.optimisers import Recipe
 from neorl_core.types import Transition
-from neorl_core.world_model import dynamics, imagination
+from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model
+from neorl_core.world_model.rollouts import expected_rollouts
 
 MEMBERS = 3
 HIDDEN = (32, 32)
 
 
-class Twin(NamedTuple):
+class LearnedModel(NamedTuple):
     """An ensemble in normalised units and what turns its rewards back into the plant's."""
 
     model: Model
@@ -32,19 +33,19 @@ class Twin(NamedTuple):
     reward_scale: Float[Array, ""]
 
 
-class Imagination(NamedTuple):
+class ModelValue(NamedTuple):
     """A policy's discounted return over the horizon from the initial states of held-out episodes."""
 
     value: Float[Array, "*p"]
     draws: Float[Array, "*p B"]
     """Draws of `value` over members and initial states. Same key, same resamples: subtract two policies' draws."""
     disagreement: Float[Array, "*p"]
-    """Of the members along the way, a mean per step in deviations of an observation."""
+    """How far the members lie apart, a mean over all steps, in standard deviations of an observation."""
 
 
 @partial(jax.jit, static_argnames="updates")
-def start(key: PRNGKeyArray, data: Transition, updates: int) -> tuple[Twin, Transition]:
-    """A twin that is yet to be trained, and the data as `dynamics.train` takes them.
+def init(key: PRNGKeyArray, data: Transition, updates: int) -> tuple[LearnedModel, Transition]:
+    """A learned model before its training, and the data as `dynamics.train` takes them.
 
     Args:
         key: of the ensemble's initial weights.
@@ -56,12 +57,12 @@ def start(key: PRNGKeyArray, data: Transition, updates: int) -> tuple[Twin, Tran
     mean = jnp.mean(data.reward)
     sizes = data.observation.shape[-1], data.action.shape[-1]
     model = dynamics.init(key, *sizes, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=updates))
-    return Twin(model, mean, scale), data._replace(reward=(data.reward - mean) / scale)
+    return LearnedModel(model, mean, scale), data._replace(reward=(data.reward - mean) / scale)
 
 
 @partial(jax.jit, static_argnames=("horizon", "bootstraps"))
 def evaluate(
-    twin: Twin,
+    learned: LearnedModel,
     normaliser: Normaliser,
     policy: Policy,
     starts: Float[Array, "E O"],
@@ -69,15 +70,15 @@ def evaluate(
     horizon: int,
     discount: float = 0.99,
     bootstraps: int = 1000,
-) -> Imagination:
+) -> ModelValue:
     """Value of one policy, a mean over all members and initial states.
 
     `V = mean_{m,e} sum_{t<H} discount^t alive_t r_t`; draws resample members and initial states, each with
     replacement, as two crossed factors of which both were drawn by chance (Owen 2007, The pigeonhole bootstrap).
 
     Args:
-        twin: trained on episodes that the policy was not.
-        normaliser: of the twin's observations and actions; the policy has its own.
+        learned: trained on episodes that the policy was not.
+        normaliser: of the model's observations and actions; the policy has its own.
         policy: whose value is asked for.
         starts: (E, O) normalised initial states.
         key: of the resamples; use one for all policies that are compared.
@@ -85,18 +86,18 @@ def evaluate(
         discount: per step.
         bootstraps: resamples B.
     """
-    members: Ensemble = twin.model.members
+    members: Ensemble = learned.model.members
     count, episodes = len(members), starts.shape[0]
 
     def act(observation: Float[Array, " O"]) -> Float[Array, " A"]:
         physical = observation * normaliser.scale + normaliser.mean
         return to_unit(normaliser, policy_act(policy, physical))
 
-    steps = imagination.rollouts(
-        members, dynamics.reach(twin.model), act, jnp.broadcast_to(starts, (count, *starts.shape)), horizon
+    steps = expected_rollouts(
+        members, dynamics.reach(learned.model), act, jnp.broadcast_to(starts, (count, *starts.shape)), horizon
     )
     weight = jnp.asarray(discount, starts.dtype) ** jnp.arange(horizon, dtype=starts.dtype)
-    returns = (steps.alive * (twin.reward_mean + twin.reward_scale * steps.reward)) @ weight
+    returns = (steps.alive * (learned.reward_mean + learned.reward_scale * steps.reward)) @ weight
 
     def draw(key: PRNGKeyArray) -> Float[Array, ""]:
         of_members, of_starts = jax.random.split(key)
@@ -104,4 +105,4 @@ def evaluate(
         return jnp.mean(chosen[:, jax.random.randint(of_starts, (episodes,), 0, episodes)])
 
     draws = jax.vmap(draw)(jax.random.split(key, bootstraps))
-    return Imagination(jnp.mean(returns), draws, jnp.mean(steps.disagreement))
+    return ModelValue(jnp.mean(returns), draws, jnp.mean(steps.disagreement))

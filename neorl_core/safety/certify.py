@@ -110,7 +110,7 @@ def certify_batches(
     counts do not depend on `batch`. NaN and infinity count as violations (`plants.base.summarise`).
 
     Args:
-        plant: the twin.
+        plant: the simulator.
         controller: usually `composite_controller(plant)`.
         controller_params: usually the `Composite`.
         domain: the operating domain, part of the claim.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.types import Params, Plant, PlantSpec
@@ -38,7 +39,7 @@ def default_shield(
     return_buffer: float | Sequence[float] | None = None,
     rate_limit: float | Sequence[float] | None = None,
     hold: int = 5,
-    envelope: tuple[Sequence[float], Sequence[float]] | None = None,
+    envelope: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
 ) -> ShieldParams:
     """A shield for a plant.
 

@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     """Of the program that comes first, a multiple of `chunk`."""
 
 
-class Progress(NamedTuple):
+class RunState(NamedTuple):
     """A run at some point: all that going on from there needs."""
 
     population: TrainState
@@ -97,9 +97,9 @@ def train(
     plan: Plan,
     batch_size: int,
     *,
-    resume: Callable[[Progress], Progress] | None = None,
-    report: Callable[[Progress, int], None] | None = None,
-) -> Progress:
+    resume: Callable[[RunState], RunState] | None = None,
+    report: Callable[[RunState, int], None] | None = None,
+) -> RunState:
     """The loop over chunks: every run of the pipeline and of `fit` goes through it.
 
     Args:
@@ -122,7 +122,7 @@ def train(
     advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, batch_size)
     names = jax.eval_shape(advance, fresh, source.shapes)[1]
     rows = plan.updates // plan.log_every
-    state = Progress(fresh, {k: np.full((x.shape[0], rows), np.nan, x.dtype) for k, x in names.items()})
+    state = RunState(fresh, {k: np.full((x.shape[0], rows), np.nan, x.dtype) for k, x in names.items()})
     state = state if resume is None else resume(state)
     if state.done % plan.chunk:
         raise ValueError(
@@ -139,7 +139,7 @@ def train(
                 f"expected training to stay finite, got divergence of every member by update {done + plan.chunk}: "
                 "lower the learning rates."
             )
-        state = Progress(population, {k: _filled(x, told[k], done // plan.log_every) for k, x in state.curves.items()})
+        state = RunState(population, {k: _filled(x, told[k], done // plan.log_every) for k, x in state.curves.items()})
         if report:
             report(state, plan.updates)
     return state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -119,15 +120,22 @@ def polyak(target: Params, online: Params, tau: Float[Array, ""]) -> Params:
     return jax.tree.map(lambda t, o: t + tau * (o - t), target, online)
 
 
-def members(seeds: Sequence[int], grid: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """The population in order: every point of the grid, with every seed.
+@dataclass(frozen=True)
+class Member:
+    """One member of a population, before any training."""
 
-    Returns:
-        `{"index", "seed", "hyperparameters"}` of each member, fit for JSON.
-    """
+    index: int
+    """Its position in the population, and its row in the learning curves."""
+    seed: int
+    hyperparameters: dict[str, float]
+    """Those in which members differ."""
+
+
+def members(seeds: Sequence[int], grid: Mapping[str, Sequence[float]]) -> list[Member]:
+    """The population in order: every point of the grid, with every seed."""
     points = [dict(zip(grid, map(float, values), strict=True)) for values in itertools.product(*grid.values())]
     pairs = itertools.product(points, seeds)
-    return [{"index": i, "seed": s, "hyperparameters": p} for i, (p, s) in enumerate(pairs)]
+    return [Member(i, seed, point) for i, (point, seed) in enumerate(pairs)]
 
 
 @lru_cache(maxsize=16)
@@ -165,9 +173,9 @@ def init_population(
         if name not in floats:
             raise ValueError(f"expected a grid over floats of {algorithm.name} ({', '.join(floats)}), got {name!r}.")
     population = members(seeds, grid)
-    values = {name: jnp.asarray([m["hyperparameters"][name] for m in population]) for name in grid}
+    values = {name: jnp.asarray([m.hyperparameters[name] for m in population]) for name in grid}
 
-    keys = jnp.stack([jax.random.key(m["seed"], impl="threefry2x32") for m in population])
+    keys = jnp.stack([jax.random.key(m.seed, impl="threefry2x32") for m in population])
     return _make_init(algorithm, spec, config)(keys, values)
 
 

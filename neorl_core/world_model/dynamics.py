@@ -1,4 +1,4 @@
-"""A learned ensemble of a plant's dynamics, reward and terminations: the twin of a plant that has no simulator.
+"""A learned ensemble of a plant's dynamics, reward and terminations, for plants that have no simulator.
 
 Each member predicts the normal distribution of the next observation from observation and action, and reward and
 termination from the step's outcome: observation, action and next observation. The ensemble of Chua et al. 2018
@@ -159,7 +159,7 @@ def transition(
     return observation + x @ member["linear"]["kernel"] + mean, log_deviation
 
 
-def judge(
+def reward_and_termination(
     member: Params, observation: Float[Array, " O"], action: Float[Array, " A"], following: Float[Array, " O"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Reward of a step and the logit of its termination: an MLP of `z` and of `sign(z) log(1 + |z| / scale)`.
@@ -175,7 +175,7 @@ def judge(
 def predict(member: Params, observation: Float[Array, " O"], action: Float[Array, " A"]) -> Outcome:
     """What one member expects of one step; the reward is that of the mean next observation."""
     mean, log_deviation = transition(member, observation, action)
-    reward, logit = judge(member, observation, action, mean)
+    reward, logit = reward_and_termination(member, observation, action, mean)
     return Outcome(mean, log_deviation, reward, jax.nn.sigmoid(logit))
 
 
@@ -196,7 +196,7 @@ def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""
 def loss(member: Params, t: Transition) -> Float[Array, ""]:
     """Negative log likelihood of one transition: its next observation, its reward and whether it terminated."""
     mean, log_deviation = transition(member, t.observation, t.action)
-    reward, logit = judge(member, t.observation, t.action, t.next_observation)
+    reward, logit = reward_and_termination(member, t.observation, t.action, t.next_observation)
     moved = jnp.sum(jax.vmap(robust_gaussian_loss)(t.next_observation - mean, log_deviation))
     paid = robust_gaussian_loss(t.reward - reward, member["reward_log_deviation"])
     ended = jax.nn.softplus(logit) - t.terminated * logit

@@ -2,141 +2,151 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
-from neorl_core.ope.fqe import (
-    Decisions,
-    Evaluation,
-    FeatureState,
-    LoggedSteps,
-    evaluate,
-    feature_targets,
-    init_features,
-    interval,
-    logged_decisions,
-    train_features,
-)
+from neorl_core.ope import fqe
+from neorl_core.ope.model import ModelValue
 from tasks.adapters.models.bundle import load_bundle
+from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
-from tasks.adapters.store.reader import Dataset
-from tasks.evaluation.model_based import CHUNKS, judge_of, logged_steps
+from tasks.evaluation.model_based import CHUNKS, fit_learned_model, logged_steps
 from tasks.progress import Report
+from tasks.references import Bundle, Champion, Dataset, Evaluation, Interval, MemberEvaluation, Population
 
 REWARD, COST = 0, 1
+"""Positions in the values that fitted Q evaluation gives."""
 
 
-def evaluate_population(
+def evaluate(
     home: Home,
     run: RunConfig,
-    dataset: dict[str, Any],
-    population: dict[str, Any],
-    incumbent: dict[str, str] | None,
+    dataset: Dataset,
+    population: Population,
+    champion: Champion,
     progress: Report | None = None,
-) -> dict[str, Any]:
-    """Fitted Q evaluation of every member, the champion and the logged controller on held-out episodes, and rollouts of
-    every member in a twin that was fitted to the same episodes.
+) -> Evaluation:
+    """Estimate the values of all members, the champion and the logged controller, and select a member.
 
-    Among the members whose value the logs support (by FQE) the one with the highest lower bound of its value in the
-    twin is selected: over populations of mixed quality on both plants the twin ranks better (docs/research.md). What
-    is claimed against the logged controller and the champion stays FQE's, which needs no model of the plant.
+    Among the members whose value the logs support (by fitted Q evaluation, FQE) the one with the highest lower bound of
+    its value in a model that is learned from the same held-out episodes is selected: over populations of mixed quality
+    on both plants that model ranks better (docs/research.md). What is claimed against the logged controller and the
+    champion stays FQE's, which needs no model of the plant.
 
     Args:
-        dataset: reference from `ingest`.
-        population: reference from `train`.
-        incumbent: {path, digest} of the champion's bundle; the plant's own controller has no policy to estimate.
-        progress: told of updates of the features.
+        home: unused; every stage takes it.
+        run: its plant, seed, evaluation and share of held-out episodes.
+        dataset: whose held-out episodes the estimates are of.
+        population: the members to compare.
+        champion: what the selected member is compared with; the plant's own controller has no policy to estimate.
+        progress: told of gradient steps made.
 
     Returns:
-        {selected, members: [{index, ope, cost_ope, gain, model, disagreement, supported, effective_rows}], behaviour,
-        difference (selected minus logged), champion_difference, discount, episodes}; intervals are {value, lower,
-        upper}.
+        The estimates of each member, and the differences of the selected one.
     """
-    store = Dataset.open(Path(dataset["path"]), dataset["digest"])
+    store = reader.Dataset.open(dataset.store, dataset.digest)
     logs = read_logs(store, store.split(run.data.held_out)[1])
-    found = [load_bundle(Path(m["path"]), m["digest"])[1].policy for m in population["members"]]
-    normaliser = found[0].normaliser
+    found = [policy for member in population.members if (policy := _policy(member.bundle)) is not None]
+    normaliser, confidence = found[0].normaliser, run.evaluate.confidence
     steps = logged_steps(logs, normaliser)
     layers = _features(run, steps, progress).layers
     key = jax.random.key(run.seed)
-    settings = (run.evaluate.discount, run.evaluate.bootstraps)
 
-    def value(decisions: Decisions) -> Evaluation:
-        return jax.device_get(evaluate(layers, steps, decisions, key, *settings))
+    def value(decisions: fqe.Decisions) -> fqe.Evaluation:
+        settings = (run.evaluate.discount, run.evaluate.bootstraps)
+        estimate: fqe.Evaluation = jax.device_get(fqe.evaluate(layers, steps, decisions, key, *settings))
+        return estimate
 
-    logged = value(logged_decisions(steps))
-    members = [value(_decisions(policy, normaliser, logs)) for policy in found]
-    confidence = run.evaluate.confidence
-    gains = [_interval(m.value - logged.value, m.draws - logged.draws, REWARD, confidence) for m in members]
-    judge = judge_of(run, steps, normaliser, progress)
-    imagined = [judge.imagine(policy) for policy in found]
-    in_twin = [_interval(m.value[None], m.draws[:, None], REWARD, confidence) for m in imagined]
-    # An estimate that is not finite is none, and comes last.
-    lowest = [twin["lower"] if np.isfinite(twin["lower"]) else -np.inf for twin in in_twin]
-    selected = max(range(len(members)), key=lambda i: (bool(members[i].supported), lowest[i]))
-    champion_policy, champion_difference = None, None
-    if incumbent is not None:
-        champion_policy = load_bundle(Path(incumbent["path"]), incumbent["digest"])[1].policy
+    logged = value(fqe.logged_decisions(steps))
+    values = [value(_decisions(policy, normaliser, logs)) for policy in found]
+    learned = fit_learned_model(run, steps, normaliser, progress)
+    members = tuple(
+        _member(member.index, estimate, logged, learned.evaluate(policy), confidence)
+        for member, estimate, policy in zip(population.members, values, found, strict=True)
+    )
+    selected = _select(members)
+    champion_policy = None if champion.bundle is None else _policy(champion.bundle)
+    champion_difference = None
     if champion_policy is not None:
-        champion = value(_decisions(champion_policy, normaliser, logs))
-        best = members[selected]
-        champion_difference = _interval(best.value - champion.value, best.draws - champion.draws, REWARD, confidence)
-    return {
-        "selected": selected,
-        "members": [
-            {
-                "index": entry["index"],
-                "ope": _interval(m.value, m.draws, REWARD, confidence),
-                "cost_ope": _interval(m.value, m.draws, COST, confidence),
-                "gain": gain,
-                "model": twin,
-                "disagreement": float(rolled.disagreement),
-                "supported": bool(m.supported),
-                "effective_rows": float(m.effective_rows),
-            }
-            for entry, m, gain, twin, rolled in zip(
-                population["members"], members, gains, in_twin, imagined, strict=True
-            )
-        ],
-        "behaviour": _interval(logged.value, logged.draws, REWARD, confidence),
-        "difference": gains[selected],
-        "supported": bool(members[selected].supported),
-        "champion_difference": champion_difference,
-        "discount": run.evaluate.discount,
-        "episodes": len(logs.starts),
-    }
+        other = value(_decisions(champion_policy, normaliser, logs))
+        champion_difference = _difference(values[selected], other, confidence)
+    return Evaluation(
+        selected=selected,
+        members=members,
+        behaviour=_interval(logged.value, logged.draws, REWARD, confidence),
+        difference=members[selected].gain,
+        supported=members[selected].supported,
+        champion_difference=champion_difference,
+        discount=run.evaluate.discount,
+        episodes=len(logs.starts),
+    )
 
 
-def _decisions(policy: Policy, normaliser: Normaliser, logs: Logs) -> Decisions:
+def _policy(bundle: Bundle) -> Policy | None:
+    """A composite's policy; the plant's own controller has none."""
+    policy: Policy | None = load_bundle(bundle.folder, bundle.digest)[1].policy
+    return policy
+
+
+def _member(
+    index: int, estimate: fqe.Evaluation, logged: fqe.Evaluation, rolled: ModelValue, confidence: float
+) -> MemberEvaluation:
+    return MemberEvaluation(
+        index=index,
+        ope=_interval(estimate.value, estimate.draws, REWARD, confidence),
+        cost_ope=_interval(estimate.value, estimate.draws, COST, confidence),
+        gain=_difference(estimate, logged, confidence),
+        model=_interval(rolled.value[None], rolled.draws[:, None], REWARD, confidence),
+        disagreement=float(rolled.disagreement),
+        supported=bool(estimate.supported),
+        effective_rows=float(estimate.effective_rows),
+    )
+
+
+def _select(members: tuple[MemberEvaluation, ...]) -> int:
+    """Position of the supported member with the highest lower bound in the learned model."""
+
+    def rank(position: int) -> tuple[bool, float]:
+        member = members[position]
+        # An estimate that is not finite is none, and comes last.
+        return member.supported, member.model.lower if np.isfinite(member.model.lower) else -np.inf
+
+    return max(range(len(members)), key=rank)
+
+
+def _decisions(policy: Policy, normaliser: Normaliser, logs: Logs) -> fqe.Decisions:
     """A policy's actions on the logs, by its own normaliser, in the units of the logs' one."""
     t = logs.transitions
-    return Decisions(
+    return fqe.Decisions(
         to_unit(normaliser, policy_act(policy, jnp.asarray(t.next_observation))),
         to_unit(normaliser, policy_act(policy, jnp.asarray(t.observation[logs.starts]))),
     )
 
 
-def _features(run: RunConfig, steps: LoggedSteps, progress: Report | None) -> FeatureState:
+def _features(run: RunConfig, steps: fqe.LoggedSteps, progress: Report | None) -> fqe.FeatureState:
     init_key, train_key = jax.random.split(jax.random.key(run.seed + 1))
-    state, targets = init_features(init_key, steps), feature_targets(steps)
+    state, targets = fqe.init_features(init_key, steps), fqe.feature_targets(steps)
     chunk = max(run.evaluate.fqe_updates // CHUNKS, 1)
     for done in range(0, chunk * CHUNKS, chunk):
         if progress:
             progress(done, chunk * CHUNKS, "updates")
-        state, _ = train_features(state, train_key, steps, targets, chunk, chunk * CHUNKS)
-        jax.block_until_ready(state)
+        state, _ = fqe.train_features(state, train_key, steps, targets, chunk, chunk * CHUNKS)
+        jax.block_until_ready(state)  # type: ignore[no-untyped-call]
     if progress:
         progress(chunk * CHUNKS, chunk * CHUNKS, "updates")
     return state
 
 
-def _interval(value: np.ndarray, draws: np.ndarray, which: int, confidence: float) -> dict[str, float]:
-    lower, upper = interval(jnp.asarray(draws[:, which]), confidence)
-    return {"value": float(value[which]), "lower": float(lower), "upper": float(upper)}
+def _difference(one: fqe.Evaluation, other: fqe.Evaluation, confidence: float) -> Interval:
+    """How much more the one is worth; the draws of both are of the same resamples."""
+    return _interval(one.value - other.value, one.draws - other.draws, REWARD, confidence)
+
+
+def _interval(value: Array, draws: Array, which: int, confidence: float) -> Interval:
+    lower, upper = fqe.interval(jnp.asarray(draws[:, which]), confidence)
+    return Interval(value=float(value[which]), lower=float(lower), upper=float(upper))

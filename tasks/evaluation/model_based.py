@@ -1,13 +1,14 @@
-"""What members and checkpoints are compared by: rollouts in a twin that is fitted to the held-out episodes."""
+"""Model-based evaluation: policies are compared by rollouts in a model that is learned from the held-out episodes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jax import Array
 
 from configs.run import RunConfig
 from neorl_core.networks import Normaliser, Policy, normalise, to_unit
@@ -20,60 +21,66 @@ from tasks.adapters.store.episodes import Logs
 from tasks.progress import Report
 
 CHUNKS = 20
+"""Parts that a fit is cut into, so that its progress can be told."""
 
 
-class Judge(NamedTuple):
-    """A trained twin and where its episodes begin."""
+class LearnedModelEvaluator(NamedTuple):
+    """A model that is learned from held-out episodes, and where these begin."""
 
-    twin: model_based.Twin
+    model: model_based.LearnedModel
     normaliser: Normaliser
     starts: Array
-    """(E, O), normalised."""
-    key: PRNGKeyArray
+    """(E, O), initial observations, normalised."""
+    key: Array
+    """Of the resamples."""
     horizon: int
+    """Steps of a rollout."""
     discount: float
+    """Per step."""
     bootstraps: int
 
-    def imagine(self, policy: Policy) -> model_based.Imagination:
-        """A policy's value in the twin, on the host; every policy meets the same resamples."""
+    def evaluate(self, policy: Policy) -> model_based.ModelValue:
+        """A policy's value in the model, on the host; every policy meets the same resamples."""
         settings = (self.horizon, self.discount, self.bootstraps)
-        found: model_based.Imagination = jax.device_get(
-            model_based.evaluate(self.twin, self.normaliser, policy, self.starts, self.key, *settings)
+        found: model_based.ModelValue = jax.device_get(
+            model_based.evaluate(self.model, self.normaliser, policy, self.starts, self.key, *settings)
         )
         return found
 
-    def best(self, policies: list[Policy]) -> float:
+    def best(self, policies: Sequence[Policy]) -> float:
         """The highest value among policies; one that is not finite counts as none, and -inf is of no policy."""
-        values = [float(self.imagine(policy).value) for policy in policies]
+        values = [float(self.evaluate(policy).value) for policy in policies]
         return max((value for value in values if np.isfinite(value)), default=-np.inf)
 
 
-def judge_of(run: RunConfig, steps: LoggedSteps, normaliser: Normaliser, progress: Report | None = None) -> Judge:
-    """Fit the twin.
+def fit_learned_model(
+    run: RunConfig, steps: LoggedSteps, normaliser: Normaliser, progress: Report | None = None
+) -> LearnedModelEvaluator:
+    """Learn a model of the plant from logged steps.
 
     Args:
-        run: its seed, its twin's updates and its discount.
+        run: its plant, seed and evaluation.
         steps: of held-out episodes.
         normaliser: by which `steps` are normalised.
-        progress: told of updates done.
+        progress: told of gradient steps made.
     """
     init_key, train_key = jax.random.split(jax.random.key(run.seed + 2))
     data = Transition(
         steps.observation, steps.action, steps.reward, steps.cost, steps.next_observation, steps.terminated
     )
     chunk = max(run.evaluate.model_updates // CHUNKS, 1)
-    twin, data = model_based.start(init_key, data, chunk * CHUNKS)
-    model = twin.model
+    learned, data = model_based.init(init_key, data, chunk * CHUNKS)
+    model = learned.model
     for done in range(0, chunk * CHUNKS, chunk):
         if progress:
-            progress(done, chunk * CHUNKS, "updates of the twin")
+            progress(done, chunk * CHUNKS, "updates of the learned model")
         model, _ = dynamics.train(model, train_key, data, jnp.int32(done), chunk)
-        jax.block_until_ready(model)
+        jax.block_until_ready(model)  # type: ignore[no-untyped-call]
     if progress:
-        progress(chunk * CHUNKS, chunk * CHUNKS, "updates of the twin")
+        progress(chunk * CHUNKS, chunk * CHUNKS, "updates of the learned model")
     settings = (PLANTS[run.plant].spec.horizon, run.evaluate.discount, run.evaluate.bootstraps)
     starts = steps.observation[steps.starts]
-    return Judge(twin._replace(model=model), normaliser, starts, jax.random.key(run.seed), *settings)
+    return LearnedModelEvaluator(learned._replace(model=model), normaliser, starts, jax.random.key(run.seed), *settings)
 
 
 def logged_steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:

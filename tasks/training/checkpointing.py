@@ -1,4 +1,4 @@
-"""What a training run keeps of itself: checkpoints now and then, and the last good state however it ends."""
+"""Checkpointing of a training run: resumed where it was, saved now and then, and left in its last good state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from configs.errors import Refused
-from neorl_core.training.loop import Progress
+from neorl_core.training.loop import RunState
 from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.progress import Report
 
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Keep others out of a folder; the system lets go of it when the process ends, however it ends."""
+    """Keep others out of a folder; the system releases the lock when the process ends, however it ends.
+
+    Raises:
+        Refused: when another process holds it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as file:
         try:
@@ -30,16 +34,21 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-class Keeper:
-    """Resumes a run and saves what the training loop reports.
+class Checkpointing:
+    """What `neorl_core.training.loop.train` takes as `resume` and `report`: it restores and saves one run.
 
     Args:
         checkpoints: of this run.
-        progress: told of updates done.
-        seconds: least time between two checkpoints; the end is kept in any case.
-        updates: least updates between two checkpoints.
-        score: an estimate by which checkpoints are compared, from off-policy evaluation and never from rollouts; the
-            best one outlives the newest.
+        progress: told of gradient steps made.
+        seconds: least time between two checkpoints; the end is saved in any case.
+        updates: least number of gradient steps between two checkpoints.
+        score: an estimate by which checkpoints are compared, from off-policy evaluation and never from rollouts on the
+            simulator; the best one outlives the newest.
+
+    Example:
+        >>> with Checkpoints(folder, identity) as checkpoints:  # doctest: +SKIP
+        ...     run = Checkpointing(checkpoints)
+        ...     train(algorithm, fresh, source, plan, 256, resume=run.resume, report=run.report)
     """
 
     def __init__(
@@ -49,32 +58,37 @@ class Keeper:
         *,
         seconds: float = 0.0,
         updates: int = 0,
-        score: Callable[[Progress], float] | None = None,
+        score: Callable[[RunState], float] | None = None,
     ) -> None:
         self._checkpoints, self._progress, self._score = checkpoints, progress, score
         self._seconds, self._updates = seconds, updates
-        self.last: Progress | None = None
-        """What was reported last."""
-        self._kept, self._saved = 0, time.monotonic()
-        self._reached: list[tuple[int, float]] = []
+        self.last: RunState | None = None
+        """The state that was reported last."""
+        self._saved_step, self._saved_at = 0, time.monotonic()
+        self._reports: list[tuple[int, float]] = []
 
-    def resume(self, fresh: Progress) -> Progress:
-        """Where the last run of this folder came to, else the fresh start."""
+    def resume(self, fresh: RunState) -> RunState:
+        """The newest checkpoint's state, or the fresh start where there is none."""
         latest = self._checkpoints.latest()
         if latest is None:
             return fresh
-        kept, _ = self._checkpoints.restore(fresh._asdict())
-        self._kept = latest
-        return Progress(**kept)
+        state, _ = self._checkpoints.restore(fresh._asdict())
+        self._saved_step = latest
+        return RunState(**state)
 
-    def report(self, state: Progress, updates: int) -> None:
-        """Save when it is time to, and pass on how far training came."""
+    def report(self, state: RunState, updates: int) -> None:
+        """Save the state when it is time to, and pass on how far training came.
+
+        Args:
+            state: of the run.
+            updates: gradient steps of the whole run.
+        """
         done = state.done
         if self.last is None and done:
             print(f"  train: goes on from {done:,} of {updates:,} updates", file=sys.stderr, flush=True)
         self.last = state
-        self._reached.append((done, time.monotonic()))
-        due = time.monotonic() - self._saved >= self._seconds and done - self._kept >= self._updates
+        self._reports.append((done, time.monotonic()))
+        due = time.monotonic() - self._saved_at >= self._seconds and done - self._saved_step >= self._updates
         if done == updates or due:
             self._save(state)
         if self._progress:
@@ -88,15 +102,15 @@ class Keeper:
         return f"kept at update {self.last.done:,} in {self._checkpoints.folder}"
 
     def rate(self) -> float:
-        """Updates per second of one member after the first chunk, which compiles; 0 where there was no other."""
-        if len(self._reached) < 3:
+        """Gradient steps of one member per second after the first chunk, which compiles; 0 where there was no other."""
+        if len(self._reports) < 3:
             return 0.0
-        (before, begun), (after, ended) = self._reached[1], self._reached[-1]
+        (before, begun), (after, ended) = self._reports[1], self._reports[-1]
         return (after - before) / (ended - begun)
 
-    def _save(self, state: Progress) -> None:
-        if self._kept == state.done:
+    def _save(self, state: RunState) -> None:
+        if self._saved_step == state.done:
             return
         score = self._score(state) if self._score else None
         self._checkpoints.save(state.done, state._asdict(), {}, score)
-        self._kept, self._saved = state.done, time.monotonic()
+        self._saved_step, self._saved_at = state.done, time.monotonic()

@@ -1,4 +1,4 @@
-"""What a run's training is fed with: its episodes, resident or streamed, their scaling, and how training is cut."""
+"""The data that a run trains on: its training episodes, resident or streamed, and how they are scaled and cut."""
 
 from __future__ import annotations
 
@@ -21,18 +21,34 @@ from tasks.adapters.store.reader import Dataset
 from tasks.adapters.store.stream import Ring, Stream, row_bytes, shape_of
 
 
-class Feed(NamedTuple):
-    """The training episodes."""
+class TrainingData(NamedTuple):
+    """The training episodes of a run."""
 
-    known: Moments
+    moments: Moments
+    """Of their rows, in physical units."""
     scaling: Scaling
     plan: Plan
     streamed: bool
+    """Whether the rows stay on disk, because they do not fit into the memory that the run allows."""
     open: Callable[[Mesh | None], AbstractContextManager[Source]]
+    """Devices to spread over, or None for one -> the rows as the training loop takes them, inside the context."""
 
 
-def feed(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int = 0) -> Feed:
-    """Resident where the rows fit into the memory that the run allows, else streamed."""
+def training_data(
+    run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int = 0
+) -> TrainingData:
+    """Resident where the rows fit into the memory that the run allows, else streamed.
+
+    Args:
+        run: its seed, training and share of held-out episodes.
+        store: the dataset.
+        spec: of the plant.
+        algorithm: that will be trained.
+        warm_up: gradient steps of the algorithm's warm-up.
+
+    Raises:
+        ValueError: when no gradient step is left after the warm-up.
+    """
     episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
     ring = Ring(store, episodes)
     memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
@@ -42,11 +58,11 @@ def feed(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm, 
         how = scaling(known, spec)
         plan = schedule(run.train.updates, run.train.checkpoint_every, batches, warm_up)
 
-        def held(mesh: Mesh | None) -> AbstractContextManager[Source]:
+        def hold(mesh: Mesh | None) -> AbstractContextManager[Source]:
             data = scaled(how, transitions)
             return nullcontext(resident(data if mesh is None else sharding.replicated(mesh, data)))
 
-        return Feed(known, how, plan, False, held)
+        return TrainingData(known, how, plan, False, hold)
     known = ring.moments()
     how = scaling(known, spec)
     # The window moves with the rows of the curves, which no cadence of saving changes.
@@ -63,14 +79,14 @@ def feed(run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm, 
         with Stream(ring, how, shape, plan.chunk, run.seed) as window:
             yield window.source()
 
-    return Feed(known, how, plan, True, stream)
+    return TrainingData(known, how, plan, True, stream)
 
 
 def mesh_for(run: RunConfig, members: int) -> Mesh | None:
     """The devices to spread over, or None for one.
 
     Raises:
-        ValueError: on what this machine does not have.
+        ValueError: when the run asks for devices or a precision that this machine does not have.
     """
     if run.train.precision != "float32" and jax.default_backend() == "cpu":
         raise ValueError("expected an accelerator with bf16 products, got a CPU: set train.precision to float32.")

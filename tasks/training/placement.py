@@ -1,4 +1,4 @@
-"""The ways of a population: all members in one program, or each in a process of its own, pinned to a core.
+"""Placement of a population's members: all in one program, or each in a process of its own that is pinned to a core.
 
 On a CPU one program for several members may be slower than a process for each: products of small matrices fill a core
 and not two. Which is faster is measured once a run has shown that it is long, and written beside its checkpoints, so
@@ -7,7 +7,6 @@ that it is resumed in the same way. The two agree to float tolerance (1e-5 in th
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import subprocess
@@ -17,7 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -26,92 +25,100 @@ from configs.errors import Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from neorl_core.training.loop import Progress, Source, on_host
+from neorl_core.training.loop import RunState, Source
 from neorl_core.training.population import init_population, make_train_chunk
-from tasks.adapters.files.canonical import read_json, write_json
+from tasks.adapters.files.canonical import write_json
 from tasks.progress import Report
-from tasks.training.population import Population, alone, population_of, together
+from tasks.references import Dataset, Placement, Reference
+from tasks.training.population import TrainingRun, train_members, training_run
 
 TRIAL_PAYS = 60.0
 """Seconds that must be left of a run before it is worth some of them to find out what is faster."""
 MARGIN = 1.05
-"""How much faster processes must be."""
+"""How many times faster processes must be."""
 TRIAL_SECONDS = 1.0
 
 
-class Way(NamedTuple):
-    """How the members of a population run."""
-
-    processes: bool
-    reason: str
-
-
-class Reached(NamedTuple):
+class Trained(NamedTuple):
     """A population at the end of its training."""
 
-    progress: Progress
-    way: Way
+    state: RunState
+    """On the host."""
+    placement: Placement
     rate: float
-    """Updates per second, of all members together; 0 where there was too little to measure."""
+    """Gradient steps per second, of all members together; 0 where there was too little to measure."""
 
 
-def train_population(population: Population, progress: Report | None = None) -> Reached:
-    """Train all members, in the way that is faster.
+class Job(Reference):
+    """What a member's process is told to do."""
+
+    home: Path
+    run: RunConfig
+    dataset: Dataset
+    member: int
+    trial: bool
+    """Whether to measure for a moment how fast the member trains, rather than to train it."""
+
+
+def train_population(training: TrainingRun, progress: Report | None = None) -> Trained:
+    """Train all members, in the placement that is faster.
 
     Raises:
         Refused: when every member's training diverged.
     """
-    written = population.folder / "way.json"
-    way = _prescribed(population) or (Way(**read_json(written)) if written.exists() else None)
+    written = training.folder / "placement.json"
+    placement = _prescribed(training)
+    if placement is None and written.exists():
+        placement = Placement.model_validate_json(written.read_bytes())
 
-    def watch(rate: float, left: int) -> None:
-        nonlocal way
-        if way is None:
-            way = _measured(population, rate, left)
-            write_json(written, way._asdict())
-            if way.processes:
+    def observe(rate: float, left: int) -> None:
+        nonlocal placement
+        if placement is None:
+            placement = _measured(training, rate, left)
+            write_json(written, placement.model_dump(mode="json"))
+            if placement.processes:
                 raise _Switch
-            print(f"  train: members in one program: {way.reason}", file=sys.stderr, flush=True)
+            print(f"  train: members in one program: {placement.reason}", file=sys.stderr, flush=True)
 
-    if way is None or not way.processes:
+    if placement is None or not placement.processes:
         try:
-            with population.feed.open(population.mesh) as source:
-                progressed, rate = together(population, source, progress, watch)
-            return Reached(progressed, way or Way(False, "too short a run to measure"), rate)
+            with training.data.open(training.mesh) as source:
+                state, rate = train_members(training, source, progress=progress, observe=observe)
+            placement = placement or Placement(processes=False, reason="too short a run to measure")
+            return Trained(state, placement, rate * len(training.members))
         except _Switch:
             pass
-    assert way is not None
-    print(f"  train: members in processes: {way.reason}", file=sys.stderr, flush=True)
+    assert placement is not None
+    print(f"  train: members in processes: {placement.reason}", file=sys.stderr, flush=True)
     started = time.monotonic()
-    _in_processes(population, progress)
+    _run_each(training, range(len(training.members)), progress, trial=False)
     seconds = time.monotonic() - started
     # Each member's process has left its last state; one that diverged does so again, and says no more than that.
-    with population.feed.open(None) as source:
-        parts = [alone(population, source, i, None) for i in range(len(population.members))]
-    joined: Progress = jax.tree.map(lambda *x: np.concatenate(x), *(on_host(part) for part in parts))
-    return Reached(joined, way, len(parts) * population.feed.plan.updates / seconds)
+    with training.data.open(None) as source:
+        parts = [train_members(training, source, only=member.index)[0] for member in training.members]
+    joined: RunState = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    return Trained(joined, placement, len(parts) * training.data.plan.updates / seconds)
 
 
 class _Switch(Exception):
     """Ends the one program; its processes begin."""
 
 
-def _prescribed(population: Population) -> Way | None:
-    """The way that the run or the machine leaves no choice about, or None."""
-    train = population.run.train
+def _prescribed(training: TrainingRun) -> Placement | None:
+    """The placement that the run or the machine leaves no choice about, or None."""
+    train = training.run.train
     if train.members != "auto":
-        return Way(train.members == "processes", "the run's configuration says so")
-    if len(population.members) == 1:
-        return Way(False, "one member")
-    if jax.default_backend() != "cpu" or population.mesh is not None:
-        return Way(False, "members share an accelerator or are spread over devices")
-    if population.feed.streamed:
-        return Way(False, "data are streamed into the memory of one process")
-    if population.run.train.ships == "best":
-        return Way(False, "checkpoints are compared as a whole")
-    if len(cores()) == 1:
-        return Way(False, "one core")
-    return None
+        return Placement(processes=train.members == "processes", reason="the run's configuration says so")
+    reasons = {
+        "one member": len(training.members) == 1,
+        "members share an accelerator or are spread over devices": jax.default_backend() != "cpu"
+        or training.mesh is not None,
+        "data are streamed into the memory of one process": training.data.streamed,
+        "checkpoints are compared as a whole": train.ships == "best",
+        "one core": len(cores()) == 1,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    return None if reason is None else Placement(processes=False, reason=reason)
 
 
 def cores() -> list[int]:
@@ -119,39 +126,35 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 
 
-def _measured(population: Population, rate: float, left: int) -> Way:
+def _measured(training: TrainingRun, rate: float, left: int) -> Placement:
     """Compare one program, whose rate is known, with processes, of which a few try out what they reach together."""
-    count, available = len(population.members), cores()
+    count, available = len(training.members), cores()
     together = left / rate
     if together < TRIAL_PAYS:
-        return Way(False, f"{together:.0f} s are left, too few to try processes")
+        return Placement(processes=False, reason=f"{together:.0f} s are left, too few to try processes")
     started = time.monotonic()
-    told = _run_each(population, range(min(count, len(available))), None, trial=True)
+    told = _run_each(training, range(min(count, len(available))), None, trial=True)
     slowest, start = min(float(words[-1]) for words in told), time.monotonic() - started
-    return faster(count, len(available), population.feed.plan.updates, together, slowest, start)
+    return faster(count, len(available), training.data.plan.updates, together, slowest, start)
 
 
-def faster(members: int, cores: int, updates: int, together: float, rate: float, start: float) -> Way:
+def faster(members: int, cores: int, updates: int, together: float, rate: float, start: float) -> Placement:
     """Processes, when `start + ceil(members / cores) updates / rate` seconds are less than those of one program.
 
     Args:
-        members: of the population.
-        cores: processes at a time.
-        updates: of each member.
+        members: how many the population has.
+        cores: how many processes run at a time.
+        updates: gradient steps of each member.
         together: seconds that one program has left.
-        rate: updates per second of the slowest of as many processes as there are cores.
+        rate: gradient steps per second of the slowest of as many processes as there are cores.
         start: seconds until processes train.
     """
     apart = start + -(-members // cores) * updates / rate
     words = f"{members} members take {together:.0f} s in one program, {apart:.0f} s in processes on {cores} cores"
-    return Way(together > MARGIN * apart, words)
+    return Placement(processes=together > MARGIN * apart, reason=words)
 
 
-def _in_processes(population: Population, progress: Report | None) -> None:
-    _run_each(population, range(len(population.members)), progress, trial=False)
-
-
-def _run_each(population: Population, indices: Sequence[int], progress: Report | None, trial: bool) -> list[list[str]]:
+def _run_each(training: TrainingRun, indices: Sequence[int], progress: Report | None, trial: bool) -> list[list[str]]:
     """Start a process for each member, as many at a time as there are cores, and give back what they said."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for core in cores():
@@ -162,7 +165,7 @@ def _run_each(population: Population, indices: Sequence[int], progress: Report |
     def one(index: int) -> None:
         core = free.get()
         try:
-            with _start(population, index, trial, core) as process:
+            with _start(training, index, trial, core) as process:
                 running.append(process)
                 assert process.stdout is not None
                 for line in process.stdout:
@@ -178,7 +181,7 @@ def _run_each(population: Population, indices: Sequence[int], progress: Report |
             while wait(futures, timeout=0.5).not_done:
                 if progress:
                     done = sum(int(words[-1]) for words in said.values() if words) // len(said)
-                    progress(done, population.feed.plan.updates, "updates")
+                    progress(done, training.data.plan.updates, "updates")
         finally:
             for future in futures:
                 future.cancel()
@@ -189,41 +192,34 @@ def _run_each(population: Population, indices: Sequence[int], progress: Report |
     return list(said.values())
 
 
-def _start(population: Population, index: int, trial: bool, core: int) -> subprocess.Popen[str]:
+def _start(training: TrainingRun, index: int, trial: bool, core: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tasks.training.placement"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(process.pid, {core})
-    job = {
-        "home": str(population.home.root),
-        "run": population.run.model_dump(mode="json"),
-        "dataset": population.dataset,
-        "member": index,
-        "trial": trial,
-    }
+    job = Job(home=training.home.root, run=training.run, dataset=training.dataset, member=index, trial=trial)
     assert process.stdin is not None
-    process.stdin.write(json.dumps(job) + "\n")
+    process.stdin.write(job.model_dump_json() + "\n")
     # It stays open as long as this process lives: its end is the other's.
     process.stdin.flush()
     return process
 
 
 def main() -> None:
-    """A member's process: its job is the first line that it reads; it prints the updates made, or its rate."""
-    job = json.loads(sys.stdin.readline())
+    """A member's process: its job is the first line that it reads; it prints the steps made, or its rate."""
+    job = Job.model_validate_json(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    run = RunConfig.model_validate_json(json.dumps(job["run"]))
-    population = population_of(Home(Path(job["home"])), run, job["dataset"])
+    training = training_run(Home(job.home), job.run, job.dataset)
 
-    def tell(done: float, *_: Any) -> None:
+    def tell(done: float, *_: object) -> None:
         print(done, flush=True)
 
-    with population.feed.open(None) as source:
-        if job["trial"]:
-            tell(_rate(population, source))
+    with training.data.open(None) as source:
+        if job.trial:
+            tell(_rate(training, source))
         else:
-            alone(population, source, job["member"], tell)
+            train_members(training, source, only=job.member, progress=tell)
 
 
 def _end_with_parent() -> None:
@@ -233,16 +229,16 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _rate(population: Population, source: Source) -> float:
-    """Updates per second of a member alone, once compiled."""
-    plan, algorithm = population.feed.plan, population.algorithm
-    state = init_population(algorithm, PLANTS[population.run.plant].spec, population.config, [0], {})
-    advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, population.run.train.batch_size)
+def _rate(training: TrainingRun, source: Source) -> float:
+    """Gradient steps per second of a member alone, once compiled."""
+    plan, algorithm = training.data.plan, training.algorithm
+    state = init_population(algorithm, PLANTS[training.run.plant].spec, training.config, [0], {})
+    advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, training.run.train.batch_size)
     data = source.at(0)
-    state, _ = jax.block_until_ready(advance(state, data))
+    state, _ = jax.block_until_ready(advance(state, data))  # type: ignore[no-untyped-call]
     started, done = time.monotonic(), 0
     while time.monotonic() - started < TRIAL_SECONDS:
-        state, _ = jax.block_until_ready(advance(state, data))
+        state, _ = jax.block_until_ready(advance(state, data))  # type: ignore[no-untyped-call]
         done += plan.chunk
     return done / (time.monotonic() - started)
 

@@ -1,8 +1,8 @@
-"""A run's population: what it is before any training, and its training, all together or one member alone."""
+"""A run's population: what it is before any training, and the training of all its members or of one alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,43 +12,78 @@ from jax.sharding import Mesh
 
 from configs.errors import Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import Evaluate, RunConfig, Train
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.plants import PLANTS
 from neorl_core.training import sharding
-from neorl_core.training.loop import Progress, Source, on_host, train
-from neorl_core.training.population import Algorithm, configure, init_population, members, policies, warm_up_updates
+from neorl_core.training.loop import RunState, Source, on_host, train
+from neorl_core.training.population import (
+    Algorithm,
+    Member,
+    TrainState,
+    configure,
+    init_population,
+    members,
+    policies,
+    warm_up_updates,
+)
 from neorl_core.training.precision import mixed
 from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.models.checkpoints import Checkpoints
+from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
-from tasks.adapters.store.reader import Dataset
-from tasks.evaluation.model_based import Judge, judge_of, logged_steps
+from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, logged_steps
 from tasks.progress import Report
-from tasks.training.checkpointing import Keeper
-from tasks.training.data import Feed, feed, mesh_for
+from tasks.references import Dataset, Reference
+from tasks.training.checkpointing import Checkpointing
+from tasks.training.data import TrainingData, mesh_for, training_data
 
 
-class Population(NamedTuple):
-    """A run, before any training."""
+class Identity(Reference):
+    """Everything that the result of a training depends on."""
+
+    dataset: str
+    """Digest of the dataset."""
+    train: Train
+    evaluate: Evaluate | None
+    """Only where checkpoints are compared by the learned model."""
+    held_out: float
+    seed: int
+    code: str
+    """Digest of the sources that take part."""
+    member: int | None = None
+    """Of one member that is trained alone."""
+
+    def digest(self) -> str:
+        """SHA-256 of its canonical JSON."""
+        return digest_json(self.model_dump(mode="json"))
+
+
+class TrainingRun(NamedTuple):
+    """A population before any training."""
 
     home: Home
     run: RunConfig
-    dataset: dict[str, Any]
+    dataset: Dataset
     algorithm: Algorithm
     config: Any
-    members: list[dict[str, Any]]
-    identity: dict[str, Any]
-    """What the results depend on."""
-    key: str
+    """The algorithm's `Config`, without what members differ in."""
+    members: list[Member]
+    identity: Identity
     mesh: Mesh | None
-    feed: Feed
+    """Devices that the members are spread over; None for one."""
+    data: TrainingData
+
+    @property
+    def key(self) -> str:
+        """A short name of the identity, for folders."""
+        return self.identity.digest()[:16]
 
     @property
     def folder(self) -> Path:
-        """Of checkpoints; another cadence of saving has its own, for its chunks would not fit."""
-        return self.home.folder("checkpoints", self.run.plant, f"{self.key}-{self.feed.plan.chunk}")
+        """The folder of checkpoints; another cadence of saving has its own, for its chunks would not fit."""
+        return self.home.folder("checkpoints", self.run.plant, f"{self.key}-{self.data.plan.chunk}")
 
 
 def learning_sources(plant: str, algorithm: str) -> tuple[str, str, str]:
@@ -56,8 +91,13 @@ def learning_sources(plant: str, algorithm: str) -> tuple[str, str, str]:
     return "tasks.training.train", ALGORITHMS.module(algorithm), PLANTS.module(plant)
 
 
-def population_of(home: Home, run: RunConfig, dataset: Mapping[str, Any]) -> Population:
+def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
     """Check what a run says, and open its data.
+
+    Args:
+        home: where its checkpoints will be kept.
+        run: its plant, seed, training and share of held-out episodes.
+        dataset: what to learn from.
 
     Raises:
         ValueError: on an unknown hyper-parameter, or devices that are not there.
@@ -67,97 +107,101 @@ def population_of(home: Home, run: RunConfig, dataset: Mapping[str, Any]) -> Pop
     found = members([run.seed + i for i in range(run.train.seeds)], run.train.grid)
     jax.eval_shape(lambda: init_population(algorithm, spec, config, [0], run.train.grid))
     mesh = mesh_for(run, len(found))
-    identity = {
-        "dataset": dataset["digest"],
-        "train": run.train.model_dump(mode="json", exclude={"checkpoint_every", "members"}),
-        "held_out": run.data.held_out,
-        "seed": run.seed,
-        "code": sources_digest(*learning_sources(run.plant, run.train.algorithm)),
-    }
-    store = Dataset.open(Path(dataset["path"]), dataset["digest"])
-    fed = feed(run, store, spec, algorithm, warm_up_updates(algorithm, config))
-    key = digest_json(identity)[:16]
-    return Population(home, run, dict(dataset), algorithm, config, found, identity, key, mesh, fed)
+    identity = Identity(
+        dataset=dataset.digest,
+        # Neither of the two changes a result to more than the last bits.
+        train=run.train.model_copy(update={"checkpoint_every": 1, "members": "auto"}),
+        evaluate=run.evaluate if run.train.ships == "best" else None,
+        held_out=run.data.held_out,
+        seed=run.seed,
+        code=sources_digest(*learning_sources(run.plant, run.train.algorithm)),
+    )
+    store = reader.Dataset.open(dataset.store, dataset.digest)
+    data = training_data(run, store, spec, algorithm, warm_up_updates(algorithm, config))
+    return TrainingRun(home, run, dataset, algorithm, config, found, identity, mesh, data)
 
 
-def together(
-    population: Population, source: Source, progress: Report | None, watch: Callable[[float, int], None]
-) -> tuple[Progress, float]:
-    """All members in one program.
+def train_members(
+    training: TrainingRun,
+    source: Source,
+    only: int | None = None,
+    progress: Report | None = None,
+    observe: Callable[[float, int], None] | None = None,
+) -> tuple[RunState, float]:
+    """All members in one program, or one of them alone.
 
     Args:
-        population: what to train.
+        training: what to train.
         source: its data.
-        progress: told of updates done.
-        watch: told of the updates per second, once known, and of the updates left; what it raises ends the run.
+        only: index of the one member to train, without the others; all by default.
+        progress: told of gradient steps made, of all that each member makes.
+        observe: told of the gradient steps per second, once known, and of the steps left; what it raises ends the run.
 
     Returns:
-        The progress at the end on the host, and updates per second of all members together.
+        The state at the end, on the host (of a member alone that diverged, its last good state, whose curves end
+        there), and gradient steps of each member per second; 0 where there was too little to measure.
 
     Raises:
-        Refused: when every member's training diverged.
+        Refused: when all members were trained and every one diverged.
     """
-    run, fed = population.run, population.feed
-    learner, seeds = population.algorithm, [run.seed + i for i in range(run.train.seeds)]
-    fresh = init_population(learner, PLANTS[run.plant].spec, population.config, seeds, run.train.grid)
-    learner = mixed(learner) if run.train.precision == "bfloat16" else learner
-    if population.mesh is not None:
-        learner, fresh = sharding.split(learner, population.mesh), sharding.placed(population.mesh, fresh)
-    with Checkpoints(population.folder, population.identity) as checkpoints:
-        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every, score=_score(population))
+    run, (algorithm, fresh) = training.run, _fresh(training, only)
+    folder = training.folder if only is None else training.folder / f"member-{only}"
+    identity = training.identity.model_copy(update={"member": only})
+    with Checkpoints(folder, identity.model_dump(mode="json")) as checkpoints:
+        saved = Checkpointing(checkpoints, progress, updates=run.train.checkpoint_every, score=_score(training))
 
-        def report(state: Progress, updates: int) -> None:
-            keeper.report(state, updates)
-            if keeper.rate():
-                watch(keeper.rate(), updates - state.done)
+        def report(state: RunState, updates: int) -> None:
+            saved.report(state, updates)
+            if observe and saved.rate():
+                observe(saved.rate(), updates - state.done)
 
+        settings = (training.data.plan, run.train.batch_size)
         try:
-            end = train(learner, fresh, source, fed.plan, run.train.batch_size, resume=keeper.resume, report=report)
+            end = train(algorithm, fresh, source, *settings, resume=saved.resume, report=report)
         except FloatingPointError as error:
-            cure = f"{str(error).rstrip('.')} in 'train.hyperparameters'"
-            raise Refused(f"{cure} ({keeper.leave()}).") from error
-        end = _shipped(population, checkpoints, Progress(*on_host(end)))
-    return end, keeper.rate() * len(population.members)
+            left = saved.leave()
+            if only is None or saved.last is None:
+                raise Refused(f"{str(error).rstrip('.')} in 'train.hyperparameters' ({left}).") from error
+            end = saved.last
+        return _shipped(training, checkpoints, RunState(*on_host(end))), saved.rate()
 
 
-def alone(population: Population, source: Source, index: int, progress: Report | None) -> Progress:
-    """One member by itself; where it diverged, its last good state, whose curves end there."""
-    run, meant = population.run, population.members[index]
-    config = population.config._replace(**meant["hyperparameters"])
-    fresh = init_population(population.algorithm, PLANTS[run.plant].spec, config, [meant["seed"]], {})
-    place = population.folder / f"member-{index}"
-    with Checkpoints(place, population.identity | {"member": index}) as checkpoints:
-        keeper = Keeper(checkpoints, progress, updates=run.train.checkpoint_every, score=_score(population))
-        settings = (population.feed.plan, run.train.batch_size)
-        try:
-            end = train(population.algorithm, fresh, source, *settings, resume=keeper.resume, report=keeper.report)
-        except FloatingPointError:
-            keeper.leave()
-            assert keeper.last is not None
-            end = keeper.last
-        return _shipped(population, checkpoints, Progress(*on_host(end)))
+def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainState]:
+    """The algorithm as the run wants it computed, and the state that training begins in."""
+    run, spec, algorithm = training.run, PLANTS[training.run.plant].spec, training.algorithm
+    if only is None:
+        seeds = [run.seed + i for i in range(run.train.seeds)]
+        fresh = init_population(algorithm, spec, training.config, seeds, run.train.grid)
+    else:
+        member = training.members[only]
+        config = training.config._replace(**member.hyperparameters)
+        fresh = init_population(algorithm, spec, config, [member.seed], {})
+    algorithm = mixed(algorithm) if run.train.precision == "bfloat16" else algorithm
+    if training.mesh is not None and only is None:
+        return sharding.split(algorithm, training.mesh), sharding.placed(training.mesh, fresh)
+    return algorithm, fresh
 
 
-def _score(population: Population) -> Callable[[Progress], float] | None:
-    """What a checkpoint's best member is worth in the held-out twin, where the run asks for it."""
-    run, normaliser = population.run, population.feed.scaling.normaliser
+def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
+    """The value of a checkpoint's best member in the learned model, where the run ships the best checkpoint."""
+    run, normaliser = training.run, training.data.scaling.normaliser
     if run.train.ships == "last":
         return None
 
     @cache
-    def judge() -> Judge:
-        # A run that is resumed at its end has nothing to compare, and fits no twin.
-        store = Dataset.open(Path(population.dataset["path"]), population.dataset["digest"])
+    def evaluator() -> LearnedModelEvaluator:
+        # A run that is resumed at its end has nothing to compare, and fits no model.
+        store = reader.Dataset.open(training.dataset.store, training.dataset.digest)
         held_out = read_logs(store, store.split(run.data.held_out)[1])
-        return judge_of(run, logged_steps(held_out, normaliser), normaliser)
+        return fit_learned_model(run, logged_steps(held_out, normaliser), normaliser)
 
-    return lambda state: judge().best(policies(population.algorithm, state.population, normaliser))
+    return lambda state: evaluator().best(policies(training.algorithm, state.population, normaliser))
 
 
-def _shipped(population: Population, checkpoints: Checkpoints, end: Progress) -> Progress:
+def _shipped(training: TrainingRun, checkpoints: Checkpoints, end: RunState) -> RunState:
     """The end, or the curves of the end with the members of the best checkpoint."""
-    best = checkpoints.best() if population.run.train.ships == "best" else None
+    best = checkpoints.best() if training.run.train.ships == "best" else None
     if best is None:
         return end
-    kept, _ = checkpoints.restore(end._asdict(), best)
-    return end._replace(population=kept["population"])
+    state, _ = checkpoints.restore(end._asdict(), best)
+    return end._replace(population=state["population"])

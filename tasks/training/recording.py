@@ -24,7 +24,7 @@ from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.adapters.models.policy_file import save_policy
 from tasks.adapters.reporting.curves import plot_curves
 from tasks.progress import Report
-from tasks.training.checkpointing import Keeper, exclusive
+from tasks.training.checkpointing import Checkpointing, exclusive
 
 SCHEMA = "neorl/run/1"
 SAVE_SECONDS = 10.0
@@ -90,7 +90,7 @@ def fit_recording(
         "code": sources_digest("neorl_core.fit", ALGORITHMS.module(algorithm)),
     }
     with exclusive(out / "checkpoints"), Checkpoints(out / "checkpoints", identity) as checkpoints:
-        keeper = Keeper(checkpoints, progress, seconds=save_seconds)
+        saved = Checkpointing(checkpoints, progress, seconds=save_seconds)
         try:
             fitted = fit(
                 log.transitions,
@@ -100,23 +100,23 @@ def fit_recording(
                 seeds=range(seeds),
                 overrides=overrides,
                 batch_size=batch_size,
-                resume=keeper.resume,
-                report=keeper.report,
+                resume=saved.resume,
+                report=saved.report,
             )
         except FloatingPointError as error:
-            raise Refused(f"{str(error).rstrip('.')} with --set ({keeper.leave()}).") from error
+            raise Refused(f"{str(error).rstrip('.')} with --set ({saved.leave()}).") from error
         except KeyboardInterrupt:
-            print(f"\n  {keeper.leave()}: give the same command again to go on", file=sys.stderr, flush=True)
+            print(f"\n  {saved.leave()}: give the same command again to go on", file=sys.stderr, flush=True)
             raise
     if not fitted.sound.any():
         raise Refused("expected a seed whose training stayed finite, got none: lower the learning rates with --set.")
-    return {**_write(out, fitted, log, identity), "folder": str(out), "steps_per_second": seeds * keeper.rate()}
+    return {**_write(out, fitted, log, identity), "folder": str(out), "steps_per_second": seeds * saved.rate()}
 
 
 def _write(out: Path, fitted: Fitted, log: Recording, identity: Mapping[str, Any]) -> dict[str, Any]:
     curves = {"step": fitted.steps, **fitted.curves}
     write_atomic(out / "curves.npz", npz_bytes(curves))
-    seeds = [member["seed"] for member in fitted.members]
+    seeds = [member.seed for member in fitted.members]
     plot_curves(
         out / "curves.png",
         fitted.steps,

@@ -1,9 +1,8 @@
-"""Rollouts for the record: paired differences that are exactly zero where they must be, whatever the order."""
+"""Rollouts: paired differences that are exactly zero where they must be; and how the simulator predicts logs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,10 @@ from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, make_composite
 from neorl_core.safety.shield import default_shield
-from tasks.simulate import simulate
+from tasks.references import Champion, Dataset, Evaluation, Interval, Member, Placement, Population
+from tasks.simulate import simulate, validate_simulator
 from tasks.training.train import keep_bundle
-from tests.small_data import PLANT, reactor_run
+from tests.small_data import PLANT, altered_reference, reactor_reference, reactor_run
 
 
 def policy(seed: int) -> Policy:
@@ -40,9 +40,32 @@ def never_trusted() -> Composite:
     return make_composite(plant, policy(9), default_shield(plant.spec, envelope=(nowhere, nowhere + 1)))
 
 
-def population(home: Home, composites: list[Composite]) -> dict[str, Any]:
-    entries = [{"index": i, **keep_bundle(home, composite, PLANT)} for i, composite in enumerate(composites)]
-    return {"members": entries, "digest": "/".join(entry["digest"] for entry in entries)}
+def population(home: Home, composites: list[Composite]) -> Population:
+    bundles = [keep_bundle(home, composite, PLANT) for composite in composites]
+    return Population(
+        digest="/".join(bundle.digest for bundle in bundles),
+        folder=home.root,
+        members=tuple(Member(index=i, seed=i, bundle=bundle) for i, bundle in enumerate(bundles)),
+        curves=home.root,
+        updates=0,
+        steps_per_second=0.0,
+        placement=Placement(processes=False, reason="untrained"),
+        rows=0,
+    )
+
+
+def selecting(selected: int) -> Evaluation:
+    """An evaluation that says no more than which member it selects."""
+    nothing = Interval(value=0.0, lower=0.0, upper=0.0)
+    return Evaluation(
+        selected=selected,
+        members=(),
+        behaviour=nothing,
+        difference=nothing,
+        supported=True,
+        discount=0.95,
+        episodes=1,
+    )
 
 
 @pytest.fixture
@@ -53,29 +76,31 @@ def members() -> list[Composite]:
 
 def test_a_candidate_that_is_the_plants_controller_differs_by_nothing(tmp_path: Path, members: list[Composite]) -> None:
     home, told = Home(tmp_path), []
-    found = simulate(home, reactor_run(), population(home, members), 2, None, lambda *args: told.append(args))
-    assert found["differences"] == {"plant controller": {"value": 0.0, "lower": 0.0, "upper": 0.0}}
-    candidate, plant = (found["controllers"][name] for name in ("candidate", "plant controller"))
-    assert candidate["return"] == plant["return"]
-    assert candidate["violated"] == plant["violated"] == 0
-    assert (candidate["episodes"], candidate["handovers_per_episode"]) == (16, 1.0)
-    assert plant["handovers_per_episode"] == 0.0
+    found = simulate(
+        home, reactor_run(), population(home, members), selecting(2), Champion(), lambda *args: told.append(args)
+    )
+    assert found.differences == {"plant controller": Interval(value=0.0, lower=0.0, upper=0.0)}
+    candidate, plant = (found.controllers[name] for name in ("candidate", "plant controller"))
+    assert candidate.returns == plant.returns
+    assert candidate.violated == plant.violated == 0
+    assert (candidate.episodes, candidate.handovers_per_episode) == (16, 1.0)
+    assert plant.handovers_per_episode == 0.0
     assert told == [(i, 5, "controllers") for i in range(1, 6)]
-    with np.load(found["trajectories"]) as traces:
+    with np.load(found.trajectories) as traces:
         assert np.all(traces["candidate/handed_over"])
         np.testing.assert_array_equal(traces["candidate/observations"], traces["plant controller/observations"])
 
 
 def test_the_order_of_members_changes_nothing(tmp_path: Path, members: list[Composite]) -> None:
     home, run = Home(tmp_path), reactor_run()
-    forward = simulate(home, run, population(home, members), 0, None)
-    backward = simulate(home, run, population(home, members[::-1]), 2, None)
-    assert backward["member_scores"] == forward["member_scores"][::-1]
+    forward = simulate(home, run, population(home, members), selecting(0), Champion())
+    backward = simulate(home, run, population(home, members[::-1]), selecting(2), Champion())
+    assert backward.member_scores == forward.member_scores[::-1]
     for name in ("controllers", "differences", "score"):
-        assert backward[name] == forward[name], name
-    assert forward["score"] == forward["member_scores"][0]["value"]
-    assert simulate(home, run, population(home, members), 0, None) == forward
-    with np.load(forward["trajectories"]) as one, np.load(backward["trajectories"]) as other:
+        assert getattr(backward, name) == getattr(forward, name), name
+    assert forward.score == forward.member_scores[0].value
+    assert simulate(home, run, population(home, members), selecting(0), Champion()) == forward
+    with np.load(forward.trajectories) as one, np.load(backward.trajectories) as other:
         assert set(one) == set(other)
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])
@@ -84,12 +109,48 @@ def test_the_order_of_members_changes_nothing(tmp_path: Path, members: list[Comp
 def test_the_champion_is_rolled_out_beside_its_challenger(tmp_path: Path, members: list[Composite]) -> None:
     home, run = Home(tmp_path), reactor_run()
     group = population(home, members)
-    champion = {key: group["members"][2][key] for key in ("path", "digest")}
-    found = simulate(home, run, group, 0, champion)
+    bundle = group.members[2].bundle
+    champion = Champion(digest=bundle.digest, bundle=bundle)
+    found = simulate(home, run, group, selecting(0), champion)
     # This champion does what the plant's controller does, so the differences from the two agree.
-    assert found["differences"]["champion"] == found["differences"]["plant controller"]
-    assert found["differences"]["champion"]["value"] != 0
+    assert found.differences["champion"] == found.differences["plant controller"]
+    assert found.differences["champion"].value != 0
     # A candidate that is champion already is not compared with itself.
-    assert "champion" not in simulate(home, run, group, 2, champion)["controllers"]
+    assert "champion" not in simulate(home, run, group, selecting(2), champion).controllers
+    other = bundle.model_copy(update={"digest": group.members[1].bundle.digest})
     with pytest.raises(Refused, match="expected the composite"):
-        simulate(home, run, group, 0, {**champion, "digest": group["members"][1]["digest"]})
+        simulate(home, run, group, selecting(0), Champion(digest=other.digest, bundle=other))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("simulator")
+    return reactor_reference(Home(folder / "home"), folder, 0.05)
+
+
+def test_the_simulator_explains_logs_of_the_true_plant(dataset: Dataset, tmp_path: Path) -> None:
+    found = validate_simulator(Home(tmp_path), reactor_run(), dataset).signals
+    # The set point, which operators move, is left out.
+    assert set(found) == {"concentration", "temperature", "coolant_temperature"}
+    assert all(signal.logs < 0.25 * signal.spread for signal in found.values())
+
+
+def test_the_simulator_misses_logs_of_another_plant(dataset: Dataset, tmp_path: Path) -> None:
+    home, run = Home(tmp_path / "home"), reactor_run()
+    true = validate_simulator(home, run, dataset).signals
+    hotter = altered_reference(
+        dataset, tmp_path / "hotter", next_observations=lambda x: np.add(x, [0.0, 3.0, 0.0, 0.0])
+    )
+    found = validate_simulator(home, run, hotter).signals
+    assert found["temperature"].logs == pytest.approx(3.0, rel=0.1)
+    assert found["temperature"].domain == true["temperature"].domain
+    assert found["concentration"].logs < 2 * true["concentration"].logs
+
+
+def test_a_signal_that_holds_a_nan_is_kept(dataset: Dataset, tmp_path: Path) -> None:
+    spoilt = altered_reference(
+        dataset, tmp_path / "spoilt", next_observations=lambda x: x * [1.0, float("nan"), 1.0, 1.0]
+    )
+    found = validate_simulator(Home(tmp_path / "home"), reactor_run(), spoilt).signals["temperature"]
+    assert np.isnan(found.logs)
+    assert np.isnan(found.spread)

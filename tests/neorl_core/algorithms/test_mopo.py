@@ -22,7 +22,7 @@ def single(seed: int, *shape: int) -> Transition:
     return jax.tree.map(jnp.float32, batch_of(np.random.default_rng(seed), *shape))
 
 
-def test_an_imagined_reward_pays_for_its_uncertainty() -> None:
+def test_a_models_reward_pays_for_its_uncertainty() -> None:
     steps = single(0, 3)._replace(reward=jnp.array([1.0, 2.0, -1.0]))
     uncertain = jnp.array([0.5, 0.0, 4.0])
     np.testing.assert_allclose(mopo.penalise(steps, uncertain, jnp.float32(2.0)).reward, [0.0, 2.0, -9.0])
@@ -32,17 +32,17 @@ def test_an_imagined_reward_pays_for_its_uncertainty() -> None:
 
 @pytest.mark.parametrize(("real", "kept"), [(0.0, 0), (0.05, 1), (0.5, 4), (1.0, 8)])
 def test_a_batch_is_mixed_of_whole_rows(real: float, kept: int) -> None:
-    logged, imagined = single(1, 8), single(2, 8)._replace(next_action=None)
-    mixed = mopo.mix(logged, imagined, jnp.float32(real))
+    logged, modelled = single(1, 8), single(2, 8)._replace(next_action=None)
+    mixed = mopo.mix(logged, modelled, jnp.float32(real))
     assert mixed.next_action is None
-    for whole, ours, theirs in zip(mixed[:6], logged[:6], imagined[:6], strict=True):
+    for whole, ours, theirs in zip(mixed[:6], logged[:6], modelled[:6], strict=True):
         np.testing.assert_array_equal(whole, np.concatenate([ours[:kept], theirs[kept:]]))
 
 
 def test_the_loss_of_combo_by_hand() -> None:
     """Two linear critics: mean over the batch of both squared errors, plus beta times the difference of mean Q."""
     state = start(COMBO, combo.Config(**(SMALL | {"hidden": ()}), beta=0.7))
-    mixed, logged, imagined = (single(seed, 5) for seed in (3, 4, 5))
+    mixed, logged, modelled = (single(seed, 5) for seed in (3, 4, 5))
     target = jnp.arange(5.0)
 
     def q(batch: Transition) -> np.ndarray:
@@ -50,17 +50,17 @@ def test_the_loss_of_combo_by_hand() -> None:
         return np.stack([x @ c["Dense_0"]["kernel"] + c["Dense_0"]["bias"] for c in state.sac.critics])[..., 0]
 
     error = np.mean(np.sum((q(mixed) - np.arange(5.0)) ** 2, axis=0))
-    gap = np.mean(np.sum(q(imagined) - q(logged), axis=0))
-    loss, metrics = combo.critic_loss(state.sac.critics, state.sac, mixed, target, logged, imagined)
+    gap = np.mean(np.sum(q(modelled) - q(logged), axis=0))
+    loss, metrics = combo.critic_loss(state.sac.critics, state.sac, mixed, target, logged, modelled)
     assert float(metrics["gap"]) == pytest.approx(gap, rel=1e-5)
     assert float(loss) == pytest.approx(error + 0.7 * gap, rel=1e-5)
     free = state.sac._replace(hyper=state.sac.hyper | {"beta": jnp.float32(0.0)})
-    without, _ = combo.critic_loss(state.sac.critics, free, mixed, target, logged, imagined)
+    without, _ = combo.critic_loss(state.sac.critics, free, mixed, target, logged, modelled)
     assert float(without) == pytest.approx(error, rel=1e-5), "a weight of zero: SAC on the mixture"
-    # One step along the gradient lowers imagined values against logged ones.
-    slope = jax.grad(lambda c: combo.critic_loss(c, state.sac, mixed, target, logged, imagined)[1]["gap"])
+    # One step along the gradient lowers the model's values against logged ones.
+    slope = jax.grad(lambda c: combo.critic_loss(c, state.sac, mixed, target, logged, modelled)[1]["gap"])
     moved = jax.tree.map(lambda p, g: p - 0.1 * g, state.sac.critics, slope(state.sac.critics))
-    after = critics_apply(moved, imagined.observation, imagined.action)
+    after = critics_apply(moved, modelled.observation, modelled.action)
     after = after - critics_apply(moved, logged.observation, logged.action)
     assert float(jnp.mean(jnp.sum(after, axis=0))) < gap
 
@@ -85,14 +85,14 @@ def test_of_logged_rows_alone_mopo_is_sac() -> None:
     assert sorted(metrics) == sorted((*mopo.METRICS, "model_error"))
 
 
-def test_imagined_steps_are_the_models_and_the_policys() -> None:
+def test_model_steps_are_the_models_and_the_policys() -> None:
     """Deviations next to nothing and one member: each step is the member's mean, at the member's reward."""
     state = start(MOPO, mopo.Config(**(SMALL | {"members": 1, "elites": 1, "horizon": 3})))
     member = state.model.members[0]
     still = {**member, "least": jnp.full(3, -20.0), "most": jnp.full(3, -19.9)}
     state = state._replace(model=state.model._replace(members=(still,)))
     logged = single(7, 16)
-    steps, uncertain = jax.jit(mopo.imagine)(state, logged, jax.random.key(0))
+    steps, uncertain = jax.jit(mopo.model_rollouts)(state, logged, jax.random.key(0))
     assert steps.reward.shape == (48,)
     np.testing.assert_array_equal(steps.observation.reshape(16, 3, 3)[:, 0], logged.observation)
     expected = jax.vmap(dynamics.predict, in_axes=(None, 0, 0))(still, steps.observation, steps.action)

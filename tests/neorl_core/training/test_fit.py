@@ -13,7 +13,7 @@ import pytest
 from neorl_core.algorithms import ALGORITHMS, BC
 from neorl_core.fit import fit
 from neorl_core.networks import actor_apply, policy_act
-from neorl_core.training.loop import Progress, schedule
+from neorl_core.training.loop import RunState, schedule
 from neorl_core.training.population import (
     Algorithm,
     hyperparameters,
@@ -24,7 +24,7 @@ from neorl_core.training.population import (
 )
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.models.checkpoints import Checkpoints
-from tasks.training.checkpointing import Keeper
+from tasks.training.checkpointing import Checkpointing
 
 SPEC = PlantSpec(
     name="toy",
@@ -95,7 +95,7 @@ def test_it_is_the_training_loop() -> None:
     assert found.curves["size"].shape == (2, 20)
     assert found.steps.tolist() == list(range(2, 42, 2))
     assert found.sound.all()
-    assert [member["seed"] for member in found.members] == [0, 7]
+    assert [member.seed for member in found.members] == [0, 7]
 
 
 def test_cloning_finds_a_linear_law_in_physical_units() -> None:
@@ -108,9 +108,9 @@ def test_cloning_finds_a_linear_law_in_physical_units() -> None:
 
 def test_what_was_reported_can_be_gone_on_from() -> None:
     told: list[tuple[int, int]] = []
-    states: list[Progress] = []
+    states: list[RunState] = []
 
-    def report(state: Progress, updates: int) -> None:
+    def report(state: RunState, updates: int) -> None:
         told.append((state.done, updates))
         states.append(state)
 
@@ -142,7 +142,7 @@ def test_algorithms_come_through_the_door(name: str) -> None:
 
 def test_members_of_a_grid_are_told_apart() -> None:
     found = fit(logged(), SPEC, GROWTH, updates=20, seeds=[3], grid={"rate": [1.0, 10.0]}, batch_size=16)
-    assert [member["hyperparameters"] for member in found.members] == [{"rate": 1.0}, {"rate": 10.0}]
+    assert [member.hyperparameters for member in found.members] == [{"rate": 1.0}, {"rate": 10.0}]
     # Ten updates, each on two batches: 1e10 is beyond what metrics of prepared data may reach.
     assert found.sound.tolist() == [True, False]
     first, second = str(found).splitlines()[1:]
@@ -179,19 +179,19 @@ def test_a_run_that_would_be_all_warm_up_is_refused() -> None:
 def test_divergence_ends_a_run_and_the_last_good_state_is_kept(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"updates": 40, "overrides": {"rate": 8.0}, "chunk": 2, "batch_size": 16}
     with Checkpoints(tmp_path, {"run": 1}) as checkpoints:
-        keeper = Keeper(checkpoints, seconds=1e9)
+        saved = Checkpointing(checkpoints, seconds=1e9)
         with pytest.raises(FloatingPointError, match=r"divergence of every member by update 14: lower the learning"):
-            fit(logged(), SPEC, GROWTH, report=keeper.report, **settings)
+            fit(logged(), SPEC, GROWTH, report=saved.report, **settings)
         assert checkpoints.latest() is None
-        assert keeper.leave() == f"kept at update 12 in {tmp_path}"
+        assert saved.leave() == f"kept at update 12 in {tmp_path}"
     with Checkpoints(tmp_path, {"run": 1}) as checkpoints:
-        states: list[Progress] = []
+        states: list[RunState] = []
         with pytest.raises(FloatingPointError, match="by update 14"):
             fit(
                 logged(),
                 SPEC,
                 GROWTH,
-                resume=Keeper(checkpoints).resume,
+                resume=Checkpointing(checkpoints).resume,
                 report=lambda s, _: states.append(s),
                 **settings,
             )

@@ -13,9 +13,10 @@ from scipy import stats
 
 from neorl_core.algorithms import ALGORITHMS, BC, TD3_BC
 from neorl_core.networks import policy_act
-from neorl_core.training.loop import Plan, Progress, Source, resident, train
+from neorl_core.training.loop import Plan, RunState, Source, resident, train
 from neorl_core.training.population import (
     Algorithm,
+    Member,
     TrainState,
     configure,
     diverged,
@@ -28,7 +29,7 @@ from neorl_core.training.population import (
 )
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.models.checkpoints import Checkpoints
-from tasks.training.checkpointing import Keeper
+from tasks.training.checkpointing import Checkpointing
 
 SPEC = PlantSpec(
     name="toy",
@@ -123,24 +124,24 @@ class Killed(Exception):
 
 def killed_at_random(
     algorithm: Algorithm, fresh: TrainState, source: Source, plan: Plan, folder: Path, seed: int
-) -> Progress:
+) -> RunState:
     """A run through real checkpoints that dies three times at random chunks, before or after it saved."""
     rng = np.random.default_rng(seed)
     for kill in (True, True, True, False):
         with Checkpoints(folder, {"algorithm": algorithm.name}) as checkpoints:
-            keeper = Keeper(checkpoints)
+            saved = Checkpointing(checkpoints)
             left, saves = rng.integers(1, 4) if kill else 99, rng.integers(2)
 
-            def report(state: Progress, updates: int, keeper: Any = keeper, saves: Any = saves) -> None:
+            def report(state: RunState, updates: int, saved: Any = saved, saves: Any = saves) -> None:
                 nonlocal left
                 left -= 1
                 if saves or left:
-                    keeper.report(state, updates)
+                    saved.report(state, updates)
                 if not left:
                     raise Killed
 
             try:
-                return train(algorithm, fresh, source, plan, 16, resume=keeper.resume, report=report)
+                return train(algorithm, fresh, source, plan, 16, resume=saved.resume, report=report)
             except Killed:
                 continue
     raise AssertionError("the last run is not killed")
@@ -194,8 +195,8 @@ def test_a_member_alone_is_the_member_among_several() -> None:
     chunk = make_train_chunk(TD3_BC, 40, 20, 16)
     several, _ = chunk(init_population(TD3_BC, SPEC, config, [3, 5], grid), data)
     meant = members([3, 5], grid)[5]
-    assert meant == {"index": 5, "seed": 5, "hyperparameters": {"alpha": 4.0, "actor_lr": 1e-3}}
-    alone, _ = chunk(init_population(TD3_BC, SPEC, config._replace(**meant["hyperparameters"]), [5], {}), data)
+    assert meant == Member(index=5, seed=5, hyperparameters={"alpha": 4.0, "actor_lr": 1e-3})
+    alone, _ = chunk(init_population(TD3_BC, SPEC, config._replace(**meant.hyperparameters), [5], {}), data)
     for one, other in zip(jax.tree.leaves(member(several, 5)), jax.tree.leaves(member(alone, 0)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     weights = [np.asarray(member(several, i).learner.actor["Dense_0"]["kernel"]) for i in range(8)]

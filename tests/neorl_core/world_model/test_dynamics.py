@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 
 from neorl_core.training.optimisers import Recipe
 from neorl_core.types import Transition
-from neorl_core.world_model import dynamics, imagination
+from neorl_core.world_model import dynamics, rollouts
 from neorl_core.world_model.dynamics import Model
 from tests.by_hand import batch_of, forward, layers_of
 
@@ -107,9 +107,9 @@ def test_a_linear_system_is_recovered_in_spite_of_jumps(learned: Model) -> None:
 
 def test_the_reward_is_learned_from_the_outcome(learned: Model) -> None:
     log = linear_log(500)
-    judge = jax.vmap(dynamics.judge, in_axes=(None, 0, 0, 0))
+    outcome = jax.vmap(dynamics.reward_and_termination, in_axes=(None, 0, 0, 0))
     for member in learned.members:
-        reward, logit = judge(member, log.observation, log.action, log.next_observation)
+        reward, logit = outcome(member, log.observation, log.action, log.next_observation)
         assert np.sqrt(np.mean((reward - log.reward) ** 2)) < 0.1 * np.std(log.reward)
         assert np.max(logit) < -5.0, "nothing terminated"
 
@@ -152,10 +152,10 @@ def test_elites_are_the_members_with_the_least_held_out_loss() -> None:
 def test_disagreement_and_uncertainty_by_hand() -> None:
     means = jnp.array([[0.0, 1.0], [2.0, 1.0]])
     # Variances 1 and 0: the root of their mean.
-    assert float(imagination.disagreement(means)) == pytest.approx(np.sqrt(0.5), rel=1e-6)
-    assert float(imagination.disagreement(means[:1])) < 1e-5, "one member agrees with itself"
+    assert float(rollouts.disagreement(means)) == pytest.approx(np.sqrt(0.5), rel=1e-6)
+    assert float(rollouts.disagreement(means[:1])) < 1e-5, "one member agrees with itself"
     deviations = jnp.log(jnp.array([[3.0, 4.0], [6.0, 2.0]]))
-    assert float(imagination.uncertainty(deviations)) == pytest.approx(np.sqrt(40.0), rel=1e-6)
+    assert float(rollouts.uncertainty(deviations)) == pytest.approx(np.sqrt(40.0), rel=1e-6)
 
 
 def test_rollouts_repeat_the_members_own_steps() -> None:
@@ -165,7 +165,7 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
     def policy(observation: jax.Array) -> jax.Array:
         return jnp.tanh(observation[:2])
 
-    steps = jax.jit(lambda m, s: imagination.rollouts(m, FAR, policy, s, 3))(members, starts)
+    steps = jax.jit(lambda m, s: rollouts.expected_rollouts(m, FAR, policy, s, 3))(members, starts)
     for number, member in enumerate(members):
         observation, alive = starts[number, 1], 1.0
         for t in range(3):
@@ -179,7 +179,9 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
 
 def test_branches_have_the_members_noise_and_begin_again_where_they_end(learned: Model) -> None:
     starts = jnp.zeros((2000, 2)) + jnp.array([1.0, -1.0])
-    branch = jax.jit(lambda m, s: imagination.branches(m, FAR, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2))
+    branch = jax.jit(
+        lambda m, s: rollouts.branched_rollouts(m, FAR, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2)
+    )
     steps, _ = branch(learned.members, starts)
     expected = jax.vmap(dynamics.transition, in_axes=(None, 0, 0))(learned.members[0], starts, steps.action[:, 0])
     residual = np.asarray(steps.next_observation[:, 0] - expected[0])
@@ -208,5 +210,5 @@ def test_rollouts_stay_where_there_were_data(learned: Model) -> None:
     room = dynamics.WIDENING * (np.asarray(learned.high) - learned.low)
     np.testing.assert_allclose(near, [learned.low - room, learned.high + room], rtol=1e-6)
     assert not np.isfinite(dynamics.reach(fresh())).any(), "before training nothing is known of the data"
-    steps = imagination.rollouts(learned.members[:1], near, lambda s: 50.0 * jnp.ones(1), jnp.zeros((1, 1, 2)), 3)
+    steps = rollouts.expected_rollouts(learned.members[:1], near, lambda s: 50.0 * jnp.ones(1), jnp.zeros((1, 1, 2)), 3)
     np.testing.assert_allclose(steps.next_observation[0, 0, -1, 1], near.high[1])

@@ -1,4 +1,4 @@
-"""How the members of a population run: the choice, by numbers; `test_train.py` holds both ways to the same members."""
+"""The choice of a placement by numbers; `test_train.py` holds both placements to the same members."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from tasks.training.placement import faster
     [(8, 2, 100.0, True), (8, 2, 80.0, False), (9, 2, 100.0, False), (8, 8, 22.0, True), (1, 1, 19.0, False)],
 )
 def test_the_choice_worked_by_hand(members: int, cores: int, rate: float, processes: bool) -> None:
-    way = faster(members, cores, 100_000, together=5000.0, rate=rate, start=10.0)
-    assert way.processes == processes
-    assert f"{members} members take 5000 s in one program" in way.reason
+    found = faster(members, cores, 100_000, together=5000.0, rate=rate, start=10.0)
+    assert found.processes == processes
+    assert f"{members} members take 5000 s in one program" in found.reason

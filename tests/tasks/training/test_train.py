@@ -12,36 +12,38 @@ import pytest
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.models.bundle import load_bundle
+from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
-from tasks.adapters.store.reader import Dataset
-from tasks.evaluation.model_based import judge_of, logged_steps
+from tasks.evaluation.model_based import fit_learned_model, logged_steps
+from tasks.references import Dataset, Placement, Population
 from tasks.training.train import train
-from tests.small_data import PLANT, reactor_dataset, reactor_run
+from tests.small_data import PLANT, reactor_reference, reactor_run
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A dataset of seventeen hours of the reactor's log."""
     folder = tmp_path_factory.mktemp("train")
-    return reactor_dataset(Home(folder / "home"), folder, 0.1)
+    return reactor_reference(Home(folder / "home"), folder, 0.1)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(reference: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed(reference: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Population:
     """The population of a run that nothing disturbed."""
     return train(Home(tmp_path_factory.mktemp("calm")), reactor_run(), reference)
 
 
-def test_every_member_is_a_composite_that_could_ship(undisturbed: dict[str, Any], reference: dict[str, Any]) -> None:
-    assert [(m["index"], m["seed"]) for m in undisturbed["members"]] == [(0, 0), (1, 1)]
-    assert len({m["digest"] for m in undisturbed["members"]}) == 2
-    for member in undisturbed["members"]:
-        plant, composite = load_bundle(Path(member["path"]), member["digest"])
+def test_every_member_is_a_composite_that_could_ship(undisturbed: Population, reference: Dataset) -> None:
+    assert [(m.index, m.seed) for m in undisturbed.members] == [(0, 0), (1, 1)]
+    assert len({m.bundle.digest for m in undisturbed.members}) == 2
+    for member in undisturbed.members:
+        plant, composite = load_bundle(member.bundle.folder, member.bundle.digest)
         assert plant.spec.name == PLANT
         assert composite.policy is not None
-    assert undisturbed["updates"] == 40
-    assert 0 < undisturbed["rows"] < reference["rows"]
-    with np.load(undisturbed["curves_path"]) as curves:
+    assert undisturbed.updates == 40
+    assert 0 < undisturbed.rows < reference.rows
+    assert undisturbed.complete
+    with np.load(undisturbed.curves) as curves:
         assert curves["step"][-1] == 40
         assert set(curves) > {"step", "critic_loss", "actor_loss"}
         for name in curves:
@@ -50,17 +52,17 @@ def test_every_member_is_a_composite_that_could_ship(undisturbed: dict[str, Any]
 
 @pytest.mark.parametrize("checkpoint_every", [16, 40, 1000])
 def test_the_config_alone_says_how_many_updates(
-    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path, checkpoint_every: int
+    reference: Dataset, undisturbed: Population, tmp_path: Path, checkpoint_every: int
 ) -> None:
     told: list[tuple[int, int, str]] = []
     run = reactor_run(train={"checkpoint_every": checkpoint_every})
     found = train(Home(tmp_path), run, reference, lambda *args: told.append(args))
-    assert found["updates"] == 40
+    assert found.updates == 40
     assert told[0] == (0, 40, "updates")
     assert told[-1] == (40, 40, "updates")
     # How often a checkpoint is kept changes nothing in what is learnt.
-    assert found["digest"] == undisturbed["digest"]
-    assert [m["digest"] for m in found["members"]] == [m["digest"] for m in undisturbed["members"]]
+    assert found.digest == undisturbed.digest
+    assert [m.bundle.digest for m in found.members] == [m.bundle.digest for m in undisturbed.members]
 
 
 class _Killed(Exception):
@@ -68,7 +70,7 @@ class _Killed(Exception):
 
 
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
-    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path
+    reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:
     def die(done: int, *_: Any) -> None:
         if done > 0:
@@ -79,38 +81,38 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
         train(home, reactor_run(), reference, die)
     found = train(home, reactor_run(), reference, lambda done, *_: told.append(done))
     assert told[0] == 20
-    assert found["digest"] == undisturbed["digest"]
-    with np.load(found["curves_path"]) as resumed, np.load(undisturbed["curves_path"]) as whole:
+    assert found.digest == undisturbed.digest
+    with np.load(found.curves) as resumed, np.load(undisturbed.curves) as whole:
         for name in whole:
             np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
     # Once more, and nothing is left to do.
     told.clear()
-    assert train(home, reactor_run(), reference, lambda done, *_: told.append(done))["digest"] == found["digest"]
+    assert train(home, reactor_run(), reference, lambda done, *_: told.append(done)).digest == found.digest
     assert told == [40]
 
 
 def test_members_in_processes_are_those_of_one_program(
-    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path
+    reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:
     """To 1e-5 after 40 updates."""
-    assert not undisturbed["way"]["processes"]
-    assert "too few to try" in undisturbed["way"]["reason"]
+    assert not undisturbed.placement.processes
+    assert "too few to try" in undisturbed.placement.reason
     apart = train(Home(tmp_path), reactor_run(train={"members": "processes"}), reference)
-    assert apart["way"] == {"processes": True, "reason": "the run's configuration says so"}
-    with np.load(undisturbed["curves_path"]) as one, np.load(apart["curves_path"]) as other:
+    assert apart.placement == Placement(processes=True, reason="the run's configuration says so")
+    with np.load(undisturbed.curves) as one, np.load(apart.curves) as other:
         for name in one:
             np.testing.assert_allclose(other[name], one[name], rtol=1e-5, atol=1e-5, err_msg=name)
-    for a, b in zip(undisturbed["members"], apart["members"], strict=True):
-        assert (a["seed"], a["hyperparameters"]) == (b["seed"], b["hyperparameters"])
-        pair = [load_bundle(Path(m["path"]), m["digest"])[1].policy for m in (a, b)]
+    for a, b in zip(undisturbed.members, apart.members, strict=True):
+        assert (a.seed, a.hyperparameters) == (b.seed, b.hyperparameters)
+        pair = [load_bundle(m.bundle.folder, m.bundle.digest)[1].policy for m in (a, b)]
         for x, y in zip(*map(jax.tree.leaves, pair), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
-    # Both know of the same population, whatever the way.
-    assert Path(apart["path"]).name == Path(undisturbed["path"]).name
+    # Both know of the same population, whatever the placement.
+    assert apart.folder.name == undisturbed.folder.name
 
 
 def test_what_does_not_fit_is_streamed_and_resumed_to_the_bit(
-    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path
+    reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:
     def die(done: int, *_: Any) -> None:
         if done == 20:
@@ -118,21 +120,21 @@ def test_what_does_not_fit_is_streamed_and_resumed_to_the_bit(
 
     # 500-odd rows of 52 bytes are resident in a megabyte, and four times what 7 kB may hold.
     resident = train(Home(tmp_path / "resident"), reactor_run(train={"memory_mb": 1.0}), reference)
-    assert [m["digest"] for m in resident["members"]] == [m["digest"] for m in undisturbed["members"]]
-    run = reactor_run(train={"memory_mb": undisturbed["rows"] * 52 / 4e6, "checkpoint_every": 10})
+    assert [m.bundle.digest for m in resident.members] == [m.bundle.digest for m in undisturbed.members]
+    run = reactor_run(train={"memory_mb": undisturbed.rows * 52 / 4e6, "checkpoint_every": 10})
     streamed = train(Home(tmp_path / "calm"), run, reference)
-    assert streamed["rows"] == undisturbed["rows"]
-    assert streamed["members"][0]["digest"] != undisturbed["members"][0]["digest"]
+    assert streamed.rows == undisturbed.rows
+    assert streamed.members[0].bundle.digest != undisturbed.members[0].bundle.digest
     with pytest.raises(_Killed):
         train(Home(tmp_path / "wild"), run, reference, die)
-    assert train(Home(tmp_path / "wild"), run, reference)["digest"] == streamed["digest"]
+    assert train(Home(tmp_path / "wild"), run, reference).digest == streamed.digest
 
 
-def test_a_grid_varies_the_members(reference: dict[str, Any], tmp_path: Path) -> None:
+def test_a_grid_varies_the_members(reference: Dataset, tmp_path: Path) -> None:
     settings = {"updates": 20, "seeds": 1, "grid": {"alpha": [0.5, 2.5]}}
     found = train(Home(tmp_path), reactor_run(train=settings), reference)
-    assert [m["hyperparameters"] for m in found["members"]] == [{"alpha": 0.5}, {"alpha": 2.5}]
-    assert len({m["digest"] for m in found["members"]}) == 2
+    assert [m.hyperparameters for m in found.members] == [{"alpha": 0.5}, {"alpha": 2.5}]
+    assert len({m.bundle.digest for m in found.members}) == 2
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_a_grid_varies_the_members(reference: dict[str, Any], tmp_path: Path) ->
     ],
 )
 def test_what_is_not_known_is_one_sentence(
-    reference: dict[str, Any], tmp_path: Path, settings: dict[str, Any], named: list[str]
+    reference: Dataset, tmp_path: Path, settings: dict[str, Any], named: list[str]
 ) -> None:
     with pytest.raises(BadInput) as error:
         train(Home(tmp_path), reactor_run(train=settings), reference)
@@ -159,7 +161,7 @@ def test_what_is_not_known_is_one_sentence(
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_population_that_diverged_is_refused(reference: dict[str, Any], tmp_path: Path) -> None:
+def test_a_population_that_diverged_is_refused(reference: Dataset, tmp_path: Path) -> None:
     wild = {"hyperparameters": {"critics": 2, "hidden": [8], "critic_lr": 1e30, "actor_lr": 1e30}}
     with pytest.raises(Refused, match=r"divergence of every member.*lower the learning rates") as error:
         train(Home(tmp_path), reactor_run(train=wild), reference)
@@ -167,26 +169,26 @@ def test_a_population_that_diverged_is_refused(reference: dict[str, Any], tmp_pa
     assert not (tmp_path / "bundles").exists()
 
 
-def test_a_member_that_diverged_is_left_out(reference: dict[str, Any], tmp_path: Path) -> None:
+def test_a_member_that_diverged_is_left_out(reference: Dataset, tmp_path: Path) -> None:
     settings = {"seeds": 1, "grid": {"critic_lr": [3e-4, 1e30]}}
     found = train(Home(tmp_path), reactor_run(train=settings), reference)
-    assert [m["hyperparameters"] for m in found["members"]] == [{"critic_lr": 3e-4}]
+    assert [m.hyperparameters for m in found.members] == [{"critic_lr": 3e-4}]
 
 
 def test_the_best_checkpoint_ships_where_the_run_says_so(
-    reference: dict[str, Any], undisturbed: dict[str, Any], tmp_path: Path
+    reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:
-    """The same as stopping where the twin's estimate was highest: at 20 updates, or at the end."""
+    """The same as stopping where the learned model's estimate was highest: at 20 updates, or at the end."""
     half = train(Home(tmp_path / "half"), reactor_run(train={"updates": 20}), reference)
     found = train(Home(tmp_path / "best"), reactor_run(train={"ships": "best", "checkpoint_every": 20}), reference)
-    store = Dataset.open(Path(reference["path"]), reference["digest"])
+    store = reader.Dataset.open(reference.store, reference.digest)
     logs = read_logs(store, store.split(reactor_run().data.held_out)[1])
     policies = {
-        name: [load_bundle(Path(m["path"]), m["digest"])[1].policy for m in run["members"]]
+        name: [load_bundle(m.bundle.folder, m.bundle.digest)[1].policy for m in run.members]
         for name, run in (("half", half), ("whole", undisturbed))
     }
     normaliser = policies["whole"][0].normaliser
-    judge = judge_of(reactor_run(), logged_steps(logs, normaliser), normaliser)
-    best = max(policies, key=lambda name: judge.best(policies[name]))
+    learned = fit_learned_model(reactor_run(), logged_steps(logs, normaliser), normaliser)
+    best = max(policies, key=lambda name: learned.best(policies[name]))
     meant = {"half": half, "whole": undisturbed}[best]
-    assert [m["digest"] for m in found["members"]] == [m["digest"] for m in meant["members"]]
+    assert [m.bundle.digest for m in found.members] == [m.bundle.digest for m in meant.members]

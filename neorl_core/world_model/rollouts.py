@@ -19,7 +19,7 @@ from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Reach
 
 
-class Imagined(NamedTuple):
+class ModelSteps(NamedTuple):
     """Steps of policies in the ensemble, with leading axes (members, starts of each, H)."""
 
     observation: Float[Array, "*n O"]
@@ -31,7 +31,7 @@ class Imagined(NamedTuple):
     alive: Float[Array, "*n"]
     """Probability that the episode had not ended before the step."""
     disagreement: Float[Array, "*n"]
-    """Of the members, as `disagreement` has it."""
+    """How far the members lie apart, as `disagreement` has it."""
 
 
 def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
@@ -42,13 +42,13 @@ def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
     return jnp.sqrt(jnp.mean(jnp.var(means, axis=0)) + 1e-12)
 
 
-def rollouts(
+def expected_rollouts(
     members: Ensemble,
     reach: Reach,
     policy: Callable[[Float[Array, " O"]], Float[Array, " A"]],
     starts: Float[Array, "M B O"],
     horizon: int,
-) -> Imagined:
+) -> ModelSteps:
     """What a policy would do in the plant that each member believes in, without noise; differentiable.
 
     Args:
@@ -62,23 +62,23 @@ def rollouts(
         The steps, (M, B, H, ...).
     """
 
-    def one(number: int, start: Float[Array, " O"]) -> Imagined:
+    def one(number: int, start: Float[Array, " O"]) -> ModelSteps:
         def step(
             carry: tuple[Float[Array, " O"], Float[Array, ""]], _: None
-        ) -> tuple[tuple[Float[Array, " O"], Float[Array, ""]], Imagined]:
+        ) -> tuple[tuple[Float[Array, " O"], Float[Array, ""]], ModelSteps]:
             observation, alive = carry
             action = policy(observation)
             means = jnp.stack([dynamics.transition(member, observation, action)[0] for member in members])
             following = jnp.clip(means[number], *reach)
-            reward, logit = dynamics.judge(members[number], observation, action, following)
+            reward, logit = dynamics.reward_and_termination(members[number], observation, action, following)
             ending = jax.nn.sigmoid(logit)
-            record = Imagined(observation, action, reward, following, ending, alive, disagreement(means))
+            record = ModelSteps(observation, action, reward, following, ending, alive, disagreement(means))
             return (following, alive * (1.0 - ending)), record
 
         return jax.lax.scan(step, (start, jnp.ones((), start.dtype)), length=horizon)[1]
 
     of_each = [jax.vmap(partial(one, number))(starts[number]) for number in range(len(members))]
-    together: Imagined = jax.tree.map(lambda *x: jnp.stack(x), *of_each)
+    together: ModelSteps = jax.tree.map(lambda *x: jnp.stack(x), *of_each)
     return together
 
 
@@ -92,7 +92,7 @@ def uncertainty(log_deviations: Float[Array, "M O"]) -> Float[Array, ""]:
     return jnp.max(jnp.linalg.norm(jnp.exp(log_deviations), axis=-1))
 
 
-def branches(
+def branched_rollouts(
     members: Ensemble,
     reach: Reach,
     policy: Callable[[Float[Array, " O"], Float[Array, " A"]], Float[Array, " A"]],
@@ -135,10 +135,13 @@ def branches(
             expected = [dynamics.transition(member, observation, action) for member in members]
             means, log_deviations = (jnp.stack(parts) for parts in zip(*expected, strict=True))
             following = jnp.clip(means[number] + jnp.exp(log_deviations[number]) * noise[actions:], *reach)
-            judged = jnp.stack(
-                [jnp.stack(dynamics.judge(member, observation, action, following)) for member in members]
+            outcomes = jnp.stack(
+                [
+                    jnp.stack(dynamics.reward_and_termination(member, observation, action, following))
+                    for member in members
+                ]
             )
-            reward, logit = judged[number]
+            reward, logit = outcomes[number]
             ended = logit > 0.0
             done = ended.astype(start.dtype)
             made = Transition(observation, action, reward, jnp.zeros_like(reward), following, done)
