@@ -53,12 +53,14 @@ def linear_plant(monkeypatch: pytest.MonkeyPatch) -> None:
     def transition(member: Any, s: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.asarray(A, s.dtype) @ s + jnp.asarray(B, s.dtype) @ a, jnp.zeros_like(s)
 
-    def judge(member: Any, s: jax.Array, a: jax.Array, after: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def reward_and_termination(
+        member: Any, s: jax.Array, a: jax.Array, after: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         cost = s @ jnp.asarray(Q, s.dtype) @ s + a @ jnp.asarray(R, s.dtype) @ a
         return -cost, jnp.full((), -50.0, s.dtype)
 
     monkeypatch.setattr(dynamics, "transition", transition)
-    monkeypatch.setattr(dynamics, "judge", judge)
+    monkeypatch.setattr(dynamics, "reward_and_termination", reward_and_termination)
 
 
 def test_with_the_true_linear_model_the_policy_is_the_riccati_gain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +89,13 @@ def test_over_a_horizon_of_one_the_policy_is_greedy(monkeypatch: pytest.MonkeyPa
     """With a cost of the state after the step a = -(R + B'QB)^-1 B'QA s; one member has nothing to disagree with."""
     linear_plant(monkeypatch)
 
-    def judge(member: Any, s: jax.Array, a: jax.Array, after: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def reward_and_termination(
+        member: Any, s: jax.Array, a: jax.Array, after: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         cost = after @ jnp.asarray(Q, s.dtype) @ after + a @ jnp.asarray(R, s.dtype) @ a
         return -cost, jnp.full((), -50.0, s.dtype)
 
-    monkeypatch.setattr(dynamics, "judge", judge)
+    monkeypatch.setattr(dynamics, "reward_and_termination", reward_and_termination)
     kernel = -np.linalg.solve(R + B.T @ Q @ B, B.T @ Q @ A).T
     actor = {"Dense_0": {"kernel": jnp.float32(kernel), "bias": jnp.zeros(1)}}
     starts = 0.02 * jax.random.normal(jax.random.key(0), (1, 32, 2))

@@ -107,9 +107,9 @@ def test_a_linear_system_is_recovered_in_spite_of_jumps(learned: Model) -> None:
 
 def test_the_reward_is_learned_from_the_outcome(learned: Model) -> None:
     log = linear_log(500)
-    judge = jax.vmap(dynamics.reward_and_termination, in_axes=(None, 0, 0, 0))
+    outcome = jax.vmap(dynamics.reward_and_termination, in_axes=(None, 0, 0, 0))
     for member in learned.members:
-        reward, logit = judge(member, log.observation, log.action, log.next_observation)
+        reward, logit = outcome(member, log.observation, log.action, log.next_observation)
         assert np.sqrt(np.mean((reward - log.reward) ** 2)) < 0.1 * np.std(log.reward)
         assert np.max(logit) < -5.0, "nothing terminated"
 

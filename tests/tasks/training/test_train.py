@@ -17,14 +17,14 @@ from tasks.adapters.store.episodes import read_logs
 from tasks.evaluation.model_based import fit_learned_model, logged_steps
 from tasks.references import Dataset, Placement, Population
 from tasks.training.train import train
-from tests.small_data import PLANT, reactor_dataset, reactor_run
+from tests.small_data import PLANT, reactor_reference, reactor_run
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A dataset of seventeen hours of the reactor's log."""
     folder = tmp_path_factory.mktemp("train")
-    return reactor_dataset(Home(folder / "home"), folder, 0.1)
+    return reactor_reference(Home(folder / "home"), folder, 0.1)
 
 
 @pytest.fixture(scope="module")
