@@ -112,7 +112,9 @@ def ingest(folder: Path, rows_file: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="neorl-historian-home-") as home:
         run = RunConfig(plant="generated_unit", data=Data(mapping=rows_file))
         reference = read(Home(Path(home)), run, [folder])
-    return int(reference["account"][0]["raw"]["rows"])
+    (account,) = reference.accounts
+    assert account is not None
+    return account.raw.rows
 
 
 def measured(what: str, folder: Path, mapping_file: Path) -> dict[str, float]:

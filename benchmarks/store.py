@@ -24,7 +24,8 @@ import numpy as np
 
 from benchmarks.windows import Kept, interleaved
 from neorl_core.plants import PLANTS
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.statistics import summarise
 from tasks.adapters.store.writer import DatasetWriter
@@ -69,7 +70,7 @@ def write(root: Path, blocks: list[Rows] | Iterator[Rows]) -> str:
     with DatasetWriter(root, SPEC) as writer:
         for block in blocks:
             writer.append(block)
-        return writer.commit({})
+        return writer.commit(Provenance())
 
 
 def compare(folder: Path, megabytes: int, rounds: int, limit: float) -> dict[str, Kept | float]:
@@ -105,7 +106,7 @@ def compare(folder: Path, megabytes: int, rounds: int, limit: float) -> dict[str
 
     def reading() -> float:
         started = time.perf_counter()
-        for _ in Dataset.open(kept, digest).blocks():
+        for _ in StoredDataset.open(kept, digest).blocks():
             pass
         return time.perf_counter() - started
 
@@ -125,7 +126,7 @@ def validate(folder: Path, count: int) -> dict[str, float]:
     digest = write(folder / "large", many_rows(count))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
-    dataset = Dataset.open(folder / "large", digest, verify=False)
+    dataset = StoredDataset.open(folder / "large", digest, verify=False)
     dataset.verify()
     summary = summarise(dataset, SPEC)
     seconds = time.perf_counter() - started

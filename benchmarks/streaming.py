@@ -24,7 +24,8 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training.loop import Source, resident
 from neorl_core.training.population import configure, init_population, make_train_chunk
 from neorl_core.training.preparation import moments, scaled, scaling
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.stream import Ring, Stream, row_bytes, shape_of
 from tasks.adapters.store.writer import DatasetWriter
 
@@ -35,7 +36,7 @@ TIMES = 4
 """How much larger the data are than the memory."""
 
 
-def store(folder: Path, rows: int) -> Dataset:
+def store(folder: Path, rows: int) -> StoredDataset:
     """Random transitions as a dataset of episodes that time ends."""
     log = transitions(rows)
     ends = np.arange(rows) % EPISODE == EPISODE - 1
@@ -54,8 +55,8 @@ def store(folder: Path, rows: int) -> Dataset:
                     "constraint_costs": np.zeros((len(ends[part]), 1), np.float32),
                 }
             )
-        digest = writer.commit({"made": "by a benchmark"})
-    return Dataset.open(folder, digest)
+        digest = writer.commit(Provenance(format="benchmark"))
+    return StoredDataset.open(folder, digest)
 
 
 def runner(name: str, hidden: int, source: Source) -> Callable[[], None]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
@@ -15,36 +14,33 @@ from configs.process import described_spec
 from configs.run import Data, RunConfig
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
-from tasks.adapters.files.canonical import digest_json, file_sha256, read_json, write_json
-from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.files.spec import spec_record
+from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
 from tasks.adapters.formats.source_rows import for_plant, survey
 from tasks.adapters.formats.sources import digest_of, in_words, name_of, recognise
-from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.store.card import write_card
-from tasks.adapters.store.reader import Dataset
-from tasks.adapters.store.row_checks import Quarantine, RowChecker
-from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import IngestedSource, Provenance
 from tasks.adapters.store.writer import DatasetWriter
+from tasks.references import Dataset, Source
+from tasks.sources import OpenSource, add_source, open_source, recipe_of, recorded
 
 Progress = Callable[[int, int, str], None]
-Opened = Callable[[RawQuarantine], tuple[Iterator[Rows], dict[str, Any] | None]]
-"""Begins to read a source: blocks of rows, and an account of them that is complete when they are."""
 
 
-def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progress | None = None) -> dict[str, Any]:
+def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progress | None = None) -> Dataset:
     """Turn source files into a dataset; a source that was read before is not read again.
+
+    A shard, view, card or quarantine file that has gone, or was altered, is made again.
 
     Args:
         home: holds the datasets.
-        run: names the plant, the format, the mapping and how many rows may fail.
+        run: names the plant, the mapping and how many rows may fail.
         sources: files in the order in which their rows shall come.
         progress: called with (done, total, unit).
 
     Returns:
-        Reference: plant, digest, path (of the plant's datasets), card, rows, episodes, quarantined, quarantine_path,
-        reasons, account, sources.
+        The dataset with all of its files.
 
     Raises:
         BadInput: when a source or the mapping cannot be read, or holds no rows.
@@ -57,44 +53,9 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
             raise BadInput(f"expected a source at {source}, got none: check the path.")
     mapping = mapping_of(run)
     spec = plant_spec(run.plant, mapping)
-    root = home.folder("datasets", run.plant)
-    recipe = {
-        "plant": spec_record(spec),
-        "format": "historian" if mapping else "recorded",
-        "mapping": mapping.model_dump(mode="json") if mapping else None,
-        "code": _code_digest(spec.name),
-    }
-    records = []
-    with DatasetWriter(root, spec) as writer:
-        for i, source in enumerate(sources):
-            records.append(_ingest_source(writer, *_opened(source, spec, mapping), spec, recipe))
-            if progress:
-                progress(i + 1, len(sources), "sources")
-        _hold_to_threshold(records, run.data.max_quarantined, root)
-        digest = writer.commit({**recipe, "sources": [_public(record) for record in records]})
-    return _reference(root, spec, digest, records, sources)
-
-
-def _reference(
-    root: Path, spec: PlantSpec, digest: str, records: Sequence[dict[str, Any]], sources: Sequence[Path]
-) -> dict[str, Any]:
-    opened = Dataset.open(root, digest, verify=False)
-    card = write_card(opened, spec)
-    return {
-        "plant": spec.name,
-        "digest": digest,
-        "path": str(root),
-        "card": str(card),
-        "rows": opened.rows,
-        "episodes": len(opened.episodes) - 1,
-        "quarantined": sum(record["quarantined"] for record in records),
-        "quarantine_path": str(_quarantine_folder(root, records) or "") or None,
-        "reasons": dict(_reasons(records)),
-        "account": [record["account"] for record in records],
-        "sources": [
-            {"path": str(path), "sha256": record["sha256"]} for path, record in zip(sources, records, strict=True)
-        ],
-    }
+    recipe = recipe_of(spec, "historian" if mapping else "recorded", mapping)
+    opened = ((source, open_source(source, spec, mapping)) for source in sources)
+    return _ingest(home, spec, recipe, opened, len(sources), run.data.max_quarantined, progress)
 
 
 def ingest_file(
@@ -105,7 +66,7 @@ def ingest_file(
     horizon: int | None = None,
     max_quarantined: float = 0.05,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Dataset:
     """Recognise a file and turn it into a dataset; without a known plant its spec is made from the data.
 
     Args:
@@ -113,12 +74,12 @@ def ingest_file(
         path: a file, or Minari's folder.
         plant: whose names, units and limits apply.
         mapping: what a historian's tags mean; it names the plant.
-        horizon: steps after which episodes were cut, for a D4RL file that tells nothing of it.
+        horizon: steps after which episodes were cut, for a D4RL file that does not tell.
         max_quarantined: share of rows that may fail, besides those that nothing follows.
         progress: called with (done, total, unit).
 
     Returns:
-        Reference as of `ingest`, with `format` and `words`, a line for each thing that a reader should check.
+        The dataset, with a note for each thing that a reader should check.
 
     Raises:
         BadInput: when the file is none of the known formats, damaged, or does not fit the plant.
@@ -131,30 +92,75 @@ def ingest_file(
                 f"expected a historian's mapping alone, got one of {named.subject} with another plant or a horizon: "
                 "leave those out."
             )
-        run = RunConfig(
-            plant=named.subject,
-            data=Data(mapping=mapping.resolve(), max_quarantined=max_quarantined),
-        )
-        words = [f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"]
-        return ingest(home, run, [path], progress) | {"format": "historian", "words": words}
+        data = Data(mapping=mapping.resolve(), max_quarantined=max_quarantined)
+        made = ingest(home, RunConfig(plant=named.subject, data=data), [path], progress)
+        note = f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"
+        return made.model_copy(update={"notes": (note,)})
     source = recognise(path, horizon)
     if plant is not None:
         spec, blocks = PLANTS[plant].spec, for_plant(source, PLANTS[plant].spec, LOGGED[plant])
     else:
         name = name_of(source)
         spec, blocks = survey(source, f"{name}_log" if name in PLANTS else name), source.blocks
+    recipe = recipe_of(spec, source.family, horizon=horizon)
+    opened = [(path, recorded(blocks, digest_of(source)))]
+    made = _ingest(home, spec, recipe, opened, 1, max_quarantined, progress)
+    lost = (f"  left out: {count:,} row(s), {reason}" for reason, count in made.reasons.items())
+    return made.model_copy(update={"notes": (*in_words(source, spec, plant is not None), *lost)})
+
+
+def _ingest(
+    home: Home,
+    spec: PlantSpec,
+    recipe: Provenance,
+    sources: Iterable[tuple[Path, OpenSource]],
+    total: int,
+    max_quarantined: float,
+    progress: Progress | None,
+) -> Dataset:
+    """Add all sources to one dataset, and name it if few enough of its rows failed."""
     root = home.folder("datasets", spec.name)
-    recipe = {"plant": spec_record(spec), "format": source.family, "mapping": None, "horizon": horizon}
-    recipe["code"] = _code_digest(spec.name)
+    paths, records = list[Path](), list[IngestedSource]()
     with DatasetWriter(root, spec) as writer:
-        record = _ingest_source(writer, digest_of(source), lambda _: (blocks(), None), spec, recipe)
-        if progress:
-            progress(1, 1, "sources")
-        _hold_to_threshold([record], max_quarantined, root)
-        digest = writer.commit({**recipe, "sources": [_public(record)]})
-    words = in_words(source, spec, plant is not None)
-    words += [f"  left out: {count:,} row(s), {reason}" for reason, count in record["reasons"].items()]
-    return _reference(root, spec, digest, [record], [path]) | {"format": source.family, "words": words}
+        for path, source in sources:
+            records.append(add_source(writer, source, spec, recipe))
+            paths.append(path)
+            if progress:
+                progress(len(records), total, "sources")
+        _hold_to_threshold(records, max_quarantined, root)
+        public = tuple(record.public() for record in records)
+        digest = writer.commit(recipe.model_copy(update={"sources": public}))
+    return _reference(StoredDataset.open(root, digest, verify=False), spec, recipe, records, paths)
+
+
+def _reference(
+    held: StoredDataset, spec: PlantSpec, recipe: Provenance, records: Sequence[IngestedSource], paths: Sequence[Path]
+) -> Dataset:
+    """The dataset with all of its files; its card is made where there is none."""
+    card = write_card(held, spec)
+    return Dataset(
+        digest=held.digest,
+        plant=spec.name,
+        format=str(recipe.format),
+        store=held.root,
+        manifest=held.manifest_path,
+        shards=tuple(map(held.shard_path, held.manifest.shards)),
+        view=held.view_path,
+        card=card.page,
+        card_record=card.record,
+        rows=held.rows,
+        episodes=len(held.episodes) - 1,
+        quarantined=sum(record.quarantined for record in records),
+        quarantine=_quarantine_folder(held.root, records),
+        quarantine_files=tuple(
+            held.root / part.file for record in records for part in (*record.quarantine, *record.raw_quarantine)
+        ),
+        reasons=dict(_reasons(records)),
+        accounts=tuple(record.account for record in records),
+        sources=tuple(
+            Source(path=str(path), sha256=record.sha256) for path, record in zip(paths, records, strict=True)
+        ),
+    )
 
 
 def mapping_of(run: RunConfig) -> HistorianMapping | None:
@@ -195,76 +201,6 @@ def plant_spec(name: str, mapping: HistorianMapping | None) -> PlantSpec:
     return PLANTS[name].spec
 
 
-def _code_digest(plant: str) -> str:
-    """Digest of the source of all that has a say in a dataset's rows; other code may change without consequence."""
-    simulated = (PLANTS.module(plant),) if plant in PLANTS else ()
-    return sources_digest("tasks.ingest", *simulated)
-
-
-def _ingest_source(
-    writer: DatasetWriter, sha256: str, opened: Opened, spec: PlantSpec, recipe: dict[str, Any]
-) -> dict[str, Any]:
-    """Read a source, or find the shards that it became before."""
-    key = digest_json({**recipe, "source": sha256})
-    memo = writer.root / "sources" / f"{key}.json"
-    if (record := _recall(memo, writer.root)) is not None:
-        writer.adopt_keys(record["keys"])
-        writer.adopt_shards(record["shards"])
-        return record
-    quarantine = Quarantine(writer.root / "quarantine" / key, spec)
-    # Kept under its digest: a file's name says nothing of what is in it, and may change.
-    checker = RowChecker(spec, quarantine, sha256[:16])
-    raw = RawQuarantine(writer.root / "quarantine" / key / "raw")
-    first = len(writer.shards)
-    blocks, account = opened(raw)
-    for block in blocks:
-        writer.append(checker.push(block))
-    if (last := checker.flush()) is not None:
-        writer.append(last)
-    writer.close_shard()
-    quarantine.close()
-    raw.close()
-    record = {
-        "sha256": sha256,
-        "seen": checker.seen,
-        "quarantined": quarantine.count,
-        "reasons": dict(quarantine.reasons),
-        "quarantine": [
-            {"file": f"quarantine/{key}/part-{i:05d}.parquet", "sha256": digest}
-            for i, digest in enumerate(quarantine.digests)
-        ],
-        "raw_quarantine": [
-            {"file": f"quarantine/{key}/raw/part-{i:05d}.parquet", "sha256": digest}
-            for i, digest in enumerate(raw.digests)
-        ],
-        "account": account,
-        "keys": writer.keys,
-        "shards": writer.shards[first:],
-    }
-    write_json(memo, {"record": record, "digest": digest_json(record)})
-    return record
-
-
-def _opened(source: Path, spec: PlantSpec, mapping: HistorianMapping | None) -> tuple[str, Opened]:
-    """What names a source, and how it is read."""
-    if mapping is None:
-        found = recognise(source)
-        blocks = for_plant(found, spec, LOGGED[spec.name])
-        return digest_of(found), lambda _: (blocks(), None)
-
-    from tasks.adapters.historian.export import digest_of_tables, table_digests
-
-    digests = table_digests(source)
-
-    def stream(raw: RawQuarantine) -> tuple[Iterator[Rows], dict[str, Any] | None]:
-        from tasks.adapters.historian.transitions import HistorianStream
-
-        found = HistorianStream(source, mapping, spec, LOGGED.get(spec.name), raw, digests)
-        return found.blocks(), found.account
-
-    return digest_of_tables(source, digests), stream
-
-
 def source_sha256(source: Path) -> str:
     """What names a source: a file's SHA-256, or the digest over those of a folder's files."""
     if not source.is_dir():
@@ -274,41 +210,25 @@ def source_sha256(source: Path) -> str:
     return digest_of_tables(source, table_digests(source))
 
 
-def _recall(memo: Path, root: Path) -> dict[str, Any] | None:
-    """What a source became before, if that is still there unchanged."""
-    if not memo.exists():
-        return None
-    try:
-        held = read_json(memo)
-    except BadInput:
-        return None  # a damaged note costs no more than reading the source again
-    record: dict[str, Any] = held["record"] if isinstance(held, dict) and "record" in held else {}
-    if not record or held.get("digest") != digest_json(record):
-        return None
-    files = [(root / "shards" / shard["file"], shard["sha256"]) for shard in record["shards"]]
-    files += [(root / part["file"], part["sha256"]) for part in (*record["quarantine"], *record["raw_quarantine"])]
-    return record if all(path.exists() and file_sha256(path) == sha256 for path, sha256 in files) else None
-
-
-def _reasons(records: Sequence[dict[str, Any]]) -> Counter[str]:
+def _reasons(records: Sequence[IngestedSource]) -> Counter[str]:
     total: Counter[str] = Counter()
     for record in records:
-        total.update(record["reasons"])
+        total.update(record.reasons)
     return Counter(dict(total.most_common()))
 
 
-def _quarantine_folder(root: Path, records: Sequence[dict[str, Any]]) -> Path | None:
+def _quarantine_folder(root: Path, records: Sequence[IngestedSource]) -> Path | None:
     """The folder of the only source with failed rows, or that of all of them."""
-    folders = [(root / record["quarantine"][0]["file"]).parent for record in records if record["quarantine"]]
+    folders = [(root / record.quarantine[0].file).parent for record in records if record.quarantine]
     if len(folders) > 1:
         return root / "quarantine"
     return folders[0] if folders else None
 
 
-def _hold_to_threshold(records: Sequence[dict[str, Any]], allowed: float, root: Path) -> None:
-    seen = sum(record["seen"] for record in records)
+def _hold_to_threshold(records: Sequence[IngestedSource], allowed: float, root: Path) -> None:
+    seen = sum(record.seen for record in records)
     # A row that nothing follows is no fault of the source: formats without next observations end episodes so.
-    failed = sum(record["quarantined"] - record["reasons"].get(NO_SUCCESSOR, 0) for record in records)
+    failed = sum(record.quarantined - record.reasons.get(NO_SUCCESSOR, 0) for record in records)
     if seen and failed / seen > allowed:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in _reasons(records).most_common(5))
         raise Refused(
@@ -316,17 +236,13 @@ def _hold_to_threshold(records: Sequence[dict[str, Any]], allowed: float, root: 
             f"{reasons}; see {_quarantine_folder(root, records)} and mend the source, or raise data.max_quarantined."
         )
     if not seen:
-        fates: Counter[str] = Counter()
+        lost: Counter[str] = Counter()
         for record in records:
-            account = record["account"] or {}
-            fates.update({key: n for key, n in account.items() if isinstance(n, int) and key not in ("trips", "rows")})
-        went = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in fates.items() if count)
+            if account := record.account:
+                lost.update({"steps": account.steps, "rejected": account.rejected, "gap": account.gap})
+                lost.update({"not running": account.not_running, "outside limits": account.outside_limits})
+        went = ", ".join(f"{count} {what}" for what, count in lost.items() if count)
         raise BadInput(
             f"expected at least one row, got an empty dataset{f' ({went})' if went else ''}: "
             "check the sources and the mapping."
         )
-
-
-def _public(record: dict[str, Any]) -> dict[str, Any]:
-    """What a manifest says of a source; its shards are listed there anyway."""
-    return {key: value for key, value in record.items() if key not in ("shards", "keys")}

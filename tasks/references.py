@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from configs.run import RunConfig
+from tasks.adapters.store.records import StepAccount
 
 Verdict = Literal["promoted", "waiting", "fallback", "fallback_waiting", "refused", "unchanged"]
 """What a retraining came to."""
@@ -71,12 +72,6 @@ class Source(Reference):
     sha256: str
 
 
-class Account(Reference):
-    """What became of a historian's control steps: rows + the others = steps."""
-
-    counts: dict[str, int] = {}
-
-
 class Dataset(Reference):
     """What `ingest` makes of logs, named by the digest of its manifest."""
 
@@ -89,13 +84,20 @@ class Dataset(Reference):
     shards: tuple[Path, ...]
     view: Path | None = None
     card: Path | None = None
+    """The dataset card as a page for readers."""
+    card_record: Path | None = None
+    """The dataset card as JSON."""
     rows: int
     episodes: int
     quarantined: int = 0
     quarantine: Path | None = None
     """Folder of the rows that failed."""
+    quarantine_files: tuple[Path, ...] = ()
+    """Files of the rows that failed, and of raw rows that do not count."""
     reasons: dict[str, int] = {}
-    accounts: tuple[Account | None, ...] = ()
+    """Quarantined rows by reason."""
+    accounts: tuple[StepAccount | None, ...] = ()
+    """What became of a historian's control steps, by source; None for other sources."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
     """A line for each thing that a reader should check."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,10 +12,11 @@ from configs.run import RunConfig
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, write_json
 from tasks.adapters.store.expectations import Check, check_episode_table, judge
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
 from tasks.adapters.store.statistics import Summary, mean_shift, signal_bounds, signal_names, stability_index, summarise
 from tasks.ingest import mapping_of, plant_spec
+from tasks.references import Dataset, Validation
 
 MIN_EPISODES = 2
 """Least episodes for training, and least held out: one says nothing of how results vary."""
@@ -35,35 +34,36 @@ Progress = Callable[[int, int, str], None]
 def validate(
     home: Home,
     run: RunConfig,
-    dataset_ref: dict[str, Any],
-    champion_dataset: dict[str, Any] | None = None,
+    dataset: Dataset,
+    before: Dataset | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Judge a dataset; the caller refuses it when `passed` is false.
+) -> Validation:
+    """Hold a dataset against what training and evaluation need; the caller refuses it when it does not pass.
 
     Args:
         home: takes the summary and the Data Docs, under runs/<plant>/<digest's first 12>.
         run: names the plant and the share of episodes held out.
-        dataset_ref: reference from `ingest`.
-        champion_dataset: reference of what the champion was trained on, to measure drift against.
-        progress: told of rows.
+        dataset: from `ingest`.
+        before: the dataset that drift is measured against, mostly what the champion was trained on.
+        progress: called with (done, total, unit); the unit is rows.
 
     Returns:
-        {passed, reasons: [one sentence each], warnings: [likewise, which refuse nothing], summary_path, data_docs}.
+        Whether it passed, with one sentence for each reason against it and for each warning, which refuses nothing.
 
     Raises:
         Refused: when a file of the dataset is not what its digest says.
     """
     spec = plant_spec(run.plant, mapping_of(run))
-    store = Dataset.open(Path(dataset_ref["path"]), dataset_ref["digest"])
+    store = StoredDataset.open(dataset.store, dataset.digest)
     summary = summarise(store, spec, progress)
     older = None
-    if champion_dataset is not None and champion_dataset["digest"] != store.digest:
-        older = summarise(Dataset.open(Path(champion_dataset["path"]), champion_dataset["digest"]), spec)
+    if before is not None and before.digest != store.digest:
+        older = summarise(StoredDataset.open(before.store, before.digest), spec)
     train, held_out = store.split(run.data.held_out)
     table, checks = dataset_checks(summary, older, spec, len(train), len(held_out))
-    judged = [champion_dataset and champion_dataset["digest"], run.data.model_dump(mode="json", exclude={"mapping"})]
-    folder = home.folder("runs", run.plant, f"{store.digest[:12]}-{digest_json(judged)[:8]}")
+    compared = before.digest if before is not None else None
+    depends_on = [compared, run.data.model_dump(mode="json", exclude={"mapping"})]
+    folder = home.folder("runs", run.plant, f"{store.digest[:12]}-{digest_json(depends_on)[:8]}")
     reasons = [
         f"expected sound rows, got {n} where {why}: ingest its sources again." for why, n in summary.faults.items()
     ]
@@ -78,22 +78,25 @@ def validate(
     )
     reasons += [check.reason for check in failed if check.refuses]
     warnings = [check.reason for check in failed if not check.refuses]
-    result = {"passed": not reasons, "reasons": reasons, "warnings": warnings}
     signals = {
         name: {key: value for key, value in record.items() if math.isfinite(value)}
         for name, record in summary.signals.items()
     }
     path = write_json(
         folder / "summary.json",
-        result
-        | {
+        {
+            "passed": not reasons,
+            "reasons": reasons,
+            "warnings": warnings,
             "dataset": store.digest,
-            "compared_with": champion_dataset["digest"] if champion_dataset else None,
+            "compared_with": compared,
             "table": {name: value for name, value in table.items() if math.isfinite(value)},
             "signals": signals,
         },
     )
-    return result | {"summary_path": str(path), "data_docs": str(docs)}
+    return Validation(
+        passed=not reasons, reasons=tuple(reasons), warnings=tuple(warnings), summary=path, data_docs=docs
+    )
 
 
 def dataset_checks(

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from neorl_core.plants import PLANTS
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
+from tasks.references import Dataset
 
 SPEC = PLANTS["double_mass"].spec
 STEPS = 20
@@ -34,5 +35,5 @@ def save(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Path:
     return path
 
 
-def opened(reference: dict[str, Any]) -> Dataset:
-    return Dataset.open(Path(reference["path"]), reference["digest"])
+def opened(reference: Dataset) -> StoredDataset:
+    return StoredDataset.open(reference.store, reference.digest)

@@ -10,11 +10,12 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from tasks import references
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.adapters.synthetic.plant_log import generate
 from tasks.ingest import ingest
+from tasks.references import Dataset
 
 PLANT = "chemical_reactor"
 MAPPING = Path(__file__).parents[1] / "configs" / "mappings" / "chemical_reactor.yaml"
@@ -32,41 +33,29 @@ def reactor_run(**settings: Any) -> RunConfig:
     return RunConfig(plant=PLANT, **parts)
 
 
-def reactor_dataset(home: Home, folder: Path, weeks: float, seed: int = 0) -> dict[str, Any]:
+def reactor_dataset(home: Home, folder: Path, weeks: float, seed: int = 0) -> Dataset:
     """Weeks of the reactor's log as a dataset of the home."""
     log = generate(PLANT, folder / f"log-{seed}", seed, weeks)
     return ingest(home, reactor_run(), [Path(log["path"])])
 
 
-def reactor_reference(home: Home, folder: Path, weeks: float, seed: int = 0) -> references.Dataset:
-    """The same as what `ingest` hands on."""
-    found = reactor_dataset(home, folder, weeks, seed)
-    store = Path(found["path"])
-    opened = Dataset.open(store, found["digest"])
-    return references.Dataset(
-        digest=found["digest"],
-        plant=PLANT,
-        store=store,
-        manifest=store / "manifests" / f"{found['digest']}.json",
-        shards=(),
-        rows=found["rows"],
-        episodes=len(opened.episodes) - 1,
-    )
-
-
-def altered(reference: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:
+def altered(reference: Dataset, folder: Path, **changes: Any) -> Dataset:
     """The same dataset elsewhere with some arrays made anew: name -> function of the array."""
-    rows = Dataset.open(Path(reference["path"]), reference["digest"]).arrays()
+    rows = StoredDataset.open(reference.store, reference.digest).arrays()
     for name, change in changes.items():
         rows[name] = np.asarray(change(rows[name]), rows[name].dtype)
-    with DatasetWriter(folder, PLANTS[reference["plant"]].spec) as writer:
+    with DatasetWriter(folder, PLANTS[reference.plant].spec) as writer:
         writer.append(rows)
-        digest = writer.commit({"sources": []})
-    return {**reference, "path": str(folder), "digest": digest}
+        digest = writer.commit(Provenance())
+    held = StoredDataset.open(folder, digest)
+    changed = {
+        "digest": digest,
+        "store": folder,
+        "manifest": held.manifest_path,
+        "shards": tuple(map(held.shard_path, held.manifest.shards)),
+        "view": held.view_path,
+    }
+    return reference.model_copy(update=changed)
 
 
-def altered_reference(reference: references.Dataset, folder: Path, **changes: Any) -> references.Dataset:
-    """The same as `altered` of what `ingest` hands on."""
-    plain = {"path": str(reference.store), "digest": reference.digest, "plant": reference.plant}
-    digest = altered(plain, folder, **changes)["digest"]
-    return reference.model_copy(update={"store": folder, "digest": digest})
+reactor_reference, altered_reference = reactor_dataset, altered

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.console import AsJson, emit, known_plant
+
+if TYPE_CHECKING:
+    from tasks.references import Dataset
 
 
 def generate(
@@ -90,15 +94,14 @@ def ingest(
         name = known_plant(plant) if plant else None
         with StageProgress("ingest") as progress:
             result = ingest_file(Home.locate(), source, name, mapping, horizon, max_quarantined, progress)
-    lines = [*result.get("words", ()), f"dataset {result['digest']}"]
-    lines.append(f"{result['rows']:,} rows in {result['episodes']:,} episodes")
-    if result["quarantined"]:
-        lines.append(f"{result['quarantined']:,} rows in quarantine: {result['quarantine_path']}")
-    lines.append(f"card: {result['card']}")
-    emit(result, as_json, lines)
+    lines = [*result.notes, f"dataset {result.digest}", f"{result.rows:,} rows in {result.episodes:,} episodes"]
+    if result.quarantined:
+        lines.append(f"{result.quarantined:,} rows in quarantine: {result.quarantine}")
+    lines.append(f"card: {result.card}")
+    emit(result.model_dump(mode="json"), as_json, lines)
 
 
-def _ingest_run(config: Path, data: list[Path] | None, others: list[Any]) -> dict[str, Any]:
+def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object]) -> Dataset:
     from configs.load import load_run
 
     run = load_run(config)

@@ -40,16 +40,11 @@ def test_a_sound_archive_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
     reference = ingest(Home(home), run(), [source], lambda *args: told.append(args))
     held = opened(reference)
     held.verify()
-    assert {key: reference[key] for key in ("plant", "rows", "episodes", "quarantined", "quarantine_path")} == {
-        "plant": "double_mass",
-        "rows": 200,
-        "episodes": 10,
-        "quarantined": 0,
-        "quarantine_path": None,
-    }
+    assert (reference.plant, reference.rows, reference.episodes) == ("double_mass", 200, 10)
+    assert (reference.quarantined, reference.quarantine) == (0, None)
     np.testing.assert_array_equal(held.arrays()["observations"], arrays["obs"])
-    assert held.manifest["spec"]["name"] == "double_mass"
-    assert held.manifest["provenance"][0]["sources"][0]["sha256"] == reference["sources"][0]["sha256"]
+    assert held.manifest.spec["name"] == "double_mass"
+    assert held.manifest.provenance[0].sources[0].sha256 == reference.sources[0].sha256
     assert told == [(1, 1, "sources")]
 
 
@@ -59,12 +54,12 @@ def test_ingest_is_idempotent_by_content_and_ignores_names(tmp_path: Path, home:
     first = ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)])
     before = files(home)
     again = ingest(Home(home), run(), [save(tmp_path / "renamed.npz", arrays)])
-    assert again == first | {"sources": again["sources"]}
+    assert again == first.model_copy(update={"sources": again.sources})
     assert files(home) == before
     elsewhere = ingest(Home(tmp_path / "other"), run(), [save(tmp_path / "a.npz", arrays)])
-    assert elsewhere["digest"] == first["digest"]
+    assert elsewhere.digest == first.digest
     arrays["reward"][6] += 1
-    assert ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)])["digest"] != first["digest"]
+    assert ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)]).digest != first.digest
 
 
 def test_another_source_appends_and_reads_only_what_is_new(tmp_path: Path, home: Path) -> None:
@@ -72,9 +67,9 @@ def test_another_source_appends_and_reads_only_what_is_new(tmp_path: Path, home:
     first = ingest(Home(home), run(), [old])
     shards = {path: path.stat().st_mtime_ns for path in home.rglob("shards/*")}
     both = ingest(Home(home), run(), [old, new])
-    assert opened(both).manifest["shards"][:1] == opened(first).manifest["shards"]
+    assert opened(both).manifest.shards[:1] == opened(first).manifest.shards
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in shards.items())
-    assert (both["rows"], both["episodes"]) == (400, 20)
+    assert (both.rows, both.episodes) == (400, 20)
     with pytest.raises(BadInput, match="second time"):
         ingest(Home(home), run(), [old, old])
 
@@ -90,6 +85,25 @@ def test_damage_to_what_was_ingested_is_mended_by_ingesting_again(tmp_path: Path
         assert ingest(Home(home), run(), [source]) == first
         opened(first).verify()
     assert files(home) == whole
+
+
+def test_whatever_file_of_a_dataset_has_gone_is_made_again(tmp_path: Path, home: Path) -> None:
+    arrays = archive()
+    arrays["reward"][5] = np.inf
+    source = save(tmp_path / "a.npz", arrays)
+    first = ingest(Home(home), run(), [source])
+    kinds = {path.parent.name for path in first.files()}
+    assert {"manifests", "shards", "views", "cards", "quarantine"} <= kinds
+    # What lies in the folder besides these is the notes by which sources are not read again.
+    assert {path for path in files(home) if path.parent.name != "sources"} == {p for p in first.files() if p.is_file()}
+    assert first.complete
+    for path in (path for path in first.files() if path.is_file()):
+        data = path.read_bytes()
+        path.unlink()
+        assert not first.complete, path
+        assert ingest(Home(home), run(), [source]) == first
+        assert first.complete, path
+        assert path.read_bytes() == data
 
 
 SPOILS: dict[str, tuple[str, Any]] = {
@@ -110,8 +124,8 @@ def test_a_row_that_fails_is_quarantined_and_its_episode_split(tmp_path: Path, h
     # Row 47 is the eighth of the third episode.
     arrays[key][47 if columns is None else (47, column)] = value
     reference = ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)])
-    assert reference["reasons"] == {reason: 1}
-    kept = pl.read_parquet(Path(reference["quarantine_path"]) / "*.parquet")
+    assert reference.reasons == {reason: 1}
+    kept = pl.read_parquet(reference.quarantine / "*.parquet")
     assert kept["row"].to_list() == [47]
     assert kept["reason"].to_list() == [reason]
     np.testing.assert_array_equal(kept["actions.force_1"].to_numpy(), arrays["action"][[47], 0])
@@ -136,7 +150,7 @@ def test_rolled_next_observations_are_found(tmp_path: Path, home: Path) -> None:
 def test_readings_a_little_out_of_range_pass(tmp_path: Path, home: Path) -> None:
     arrays = archive()
     arrays["action"][3] = (1.019, -1.019)  # within 1 % of the range of 2
-    assert ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)])["quarantined"] == 0
+    assert ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)]).quarantined == 0
 
 
 def test_over_the_threshold_the_dataset_is_refused_and_the_quarantine_stays(tmp_path: Path, home: Path) -> None:
@@ -148,7 +162,7 @@ def test_over_the_threshold_the_dataset_is_refused_and_the_quarantine_stays(tmp_
     kept = pl.read_parquet(next(home.rglob("quarantine/*")) / "*.parquet")
     assert len(kept) == 21
     assert not list(home.rglob("manifests/*"))
-    assert ingest(Home(home), run(max_quarantined=0.2), [tmp_path / "a.npz"])["rows"] == 179
+    assert ingest(Home(home), run(max_quarantined=0.2), [tmp_path / "a.npz"]).rows == 179
 
 
 def test_every_row_failing_is_refused(tmp_path: Path, home: Path) -> None:
@@ -237,11 +251,12 @@ def test_a_historian_s_log_becomes_a_dataset(tmp_path: Path, home: Path) -> None
     assert ingest(Home(home), reactor, [Path(made["path"])]) == reference
     held = opened(reference)
     held.verify()
-    (account,) = reference["account"]
-    assert held.rows + reference["quarantined"] == account["rows"] + account["rejected"]
+    (account,) = reference.accounts
+    assert account is not None
+    assert held.rows + reference.quarantined == account.rows + account.rejected
     rows = held.arrays()
     assert np.diff(held.episodes).max() <= PLANTS["chemical_reactor"].spec.horizon
-    assert (rows["terminals"] | rows["timeouts"]).sum() == reference["episodes"]
+    assert (rows["terminals"] | rows["timeouts"]).sum() == reference.episodes
     # Rows of an episode follow each other at the control period of 26 s.
     inside = ~(rows["terminals"] | rows["timeouts"])[:-1]
     assert (np.diff(rows["timestamps"])[inside] == 26 * 10**9).all()
@@ -268,7 +283,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
         from pathlib import Path
         from configs.errors import BadInput
         from configs.home import Home
-        from tests.test_ingest import archive, ingest, run, save
+        from tests.tasks.test_ingest import archive, ingest, run, save
         root = Path(sys.argv[1])
         source = save(root / "a.npz", archive())
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -279,7 +294,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
             print(error)
         print([str(p) for p in (root / "home").rglob("*") if p.is_file()])
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        print(ingest(Home(root / "home"), run(), [source])["rows"])
+        print(ingest(Home(root / "home"), run(), [source]).rows)
         """
     )
     root = Path(__file__).parents[2]
@@ -295,7 +310,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
 def test_official_data_come_in_whole(dmsd_train: Path, home: Path) -> None:
     reference = ingest(Home(home), run(), [dmsd_train])
     # Source: data/README.md: 100,000 rows; episodes of 100 steps, truth 1.4.
-    assert (reference["rows"], reference["episodes"], reference["quarantined"]) == (100_000, 1000, 0)
+    assert (reference.rows, reference.episodes, reference.quarantined) == (100_000, 1000, 0)
     rows = opened(reference).arrays(["rewards", "costs"])
     assert rows["costs"].sum() == 0
     # Truth 1.4: the data score 56.6 = 100 (return - 30.60) / (849.51 - 30.60).

@@ -23,22 +23,22 @@ from tests.small_archives import SPEC, archive, opened, save
 def test_any_format_becomes_the_same_dataset_of_a_known_plant(tmp_path: Path, home: Path) -> None:
     source = save(tmp_path / "a.npz", archive())
     first = ingest_file(Home(home), source, "double_mass")
-    assert first["words"] == [
+    assert list(first.notes) == [
         "a.npz: NeoRL-2, for it is an npz archive with obs, action, next_obs, reward, done, truncated",
         "  200 rows of 6 observations, 2 actions",
         "  episodes cut by time: from 'truncated'",
         "  costs: by how much each limit is exceeded, by the formulas of double_mass",
         "  read as double_mass: names, units and limits of the plant",
     ]
-    shards = opened(first).manifest["shards"]
+    shards = opened(first).manifest.shards
     for to in FORMATS:
         out = tmp_path / f"{to}-v0"
         export(opened(first), to, out)
         again = ingest_file(Home(tmp_path / "other"), out, "double_mass")
-        assert again["quarantined"] == 0
-        assert [shard["content"] for shard in opened(again).manifest["shards"]] == [s["content"] for s in shards], to
+        assert again.quarantined == 0
+        assert [shard.content for shard in opened(again).manifest.shards] == [s.content for s in shards], to
     view = ingest_file(Home(tmp_path / "other"), opened(first).view_path, "double_mass")
-    assert [shard["content"] for shard in opened(view).manifest["shards"]] == [s["content"] for s in shards]
+    assert [shard.content for shard in opened(view).manifest.shards] == [s.content for s in shards]
 
 
 def test_a_file_of_no_known_plant_gets_a_spec_made_of_its_rows(tmp_path: Path, home: Path) -> None:
@@ -46,11 +46,11 @@ def test_a_file_of_no_known_plant_gets_a_spec_made_of_its_rows(tmp_path: Path, h
     path = write_d4rl(tmp_path / "Hopper-medium v2.hdf5", arrays, next_observations=None)
     reference = ingest_file(Home(home), path)
     cut = int((arrays["timeouts"] & ~arrays["terminals"]).sum()) + 1  # and the last row, which the file's end cuts
-    assert (reference["plant"], reference["reasons"]) == ("hopper_medium_v2", {NO_SUCCESSOR: cut})
-    assert f"  left out: {cut} row(s), no next observation" in reference["words"]
+    assert (reference.plant, reference.reasons) == ("hopper_medium_v2", {NO_SUCCESSOR: cut})
+    assert f"  left out: {cut} row(s), no next observation" in reference.notes
     held = opened(reference)
     assert held.keys == ALWAYS
-    spec = spec_of_record(held.manifest["spec"])
+    spec = held.spec
     assert (spec.observation.names, spec.action.low) == (("obs_0", "obs_1", "obs_2"), (-1.0,))
     used = held.arrays()["observations"]
     assert (used >= spec.observation.low).all()
@@ -62,7 +62,7 @@ def test_a_file_of_no_known_plant_gets_a_spec_made_of_its_rows(tmp_path: Path, h
     np.testing.assert_array_equal(found.episodes, [0, *ends, 100])
     # A name of a plant alone does not make a file that plant's.
     same = write_d4rl(tmp_path / "double_mass.hdf5", arrays)
-    assert ingest_file(Home(home), same)["plant"] == "double_mass_log"
+    assert ingest_file(Home(home), same).plant == "double_mass_log"
 
 
 def test_rows_of_a_plant_without_limits_pass(tmp_path: Path) -> None:
@@ -96,12 +96,13 @@ def test_every_file_beside_this_checkout_is_read_or_refused_for_a_reason(dmsd_tr
     found = {}
     for path in sorted(data.glob("*/*")):
         try:
-            found[path.name] = ingest_file(Home(home), path)["rows"]
+            found[path.name] = ingest_file(Home(home), path).rows
         except BadInput as error:
             found[path.name] = re.split("[,:]", str(error))[0]
+    tables = {name: found.pop(name) for name in list(found) if name.endswith(".csv")}
+    assert {"Building_1.csv", "weather.csv"} <= set(tables)
+    assert tables == {name: f"expected a mapping for {name}" for name in tables}
     assert found == {
-        "Building_1.csv": "expected a mapping for Building_1.csv",
-        "weather.csv": "expected a mapping for weather.csv",
         "DMSD-high-100000-train.npz": 100_000,
         "DMSD-high-20000-val.npz": 20_000,
         "trace0.npz": "expected rewards and next observations in trace0.npz",

@@ -17,10 +17,12 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from tasks.adapters.store.expectations import check_episode_table
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.statistics import stability_index, summarise
 from tasks.adapters.store.writer import DatasetWriter
+from tasks.references import Dataset
 from tasks.validate import dataset_checks, validate
 
 SPEC = PLANTS["double_mass"].spec
@@ -46,15 +48,18 @@ def make_rows(lengths: list[int], seed: int = 0) -> Rows:
     }
 
 
-def write(root: Path, rows: Rows) -> dict[str, Any]:
+def write(root: Path, rows: Rows) -> Dataset:
     with DatasetWriter(root, SPEC, shard_bytes=4000) as writer:
         writer.append(rows)
-        digest = writer.commit({"made": "by a test"})
-    return {"path": str(root), "digest": digest}
+        digest = writer.commit(Provenance(format="test"))
+    held = StoredDataset.open(root, digest)
+    shards = tuple(map(held.shard_path, held.manifest.shards))
+    counts = {"rows": held.rows, "episodes": len(held.episodes) - 1}
+    return Dataset(digest=digest, plant="double_mass", store=root, manifest=held.manifest_path, shards=shards, **counts)
 
 
-def opened(ref: dict[str, Any]) -> Dataset:
-    return Dataset.open(Path(ref["path"]), ref["digest"])
+def opened(reference: Dataset) -> StoredDataset:
+    return StoredDataset.open(reference.store, reference.digest)
 
 
 def refusals(tmp_path: Path, rows: Rows, older: Rows | None = None) -> tuple[list[str], list[str]]:
@@ -78,30 +83,30 @@ def test_a_dataset_passes_drifts_and_is_refused_and_each_has_pages_that_open_off
     sound = write(tmp_path / "data", make_rows([20] * 30))
     seen: list[tuple[int, int, str]] = []
     passed = validate(home, RUN, sound, progress=lambda done, total, unit: seen.append((done, total, unit)))
-    assert passed["passed"], passed
-    assert passed["reasons"] == passed["warnings"] == []
+    assert passed.passed, passed
+    assert passed.reasons == passed.warnings == ()
     assert seen[-1] == (600, 600, "rows")
-    assert json.loads(Path(passed["summary_path"]).read_text())["table"]["episodes"] == 30
+    assert json.loads(passed.summary.read_text())["table"]["episodes"] == 30
 
     moved = make_rows([20] * 30, seed=1)
     moved["observations"][:, 0] *= 0.1
     moved["observations"][:, 0] += 1.0
-    drifted = validate(home, RUN, write(tmp_path / "data", moved), champion_dataset=sound)
+    drifted = validate(home, RUN, write(tmp_path / "data", moved), before=sound)
     # Neither drift nor what is odd but usable refuses; next_observations are not compared here but at ingest.
-    assert drifted["passed"]
-    assert any("mean of observation position_1" in warning for warning in drifted["warnings"])
-    assert any("distributed as in the champion's data" in warning for warning in drifted["warnings"])
+    assert drifted.passed
+    assert any("mean of observation position_1" in warning for warning in drifted.warnings)
+    assert any("distributed as in the champion's data" in warning for warning in drifted.warnings)
 
     still = make_rows([20] * 30, seed=2)
     still["actions"][:, 1] = 0.25
     still["actions"][5, 0] = np.nan
     refused = validate(home, RUN, write(tmp_path / "data", still))
-    assert not refused["passed"]
-    assert any("constant actions teach nothing" in reason for reason in refused["reasons"])
-    assert any("actions.force_1 is not finite" in reason for reason in refused["reasons"])
+    assert not refused.passed
+    assert any("constant actions teach nothing" in reason for reason in refused.reasons)
+    assert any("actions.force_1 is not finite" in reason for reason in refused.reasons)
 
     for result, words in ((passed, "passed"), (drifted, "Warnings"), (refused, "constant actions teach nothing")):
-        index = Path(result["data_docs"])
+        index = result.data_docs
         assert words in index.read_text()
         pages = list(index.parent.rglob("*.html"))
         assert len(pages) == 5
@@ -113,7 +118,7 @@ def test_a_dataset_passes_drifts_and_is_refused_and_each_has_pages_that_open_off
             assert (index.parent / unquote(link)).exists()
     # The same dataset again replaces its pages.
     assert validate(home, RUN, sound) == passed
-    assert [p.name for p in Path(passed["data_docs"]).parent.parent.iterdir() if p.name.startswith(".")] == []
+    assert [p.name for p in passed.data_docs.parent.parent.iterdir() if p.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize(("episodes", "side"), [(1, "held-out"), (2, "held-out"), (3, "held-out")])

@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import file_sha256, fsync_folder, no_space_is_bad_input, publish, write_atomic
-from tasks.adapters.files.spec import spec_of_record
 from tasks.adapters.formats.hdf5.minari import INFOS, first_difference, metadata_of, write_episode
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.schema import ALWAYS, ROW_KEYS, Rows
 from tasks.adapters.store.shards import LIBVER
 
@@ -35,7 +34,7 @@ MINARI_NAME = re.compile(r"[-_\w]+-v\d+")
 BESIDES = "names, units, limits and provenance, which stay in the manifest"
 
 
-def export(dataset: Dataset, to: str, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Write a dataset in another format.
 
     Args:
@@ -67,7 +66,7 @@ def export(dataset: Dataset, to: str, out: Path, progress: Progress | None = Non
     }
 
 
-def _left_out(dataset: Dataset, carried: tuple[str, ...]) -> list[str]:
+def _left_out(dataset: StoredDataset, carried: tuple[str, ...]) -> list[str]:
     return [key for key in dataset.keys if key not in carried]
 
 
@@ -77,7 +76,7 @@ def _prove_room(folder: Path, size: int) -> None:
         os.posix_fallocate(file.fileno(), 0, max(size, 1))
 
 
-def _row_bytes(dataset: Dataset, keys: tuple[str, ...]) -> int:
+def _row_bytes(dataset: StoredDataset, keys: tuple[str, ...]) -> int:
     first = dataset.read(0, 1, keys)
     return sum(first[key].nbytes for key in keys)
 
@@ -127,7 +126,7 @@ class Flat:
             self.temporary.unlink(missing_ok=True)
 
 
-def _flat(dataset: Dataset, out: Path, keys: tuple[str, ...], progress: Progress) -> tuple[Path, list[str]]:
+def _flat(dataset: StoredDataset, out: Path, keys: tuple[str, ...], progress: Progress) -> tuple[Path, list[str]]:
     with Flat(out, keys, dataset.rows) as file:
         for rows in dataset.blocks(keys, BLOCK_ROWS):
             file.append(rows)
@@ -135,11 +134,11 @@ def _flat(dataset: Dataset, out: Path, keys: tuple[str, ...], progress: Progress
     return out, _left_out(dataset, keys)
 
 
-def _d4rl(dataset: Dataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+def _d4rl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     return _flat(dataset, out, ALWAYS, progress)
 
 
-def _dsrl(dataset: Dataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     if "costs" not in dataset.keys:
         raise BadInput(
             "expected a dataset with costs, which DSRL is about, got one whose source has none and whose plant is not "
@@ -174,7 +173,7 @@ def _write_array(
         stream.write(np.ascontiguousarray(part, dtype).tobytes())
 
 
-def _npz(dataset: Dataset, out: Path, progress: Progress, v1: bool) -> tuple[Path, list[str]]:
+def _npz(dataset: StoredDataset, out: Path, progress: Progress, v1: bool) -> tuple[Path, list[str]]:
     first, rows = dataset.read(0, 1, ALWAYS), dataset.rows
     flags = {"done": "terminals"} if v1 else {"done": "terminals", "truncated": "timeouts"}
     names = NPZ | flags
@@ -199,15 +198,15 @@ def _npz(dataset: Dataset, out: Path, progress: Progress, v1: bool) -> tuple[Pat
     return out, _left_out(dataset, ALWAYS)
 
 
-def _neorl(dataset: Dataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+def _neorl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     return _npz(dataset, out, progress, v1=True)
 
 
-def _neorl2(dataset: Dataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+def _neorl2(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     return _npz(dataset, out, progress, v1=False)
 
 
-def episodes_of(dataset: Dataset) -> Iterator[Rows]:
+def episodes_of(dataset: StoredDataset) -> Iterator[Rows]:
     """The episodes one after the other, each (T, ...), in constant memory."""
     held: list[Rows] = []
     for block in dataset.blocks(rows=BLOCK_ROWS):
@@ -220,7 +219,7 @@ def episodes_of(dataset: Dataset) -> Iterator[Rows]:
             held.append({key: values[start:] for key, values in block.items()})
 
 
-def _minari(dataset: Dataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     if not MINARI_NAME.fullmatch(out.name):
         raise BadInput(f"expected a folder named as Minari's ids are, such as plant-v0, got {out.name}: rename it.")
     keys = tuple(key for key in dataset.keys if key in (*ALWAYS, *INFOS))
@@ -238,7 +237,7 @@ def _minari(dataset: Dataset, out: Path, progress: Progress) -> tuple[Path, list
                 differ += len(first_difference(rows))
                 done += len(rows["rewards"])
                 progress(done, dataset.rows, "rows")
-        spec = spec_of_record(dataset.manifest["spec"])
+        spec = dataset.spec
         about = {"description": f"{spec.name}, dataset {dataset.digest}", "neorl_dataset": dataset.digest}
         metadata = metadata_of(spec, out.name, done, episodes, main.stat().st_size, about)
         write_atomic(temporary / "data" / "metadata.json", metadata)
@@ -254,7 +253,7 @@ def _minari(dataset: Dataset, out: Path, progress: Progress) -> tuple[Path, list
     return out / "data" / "main_data.hdf5", left
 
 
-FORMATS: dict[str, Callable[[Dataset, Path, Progress], tuple[Path, list[str]]]] = {
+FORMATS: dict[str, Callable[[StoredDataset, Path, Progress], tuple[Path, list[str]]]] = {
     "d4rl": _d4rl,
     "dsrl": _dsrl,
     "minari": _minari,

@@ -23,6 +23,7 @@ from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.historian.resample import Rule, Times, known_at
 from tasks.adapters.historian.steps import Cutter, Fate, Points, Scorer, fates, single
 from tasks.adapters.historian.tracks import Tracks
+from tasks.adapters.store.records import RawAccount, SampleCounts, StepAccount
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.scoring import BLOCK_ROWS
 
@@ -43,7 +44,7 @@ class HistorianLog(NamedTuple):
 
     rows: Rows
     """Rows in order of time; `rejected` names why a row must go to the quarantine, or ''."""
-    account: dict[str, Any]
+    account: StepAccount
     """Where every control step and every sample went."""
 
 
@@ -129,7 +130,6 @@ class HistorianStream:
             )
         self.arrivals = Arrivals(len(mapping.tags), mapping.clock)
         self.tracks = Tracks(len(mapping.tags), mapping.clock, quarantine)
-        self.account: dict[str, Any] = {}
         self._fates = np.zeros(len(Fate), np.int64)
         self._trips = 0
         self._before: Floats | None = None
@@ -137,7 +137,7 @@ class HistorianStream:
         self._cutter = Cutter(mapping.episodes.max_steps or spec.horizon)
 
     def blocks(self) -> Iterator[Rows]:
-        """Scored rows, block after block; `account` is complete when they are."""
+        """Scored rows, block after block; `account` holds for those that were passed on."""
         waiting: Points | None = None
         for points in self._all_points():
             waiting = points if waiting is None else Points(*map(_both, waiting, points))
@@ -146,7 +146,6 @@ class HistorianStream:
                 waiting = waiting.slice(slice(len(waiting.times) - 2, None))
         if waiting is not None:
             yield from self._rows(waiting, last=True)
-        self._tell()
 
     def _all_points(self) -> Iterator[Points]:
         # What is known at a moment rests on samples as late as this; an action is taken at the middle of its step.
@@ -162,22 +161,28 @@ class HistorianStream:
                 self.tracks.trim(self.next)
         yield from self._settled(self.end + 1, self.end)
 
-    def _tell(self) -> None:
+    @property
+    def account(self) -> StepAccount:
+        """What became of the control steps and raw rows that were read so far."""
         counts = self.arrivals.counts
-        self.account |= {
-            "samples": {tag: {name: int(counts[name][code]) for name in counts} for tag, code in self.codes.items()},
-            "steps": int(self._fates.sum()),
-            **{("rows" if f is Fate.ROW else f.name.lower()): int(self._fates[f]) for f in Fate},
-            "trips": self._trips,
-            "raw": {
-                "rows": self.export.rows,
-                "ignored": self.export.ignored,
-                "rejected": self.quarantine.count,
-                "reasons": dict(self.quarantine.reasons.most_common()),
-                "put_in_place": self.arrivals.displaced,
-                "in_order_of_time": self.export.ordered,
+        steps = {("rows" if fate is Fate.ROW else fate.name.lower()): int(self._fates[fate]) for fate in Fate}
+        return StepAccount(
+            steps=int(self._fates.sum()),
+            **steps,
+            trips=self._trips,
+            samples={
+                tag: SampleCounts(**{name: int(counts[name][code]) for name in counts})
+                for tag, code in self.codes.items()
             },
-        }
+            raw=RawAccount(
+                rows=self.export.rows,
+                ignored=self.export.ignored,
+                rejected=self.quarantine.count,
+                reasons=dict(self.quarantine.reasons.most_common()),
+                put_in_place=self.arrivals.displaced,
+                in_order_of_time=self.export.ordered,
+            ),
+        )
 
     def _settled(self, before: int, known_to: int) -> Iterator[Points]:
         """Grid points whose values no later row can change: those before a time."""

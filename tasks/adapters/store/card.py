@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,8 @@ from tasks.adapters.store.card_counts import (
     second_pass,
 )
 from tasks.adapters.store.card_page import card_markdown
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import Provenance
 
 SCHEMA = 1
 FOLLOWS = 0.999
@@ -39,7 +40,7 @@ ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
 """What stands for the limits of a log that says only whether one was exceeded."""
 
 
-def build_card(dataset: Dataset, spec: PlantSpec) -> dict[str, Any]:
+def build_card(dataset: StoredDataset, spec: PlantSpec) -> dict[str, Any]:
     """Look at a dataset.
 
     Args:
@@ -99,7 +100,7 @@ def build_card(dataset: Dataset, spec: PlantSpec) -> dict[str, Any]:
         "dataset": dataset.digest,
         "plant": spec.name,
         "rows": totals.rows,
-        "source": [_source(entry) for entry in dataset.manifest["provenance"]],
+        "source": [_source(entry) for entry in dataset.manifest.provenance],
         "signals": signals,
         "actions": actions,
         "coverage": {
@@ -157,21 +158,29 @@ def require_violations(card: Mapping[str, Any], limits: Sequence[str] | None = N
         )
 
 
-def write_card(dataset: Dataset, spec: PlantSpec) -> Path:
-    """Make the card, unless it is there and whole; returns the path of its Markdown."""
+class CardFiles(NamedTuple):
+    """A dataset card on disk."""
+
+    record: Path
+    """As JSON."""
+    page: Path
+    """As Markdown, for readers."""
+
+
+def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
+    """Make the card, unless it is there and whole."""
     folder = dataset.root / "cards"
-    path = folder / f"{dataset.digest}.json"
-    held = _recall(path)
+    files = CardFiles(folder / f"{dataset.digest}.json", folder / f"{dataset.digest}.md")
+    held = _recall(files.record)
     if held is None:
         # Through its canonical form, so that a card just made and one read again are the same to the last byte.
         card = json.loads(canonical_json(build_card(dataset, spec)))
-        write_json(path, {"card": card, "digest": digest_json(card)})
+        write_json(files.record, {"card": card, "digest": digest_json(card)})
         held = card
-    markdown = folder / f"{dataset.digest}.md"
     text = card_markdown(held).encode()
-    if not markdown.exists() or markdown.read_bytes() != text:
-        write_atomic(markdown, text)
-    return markdown
+    if not files.page.exists() or files.page.read_bytes() != text:
+        write_atomic(files.page, text)
+    return files
 
 
 def read_card(root: Path, digest: str) -> dict[str, Any]:
@@ -211,33 +220,34 @@ def _plain(bound: float) -> float | None:
     return float(bound) if math.isfinite(bound) else None
 
 
-def _source(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _source(entry: Provenance) -> dict[str, Any]:
     """What a provenance entry says of where rows came from."""
-    mapping = entry.get("mapping")
-    told = None
-    if isinstance(mapping, dict):
-        told = {
+    mapping = entry.mapping
+    shown = None
+    if mapping is not None:
+        tags, reward = mapping.get("tags"), mapping.get("reward")
+        shown = {
             "sha256": digest_json(mapping),
-            "tags": len(mapping.get("tags", {})),
+            "tags": len(tags) if isinstance(tags, dict) else 0,
             "period_s": mapping.get("period_seconds"),
             "causal": mapping.get("causal"),
             "lags": mapping.get("lags"),
-            "reward": (mapping.get("reward") or {}).get("expression"),
+            "reward": reward.get("expression") if isinstance(reward, dict) else None,
         }
     files = []
-    for source in entry.get("sources", ()):
-        account = source.get("account") or {}
+    for source in entry.sources:
+        account = source.account
         files.append(
             {
-                "sha256": source.get("sha256"),
-                "rows_seen": source.get("seen"),
-                "rows_quarantined": source.get("quarantined"),
-                "reasons": source.get("reasons", {}),
-                "steps": {key: n for key, n in account.items() if isinstance(n, int)},
-                "raw": account.get("raw"),
+                "sha256": source.sha256,
+                "rows_seen": source.seen,
+                "rows_quarantined": source.quarantined,
+                "reasons": source.reasons,
+                "steps": account.model_dump(exclude={"samples", "raw"}) if account else {},
+                "raw": account.raw.model_dump() if account else None,
             }
         )
-    return {"format": entry.get("format"), "mapping": told, "code": entry.get("code"), "files": files}
+    return {"format": entry.format, "mapping": shown, "code": entry.code, "files": files}
 
 
 def _cannot_learn(card: Mapping[str, Any], spec: PlantSpec, totals: Totals) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.types import PlantSpec
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,12 +59,12 @@ def excess_of(block: dict[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return block["costs"][:, None] if "costs" in block else np.zeros((len(block["rewards"]), 0))
 
 
-def blocks_of(dataset: Dataset) -> Iterator[tuple[dict[str, npt.NDArray[Any]], Floats]]:
+def blocks_of(dataset: StoredDataset) -> Iterator[tuple[dict[str, npt.NDArray[Any]], Floats]]:
     for block in dataset.blocks(rows=BLOCK):
         yield block, np.concatenate([block["observations"], block["actions"]], axis=1).astype(np.float64)
 
 
-def first_pass(dataset: Dataset, spec: PlantSpec) -> Totals:
+def first_pass(dataset: StoredDataset, spec: PlantSpec) -> Totals:
     bounds = dataset.episodes
     size = spec.observation.size + spec.action.size
     rows, terminated = 0, 0
@@ -129,7 +129,7 @@ def first_pass(dataset: Dataset, spec: PlantSpec) -> Totals:
     )
 
 
-def period_of(dataset: Dataset) -> float:
+def period_of(dataset: StoredDataset) -> float:
     """s between the first rows of an episode; 0 where time is unknown or no episode has two rows."""
     if "timestamps" not in dataset.keys:
         return 0.0
@@ -150,7 +150,7 @@ def ranges_of(spec: PlantSpec, totals: Totals) -> tuple[Floats, Floats]:
     return low, np.where(high > low, high, low + 1.0)
 
 
-def second_pass(dataset: Dataset, low: Floats, high: Floats) -> tuple[npt.NDArray[np.int64], int, int]:
+def second_pass(dataset: StoredDataset, low: Floats, high: Floats) -> tuple[npt.NDArray[np.int64], int, int]:
     stride = max(-(-dataset.rows // LOOKED_AT), 1)
     histogram = np.zeros((len(low), BINS), np.int64)
     weights = np.random.default_rng(0).integers(1, 2**63, len(low), dtype=np.uint64) | np.uint64(1)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.types import Transition
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 
 KEYS = ("observations", "actions", "rewards", "costs", "next_observations", "terminals", "timeouts")
 
@@ -26,12 +26,12 @@ class Logs(NamedTuple):
     """(N,) whether the next row is the next step of the same episode, so that its action was logged."""
 
 
-def read_logs(dataset: Dataset, episodes: npt.NDArray[np.int64]) -> Logs:
+def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
     """Rows of the named episodes.
 
     Args:
         dataset: the store.
-        episodes: (E,) episode numbers, as `Dataset.split` gives them.
+        episodes: (E,) episode numbers, as `StoredDataset.split` gives them.
 
     Returns:
         The rows in the order of the dataset.

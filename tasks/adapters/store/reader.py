@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from configs.errors import BadInput, Refused
+from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import file_sha256, sha256_hex
+from tasks.adapters.files.spec import spec_of_record
+from tasks.adapters.store.records import Manifest, ShardRecord
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.shards import check_content, check_file, open_shard
 
@@ -27,7 +31,7 @@ SCHEMA = 2
 """2: a canonical block ends where its episode does, and an episode's digest is the Merkle root over its blocks."""
 
 
-def find_dataset(folders: Sequence[Path], digest: str) -> Dataset:
+def find_dataset(folders: Sequence[Path], digest: str) -> StoredDataset:
     """Open the dataset whose digest begins so.
 
     Args:
@@ -36,7 +40,7 @@ def find_dataset(folders: Sequence[Path], digest: str) -> Dataset:
 
     Raises:
         BadInput: when none or several begin so.
-        Refused: as `Dataset.open`.
+        Refused: as `StoredDataset.open`.
     """
     if not re.fullmatch(r"[0-9a-f]{6,64}", digest):
         raise BadInput(f"expected six or more hexadecimal digits of a digest, got '{digest}': copy it from ingest.")
@@ -44,19 +48,19 @@ def find_dataset(folders: Sequence[Path], digest: str) -> Dataset:
     if len({path.stem for path in found}) != 1:
         cure = "give more of its digits." if found else "ingest its sources first, or name its folder by --root."
         raise BadInput(f"expected one dataset {digest}, got {len(found)}: {cure}")
-    return Dataset.open(found[0].parents[1], found[0].stem)
+    return StoredDataset.open(found[0].parents[1], found[0].stem)
 
 
 @dataclass(frozen=True)
-class Dataset:
+class StoredDataset:
     """A dataset on disk, opened by its digest; nothing is read before its files' digests are checked."""
 
     root: Path
     digest: str
-    manifest: dict[str, Any]
+    manifest: Manifest
 
     @classmethod
-    def open(cls, root: Path, digest: str, verify: bool = True) -> Dataset:
+    def open(cls, root: Path, digest: str, verify: bool = True) -> StoredDataset:
         """Open a dataset.
 
         Args:
@@ -77,9 +81,17 @@ class Dataset:
                 f"expected manifest {path.name} to have SHA-256 {digest}, got {got}: "
                 "restore it from a backup or ingest its sources again."
             )
-        dataset = cls(root, digest, json.loads(data))
-        if (schema := dataset.manifest.get("schema")) != SCHEMA:
-            raise Refused(f"expected a dataset of schema {SCHEMA}, got {schema}: ingest its sources again.")
+        found = json.loads(data)
+        if (version := found.get("schema")) != SCHEMA:
+            raise Refused(f"expected a dataset of schema {SCHEMA}, got {version}: ingest its sources again.")
+        try:
+            dataset = cls(root, digest, Manifest.model_validate(found))
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise Refused(
+                f"expected a whole manifest in {path.name}, got '{wrong['msg']}' at "
+                f"{'.'.join(map(str, wrong['loc']))}: ingest its sources again."
+            ) from error
         if verify:
             dataset.check_files()
         return dataset
@@ -90,28 +102,38 @@ class Dataset:
         Raises:
             Refused: naming the first shard that differs.
         """
-        records = self.manifest["shards"]
+        records = self.manifest.shards
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(check_file, map(self.shard_path, records), records))
 
-    def shard_path(self, record: Mapping[str, Any]) -> Path:
+    @property
+    def spec(self) -> PlantSpec:
+        """The plant's spec as it was when the dataset was made."""
+        return spec_of_record(self.manifest.spec)
+
+    @property
+    def manifest_path(self) -> Path:
+        """The file that says what the dataset is."""
+        return self.root / "manifests" / f"{self.digest}.json"
+
+    def shard_path(self, record: ShardRecord) -> Path:
         """The file of a shard's record in the manifest."""
-        return self.root / "shards" / str(record["file"])
+        return self.root / "shards" / record.file
 
     @property
     def view_path(self) -> Path:
         """The virtual file that shows all shards as one."""
-        return self.root / "views" / str(self.manifest["view"]["file"])
+        return self.root / "views" / self.manifest.view.file
 
     @property
     def rows(self) -> int:
         """How many rows all shards hold."""
-        return sum(int(record["rows"]) for record in self.manifest["shards"])
+        return sum(record.rows for record in self.manifest.shards)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that have one entry per row."""
-        return tuple(self.manifest["keys"])
+        return self.manifest.keys
 
     @property
     def episodes(self) -> npt.NDArray[np.int64]:
@@ -120,25 +142,25 @@ class Dataset:
 
     def _per_episode(self, key: str) -> npt.NDArray[Any]:
         parts, first = [], 0
-        for record in self.manifest["shards"]:
+        for record in self.manifest.shards:
             with open_shard(self.shard_path(record)) as file:
                 parts.append(file[key][:] + (first if key == "episode_starts" else 0))
-            first += int(record["rows"])
+            first += record.rows
         return np.concatenate(parts)
 
     def blocks(self, keys: Sequence[str] | None = None, rows: int = 65536) -> Iterator[Rows]:
         """Consecutive blocks of at most `rows` rows, in order; a block never spans shards."""
         names = self._known(keys)
-        for record in self.manifest["shards"]:
+        for record in self.manifest.shards:
             with open_shard(self.shard_path(record)) as file:
-                for start in range(0, int(record["rows"]), rows):
+                for start in range(0, record.rows, rows):
                     yield {key: file[key][start : start + rows] for key in names}
 
     def read(self, start: int, stop: int, keys: Sequence[str] | None = None) -> Rows:
         """Rows [start, stop), wherever shards end."""
         names, first, parts = self._known(keys), 0, []
-        for record in self.manifest["shards"]:
-            last = first + int(record["rows"])
+        for record in self.manifest.shards:
+            last = first + record.rows
             if first < stop and start < last:
                 with open_shard(self.shard_path(record)) as file:
                     inside = slice(max(start - first, 0), min(stop, last) - first)
@@ -185,18 +207,21 @@ class Dataset:
             Refused: naming the shard, view or quarantine file that is not what the manifest says.
         """
         self.check_files()
-        records = self.manifest["shards"]
+        records = self.manifest.shards
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(check_content, map(self.shard_path, records), records))
-        view = self.manifest["view"]
-        others = [(self.view_path, str(view["sha256"]))]
-        for entry in self.manifest["provenance"]:
-            for source in entry.get("sources", ()):
-                parts = [*source["quarantine"], *source.get("raw_quarantine", ())]
-                others += [(self.root / part["file"], part["sha256"]) for part in parts]
+        others = [(self.view_path, self.manifest.view.sha256)]
+        for entry in self.manifest.provenance:
+            for source in entry.sources:
+                parts = (*source.quarantine, *source.raw_quarantine)
+                others += [(self.root / part.file, part.sha256) for part in parts]
         for path, sha256 in others:
             if not path.exists() or file_sha256(path) != sha256:
                 raise Refused(
                     f"expected {path.parent.name}/{path.name} to have SHA-256 {sha256}, got another file or none: "
                     "remove it and ingest the sources again."
                 )
+
+
+Dataset = StoredDataset
+"""The former name, until no module uses it."""

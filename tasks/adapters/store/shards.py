@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -27,14 +28,29 @@ from tasks.adapters.store.content import (
     episode_bounds,
     episode_digests,
 )
+from tasks.adapters.store.records import ShardRecord
 from tasks.adapters.store.schema import ROW_KEYS, Rows
 from tasks.adapters.store.sparse_file import SparseFile
 
+SETTLED_NS = 10**8
+"""Age of a file's last change from which a further change must show in its time; clocks of file systems tick slowly."""
 LIBVER = ("v110", "v110")
 """The file format is fixed, so that the same rows make the same file."""
 
 
-def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
+class _State(NamedTuple):
+    """What the file system says of a file: whoever changes its bytes changes one of these."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    """ns since 1970"""
+    changed: int
+    """ns since 1970; unlike `modified`, no ordinary user can set it."""
+
+
+def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
     """Write whole episodes as one immutable file, named by its SHA-256.
 
     Besides the rows it holds `episode_starts` (E,), i8, and `episode_digests` (E, 32), by which splits are drawn.
@@ -44,7 +60,7 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
         parts: consecutive rows, all with the same keys, of the types of `ROW_KEYS` and in C order.
 
     Returns:
-        The shard's record in a manifest: file, sha256, content, rows, episodes.
+        The shard's record in a manifest.
 
     Raises:
         BadInput: when the disk is full; nothing is left behind.
@@ -58,16 +74,16 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> dict[str, Any]:
     for piece in pieces:
         sha256.update(piece)
     path = folder / f"{sha256.hexdigest()}.h5"
-    if not path.exists() or file_sha256(path) != path.stem:
+    if not path.exists() or sha256_while_unchanged(path) != path.stem:
         write_atomic(path, *pieces)
     widths = {key: values[0].shape[1:] for key, values in columns.items()}
-    return {
-        "file": path.name,
-        "sha256": path.stem,
-        "content": content_root(widths, hashes, episodes, digests),
-        "rows": int(episodes[-1]),
-        "episodes": len(digests),
-    }
+    return ShardRecord(
+        file=path.name,
+        sha256=path.stem,
+        content=content_root(widths, hashes, episodes, digests),
+        rows=int(episodes[-1]),
+        episodes=len(digests),
+    )
 
 
 def _file_pieces(columns: Columns) -> list[memoryview]:
@@ -109,8 +125,34 @@ def open_shard(path: Path) -> h5py.File:
         ) from error
 
 
-def check_file(path: Path, record: Mapping[str, Any]) -> None:
+_hashed: dict[Path, tuple[_State, str]] = {}
+
+
+def sha256_while_unchanged(path: Path) -> str:
+    """SHA-256 of a file, read at most once per process as long as the file system says that it is the same file.
+
+    What was changed a moment ago is not remembered: a clock that ticks slowly could hide a change that follows.
+    """
+    state = _state(path)
+    known = _hashed.get(path)
+    if known is not None and known[0] == state:
+        return known[1]
+    began = time.time_ns()
+    found = file_sha256(path)
+    if _state(path) == state and began - max(state.modified, state.changed) > SETTLED_NS:
+        _hashed[path] = state, found
+    return found
+
+
+def _state(path: Path) -> _State:
+    told = path.stat()
+    return _State(told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
+
+
+def check_file(path: Path, record: ShardRecord) -> None:
     """Hold a shard's file against its record in the manifest, byte for byte.
+
+    A file that this process has read before is read again only if it was changed since.
 
     Raises:
         Refused: when it is missing or differs, naming the shard.
@@ -118,11 +160,11 @@ def check_file(path: Path, record: Mapping[str, Any]) -> None:
     cure = "restore it from a backup or ingest its source again."
     if not path.exists():
         raise Refused(f"expected shard {path.name} in {path.parent}, got no such file: {cure}")
-    if (got := file_sha256(path)) != record["sha256"]:
-        raise Refused(f"expected shard {path.name} to have SHA-256 {record['sha256']}, got {got}: {cure}")
+    if (got := sha256_while_unchanged(path)) != record.sha256:
+        raise Refused(f"expected shard {path.name} to have SHA-256 {record.sha256}, got {got}: {cure}")
 
 
-def check_content(path: Path, record: Mapping[str, Any]) -> None:
+def check_content(path: Path, record: ShardRecord) -> None:
     """Hold what a shard says against its content digest.
 
     Raises:
@@ -130,8 +172,8 @@ def check_content(path: Path, record: Mapping[str, Any]) -> None:
     """
     with open_shard(path) as file:
         got = content_digest(file)
-    if got != record["content"]:
+    if got != record.content:
         raise Refused(
-            f"expected shard {path.name} to hold content {record['content']}, got {got}: "
+            f"expected shard {path.name} to hold content {record.content}, got {got}: "
             "restore it from a backup or ingest its source again."
         )

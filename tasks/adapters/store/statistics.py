@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.types import PlantSpec, Space
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import find_failures
 
 Floats = npt.NDArray[np.float64]
@@ -50,7 +50,7 @@ def signal_bounds(spec: PlantSpec) -> tuple[Floats, Floats]:
 
 
 def summarise(
-    dataset: Dataset,
+    dataset: StoredDataset,
     spec: PlantSpec,
     progress: Callable[[int, int, str], None] | None = None,
     block_rows: int = 65536,

@@ -22,7 +22,7 @@ from configs.errors import BadInput
 from neorl_core.training.loop import Source
 from neorl_core.training.preparation import Moments, Scaling, merged, moments, scaled, successors
 from neorl_core.types import PlantSpec, Transition
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.schema import Rows
 
 KEYS = ("observations", "actions", "rewards", "costs", "next_observations", "terminals")
@@ -77,7 +77,7 @@ def shape_of(memory: int, spec: PlantSpec, drawn: int) -> Shape:
 class Ring:
     """Rows of some episodes of a dataset, numbered as if they lay one after the other in a ring."""
 
-    def __init__(self, dataset: Dataset, episodes: npt.NDArray[np.int64]) -> None:
+    def __init__(self, dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> None:
         self._dataset = dataset
         bounds = dataset.episodes
         self._kept = np.zeros(dataset.rows, bool)

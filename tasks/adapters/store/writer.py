@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,8 @@ from configs.errors import BadInput
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import canonical_json, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_record
-from tasks.adapters.store.reader import SCHEMA, Dataset
+from tasks.adapters.store.reader import SCHEMA, StoredDataset
+from tasks.adapters.store.records import FileRecord, Manifest, Provenance, ShardRecord
 from tasks.adapters.store.row_buffer import Buffer
 from tasks.adapters.store.schema import ROW_KEYS, Rows
 from tasks.adapters.store.shards import LIBVER, open_shard, write_shard
@@ -43,16 +44,16 @@ class DatasetWriter:
     """
 
     def __init__(
-        self, root: Path, spec: PlantSpec, parent: Dataset | None = None, shard_bytes: int = SHARD_BYTES
+        self, root: Path, spec: PlantSpec, parent: StoredDataset | None = None, shard_bytes: int = SHARD_BYTES
     ) -> None:
         self.root, self.spec, self.shard_bytes = root, spec, shard_bytes
-        self.shards: list[dict[str, Any]] = list(parent.manifest["shards"]) if parent else []
-        self.provenance: list[dict[str, Any]] = list(parent.manifest["provenance"]) if parent else []
-        self.keys: list[str] = list(parent.manifest["keys"]) if parent else []
+        self.shards: list[ShardRecord] = list(parent.manifest.shards) if parent else []
+        self.provenance: list[Provenance] = list(parent.manifest.provenance) if parent else []
+        self.keys: list[str] = list(parent.manifest.keys) if parent else []
         self._buffer = Buffer()
         self._beside = ThreadPoolExecutor(IN_FLIGHT)
-        self._waiting: deque[Future[dict[str, Any]]] = deque()
-        if parent and parent.manifest["spec"] != spec_record(spec):
+        self._waiting: deque[Future[ShardRecord]] = deque()
+        if parent and parent.manifest.spec != spec_record(spec):
             raise BadInput(
                 f"expected dataset {parent.digest} to be of plant {spec.name} as it is now, got another spec: "
                 "ingest its sources again."
@@ -112,18 +113,18 @@ class DatasetWriter:
         self._hand_over()
         self._adopt(0)
 
-    def adopt_shards(self, records: Sequence[dict[str, Any]]) -> None:
+    def adopt_shards(self, records: Sequence[ShardRecord]) -> None:
         """Name shards that are in the folder already; one that is named before is a mistake of the caller's sources."""
-        known = {record["sha256"] for record in self.shards}
-        if doubled := [record["file"] for record in records if record["sha256"] in known]:
+        known = {record.sha256 for record in self.shards}
+        if doubled := [record.file for record in records if record.sha256 in known]:
             raise BadInput(f"expected new rows, got those of shard {doubled[0]} a second time: give each source once.")
         self.shards.extend(records)
 
-    def commit(self, provenance: Mapping[str, Any]) -> str:
+    def commit(self, provenance: Provenance) -> str:
         """Write the view and the manifest.
 
         Args:
-            provenance: where the rows came from: digests of sources, mapping and code; JSON.
+            provenance: where the rows came from.
 
         Returns:
             The dataset's digest.
@@ -136,15 +137,15 @@ class DatasetWriter:
             raise BadInput("expected at least one row, got an empty dataset: check the sources and the mapping.")
         view = _virtual_view(self.root / "shards", self.shards, self.keys)
         view_sha256 = sha256_hex(view)
-        manifest = {
-            "schema": SCHEMA,
-            "spec": spec_record(self.spec),
-            "provenance": [*self.provenance, dict(provenance)],
-            "keys": self.keys,
-            "shards": self.shards,
-            "view": {"file": f"{view_sha256}.h5", "sha256": view_sha256},
-        }
-        data = canonical_json(manifest)
+        manifest = Manifest(
+            schema=SCHEMA,
+            spec=spec_record(self.spec),
+            provenance=(*self.provenance, provenance),
+            keys=tuple(self.keys),
+            shards=tuple(self.shards),
+            view=FileRecord(file=f"{view_sha256}.h5", sha256=view_sha256),
+        )
+        data = canonical_json(manifest.model_dump(mode="json", by_alias=True, exclude_unset=True))
         digest = sha256_hex(data)
         write_atomic(self.root / "views" / f"{view_sha256}.h5", view)
         write_atomic(self.root / "manifests" / f"{digest}.json", data)
@@ -159,13 +160,13 @@ def _owned(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
     return values
 
 
-def _virtual_view(folder: Path, shards: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> bytes:
+def _virtual_view(folder: Path, shards: Sequence[ShardRecord], keys: Sequence[str]) -> bytes:
     """An HDF5 file whose datasets lie in the shards; the same shards make the same bytes."""
-    rows = [int(record["rows"]) for record in shards]
+    rows = [record.rows for record in shards]
     first = np.cumsum([0, *rows])
     starts, tails = [], {}
     for record, offset in zip(shards, first, strict=False):
-        with open_shard(folder / record["file"]) as file:
+        with open_shard(folder / record.file) as file:
             starts.append(file["episode_starts"][:] + offset)
             tails = {key: file[key].shape[1:] for key in keys}
     image = io.BytesIO()
@@ -179,7 +180,7 @@ def _virtual_view(folder: Path, shards: Sequence[Mapping[str, Any]], keys: Seque
             for record, offset, count in zip(shards, first, rows, strict=False):
                 shape = (count, *tails[key])
                 space.select_hyperslab((int(offset), *(0 for _ in tails[key])), shape)
-                source = f"../shards/{record['file']}".encode()
+                source = f"../shards/{record.file}".encode()
                 plan.set_virtual(space, source, key.encode(), h5py.h5s.create_simple(shape))
             space.select_all()
             kind = h5py.h5t.py_create(ROW_KEYS[key], logical=True)

@@ -22,6 +22,7 @@ from tasks.adapters.files.canonical import digest_json, file_sha256, no_space_is
 from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.formats.exports import Flat
+from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import ALWAYS, Rows
 from tasks.adapters.store.writer import DatasetWriter
@@ -87,7 +88,11 @@ def generate(
                 rows += len(block["rewards"])
         quarantine.close()
         about = _account(plant, policy, results)
-        name = {"sha256": file_sha256(out)} if writer is None else {"digest": writer.commit({**recipe, **about})}
+        name = (
+            {"sha256": file_sha256(out)}
+            if writer is None
+            else {"digest": writer.commit(Provenance.model_validate({**recipe, **about}))}
+        )
     return {
         **{"plant": plant_name, "behaviour": behaviour, "episodes": episodes, "seed": seed, "rows": rows},
         **{"path": str(out), **name, "expert": policy.expert, **policy.about, **about},

@@ -21,7 +21,8 @@ from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters.files.spec import spec_of_record, spec_record
 from tasks.adapters.formats.exports import BESIDES, FORMATS, episodes_of, export
 from tasks.adapters.formats.sources import recognise
-from tasks.adapters.store.reader import Dataset, find_dataset
+from tasks.adapters.store.reader import StoredDataset, find_dataset
+from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.schema import ALWAYS, ROW_KEYS, Rows
 from tasks.adapters.store.writer import DatasetWriter
 
@@ -78,12 +79,12 @@ def datasets(draw: st.DrawFn) -> tuple[PlantSpec, Rows]:
     return spec_for(observations, actions, limits or 0), {key: rows[key] for key in ROW_KEYS if key in rows}
 
 
-def store(folder: Path, spec: PlantSpec, rows: Rows, shard_bytes: int = 200) -> Dataset:
+def store(folder: Path, spec: PlantSpec, rows: Rows, shard_bytes: int = 200) -> StoredDataset:
     """A dataset in several shards."""
     with DatasetWriter(folder, spec, shard_bytes=shard_bytes) as writer:
         for start in range(0, len(rows["rewards"]), 3):
             writer.append({key: values[start : start + 3] for key, values in rows.items()})
-        return Dataset.open(folder, writer.commit({}))
+        return StoredDataset.open(folder, writer.commit(Provenance()))
 
 
 def read(path: Path) -> Rows:
@@ -154,7 +155,7 @@ def test_minari_itself_reads_its_export(made: tuple[PlantSpec, Rows]) -> None:
                     assert episode.infos[key][1:].tobytes() == own_rows[key].tobytes()
 
 
-def small(folder: Path, **changed: Any) -> Dataset:
+def small(folder: Path, **changed: Any) -> StoredDataset:
     """Two episodes of three and one steps, the second cut by time."""
     path = np.arange(6, dtype=np.float32)[:, None]
     rows: Rows = {

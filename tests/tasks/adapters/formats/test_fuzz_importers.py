@@ -29,7 +29,7 @@ from tasks.adapters.formats.hdf5 import isolated as hdf5_isolated
 from tasks.adapters.formats.hdf5.isolated import read_isolated
 from tasks.adapters.formats.source_rows import survey
 from tasks.adapters.formats.sources import recognise
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import Rows
 from tests.benchmark_files import walk, write_d4rl, write_dsrl
@@ -50,7 +50,7 @@ def rows_of(n: int = 40) -> Rows:
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sound file of each format, a few kilobytes each."""
     folder = tmp_path_factory.mktemp("sound")
-    dataset: Dataset = store(folder / "store", spec_for(3, 1, 1), rows_of(), shard_bytes=10**6)
+    dataset: StoredDataset = store(folder / "store", spec_for(3, 1, 1), rows_of(), shard_bytes=10**6)
     for to in ("neorl", "neorl2"):
         export(dataset, to, folder / to)
     write_d4rl(folder / "d4rl", walk(40))
@@ -59,7 +59,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with np.load(folder / "neorl2") as file:
         np.savez_compressed(folder / "packed.npz", **dict(file))
     (folder / "packed.npz").rename(folder / "packed")
-    shutil.copy(dataset.shard_path(dataset.manifest["shards"][0]), folder / "shard")
+    shutil.copy(dataset.shard_path(dataset.manifest.shards[0]), folder / "shard")
     export(dataset, "minari", folder / "plant-v0")
     shutil.copy(folder / "plant-v0" / "data" / "main_data.hdf5", folder / "minari")
     return folder
@@ -343,7 +343,7 @@ def test_rows_that_are_no_numbers_are_quarantined_and_the_rest_is_kept(tmp_path:
 
 def test_a_view_of_shards_that_are_gone_or_others_is_refused(tmp_path: Path) -> None:
     dataset = store(tmp_path / "store", spec_for(3, 1, 1), rows_of(), shard_bytes=1000)
-    shard = dataset.shard_path(dataset.manifest["shards"][1])
+    shard = dataset.shard_path(dataset.manifest.shards[1])
     take(dataset.view_path)
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1

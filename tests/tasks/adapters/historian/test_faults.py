@@ -80,9 +80,9 @@ def test_every_fault_is_found_row_by_row_and_nothing_else(tmp_path: Path, file_f
         assert found[key]["reason"].startswith(REASONS[fault["fault"]]), (fault, found[key])
         assert found[key]["tag"] == fault["tag"]
     assert {fault["fault"] for fault in made["faults"]} >= set(REASONS) - {"timeless", "garbled"}
-    raw = log.account["raw"]
-    assert (raw["rows"], raw["rejected"], raw["put_in_place"]) == (made["rows"], len(expected), raw["put_in_place"])
-    assert raw["put_in_place"] >= made["displaced"] > 0
+    raw = log.account.raw
+    assert (raw.rows, raw.rejected, raw.put_in_place) == (made["rows"], len(expected), raw.put_in_place)
+    assert raw.put_in_place >= made["displaced"] > 0
     # What stood there is kept.
     assert {row["text"] for row in found.values() if row["reason"].startswith("digital")} <= {
         "I/O Timeout",
@@ -134,7 +134,7 @@ def test_the_size_of_chunks_changes_nothing(tmp_path: Path, monkeypatch: pytest.
     again = read(made["path"], parts)
     key = ["file", "row", "tag"]
     assert whole.table().sort(key).equals(parts.table().sort(key))
-    assert log.account | {"raw": 0} == again.account | {"raw": 0}
+    assert log.account.model_dump(exclude={"raw"}) == again.account.model_dump(exclude={"raw"})
     for name, values in log.rows.items():
         np.testing.assert_array_equal(again.rows[name], values)
 

@@ -73,7 +73,7 @@ def test_folders_and_tables_in_another_order_say_the_same(
     late = {"late_seconds": 0.0}
     log = read(tags, clock=late)
     same(log, plain)
-    assert not log.account["raw"]["in_order_of_time"]
+    assert not log.account.raw.in_order_of_time
     frame.sort("tag", "timestamp").write_parquet(tmp_path / "tags.parquet")
     same(read(tmp_path / "tags.parquet", clock=late), plain)
     renamed = tmp_path / "renamed"
@@ -122,13 +122,13 @@ def test_an_hour_that_comes_twice_is_resolved_by_the_rule_or_refused(tmp_path: P
     log = read(path, quarantine, clock=clock, episodes=gaps, period_seconds=600)
     assert quarantine.reasons == {"timestamp comes twice, for clocks were set back": 36}
     # From 01:50 (23:50 UTC) to 03:00 (02:00 UTC) nothing is known.
-    assert log.account["rows"] == 10
-    assert log.account["gap"] == 13
+    assert log.account.rows == 10
+    assert log.account.gap == 13
     quarantine = RawQuarantine()
     log = read(path, quarantine, clock=clock | {"ambiguous": "order"}, episodes=gaps, period_seconds=600)
     assert not quarantine.count
     # 01:00 summer time is 23:00 UTC, 03:50 winter time is 02:50 UTC: 24 moments, 23 steps.
-    assert log.account["rows"] == 23
+    assert log.account.rows == 23
     first = np.datetime64("2026-10-24T23:00:00", "ns").astype(np.int64)
     np.testing.assert_array_equal(log.rows["timestamps"], first + np.arange(23) * 600 * 10**9)
     for rule, hour in (("earlier", 0), ("later", 1)):
@@ -149,7 +149,7 @@ def test_an_hour_that_clocks_skip_is_refused(tmp_path: Path) -> None:
     assert table["row"].to_list() == list(range(18, 36))
     assert set(table["reason"]) == {"timestamp does not exist, for clocks were set forward"}
     assert table["text"][0] == "2026-03-29T02:00:00"
-    assert log.account["rows"] == 11  # 01:50 and 03:00 are ten minutes apart
+    assert log.account.rows == 11  # 01:50 and 03:00 are ten minutes apart
     offsets = [f"{moment}{'+01:00' if i < 6 else '+02:00'}" for i, moment in enumerate(moments) if not 6 <= i < 12]
     local(offsets).write_csv(path)
     again = read(path, episodes={"max_gap_seconds": 700}, period_seconds=600)
@@ -206,10 +206,10 @@ def test_rows_are_used_or_rejected_or_ignored(tmp_path: Path) -> None:
     frame = frame.with_columns(tag=pl.when(pl.int_range(pl.len()) != 8).then("tag"))
     frame.write_parquet(tmp_path / "others.parquet")
     log = read(tmp_path / "others.parquet", ignore=["XX-9"])
-    raw = log.account["raw"]
-    used = sum(sum(counts.values()) for counts in log.account["samples"].values())
-    assert raw["reasons"] == {"tag is missing": 1}
-    assert raw["rows"] == len(frame) == used + raw["rejected"] + raw["ignored"]
+    raw = log.account.raw
+    used = sum(counts.good + counts.uncertain + counts.bad for counts in log.account.samples.values())
+    assert raw.reasons == {"tag is missing": 1}
+    assert raw.rows == len(frame) == used + raw.rejected + raw.ignored
 
 
 def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

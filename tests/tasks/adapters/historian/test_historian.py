@@ -19,6 +19,7 @@ from tasks.adapters.historian import arrivals, transitions
 from tasks.adapters.historian import export as historian
 from tasks.adapters.historian.export import Export
 from tasks.adapters.historian.transitions import HistorianLog, read_historian
+from tasks.adapters.store.records import SampleCounts
 from tasks.adapters.synthetic.plant_log import generate
 
 SECOND = 10**9
@@ -123,7 +124,7 @@ def test_a_gap_cuts_and_never_terminates(tmp_path: Path) -> None:
     assert kept(log) == [0, 1, 2, 6, 7, 8, 9]
     assert log.rows["numbers"][log.rows["timeouts"]].tolist() == [2, 9]
     assert not log.rows["terminals"].any()
-    assert log.account["gap"] == 3
+    assert log.account.gap == 3
 
 
 def test_one_missed_scan_is_bridged_where_the_gap_allows_it(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_long_bad_quality_is_rejected_with_its_reason_and_a_blip_is_bridged(tmp_
     assert kept(log) == list(range(10))
     assert log.rows["numbers"][log.rows["rejected"] != ""].tolist() == [3, 4, 5]
     assert log.rows["rejected"][4] == "TI-1.PV was Bad for more than 15 s"
-    assert log.account["samples"]["TI-1.PV"] == {"good": 9, "uncertain": 0, "bad": 2}
+    assert log.account.samples["TI-1.PV"] == SampleCounts(good=9, uncertain=0, bad=2)
     blip: Record = [(5 * k, 20.0 + k / 2, "Bad_SensorFailure" if k == 8 else "Good") for k in range(21)]
     log = read(tmp_path, table(record(TI_1_PV=blip)))
     assert (log.rows["rejected"] == "").all()
@@ -167,7 +168,7 @@ def test_mode_changes_cut_and_steps_out_of_service_are_left_out(tmp_path: Path) 
     assert kept(log) == [0, 1, 2, 7, 8, 9]
     assert log.rows["numbers"][log.rows["timeouts"]].tolist() == [1, 2, 9]
     assert not log.rows["terminals"].any()
-    assert log.account["not_running"] == 4
+    assert log.account.not_running == 4
 
 
 def test_a_trip_terminates_although_the_plant_then_stops(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_trip_terminates_although_the_plant_then_stops(tmp_path: Path) -> None
     assert kept(log) == [0, 1, 2, 3, 4, 7, 8, 9]
     assert log.rows["numbers"][log.rows["terminals"]].tolist() == [4]
     assert log.rows["numbers"][log.rows["timeouts"]].tolist() == [3, 9]
-    assert log.account["trips"] == 1
+    assert log.account.trips == 1
     rows = log.rows
     np.testing.assert_allclose(rows["constraint_costs"][4], [101.0 + 273.15 - 373.15], rtol=1e-4)
     assert rows["costs"].tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
@@ -186,7 +187,7 @@ def test_steps_that_begin_outside_the_limits_are_left_out(tmp_path: Path) -> Non
     hot: Record = [(10 * k, 20.0 + k if k not in (5, 6) else 101.0, "Good") for k in range(11)]
     log = read(tmp_path, table(record(TI_1_PV=hot)))
     assert kept(log) == [0, 1, 2, 3, 4, 7, 8, 9]
-    assert log.account["outside_limits"] == 2
+    assert log.account.outside_limits == 2
 
 
 def test_every_step_is_accounted_for(tmp_path: Path) -> None:
@@ -198,9 +199,9 @@ def test_every_step_is_accounted_for(tmp_path: Path) -> None:
     ]
     modes: Record = [(20.0 * k, float(rng.integers(3)), "Good") for k in range(250)]
     log = read(tmp_path, table(record(TI_1_PV=noisy, MODE=modes)))
-    fates = ("rows", "rejected", "gap", "not_running", "outside_limits")
-    assert all(log.account[fate] > 0 for fate in fates)
-    assert sum(log.account[fate] for fate in fates) == log.account["steps"]
+    outcomes = ("rows", "rejected", "gap", "not_running", "outside_limits")
+    assert all(getattr(log.account, outcome) > 0 for outcome in outcomes)
+    assert sum(getattr(log.account, outcome) for outcome in outcomes) == log.account.steps
     ends = log.rows["terminals"] | log.rows["timeouts"]
     # Wherever the kept steps are not consecutive, an episode ended; and none is longer than the horizon.
     assert ends[:-1][np.diff(log.rows["numbers"]) > 1].all()
@@ -230,9 +231,12 @@ def test_a_stream_in_small_pieces_says_the_same(
     )
     how: dict[str, Any] = {"causal": causal, "clock": {"late_seconds": 0}, "episodes": {"max_gap_seconds": 25}}
     whole = read(tmp_path, frame, **how)
-    assert whole.account["raw"]["in_order_of_time"]
-    assert min(whole.account[fate] for fate in ("rows", "rejected", "gap", "not_running", "outside_limits")) > 0
-    assert "contradicts another row of the same time" in whole.account["raw"]["reasons"]
+    assert whole.account.raw.in_order_of_time
+    assert (
+        min(getattr(whole.account, outcome) for outcome in ("rows", "rejected", "gap", "not_running", "outside_limits"))
+        > 0
+    )
+    assert "contradicts another row of the same time" in whole.account.raw.reasons
     monkeypatch.setattr(historian, "CHUNK_ROWS", rows)
     monkeypatch.setattr(arrivals, "PORTION_ROWS", max(rows // 2, 1))
     monkeypatch.setattr(transitions, "SETTLE_ROWS", rows)

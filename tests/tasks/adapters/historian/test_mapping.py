@@ -13,7 +13,7 @@ from configs.errors import BadInput
 from configs.home import Home
 from configs.process import described_spec
 from configs.run import Data, RunConfig
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.ingest import ingest
 from tests.small_tank import MAPPING, STEPS, long, mapping, read
 
@@ -24,13 +24,13 @@ def test_a_value_goes_stale_by_its_tag_s_own_limit(tmp_path: Path) -> None:
     frame.write_parquet(tmp_path / "gaps.parquet")
     tags = MAPPING["tags"]
     # The valve holds from 40 s on until 200 s, the level is sloped over 40 s: by default that is too far.
-    assert read(tmp_path / "gaps.parquet").account["gap"] == 4
+    assert read(tmp_path / "gaps.parquet").account.gap == 4
     longer = tags | {"LI-1": tags["LI-1"] | {"stale_seconds": 40}}
-    assert read(tmp_path / "gaps.parquet", tags=longer).account["gap"] == 0
+    assert read(tmp_path / "gaps.parquet", tags=longer).account.gap == 0
     shorter = longer | {"FV-3": tags["FV-3"] | {"stale_seconds": 60}}
     # Steps whose middle lies more than 60 s after 40 s and before 200 s: those from 100 to 190 s.
     log = read(tmp_path / "gaps.parquet", tags=shorter)
-    assert log.account["gap"] == 10
+    assert log.account.gap == 10
     assert sorted(set(range(STEPS - 1)) - set(log.rows["numbers"].tolist())) == list(range(10, 20))
 
 
@@ -108,14 +108,14 @@ def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path:
         YAML(typ="safe").dump(MAPPING | {"tags": tags}, stream)
     run = RunConfig(plant="tank", data=Data(mapping=file))
     reference = ingest(Home(home), run, [tmp_path / "long.parquet"])
-    held = Dataset.open(Path(reference["path"]), reference["digest"])
+    held = StoredDataset.open(reference.store, reference.digest)
     held.verify()
     assert held.rows == STEPS - 1
-    (part,) = held.manifest["provenance"][0]["sources"][0]["raw_quarantine"]
-    kept = pl.read_parquet(held.root / part["file"]).to_dicts()
+    (part,) = held.manifest.provenance[0].sources[0].raw_quarantine
+    kept = pl.read_parquet(held.root / part.file).to_dicts()
     assert [(row["row"], row["reason"]) for row in kept] == [(21, "value is outside the instrument's range")]
     assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
-    (held.root / part["file"]).write_bytes(b"")
+    (held.root / part.file).write_bytes(b"")
     assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
     held.verify()
     with pytest.raises(BadInput, match="described by the mapping's 'process'"):

@@ -13,7 +13,8 @@ from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters.store import card_counts as cards
 from tasks.adapters.store.card import build_card, read_card, require_violations, write_card
 from tasks.adapters.store.card_page import card_markdown
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import Provenance, SourceRecord
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.writer import DatasetWriter
 
@@ -59,14 +60,16 @@ def cards_dtype(key: str) -> Any:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
+def dataset(tmp_path: Path) -> StoredDataset:
     with DatasetWriter(tmp_path, SPEC) as writer:
         writer.append(rows())
-        digest = writer.commit({"format": "test", "sources": [{"sha256": "0" * 64, "seen": 402, "quarantined": 2}]})
-    return Dataset.open(tmp_path, digest)
+        digest = writer.commit(
+            Provenance(format="test", sources=(SourceRecord(sha256="0" * 64, seen=402, quarantined=2),))
+        )
+    return StoredDataset.open(tmp_path, digest)
 
 
-def test_counts_by_hand(dataset: Dataset) -> None:
+def test_counts_by_hand(dataset: StoredDataset) -> None:
     held, card = rows(), build_card(dataset, SPEC)
     assert (card["rows"], card["episodes"]["count"], card["episodes"]["terminated"]) == (ROWS, 20, 1)
     assert (card["episodes"]["shortest"], card["episodes"]["longest"]) == (LENGTH, LENGTH)
@@ -103,7 +106,7 @@ def test_counts_by_hand(dataset: Dataset) -> None:
     assert card["coverage"]["cells"] == pytest.approx(len(np.unique(np.minimum(cells, 4), axis=0)), abs=2)
 
 
-def test_the_behaviour_fit_agrees_with_least_squares(dataset: Dataset) -> None:
+def test_the_behaviour_fit_agrees_with_least_squares(dataset: StoredDataset) -> None:
     held, fit = rows(), build_card(dataset, SPEC)["behaviour"]["r_squared"]
     x = np.column_stack([held["observations"].astype(float), np.ones(ROWS)])
     y = held["actions"][:, 0].astype(float)
@@ -113,7 +116,7 @@ def test_the_behaviour_fit_agrees_with_least_squares(dataset: Dataset) -> None:
     assert fit["fixed"] is None
 
 
-def test_what_cannot_be_learned_is_said_and_refused(dataset: Dataset) -> None:
+def test_what_cannot_be_learned_is_said_and_refused(dataset: StoredDataset) -> None:
     card = build_card(dataset, SPEC)
     said = " ".join(card["cannot_learn"])
     for sentence in (
@@ -135,7 +138,7 @@ def test_what_cannot_be_learned_is_said_and_refused(dataset: Dataset) -> None:
         require_violations(card | {"limits": {}})
 
 
-def test_the_card_does_not_depend_on_blocks(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_does_not_depend_on_blocks(dataset: StoredDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build_card(dataset, SPEC)
     monkeypatch.setattr(cards, "BLOCK", 7)
     parts = build_card(dataset, SPEC)
@@ -148,8 +151,8 @@ def test_the_card_does_not_depend_on_blocks(dataset: Dataset, monkeypatch: pytes
         }
 
 
-def test_the_card_is_kept_beside_the_dataset_and_mended(dataset: Dataset) -> None:
-    path = write_card(dataset, SPEC)
+def test_the_card_is_kept_beside_the_dataset_and_mended(dataset: StoredDataset) -> None:
+    path = write_card(dataset, SPEC).page
     text, record = path.read_text(), path.with_suffix(".json").read_bytes()
     assert path == dataset.root / "cards" / f"{dataset.digest}.md"
     assert text == card_markdown(read_card(dataset.root, dataset.digest))
@@ -158,5 +161,5 @@ def test_the_card_is_kept_beside_the_dataset_and_mended(dataset: Dataset) -> Non
     with pytest.raises(BadInput, match="expected the card of dataset"):
         read_card(dataset.root, dataset.digest)
     path.write_text("spoilt")
-    assert write_card(dataset, SPEC).read_text() == text
+    assert write_card(dataset, SPEC).page.read_text() == text
     assert path.with_suffix(".json").read_bytes() == record

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -17,10 +19,12 @@ import pytest
 from benchmarks.store import validate
 from configs.errors import BadInput, Refused
 from neorl_core.plants import PLANTS
-from tasks.adapters.files.canonical import canonical_json, sha256_hex
+from tasks.adapters.files.canonical import canonical_json, file_sha256, sha256_hex
 from tasks.adapters.files.merkle import verify_inclusion
+from tasks.adapters.store import shards
 from tasks.adapters.store.content import content_digest, prove_block
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.shards import check_content, open_shard
 from tasks.adapters.store.statistics import summarise
@@ -49,12 +53,12 @@ def make_rows(episodes: int, steps: int = 50, seed: int = 0, timestamps: bool = 
     return rows if timestamps else {key: values for key, values in rows.items() if key != "timestamps"}
 
 
-def write(root: Path, *parts: Rows, parent: Dataset | None = None, shard_bytes: int = 20_000) -> Dataset:
+def write(root: Path, *parts: Rows, parent: StoredDataset | None = None, shard_bytes: int = 20_000) -> StoredDataset:
     with DatasetWriter(root, SPEC, parent, shard_bytes) as writer:
         for part in parts:
             writer.append(part)
-        digest = writer.commit({"made": "by a test"})
-    return Dataset.open(root, digest)
+        digest = writer.commit(Provenance(format="test"))
+    return StoredDataset.open(root, digest)
 
 
 def sliced(rows: Rows, size: int) -> list[Rows]:
@@ -64,7 +68,7 @@ def sliced(rows: Rows, size: int) -> list[Rows]:
 def test_gives_back_what_was_written(tmp_path: Path) -> None:
     rows = make_rows(40)
     held = write(tmp_path, *sliced(rows, 77))
-    assert len(held.manifest["shards"]) > 3
+    assert len(held.manifest.shards) > 3
     arrays = held.arrays()
     for key, values in rows.items():
         np.testing.assert_array_equal(arrays[key], values)
@@ -96,12 +100,12 @@ def test_the_same_rows_make_the_same_digest_and_the_same_bytes(tmp_path: Path) -
 
 def test_content_digest_ignores_how_the_file_is_laid_out(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(40))
-    record = held.manifest["shards"][0]
+    record = held.manifest.shards[0]
     with h5py.File(held.shard_path(record)) as file, h5py.File(tmp_path / "other.h5", "w") as other:
         for key in file:
             other.create_dataset(key, data=file[key][:], chunks=True, compression="gzip", track_times=True)
     with h5py.File(tmp_path / "other.h5") as other:
-        assert content_digest(other) == record["content"]
+        assert content_digest(other) == record.content
 
 
 def test_content_digest_is_that_of_rfc_6962(tmp_path: Path) -> None:
@@ -129,9 +133,9 @@ def test_content_digest_is_that_of_rfc_6962(tmp_path: Path) -> None:
     digests = [tree(some) for some in (blocks[:1], blocks[1:2], blocks[2:5], blocks[5:])]
     header_leaf = f'{{"block_rows":4096,"episodes":4,"keys":[{",".join(header)}],"rows":14126}}'.encode()
     records = [header_leaf, *blocks, np.array(bounds[:-1], "<i8").tobytes() + b"".join(digests)]
-    with open_shard(held.shard_path(held.manifest["shards"][0])) as file:
+    with open_shard(held.shard_path(held.manifest.shards[0])) as file:
         assert [row.tobytes() for row in file["episode_digests"][:]] == digests
-    assert held.manifest["shards"][0]["content"] == tree(records).hex()
+    assert held.manifest.shards[0].content == tree(records).hex()
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 5000, 14_000])
@@ -157,8 +161,8 @@ def test_the_writer_owns_what_it_keeps(tmp_path: Path) -> None:
         for _ in range(2):
             writer.append({key: values[:] for key, values in base.items()})
             base["rewards"] += 1
-        digest = writer.commit({})
-    np.testing.assert_array_equal(Dataset.open(tmp_path, digest).arrays()["rewards"], expected)
+        digest = writer.commit(Provenance())
+    np.testing.assert_array_equal(StoredDataset.open(tmp_path, digest).arrays()["rewards"], expected)
 
 
 @pytest.mark.parametrize("size", [20, 6000])
@@ -174,14 +178,14 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, size: int) -> None:
 
 def test_a_block_of_rows_is_provable_without_the_rest(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(3, steps=9000), shard_bytes=10**9)
-    record = held.manifest["shards"][0]
+    record = held.manifest.shards[0]
     with open_shard(held.shard_path(record)) as file:
         proof = prove_block(file, 4)
         for none in (-1, 9):
             with pytest.raises(IndexError, match="between 0 and 8"):
                 prove_block(file, none)
     path = [bytes.fromhex(node) for node in proof["path"]]
-    root, leaf = bytes.fromhex(record["content"]), bytes.fromhex(proof["leaf"])
+    root, leaf = bytes.fromhex(record.content), bytes.fromhex(proof["leaf"])
     assert leaf.startswith(held.arrays()["observations"][13_096:17_192].tobytes())
     assert verify_inclusion(root, leaf, proof["index"], proof["size"], path)
     assert not verify_inclusion(root, leaf[:-1] + b"!", proof["index"], proof["size"], path)
@@ -191,11 +195,13 @@ def test_an_append_names_old_shards_and_copies_nothing(tmp_path: Path) -> None:
     old = write(tmp_path, make_rows(40))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
     new = write(tmp_path, make_rows(10, seed=1), parent=old)
-    assert new.manifest["shards"][: len(before)] == old.manifest["shards"]
+    assert new.manifest.shards[: len(before)] == old.manifest.shards
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
     assert new.rows == 2500
     np.testing.assert_array_equal(new.episodes, np.arange(0, 2501, 50))
-    np.testing.assert_array_equal(Dataset.open(tmp_path, old.digest).arrays()["rewards"], make_rows(40)["rewards"])
+    np.testing.assert_array_equal(
+        StoredDataset.open(tmp_path, old.digest).arrays()["rewards"], make_rows(40)["rewards"]
+    )
 
 
 def test_the_digest_of_an_append_is_made_of_new_blocks_only(tmp_path: Path) -> None:
@@ -204,7 +210,7 @@ def test_the_digest_of_an_append_is_made_of_new_blocks_only(tmp_path: Path) -> N
     for name in ("whole", "spoilt"):
         first = write(tmp_path / name, *sliced(old, 100))
         if name == "spoilt":
-            for record in first.manifest["shards"]:
+            for record in first.manifest.shards:
                 path = first.shard_path(record)
                 data = bytearray(path.read_bytes())
                 with open_shard(path) as file:
@@ -213,11 +219,11 @@ def test_the_digest_of_an_append_is_made_of_new_blocks_only(tmp_path: Path) -> N
                 path.write_bytes(data)
         with DatasetWriter(tmp_path / name, SPEC, first) as writer:
             writer.append(new)
-            digests.append(writer.commit({}))
+            digests.append(writer.commit(Provenance()))
     # Had old blocks been read, the digest of the spoilt store would be another; they are found when it is verified.
     assert digests[0] == digests[1]
     with pytest.raises(Refused, match="to have SHA-256"):
-        Dataset.open(tmp_path / "spoilt", digests[1])
+        StoredDataset.open(tmp_path / "spoilt", digests[1])
 
 
 def test_splits_survive_appends_and_hold_out_about_the_share_asked_for(tmp_path: Path) -> None:
@@ -256,44 +262,81 @@ def test_every_changed_byte_is_refused_and_the_record_named(tmp_path: Path) -> N
         for at in rng.integers(len(whole), size=8):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.integers(8)]) + whole[at + 1 :])
             with pytest.raises(Refused, match=path.name):
-                Dataset.open(tmp_path, held.digest).verify()
+                StoredDataset.open(tmp_path, held.digest).verify()
         path.write_bytes(whole)
-    Dataset.open(tmp_path, held.digest).verify()
+    StoredDataset.open(tmp_path, held.digest).verify()
+
+
+def test_a_shard_is_hashed_once_while_it_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = write(tmp_path, *sliced(make_rows(20), 50))
+    path = held.shard_path(held.manifest.shards[0])
+    hashed: list[Path] = []
+
+    def count(path: Path) -> str:
+        hashed.append(path)
+        return file_sha256(path)
+
+    monkeypatch.setattr(shards, "file_sha256", count)
+    monkeypatch.setattr(shards, "SETTLED_NS", -(10**18))  # as if the files had been written long ago
+    for _ in range(3):
+        StoredDataset.open(tmp_path, held.digest)
+    assert sorted(hashed) == sorted(map(held.shard_path, held.manifest.shards))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    told = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(told.st_atime_ns, told.st_mtime_ns))
+    assert path.stat().st_size == told.st_size
+    with pytest.raises(Refused, match=path.name):
+        StoredDataset.open(tmp_path, held.digest)
+
+
+def test_a_shard_that_has_just_been_written_is_not_taken_for_settled(tmp_path: Path) -> None:
+    held = write(tmp_path, make_rows(4))
+    path = held.shard_path(held.manifest.shards[0])
+    whole = path.read_bytes()
+    for at in range(0, len(whole), len(whole) // 50):
+        # Both writes may fall into one tick of the file system's clock.
+        path.write_bytes(whole)
+        StoredDataset.open(tmp_path, held.digest)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(Refused, match=path.name):
+            StoredDataset.open(tmp_path, held.digest)
 
 
 def test_rows_that_differ_from_their_content_digest_are_refused(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(20))
-    record = dict(held.manifest["shards"][0])
+    record = held.manifest.shards[0]
     check_content(held.shard_path(record), record)
-    with pytest.raises(Refused, match=record["file"]):
-        check_content(held.shard_path(record), record | {"content": "0" * 64})
+    with pytest.raises(Refused, match=record.file):
+        check_content(held.shard_path(record), record.model_copy(update={"content": "0" * 64}))
 
 
 def test_a_truncated_or_missing_shard_is_refused_before_it_is_read(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(20))
-    path = held.shard_path(held.manifest["shards"][0])
+    path = held.shard_path(held.manifest.shards[0])
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(Refused, match=path.name):
-        Dataset.open(tmp_path, held.digest)
+        StoredDataset.open(tmp_path, held.digest)
     with pytest.raises(Refused, match="whole HDF5 file"):
-        Dataset.open(tmp_path, held.digest, verify=False).arrays()
+        StoredDataset.open(tmp_path, held.digest, verify=False).arrays()
     path.unlink()
     with pytest.raises(Refused, match="no such file"):
-        Dataset.open(tmp_path, held.digest)
+        StoredDataset.open(tmp_path, held.digest)
 
 
 def test_a_dataset_of_another_schema_is_refused(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(2))
-    data = canonical_json(held.manifest | {"schema": 1})
+    data = canonical_json(json.loads(held.manifest_path.read_bytes()) | {"schema": 1})
     (tmp_path / "manifests" / f"{sha256_hex(data)}.json").write_bytes(data)
     with pytest.raises(Refused, match="schema 2, got 1: ingest"):
-        Dataset.open(tmp_path, sha256_hex(data))
+        StoredDataset.open(tmp_path, sha256_hex(data))
 
 
 def test_unknown_digest_empty_dataset_and_open_episode(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such manifest"):
-        Dataset.open(tmp_path, "0" * 64)
+        StoredDataset.open(tmp_path, "0" * 64)
     with pytest.raises(BadInput, match="empty dataset"):
         write(tmp_path)
     with pytest.raises(Refused, match="mark it as a timeout"):
@@ -317,7 +360,7 @@ def test_writing_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> Non
         with DatasetWriter(tmp_path / str(blocks), SPEC, shard_bytes=300_000) as writer:
             for seed in range(blocks):
                 writer.append(make_rows(20, seed=seed))
-            writer.commit({})
+            writer.commit(Provenance())
         _, highest = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         return highest
@@ -350,7 +393,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path) -
         import resource, signal, sys
         from pathlib import Path
         from configs.errors import BadInput
-        from tests.test_dataset import make_rows, write
+        from tests.tasks.adapters.store.test_store import make_rows, write
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
         try:

@@ -16,7 +16,7 @@ from neorl_core.training.loop import Plan, train
 from neorl_core.training.population import Algorithm, init_population
 from neorl_core.training.preparation import merged, moments, scaled, scaling
 from neorl_core.types import Transition
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.stream import KEYS, Ring, Shape, Stream, row_bytes, shape_of
 from tests.tasks.adapters.store.test_store import SPEC, make_rows, sliced, write
 
@@ -28,7 +28,7 @@ SHAPE = Shape(block=70, slots=8, turn=3)
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> StoredDataset:
     """Episodes whose rows follow each other, in several shards; costs number the rows of those kept."""
     rows = make_rows(EPISODES, STEPS)
     follows = ~(rows["terminals"] | rows["timeouts"])[:-1]
@@ -36,12 +36,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     kept = np.repeat(~np.isin(np.arange(EPISODES), OUT), STEPS)
     rows["costs"] = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.float32)
     held = write(tmp_path_factory.mktemp("stream"), *sliced(rows, 150))
-    assert len(held.manifest["shards"]) > 3
+    assert len(held.manifest.shards) > 3
     return held
 
 
 @pytest.fixture(scope="module")
-def all_rows(dataset: Dataset) -> Transition:
+def all_rows(dataset: StoredDataset) -> Transition:
     """The kept rows, resident."""
     rows = dataset.arrays()
     kept = rows["costs"] >= 0
@@ -49,7 +49,7 @@ def all_rows(dataset: Dataset) -> Transition:
     return Transition(*(picked[key] for key in (*KEYS[:5], "terminals")))
 
 
-def stream_of(dataset: Dataset, all_rows: Transition, shape: Shape = SHAPE, seed: int = 0) -> Stream:
+def stream_of(dataset: StoredDataset, all_rows: Transition, shape: Shape = SHAPE, seed: int = 0) -> Stream:
     return Stream(Ring(dataset, KEPT), scaling(moments(all_rows), SPEC), shape, every=10, seed=seed)
 
 
@@ -57,7 +57,7 @@ def numbers(window: Transition) -> np.ndarray:
     return np.asarray(window.cost).astype(int)
 
 
-def test_moments_in_one_pass_are_those_of_all_rows(dataset: Dataset, all_rows: Transition) -> None:
+def test_moments_in_one_pass_are_those_of_all_rows(dataset: StoredDataset, all_rows: Transition) -> None:
     ring = Ring(dataset, KEPT)
     assert len(ring) == ROWS
     whole = ring.moments()
@@ -73,7 +73,7 @@ def test_moments_in_one_pass_are_those_of_all_rows(dataset: Dataset, all_rows: T
     np.testing.assert_allclose(merged(*halves).reward_deviation, reward.std(), rtol=1e-6)
 
 
-def test_a_window_holds_whole_rows_as_they_are_prepared(dataset: Dataset, all_rows: Transition) -> None:
+def test_a_window_holds_whole_rows_as_they_are_prepared(dataset: StoredDataset, all_rows: Transition) -> None:
     prepared = scaled(scaling(moments(all_rows), SPEC), all_rows)
     with stream_of(dataset, all_rows) as stream:
         for done in (0, 10, 200):
@@ -85,7 +85,7 @@ def test_a_window_holds_whole_rows_as_they_are_prepared(dataset: Dataset, all_ro
             assert np.isfinite(window.next_action).mean() > 0.9
 
 
-def test_it_depends_on_seed_and_step_alone(dataset: Dataset, all_rows: Transition) -> None:
+def test_it_depends_on_seed_and_step_alone(dataset: StoredDataset, all_rows: Transition) -> None:
     def bits(window: Transition) -> list[bytes]:
         return [np.asarray(x).tobytes() for x in window]
 
@@ -100,7 +100,7 @@ def test_it_depends_on_seed_and_step_alone(dataset: Dataset, all_rows: Transitio
                     assert bits(resumed.at(10 * step + 10)) == passed[step + 1]
 
 
-def test_an_epoch_brings_every_row_once_but_for_a_remainder(dataset: Dataset, all_rows: Transition) -> None:
+def test_an_epoch_brings_every_row_once_but_for_a_remainder(dataset: StoredDataset, all_rows: Transition) -> None:
     shape = Shape(block=70, slots=5, turn=5)
     blocks = ROWS // 70
     assert blocks % 5 == 0
@@ -142,7 +142,7 @@ CENSUS = Algorithm(
 )
 
 
-def test_what_is_drawn_over_a_run_is_uniform_over_all_rows(dataset: Dataset, all_rows: Transition) -> None:
+def test_what_is_drawn_over_a_run_is_uniform_over_all_rows(dataset: StoredDataset, all_rows: Transition) -> None:
     """Pearson's test over rows, and over blocks of rows where a window that stays too long would show."""
     steps = 300
     with stream_of(dataset, all_rows) as stream:
@@ -167,8 +167,8 @@ def test_the_shape_worked_by_hand_and_too_little_memory() -> None:
         shape_of(9_000, SPEC, 1024)
 
 
-def test_errors_of_the_reading_thread_end_the_run(dataset: Dataset, all_rows: Transition, tmp_path: Path) -> None:
-    gone: Any = Dataset(tmp_path, dataset.digest, dataset.manifest)
+def test_errors_of_the_reading_thread_end_the_run(dataset: StoredDataset, all_rows: Transition, tmp_path: Path) -> None:
+    gone: Any = StoredDataset(tmp_path, dataset.digest, dataset.manifest)
     with stream_of(dataset, all_rows) as stream:
         stream.at(0)
         stream._ring._dataset = gone

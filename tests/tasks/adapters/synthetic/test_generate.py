@@ -17,7 +17,7 @@ from neorl_core.plants.base import rollout
 from neorl_core.plants.double_mass import NOMINAL, PLANT, SPEC, advance
 from neorl_core.types import Controller
 from tasks.adapters.formats.sources import recognise
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.synthetic.behaviours import BEHAVIOURS, MEDIUM, policy_of
 from tasks.adapters.synthetic.episodes import generate, in_words
@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 def rows_of(result: dict[str, Any]) -> Rows:
-    dataset = Dataset.open(Path(result["path"]), result["digest"])
+    dataset = StoredDataset.open(Path(result["path"]), result["digest"])
     dataset.verify()
     return dataset.arrays()
 

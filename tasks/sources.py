@@ -1,0 +1,162 @@
+"""Sources become checked rows of a dataset; what the same code read before is not read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from configs.errors import BadInput
+from configs.mapping import HistorianMapping
+from neorl_core.plants import LOGGED, PLANTS
+from neorl_core.types import PlantSpec
+from tasks.adapters.files.canonical import digest_json, read_json, write_json
+from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.files.spec import spec_record
+from tasks.adapters.formats.source_rows import for_plant
+from tasks.adapters.formats.sources import digest_of, recognise
+from tasks.adapters.historian.raw_rows import RawQuarantine
+from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, StepAccount
+from tasks.adapters.store.row_checks import Quarantine, RowChecker
+from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.shards import sha256_while_unchanged
+from tasks.adapters.store.writer import DatasetWriter
+
+
+class SourceStream(NamedTuple):
+    """A source that is being read."""
+
+    blocks: Iterator[Rows]
+    account: Callable[[], StepAccount | None]
+    """What became of its control steps, where it is a historian's; complete when the blocks are."""
+
+
+class OpenSource(NamedTuple):
+    """A source that is ready to be read."""
+
+    sha256: str
+    stream: Callable[[RawQuarantine], SourceStream]
+    """Begins to read; raw rows that do not count go to the quarantine."""
+
+
+def recipe_of(
+    spec: PlantSpec, kind: str, mapping: HistorianMapping | None = None, horizon: int | None = None
+) -> Provenance:
+    """Everything besides a source's content that its rows depend on.
+
+    Args:
+        spec: the plant.
+        kind: format family of the sources.
+        mapping: meaning of a historian's tags.
+        horizon: steps after which episodes were cut, where the file does not tell.
+    """
+    simulated = (PLANTS.module(spec.name),) if spec.name in PLANTS else ()
+    return Provenance(
+        plant=spec_record(spec),
+        format=kind,
+        mapping=mapping.model_dump(mode="json") if mapping else None,
+        horizon=horizon,
+        # Of all code that has a say in the rows: other code may change without consequence.
+        code=sources_digest(__name__, *simulated),
+    )
+
+
+def recorded(blocks: Callable[[], Iterator[Rows]], sha256: str) -> OpenSource:
+    """A source whose rows are transitions already."""
+    return OpenSource(sha256, lambda _: SourceStream(blocks(), lambda: None))
+
+
+def open_source(source: Path, spec: PlantSpec, mapping: HistorianMapping | None) -> OpenSource:
+    """Find out what a source is and how it is read.
+
+    Args:
+        source: a file or folder.
+        spec: the plant.
+        mapping: meaning of the tags, where the source is a historian's export.
+
+    Raises:
+        BadInput: when it is none of the known formats, damaged, or does not fit the plant.
+    """
+    if mapping is None:
+        found = recognise(source)
+        return recorded(for_plant(found, spec, LOGGED[spec.name]), digest_of(found))
+
+    from tasks.adapters.historian.export import digest_of_tables, table_digests
+
+    digests = table_digests(source)
+
+    def stream(quarantine: RawQuarantine) -> SourceStream:
+        from tasks.adapters.historian.transitions import HistorianStream
+
+        found = HistorianStream(source, mapping, spec, LOGGED.get(spec.name), quarantine, digests)
+        return SourceStream(found.blocks(), lambda: found.account)
+
+    return OpenSource(digest_of_tables(source, digests), stream)
+
+
+def add_source(writer: DatasetWriter, source: OpenSource, spec: PlantSpec, recipe: Provenance) -> IngestedSource:
+    """Add a source's rows to a dataset, or the shards that it became before.
+
+    Args:
+        writer: the dataset.
+        source: as `open_source` found it.
+        spec: the plant.
+        recipe: what its rows depend on besides its content.
+
+    Returns:
+        What became of it.
+    """
+    key = digest_json({**recipe.model_dump(mode="json"), "source": source.sha256})
+    memo = writer.root / "sources" / f"{key}.json"
+    if (known := _recall(memo, writer.root)) is not None:
+        writer.adopt_keys(known.keys)
+        writer.adopt_shards(known.shards)
+        return known
+    quarantine = Quarantine(writer.root / "quarantine" / key, spec)
+    # Kept under its digest: a file's name says nothing of what is in it, and may change.
+    checker = RowChecker(spec, quarantine, source.sha256[:16])
+    raw = RawQuarantine(writer.root / "quarantine" / key / "raw")
+    first = len(writer.shards)
+    blocks, account = source.stream(raw)
+    for block in blocks:
+        writer.append(checker.push(block))
+    if (last := checker.flush()) is not None:
+        writer.append(last)
+    writer.close_shard()
+    quarantine.close()
+    raw.close()
+    found = IngestedSource(
+        sha256=source.sha256,
+        seen=checker.seen,
+        quarantined=quarantine.count,
+        reasons=dict(quarantine.reasons),
+        quarantine=_parts(f"quarantine/{key}", quarantine.digests),
+        raw_quarantine=_parts(f"quarantine/{key}/raw", raw.digests),
+        account=account(),
+        keys=tuple(writer.keys),
+        shards=tuple(writer.shards[first:]),
+    )
+    record = found.model_dump(mode="json")
+    write_json(memo, {"record": record, "digest": digest_json(record)})
+    return found
+
+
+def _parts(folder: str, digests: list[str]) -> tuple[FileRecord, ...]:
+    return tuple(FileRecord(file=f"{folder}/part-{i:05d}.parquet", sha256=digest) for i, digest in enumerate(digests))
+
+
+def _recall(memo: Path, root: Path) -> IngestedSource | None:
+    """What a source became before, if that is still there unchanged."""
+    if not memo.exists():
+        return None
+    try:
+        held = read_json(memo)
+        found = IngestedSource.model_validate(held["record"])
+        whole = held["digest"] == digest_json(held["record"])
+    except (BadInput, ValidationError, KeyError, TypeError):
+        return None  # a damaged note costs no more than reading the source again
+    files = [(root / "shards" / shard.file, shard.sha256) for shard in found.shards]
+    files += [(root / part.file, part.sha256) for part in (*found.quarantine, *found.raw_quarantine)]
+    return found if whole and all(p.exists() and sha256_while_unchanged(p) == d for p, d in files) else None
