@@ -500,8 +500,6 @@ class Findings(Reference):
     run: RunConfig
     run_key: str
     """Names the retraining by content: data, configuration, what was selected, what it is compared with, and code."""
-    mapping: str | None = None
-    """SHA-256 of the mapping's file."""
     dataset: Dataset
     validation: Validation
     population: Population
@@ -518,11 +516,6 @@ class Findings(Reference):
     def selected(self) -> Member:
         """The member that off-policy evaluation selected."""
         return self.population.members[self.evaluation.selected]
-
-    @property
-    def configuration(self) -> tuple[object, ...]:
-        """What the run's results depend on besides data and code, for a digest."""
-        return self.run.identity(), self.mapping
 
 
 Role = Literal["candidate", "fallback"]
@@ -555,6 +548,8 @@ class Candidate(Reference):
     entry: str
     """Digest of its ledger entry."""
     record: CandidateRecord
+    plots: dict[str, Path]
+    """Pictures of the retraining, by name."""
 
     @property
     def found(self) -> str:
@@ -567,6 +562,8 @@ class Proposal(Reference):
 
     verdict: Verdict
     reason: str
+    rejected: bool
+    """Whether a person rejected the candidate's composite before."""
     candidate: Candidate
     proposed: Candidate | None = None
     """The candidate itself, or the plant's own controller."""
@@ -581,6 +578,7 @@ class Decision(Reference):
 
     verdict: Verdict
     reason: str
+    rejected: bool
     candidate: Candidate
     """What the verdict is about: the candidate, or the plant's own controller that stands in for it."""
     promotion: str | None = None

@@ -1,0 +1,212 @@
+"""The end of a retraining: what was found goes into the registry and the ledger, the rule proposes, and it is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from configs.home import Home
+from configs.run import RunConfig
+from tasks.adapters.files.canonical import file_sha256
+from tasks.adapters.files.provenance import code_digest, lock_digest
+from tasks.adapters.ledger import champions
+from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.registry.registry import Registry
+from tasks.promote import before_run, propose, reconcile, record_candidate, record_of, verdict_of, waiting, was_rejected
+from tasks.record import Record, champion_in_force, headline, history_rows
+from tasks.references import (
+    Aliases,
+    Candidate,
+    ChampionInForce,
+    Decision,
+    Digests,
+    Findings,
+    LedgerHead,
+    Outcome,
+    Proposal,
+    Role,
+    Verdict,
+    Version,
+)
+from tasks.register import conclude, register
+from tasks.report import draw_plots, report
+from tasks.stages import config_digest, current, effect
+
+
+@effect(name="reconcile")
+def reconcile_aliases(home: Home, run: RunConfig, decision: Decision | None = None) -> Aliases:
+    """Bring MLflow's aliases into line with the ledger, at the start of a run and after a decision.
+
+    Args:
+        home: of the ledger.
+        run: names the plant.
+        decision: after which it is done.
+    """
+    return reconcile(home, run.plant, Registry(current().mlflow))
+
+
+@effect(name="register")
+def register_candidate(home: Home, findings: Findings) -> Candidate:
+    """Put the selected member into MLflow and log it as a candidate, each once."""
+    verdict: Literal["passed", "refused"] = "passed" if findings.judgement.passed else "refused"
+    record = _record(home, findings, verdict, "candidate")
+    plots = draw_plots(home.folder("runs", findings.run.plant, findings.run_key, "plots"), record)
+    return _registered(home, findings, record, "candidate", plots)
+
+
+@effect(name="propose")
+def propose_promotion(home: Home, findings: Findings, candidate: Candidate) -> Proposal:
+    """Apply the rule; where the plant's own controller is to stand in, it is registered too."""
+    plant, run = findings.run.plant, findings.run
+    entries = Ledger.open(home).entries()
+    # A run that was killed after its promotion comes to the same proposal again.
+    before = before_run(entries, plant, findings.run_key)
+    rejected = was_rejected(entries, plant, candidate.record.composite)
+    stands = findings.protection.passed
+    role, reason = propose(candidate.record, findings.fallback.digest, stands, before, rejected)
+    in_force = before.composite if before else None
+    verdict = verdict_of(role, candidate.record, findings.fallback.digest, in_force, run.approval == "auto")
+    proposed = candidate if role == "candidate" else None
+    if role == "fallback":
+        record = _record(home, findings, verdict, "fallback")
+        proposed = _registered(home, findings, record, "fallback", candidate.plots)
+    return Proposal(verdict=verdict, reason=reason, rejected=rejected, candidate=candidate, proposed=proposed)
+
+
+@effect(name="report")
+def report_outcome(home: Home, findings: Findings, decision: Decision) -> Outcome:
+    """Write the report, complete the version's page in MLflow, and log what was decided."""
+    about, session = decision.candidate.record, current()
+    version = Version(version=about.version, run_id=about.run_id, url=about.url, digest=about.composite)
+    record = _record(home, findings, decision.verdict, about.role, version, decision)
+    plots = decision.candidate.plots
+    files = report(home, record, plots)
+    conclude(record, Registry(session.mlflow), version, files)
+    champion, queue = _in_force(home, findings.run.plant)
+    difference = findings.rollouts.differences.get("plant controller")
+    outcome = Outcome(
+        run=session.flow_run,
+        run_key=findings.run_key,
+        plant=findings.run.plant,
+        verdict=decision.verdict,
+        headline=record.headline,
+        gates=findings.judgement.gates,
+        candidate=version,
+        certificate=findings.protection if about.role == "fallback" else findings.certification.certificate,
+        score=findings.rollouts.score,
+        difference=difference,
+        ope_difference=findings.evaluation.difference,
+        population=findings.population.digest,
+        dataset=findings.dataset.digest,
+        champion=champion,
+        waiting=queue,
+        links={"prefect": session.url, "mlflow": about.url, "report": str(files.page)},
+        seconds={name: round(seconds, 2) for name, seconds in session.seconds.items()},
+        reused=tuple(session.reused),
+    )
+    body = {"run_key": findings.run_key, "verdict": decision.verdict, "summary": json.loads(outcome.model_dump_json())}
+    Ledger.open(home).append("decision", body, plant=findings.run.plant)
+    return outcome
+
+
+def earlier_outcome(home: Home, run: RunConfig, key: str) -> Outcome | None:
+    """The outcome of an earlier run with the same key, as this run's; nothing is changed.
+
+    Args:
+        home: of the ledger.
+        run: names the plant, and who decides: what waited for a person is decided now where that is the rule.
+        key: the run's.
+    """
+    entries = Ledger.open(home).entries("decision", run.plant)
+    found = next((entry for entry in reversed(entries) if entry.body["run_key"] == key), None)
+    if found is None or (run.approval == "auto" and found.body["verdict"].endswith("waiting")):
+        return None
+    earlier, session = Outcome.model_validate(found.body["summary"]), current()
+    champion, queue = _in_force(home, run.plant)
+    changes = {
+        "run": session.flow_run,
+        "verdict": "unchanged",
+        "decided": earlier.verdict,
+        "headline": f"Nothing new to promote: the same inputs were decided on at {found.timestamp}.",
+        "links": {**earlier.links, "prefect": session.url},
+        "champion": champion,
+        "waiting": queue,
+        "seconds": {name: round(seconds, 2) for name, seconds in session.seconds.items()},
+        "reused": tuple(session.reused),
+    }
+    return earlier.model_copy(update=changes)
+
+
+def _registered(home: Home, findings: Findings, record: Record, role: Role, plots: dict[str, Path]) -> Candidate:
+    plant, registry = findings.run.plant, Registry(current().mlflow)
+    bundle = findings.fallback if role == "fallback" else findings.selected.bundle
+    version = register(record, registry, bundle, plots)
+    # Where MLflow keeps its files in this home, the ledger vouches for its copy of the model too.
+    model = registry.version(plant, version.version).tags["neorl.model_id"]
+    copies = home.root.glob(f"mlflow/artifacts/*/models/{model}/artifacts/artifacts/bundle")
+    return record_candidate(home, findings, version, [bundle.folder, *copies], role, plots)
+
+
+def _record(
+    home: Home,
+    findings: Findings,
+    verdict: Verdict | Literal["passed"],
+    role: Role,
+    version: Version | None = None,
+    decision: Decision | None = None,
+) -> Record:
+    """What is known by now, as the registry and the report show it."""
+    run, session, ledger = findings.run, current(), Ledger.open(home)
+    entries = ledger.entries()
+    certificate = findings.protection if role == "fallback" else findings.certification.certificate
+    bundle = findings.fallback if role == "fallback" else findings.selected.bundle
+    links = {"Prefect run": session.url}
+    if version is not None:
+        links["MLflow version"] = version.url
+    if findings.validation.data_docs:
+        links["Data Docs"] = findings.validation.data_docs.as_uri()
+    why = headline(findings.judgement.gates, findings.rollouts)
+    if decision is not None and decision.rejected:
+        why = f"A person rejected this composite before. {why}"
+    head = ledger.head()
+    return Record(
+        run=run,
+        run_key=findings.run_key,
+        verdict=verdict,
+        headline=why,
+        dataset=findings.dataset,
+        validation=findings.validation,
+        population=findings.population,
+        evaluation=findings.evaluation,
+        rollouts=findings.rollouts,
+        fallback=findings.protection,
+        certificate=findings.certification.certificate,
+        gates=findings.judgement.gates,
+        digests=Digests(
+            composite=bundle.digest,
+            dataset=findings.dataset.digest,
+            config=config_digest(run),
+            code=code_digest(),
+            lock=lock_digest(),
+            certificate=file_sha256(certificate.path) if certificate else None,
+        ),
+        candidate=version,
+        champion=_champion(entries, run.plant),
+        links=links,
+        ledger=LedgerHead(size=head["size"], last=head["last"], root=head["root"], signed=ledger.signed_head()),
+        history=history_rows(entries, run.plant),
+        seconds=dict(session.seconds),
+    )
+
+
+def _in_force(home: Home, plant: str) -> tuple[ChampionInForce | None, tuple[str, ...]]:
+    """The champion, and the versions that wait."""
+    entries = Ledger.open(home).entries()
+    return _champion(entries, plant), tuple(record_of(entry).version for entry in waiting(entries, plant))
+
+
+def _champion(entries: Sequence[Entry], plant: str) -> ChampionInForce | None:
+    now = champions.champion(entries, plant)
+    return None if now is None else champion_in_force(now, entries)
