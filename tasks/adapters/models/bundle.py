@@ -11,90 +11,75 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.errors import BadInput, Refused
-from neorl_core.types import Plant, PlantSpec
-from tasks.adapters.files.arrays import npz_bytes
-from tasks.adapters.files.canonical import canonical_json, digest_json, sha256_hex, write_atomic
-from tasks.adapters.files.spec import spec_record
+from neorl_core.types import Params, Plant, PlantSpec
+from tasks.adapters.files.arrays import npz_bytes, read_npz
+from tasks.adapters.files.canonical import canonical_json, digest_json, file_sha256, sha256_hex, write_atomic
+from tasks.adapters.files.spec import spec_of_record, spec_record
+from tasks.adapters.models.structure import Arrays, build_composite, flatten
+
+if TYPE_CHECKING:
+    from neorl_core.safety.composite import Composite
+
+Floats = npt.NDArray[np.floating[Any]]
 
 ARRAYS, EXAMPLES, MANIFEST = "composite.npz", "examples.npz", "composite.json"
 SCHEMA = "neorl/composite/1"
+MAX_MANIFEST_BYTES = 2**22
+MAX_ARRAY_BYTES = 2**28
+"""Of a bundle's arrays; a policy of 256 x 256 weights takes a thousandth of it."""
+MAX_EXAMPLES = 10_000
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Manifest(BaseModel):
+    """A bundle's `composite.json`, whose digests have been compared with the files beside it."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    format: Literal["neorl/composite/1"] = Field(alias="schema")
+    plant: dict[str, Any]
+    """The plant's spec, as `spec_record` writes it."""
+    digest: Sha256
+    """Of the composite."""
+    structure: dict[str, Any]
+    files: dict[Literal["composite.npz", "examples.npz"], Sha256] = Field(min_length=2)
+    meta: dict[str, str] = {}
+    """Digests and names that were worth carrying along."""
+
+    @property
+    def spec(self) -> PlantSpec:
+        """The plant's names, bounds and limits when the bundle was made."""
+        return spec_of_record(self.plant)
+
+
+class Examples(NamedTuple):
+    """A recorded sequence that the composite answered when its bundle was made."""
+
+    observations: Floats
+    """(N, O), physical units."""
+    applied: Floats
+    """(N, A), the action in force before each observation."""
+    actions: Floats
+    """(N, A), what was answered."""
 
 
 def _plant(name: str) -> Plant:
     from neorl_core.plants import PLANTS
 
     if name not in PLANTS:
-        raise BadInput(f"expected a plant among {sorted(PLANTS)}, got {name!r}: correct the name.")
+        raise BadInput(f"expected a plant among {sorted(PLANTS)}, got {name[:80]!r}: correct the name.")
     return PLANTS[name]
 
 
-def _flatten(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
-    """Describe a pytree as JSON and collect its arrays under their paths."""
-    if node is None or isinstance(node, bool | int | float | str):
-        return {"constant": node}
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        fields = {name: _flatten(getattr(node, name), f"{path}/{name}", arrays) for name in node._fields}
-        return {"type": type(node).__name__, "fields": fields}
-    if isinstance(node, Mapping):
-        return {"dict": {key: _flatten(node[key], f"{path}/{key}", arrays) for key in sorted(node)}}
-    if isinstance(node, tuple | list):
-        items = [_flatten(item, f"{path}/{i}", arrays) for i, item in enumerate(node)]
-        return {"tuple" if isinstance(node, tuple) else "list": items}
-    array = np.asarray(node)
-    if array.dtype.kind not in "biuf":
-        raise BadInput(f"expected a number or an array at {path}, got {type(node).__name__}: ship plain arrays only.")
-    name = path.lstrip("/")
-    arrays[name] = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
-    return {"array": name}
-
-
-def _unflatten(node: Any, arrays: Mapping[str, np.ndarray], types: Mapping[str, Any]) -> Any:
-    (kind,) = set(node) - {"fields"}
-    value = node[kind]
-    if kind == "constant":
-        return value
-    if kind == "array":
-        import jax.numpy as jnp
-
-        return jnp.asarray(arrays[value])
-    if kind == "dict":
-        return {key: _unflatten(item, arrays, types) for key, item in value.items()}
-    if kind in ("tuple", "list"):
-        items = [_unflatten(item, arrays, types) for item in value]
-        return tuple(items) if kind == "tuple" else items
-    if value not in types or set(types[value]._fields) != set(node["fields"]):
-        raise Refused(
-            f"expected a bundle of a structure this version of neorl_core knows, got the type {value!r} with fields "
-            f"{sorted(node['fields'])}: load it with the version it was made with."
-        )
-    return types[value](**{name: _unflatten(item, arrays, types) for name, item in node["fields"].items()})
-
-
-def _known_types(plant: Plant) -> dict[str, Any]:
-    """The NamedTuples a bundle may hold, by name: a file never says which module to import."""
-    from neorl_core.networks import Normaliser, Policy
-    from neorl_core.safety.composite import Composite
-    from neorl_core.safety.shield import ShieldParams
-
-    types: dict[str, Any] = {kind.__name__: kind for kind in (Composite, Policy, Normaliser, ShieldParams)}
-    queue = [plant.params, plant.fallback_params]
-    while queue:
-        node = queue.pop()
-        if isinstance(node, tuple) and hasattr(node, "_fields"):
-            types[type(node).__name__] = type(node)
-        if isinstance(node, tuple | list):
-            queue.extend(node)
-        elif isinstance(node, Mapping):
-            queue.extend(node.values())
-    return types
-
-
-def _digest(spec: PlantSpec, structure: Any, arrays: Mapping[str, np.ndarray]) -> str:
+def _digest(spec: PlantSpec, structure: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
     leaves = [
         {"path": name, "dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256_hex(array.tobytes())}
         for name, array in sorted(arrays.items())
@@ -102,22 +87,24 @@ def _digest(spec: PlantSpec, structure: Any, arrays: Mapping[str, np.ndarray]) -
     return digest_json({"schema": SCHEMA, "plant": spec_record(spec), "structure": structure, "leaves": leaves})
 
 
-def composite_digest(composite: Any, plant_name: str) -> str:
+def composite_digest(composite: Params, plant_name: str) -> str:
     """The name of a composite: SHA-256 over canonical JSON of its structure, array digests and the plant's limits.
 
     Args:
         composite: policy, shield, fallback and model constants, of numbers and arrays.
         plant_name: a key of PLANTS; its spec, limits included, is part of what is named.
     """
-    arrays: dict[str, np.ndarray] = {}
-    structure = _flatten(composite, "", arrays)
+    arrays: Arrays = {}
+    structure = flatten(composite, arrays)
     return _digest(_plant(plant_name).spec, structure, arrays)
 
 
-def answers(plant: Plant, composite: Any, observations: np.ndarray, applied: np.ndarray) -> np.ndarray:
+def answers(plant: Plant, composite: Composite, observations: Floats, applied: Floats) -> Floats:
     """What the composite does along a recorded sequence, its memory carried from step to step.
 
     Args:
+        plant: whose fallback and model it is shielded with.
+        composite: policy, shield, fallback and model constants.
         observations: (N, O), physical units.
         applied: (N, A), the action in force before each observation.
 
@@ -146,9 +133,7 @@ def _runner(plant: Plant) -> Any:
     return run
 
 
-def _recorded(
-    plant: Plant, observations: np.ndarray | None, applied: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _recorded(plant: Plant, observations: Floats | None, applied: Floats | None) -> tuple[Floats, Floats]:
     """Rows to answer as proof of a good load; by default 16 starts of the plant."""
     import jax
 
@@ -160,7 +145,7 @@ def _recorded(
 
 
 @cache
-def _starts(plant: Plant) -> np.ndarray:
+def _starts(plant: Plant) -> Floats:
     import jax
 
     reset = jax.jit(jax.vmap(lambda key: plant.reset(key, plant.params)[1]))
@@ -169,11 +154,11 @@ def _starts(plant: Plant) -> np.ndarray:
 
 def save_bundle(
     folder: Path,
-    composite: Any,
+    composite: Composite,
     plant_name: str,
-    meta: Mapping[str, Any] | None = None,
-    observations: np.ndarray | None = None,
-    applied: np.ndarray | None = None,
+    meta: Mapping[str, str] | None = None,
+    observations: Floats | None = None,
+    applied: Floats | None = None,
 ) -> str:
     """Write a composite as a bundle; the same composite gives the same bytes.
 
@@ -181,7 +166,7 @@ def save_bundle(
         folder: made when absent.
         composite: what was certified.
         plant_name: a key of PLANTS.
-        meta: digests and names worth carrying along (JSON); no part of the composite's digest.
+        meta: digests and names worth carrying along; no part of the composite's digest.
         observations: (N, O) recorded sequence to answer as proof of a good load; by default 16 starts.
         applied: (N, A) actions in force before each observation; by default what the observations tell.
 
@@ -192,8 +177,8 @@ def save_bundle(
         BadInput: when the composite holds anything but numbers and arrays, or the disk is full.
     """
     plant = _plant(plant_name)
-    arrays: dict[str, np.ndarray] = {}
-    structure = _flatten(composite, "", arrays)
+    arrays: Arrays = {}
+    structure = flatten(composite, arrays)
     digest = _digest(plant.spec, structure, arrays)
     observations, applied = _recorded(plant, observations, applied)
     actions = answers(plant, composite, observations, applied)
@@ -217,48 +202,64 @@ def save_bundle(
     return digest
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """A bundle's `composite.json`, checked against its own digest, its canonical form and the files it names.
 
     Raises:
         BadInput: when there is no bundle.
-        Refused: when a byte of any file is not what was written; names the file.
+        Refused: when a byte of any file is not what was written, or a key is missing or unknown; names the file.
     """
     path = folder / MANIFEST
     if not path.is_file():
         raise BadInput(f"expected a bundle (a folder with {MANIFEST}) at {folder}, got none: check the path.")
+    _check_size(path, MAX_MANIFEST_BYTES)
     data = path.read_bytes()
     try:
-        manifest = json.loads(data)
-        intact = canonical_json(manifest) == data
-        claimed = manifest.pop("sha256")
-        intact = intact and digest_json(manifest) == claimed and manifest["schema"] == SCHEMA
-    except (ValueError, KeyError, TypeError, AttributeError):
+        value = json.loads(data)
+        intact = isinstance(value, dict) and canonical_json(value) == data
+        intact = intact and value.pop("sha256", None) == digest_json(value)
+    except (ValueError, RecursionError):
         intact = False
     if not intact:
         raise Refused(f"expected {path} as it was written, got altered bytes: take the bundle from the registry again.")
-    for name, expected in manifest["files"].items():
+    try:
+        manifest = Manifest.model_validate(value)
+        manifest.spec  # noqa: B018 - read now, so that a bad one is told with its file
+    except (ValidationError, ValueError) as error:
+        said = error.errors()[0] if isinstance(error, ValidationError) else None
+        found = f"{'.'.join(map(str, said['loc']))}: {said['msg']}" if said else str(error)
+        raise Refused(
+            f"expected {path} as this version of neorl_core writes it, got '{found[:300]}': take the bundle from the "
+            "registry again."
+        ) from error
+    for name, expected in manifest.files.items():
         file = folder / name
-        found = sha256_hex(file.read_bytes()) if file.is_file() else "no file"
-        if found != expected:
+        if file.is_file():
+            _check_size(file, MAX_ARRAY_BYTES)
+        sha256 = file_sha256(file) if file.is_file() else "no file"
+        if sha256 != expected:
             raise Refused(
-                f"expected SHA-256 {expected} of {file}, got {found}: take the bundle from the registry again."
+                f"expected SHA-256 {expected} of {file}, got {sha256}: take the bundle from the registry again."
             )
     return manifest
 
 
+def _check_size(path: Path, limit: int) -> None:
+    size = path.stat().st_size
+    if size > limit:
+        raise Refused(f"expected at most {limit} bytes in {path}, got {size}: take the bundle from the registry again.")
+
+
 def is_current(folder: Path, plant: Plant) -> bool:
     """Whether a bundle was made for the plant's names, bounds and limits as they are now, so that it can be run."""
-    return bool(read_manifest(folder)["plant"] == spec_record(plant.spec))
+    return read_manifest(folder).plant == spec_record(plant.spec)
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def load_bundle(folder: Path, expected_digest: str | None = None) -> tuple[Plant, Any]:
+def load_bundle(folder: Path, expected_digest: str | None = None) -> tuple[Plant, Composite]:
     """Read a bundle and build its composite, after every digest has been checked.
+
+    Nothing that the files say of themselves is believed before it has been compared: sizes before they are read, shapes
+    before they are allocated, structure and shapes before anything computes with them.
 
     Args:
         folder: the bundle.
@@ -268,21 +269,41 @@ def load_bundle(folder: Path, expected_digest: str | None = None) -> tuple[Plant
         (plant, composite), arrays on JAX's default device.
 
     Raises:
-        BadInput: when there is no bundle.
-        Refused: when a file was altered, the digest is another, or the plant's limits in the code are others.
+        BadInput: when there is no bundle, or its arrays are no plain arrays.
+        Refused: when a file was altered, the digest is another, the plant's limits in the code are others, or the
+            structure is not that of a composite of the plant.
     """
     manifest = read_manifest(folder)
-    plant = _plant(manifest["plant"]["name"])
-    arrays = read_npz(folder / ARRAYS)
-    if manifest["plant"] != spec_record(plant.spec):
+    plant = _plant(manifest.spec.name)
+    if manifest.plant != spec_record(plant.spec):
         raise Refused(
             f"expected the limits of {plant.spec.name} that {folder} was certified with, got others in this version of "
             "the code: retrain, or load it with the version it was made with."
         )
-    found = _digest(plant.spec, manifest["structure"], arrays)
-    for expected in {manifest["digest"], expected_digest or manifest["digest"]}:
+    arrays = read_npz(folder / ARRAYS, MAX_ARRAY_BYTES)
+    found = _digest(plant.spec, manifest.structure, arrays)
+    for expected in {manifest.digest, expected_digest or manifest.digest}:
         if found != expected:
             raise Refused(
                 f"expected the composite {expected} in {folder}, got {found}: take the bundle from the registry again."
             )
-    return plant, _unflatten(manifest["structure"], arrays, _known_types(plant))
+    return plant, build_composite(manifest.structure, arrays, plant)
+
+
+def load_examples(folder: Path, spec: PlantSpec) -> Examples:
+    """The recorded sequence of a bundle.
+
+    Raises:
+        BadInput: when it is no archive of plain arrays.
+        Refused: when its arrays are others than these three or do not fit the plant.
+    """
+    arrays = read_npz(folder / EXAMPLES, MAX_ARRAY_BYTES)
+    rows = len(np.atleast_1d(arrays.get("observations", np.empty(0))))
+    observed, acting = (rows, spec.observation.size), (rows, spec.action.size)
+    shapes = {name: array.shape for name, array in arrays.items() if array.dtype.kind == "f"}
+    if shapes != {"observations": observed, "applied": acting, "actions": acting} or not 0 < rows <= MAX_EXAMPLES:
+        raise Refused(
+            f"expected 1 to {MAX_EXAMPLES} observations, applied actions and actions of {spec.name} in "
+            f"{folder / EXAMPLES}, got {str(shapes)[:200]}: take the bundle from the registry again."
+        )
+    return Examples(arrays["observations"], arrays["applied"], arrays["actions"])

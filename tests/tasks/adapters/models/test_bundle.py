@@ -16,10 +16,11 @@ from configs.errors import BadInput, Refused
 from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, composite_controller, make_composite
-from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.models.bundle import (
     ARRAYS,
+    EXAMPLES,
     MANIFEST,
     answers,
     composite_digest,
@@ -143,7 +144,7 @@ def test_a_structure_of_unknown_types_is_refused(saved: tuple[Path, str, Composi
 
     def rename(manifest: dict[str, Any]) -> None:
         manifest["structure"]["type"] = "Popen"
-        from tasks.adapters.models.bundle import _digest, read_npz
+        from tasks.adapters.models.bundle import _digest
 
         manifest["digest"] = _digest(PLANT.spec, manifest["structure"], read_npz(copy / ARRAYS))
 
@@ -186,32 +187,32 @@ def test_answers_follow_the_controller_step_by_step(saved: tuple[Path, str, Comp
 
 def test_a_fresh_process_serves_the_bundle(saved: tuple[Path, str, Composite]) -> None:
     check = serve_check(saved[0], saved[1], calls=50, budget_us=10e6)
-    assert check["passed"], check["reasons"]
-    assert check["answers"] == 16
-    assert check["max_error"] <= 1e-4
-    assert 0 < check["latency_us"]["p50"] <= check["latency_us"]["p99"]
+    assert check.passed, check.reasons
+    assert check.answers == 16
+    assert check.max_error is not None
+    assert check.max_error <= check.tolerance == 1e-4
+    assert check.latency_us is not None
+    assert 0 < check.latency_us.p50 <= check.latency_us.p99 <= check.budget_us
 
 
 def test_a_bundle_that_does_not_load_or_answer_in_time_is_not_servable(
     saved: tuple[Path, str, Composite], tmp_path: Path
 ) -> None:
     wrong = serve_check(saved[0], "00")
-    assert not wrong["passed"]
-    assert "expected the composite 00" in wrong["reasons"][0]
+    assert not wrong.passed
+    assert "expected the composite 00" in wrong.reasons[0]
     late = serve_check(saved[0], saved[1], timeout=0.01)
-    assert late["reasons"] == ["no answer within 0.01 s"]
+    assert late.reasons == ("no answer within 0.01 s",)
 
 
 def test_checking_in_this_process_finds_altered_answers(saved: tuple[Path, str, Composite], tmp_path: Path) -> None:
-    found = check_bundle(saved[0], saved[1], tolerance=1e-4, calls=3)
-    assert found["max_error"] == pytest.approx(0.0, abs=1e-5)
+    found = check_bundle(saved[0], saved[1], calls=3)
+    assert found.max_error == pytest.approx(0.0, abs=1e-5)
     other = tmp_path / "other"
     save_bundle(other, saved[2], NAME)
-    from tasks.adapters.models.bundle import EXAMPLES, read_npz
-
     examples = read_npz(other / EXAMPLES)
     examples["actions"] = examples["actions"] + 1.0
     (other / EXAMPLES).write_bytes(npz_bytes(examples))
     _rewrite(other, lambda m: m["files"].update({EXAMPLES: sha256_hex((other / EXAMPLES).read_bytes())}))
     half_range = (PLANT.spec.action.high[0] - PLANT.spec.action.low[0]) / 2
-    assert check_bundle(other, None, tolerance=1e-4, calls=3)["max_error"] == pytest.approx(1 / half_range, rel=1e-4)
+    assert check_bundle(other, None, calls=3).max_error == pytest.approx(1 / half_range, rel=1e-4)
