@@ -135,6 +135,10 @@ class RunConfig(Strict):
             kept[section] = value
         return RunConfig.model_validate(kept)
 
+    def for_training(self) -> RunConfig:
+        """The part that training depends on; the evaluation's too, where it says which checkpoint ships."""
+        return self.part("train", "data.held_out", *(["evaluate"] if self.train.ships == "best" else []))
+
     def identity(self) -> dict[str, Any]:
         """Everything that the run's results depend on, as JSON, without paths: what digests are taken of.
 

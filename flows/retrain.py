@@ -9,13 +9,12 @@ from prefect import flow
 
 from flows.running import announce, flow_run_name, known_decision, proceed, retraining, run_key
 from tasks.certify import certify_candidate, certify_fallback
+from tasks.conclusion import propose_promotion, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
 from tasks.ingest import ingest
 from tasks.judgement import check_service, judge_candidate, screen
 from tasks.promote import decide, drift_reference, incumbent
 from tasks.references import Findings, Outcome
-from tasks.register import propose_candidate, reconcile_aliases
-from tasks.report import report
 from tasks.simulate import simulate, validate_simulator
 from tasks.training.train import fallback_composite, train
 from tasks.validate import validate
@@ -45,7 +44,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         earlier = drift_reference(home, run, dataset)
         validation = validate(home, run.part("data"), dataset, earlier)
         proceed(validation)
-        population = train(home, run.part("train", "data.held_out", *run.train.uses), dataset)
+        population = train(home, run.for_training(), dataset)
         fallback = fallback_composite(home, run.part())
         champion = incumbent(home, run, population, fallback)
         evaluation = evaluate(home, run.part("evaluate", "data.held_out"), dataset, population, champion)
@@ -73,7 +72,8 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
             certification=certification,
             judgement=judgement,
         )
-        proposal = propose_candidate(home, findings)
+        candidate = register_candidate(home, findings)
+        proposal = propose_promotion(home, findings, candidate)
         decision = decide(home, run, proposal)
         reconcile_aliases(home, run, decision)
-        return announce(home, run, report(home, findings, decision))
+        return announce(home, run, report_outcome(home, findings, decision))

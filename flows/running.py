@@ -23,8 +23,11 @@ from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.results import seal_result, verify_result
+from tasks.adapters.ledger.rules import RefusalBody
+from tasks.conclusion import earlier_outcome
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
-from tasks.stages import Session, config_digest, content, session
+from tasks.report import outcome_text
+from tasks.stages import Session, config_digest, path_content, session
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -75,7 +78,7 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
             try:
                 yield home, run, tuple(data)
             except (BadInput, Refused) as error:
-                body = {"reason": str(error), "sources": [content(path) for path in data]}
+                body = RefusalBody(reason=str(error), sources=tuple(path_content(path) for path in data))
                 Ledger.open(home).append("refusal", body, plant=run.plant)
                 raise
 
@@ -109,8 +112,6 @@ def run_key(
 
 def known_decision(home: Home, run: RunConfig, key: str) -> Outcome | None:
     """The outcome of an earlier run with the same key, as this run's; one that waited is decided now by the rule."""
-    from tasks.conclusion import earlier_outcome
-
     return earlier_outcome(home, run, key)
 
 
@@ -127,14 +128,12 @@ def announce(home: Home, run: RunConfig, outcome: Outcome) -> State[Outcome]:
     """
     from prefect.states import Completed
 
-    from tasks.report import artifact_text
-
     if outcome.champion is None and not outcome.waiting:
         raise Refused(f"{outcome.headline.rstrip('.')}: read {outcome.links['report']}.")
     get_run_logger().info(outcome.headline)
     tag_run(run.plant, outcome.verdict)
     create_markdown_artifact(
-        artifact_text(outcome), key=f"retrain-{run.plant.replace('_', '-')}", description=outcome.headline
+        outcome_text(outcome), key=f"retrain-{run.plant.replace('_', '-')}", description=outcome.headline
     )
     return Completed(message=outcome.headline, data=outcome)
 

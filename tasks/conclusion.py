@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,6 +20,7 @@ from tasks.references import (
     Candidate,
     ChampionInForce,
     Decision,
+    DecisionRecord,
     Digests,
     Findings,
     LedgerHead,
@@ -106,7 +106,7 @@ def report_outcome(home: Home, findings: Findings, decision: Decision) -> Outcom
         seconds={name: round(seconds, 2) for name, seconds in session.seconds.items()},
         reused=tuple(session.reused),
     )
-    body = {"run_key": findings.run_key, "verdict": decision.verdict, "summary": json.loads(outcome.model_dump_json())}
+    body = DecisionRecord(run_key=findings.run_key, verdict=decision.verdict, outcome=outcome)
     Ledger.open(home).append("decision", body, plant=findings.run.plant)
     return outcome
 
@@ -123,7 +123,7 @@ def earlier_outcome(home: Home, run: RunConfig, key: str) -> Outcome | None:
     found = next((entry for entry in reversed(entries) if entry.body["run_key"] == key), None)
     if found is None or (run.approval == "auto" and found.body["verdict"].endswith("waiting")):
         return None
-    earlier, session = Outcome.model_validate(found.body["summary"]), current()
+    earlier, session = found.read(DecisionRecord).outcome, current()
     champion, queue = _in_force(home, run.plant)
     changes = {
         "run": session.flow_run,
@@ -170,7 +170,6 @@ def _record(
     why = headline(findings.judgement.gates, findings.rollouts)
     if decision is not None and decision.rejected:
         why = f"A person rejected this composite before. {why}"
-    head = ledger.head()
     return Record(
         run=run,
         run_key=findings.run_key,
@@ -195,7 +194,7 @@ def _record(
         candidate=version,
         champion=_champion(entries, run.plant),
         links=links,
-        ledger=LedgerHead(size=head["size"], last=head["last"], root=head["root"], signed=ledger.signed_head()),
+        ledger=LedgerHead(**ledger.head()._asdict(), signed=ledger.signed_head()),
         history=history_rows(entries, run.plant),
         seconds=dict(session.seconds),
     )

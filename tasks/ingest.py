@@ -24,10 +24,12 @@ from tasks.adapters.store.records import IngestedSource, Provenance
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.references import Dataset, Source
 from tasks.sources import OpenSource, add_source, open_source, recipe_of, recorded
+from tasks.stages import cached
 
 Progress = Callable[[int, int, str], None]
 
 
+@cached()
 def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progress | None = None) -> Dataset:
     """Turn source files into a dataset; a source that was read before is not read again.
 

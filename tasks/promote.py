@@ -9,11 +9,10 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.models.bundle import is_current
-from tasks.adapters.registry.server import Registry
+from tasks.adapters.registry.registry import Registry
 from tasks.gates import check_gates
 from tasks.references import (
     Aliases,
@@ -31,7 +30,7 @@ from tasks.references import (
     Verdict,
     Version,
 )
-from tasks.stages import effect
+from tasks.stages import config_digest, effect
 
 RULE = "rule: auto"
 """Who approves where no person is asked."""
@@ -79,7 +78,7 @@ def record_of(entry: Entry) -> CandidateRecord:
 
 
 def record_candidate(
-    home: Home, findings: Findings, version: Version, bundles: Sequence[Path], role: Role
+    home: Home, findings: Findings, version: Version, bundles: Sequence[Path], role: Role, plots: dict[str, Path]
 ) -> Candidate:
     """Log a candidate with the files it consists of; the same run key and composite again find the entry.
 
@@ -89,12 +88,13 @@ def record_candidate(
         version: its place in MLflow.
         bundles: folders of its copies.
         role: the trained candidate, or the plant's own controller.
+        plots: pictures of the retraining, by name.
     """
     ledger = Ledger.open(home)
     plant, dataset = findings.run.plant, findings.dataset
     known = _candidate(ledger.entries("candidate", plant), run_key=findings.run_key, composite=version.digest)
     if known is not None:
-        return Candidate(entry=known.digest, record=record_of(known))
+        return Candidate(entry=known.digest, record=record_of(known), plots=plots)
     alone = role == "fallback"
     certificate = findings.protection if alone else findings.certification.certificate
     judgement = findings.judgement
@@ -112,7 +112,7 @@ def record_candidate(
         evidence=judgement.evidence,
         claim=certificate.claim if certificate else None,
         dataset=dataset,
-        config=digest_json(findings.configuration),
+        config=config_digest(findings.run),
         champion=current.digest if current else None,
     )
     files = [file for bundle in bundles for file in folder_artefacts(home, bundle, "bundle")]
@@ -120,8 +120,8 @@ def record_candidate(
     files += [artefact(home, path, "dataset shard") for path in dataset.shards]
     files += [artefact(home, dataset.view, "dataset view")] if dataset.view else []
     files += [artefact(home, certificate.path, "certificate")] if certificate else []
-    entry = ledger.append("candidate", record.model_dump(mode="json"), plant=plant, artefacts=files)
-    return Candidate(entry=entry.digest, record=record)
+    entry = ledger.append("candidate", record, plant=plant, artefacts=files)
+    return Candidate(entry=entry.digest, record=record, plots=plots)
 
 
 def propose(
@@ -176,11 +176,22 @@ def verdict_of(
     return "fallback" if current == fallback else "refused"
 
 
-def current_record(entries: Sequence[Entry], plant: str) -> CandidateRecord | None:
-    """The record of the champion in force."""
-    now = champions.champion(entries, plant)
+def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecord | None:
+    """The record of the champion in force before a run promoted anything.
+
+    Args:
+        entries: the ledger's.
+        plant: the plant's name.
+        key: the run's.
+    """
     by_digest = {entry.digest: entry for entry in entries}
-    return record_of(by_digest[now.body["candidate"]]) if now else None
+    found = champions.champion(entries, plant)
+    while found is not None:
+        record = record_of(by_digest[found.body["candidate"]])
+        if record.run_key != key:
+            return record
+        found = by_digest.get(found.body["replaces"] or "")
+    return None
 
 
 def was_rejected(entries: Sequence[Entry], plant: str, composite: str) -> bool:
@@ -196,7 +207,13 @@ def decide(home: Home, run: RunConfig, proposal: Proposal) -> Decision:
     if proposal.proposed is not None and run.approval == "auto":
         entry = Ledger.open(home).entry(proposal.proposed.entry)
         promotion = promote_candidate(home, entry, RULE, proposal.reason).digest
-    return Decision(verdict=proposal.verdict, reason=proposal.reason, candidate=about, promotion=promotion)
+    return Decision(
+        verdict=proposal.verdict,
+        reason=proposal.reason,
+        rejected=proposal.rejected,
+        candidate=about,
+        promotion=promotion,
+    )
 
 
 def promote_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
@@ -235,17 +252,10 @@ def promote_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry
         )
     # Before an approval is logged, so that none is left that nothing can use.
     champions.check_certified(entries, plant, record.composite)
-    approval = champions.approve(
-        ledger, plant, record.composite, version=record.version, by=by, note=note, candidate=candidate.digest
-    )
-    return champions.promote(
-        ledger,
-        plant,
-        {"composite": record.composite, "version": record.version, "candidate": candidate.digest},
-        approval=approval.digest,
-        expected_current=record.champion,
-        artefacts=candidate.artefacts,
-    )
+    about = {"composite": record.composite, "version": record.version, "candidate": candidate.digest}
+    approval = champions.approve(ledger, plant, champions.VerdictBody(**about, by=by, note=note))
+    promotion = champions.PromotionBody(**about, approval=approval.digest, replaces=record.champion)
+    return champions.promote(ledger, plant, promotion, candidate.artefacts)
 
 
 def check_candidate(record: CandidateRecord, plant: str) -> None:
@@ -287,15 +297,8 @@ def reject_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
     for entry in ledger.entries("rejection", candidate.plant):
         if entry.body.get("candidate") == candidate.digest:
             return entry
-    return champions.reject(
-        ledger,
-        candidate.plant,
-        record.composite,
-        version=record.version,
-        by=by,
-        note=note,
-        candidate=candidate.digest,
-    )
+    about = {"composite": record.composite, "version": record.version, "candidate": candidate.digest}
+    return champions.reject(ledger, candidate.plant, champions.VerdictBody(**about, by=by, note=note))
 
 
 def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:

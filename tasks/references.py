@@ -599,3 +599,11 @@ class Aliases(Reference):
     @property
     def found(self) -> str:
         return "; ".join(self.changes) or "aliases agree with the ledger"
+
+
+class DecisionRecord(Reference):
+    """What the ledger says of a retraining that was concluded: the same key again changes nothing."""
+
+    run_key: str
+    verdict: Verdict
+    outcome: Outcome

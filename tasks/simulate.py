@@ -37,6 +37,7 @@ from tasks.references import (
     SignalError,
     SimulatorErrors,
 )
+from tasks.stages import cached
 
 ROLLOUT_SEED = 20_260_000
 """Added to the run's seed, so that evaluation shares no randomness with training or certification."""
@@ -69,6 +70,7 @@ def score(spec: PlantSpec, ret: float) -> float:
     return 100.0 * (ret - low) / (high - low)
 
 
+@cached()
 def simulate(
     home: Home,
     run: RunConfig,
@@ -158,6 +160,7 @@ def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
     }
 
 
+@cached()
 def validate_simulator(home: Home, run: RunConfig, dataset: Dataset) -> SimulatorErrors:
     """One-step prediction errors of the simulator, on held-out logs and on episodes of its own operating domain.
 

@@ -108,7 +108,7 @@ def content(value: object) -> Any:
     if isinstance(value, BaseModel):
         return {name: content(item) for name, item in value}
     if isinstance(value, Path):
-        return _path_content(value)
+        return path_content(value)
     if isinstance(value, Mapping):
         return {str(name): content(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -118,7 +118,8 @@ def content(value: object) -> Any:
     return value
 
 
-def _path_content(path: Path) -> str:
+def path_content(path: Path) -> str:
+    """What stands for a file or folder in a key: a file's SHA-256, a folder's of all its files; a missing one's path."""
     if not path.exists():
         return str(path)
     if path.is_file():

@@ -17,6 +17,7 @@ from tasks.adapters.store.row_checks import RANGE_TOLERANCE
 from tasks.adapters.store.statistics import Summary, mean_shift, signal_bounds, signal_names, stability_index, summarise
 from tasks.ingest import mapping_of, plant_spec
 from tasks.references import Dataset, Validation
+from tasks.stages import cached
 
 MIN_EPISODES = 2
 """Least episodes for training, and least held out: one says nothing of how results vary."""
@@ -31,6 +32,7 @@ MAX_STABILITY_INDEX = 0.25
 Progress = Callable[[int, int, str], None]
 
 
+@cached()
 def validate(
     home: Home,
     run: RunConfig,

@@ -18,11 +18,13 @@ from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.evaluation.model_based import CHUNKS, fit_learned_model, logged_steps
 from tasks.progress import Report
 from tasks.references import Bundle, Champion, Dataset, Evaluation, Interval, MemberEvaluation, Population
+from tasks.stages import cached
 
 REWARD, COST = 0, 1
 """Positions in the values that fitted Q evaluation gives."""
 
 
+@cached()
 def evaluate(
     home: Home,
     run: RunConfig,

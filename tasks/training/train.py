@@ -23,6 +23,7 @@ from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.models.bundle import composite_digest, save_bundle
 from tasks.progress import Report
 from tasks.references import Bundle, Dataset, Member, Population
+from tasks.stages import cached
 from tasks.training.placement import train_population
 from tasks.training.population import training_run
 
@@ -30,6 +31,12 @@ ENVELOPE_SIGMAS = 1.0
 """How far beyond the training data, in its standard deviations, the shield lets the policy act."""
 
 
+def algorithm_module(run: RunConfig) -> list[str]:
+    """The module of the algorithm that a run trains with."""
+    return [ALGORITHMS.module(run.train.algorithm)] if run.train.algorithm in ALGORITHMS else []
+
+
+@cached(also=algorithm_module)
 def train(home: Home, run: RunConfig, dataset: Dataset, progress: Report | None = None) -> Population:
     """Train a member for every seed and point of the grid, and keep each as a composite that could ship.
 
@@ -104,3 +111,14 @@ def keep_bundle(home: Home, composite: Composite, plant: str) -> Bundle:
     if not bundle.complete:
         save_bundle(bundle.folder, composite, plant)
     return bundle
+
+
+@cached(name="fallback")
+def fallback_composite(home: Home, run: RunConfig) -> Bundle:
+    """The plant's own controller as a composite: what the shield hands over to, and what may stand in for a candidate.
+
+    Args:
+        home: where bundles are kept.
+        run: names the plant.
+    """
+    return keep_bundle(home, make_composite(PLANTS[run.plant]), run.plant)
