@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -29,6 +30,9 @@ os.environ.update(
     # Most of the tests' time goes into compiling programs that then run once: XLA need not make them fast.
     JAX_DISABLE_MOST_OPTIMIZATIONS="true",
 )
+# Signers keep generated passphrases in the user's configuration, and outlive the commands that start them.
+_CONFIGURATION = tempfile.TemporaryDirectory(prefix="neorl-tests-")
+os.environ.update(XDG_CONFIG_HOME=_CONFIGURATION.name, NEORL_SIGNER_IDLE="30")
 if platform.machine() == "x86_64":
     # XLA's older code generator, one module per program: a quarter of the compile time. It may compute an expression
     # anew in each kernel that needs it, and with fused multiply-adds (AVX2) to other last bits: then a minimum equals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,12 @@ from pathlib import Path
 from configs.errors import Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import file_sha256
-from tasks.adapters.ledger.attempts import check_attempt, check_result
-from tasks.adapters.ledger.certificate import Check, read_certificate, verify_certificate
-from tasks.adapters.ledger.champions import check_promotion
+from tasks.adapters.ledger import rules
+from tasks.adapters.ledger.attempts import certificate_file
+from tasks.adapters.ledger.certificate import Check, read_certificate, says_the_same, verify_certificate
 from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.protocol import Artefact
+from tasks.adapters.ledger.rules import GROUPS
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,7 @@ def audit(home: Home, heads: Iterable[str] = (), trust: Path | None = None) -> A
     entries = ledger.verified
     checks += _heads(ledger, heads, home.root / "ledger.head") if checks[-1].passed else []
     checks += [
-        _replayed("attempts", "attempts and results", entries, ("attempt", "result"), _attempt_rules),
-        _replayed(
-            "promotions", "promotions, each with an approval of its own", entries, ("promotion",), _promotion_rules
-        ),
+        *_replayed(entries),
         _champions(entries),
     ]
     checks += _files(home, entries)
@@ -82,7 +81,7 @@ def _chain(ledger: Ledger) -> Check:
         head = ledger.verify()
     except Refused as error:
         return Check("chain", False, str(error))
-    return Check("chain", True, f"{head['size']} entries, chained and signed by pinned keys, root {head['root'][:12]}")
+    return Check("chain", True, f"{head.size} entries, chained and signed by pinned keys, root {head.root[:12]}")
 
 
 def _heads(ledger: Ledger, heads: Iterable[str], own: Path) -> list[Check]:
@@ -99,29 +98,20 @@ def _heads(ledger: Ledger, heads: Iterable[str], own: Path) -> list[Check]:
     return failures or [Check("heads", True, f"{len(named)} signed heads are in the ledger's history")]
 
 
-def _attempt_rules(history: Sequence[Entry], entry: Entry) -> None:
-    (check_attempt if entry.kind == "attempt" else check_result)(history, entry)
-
-
-def _promotion_rules(history: Sequence[Entry], entry: Entry) -> None:
-    check_promotion(history, entry.plant, entry.body)
-
-
-def _replayed(
-    name: str,
-    what: str,
-    entries: Sequence[Entry],
-    kinds: tuple[str, ...],
-    rule: Callable[[Sequence[Entry], Entry], None],
-) -> Check:
-    """Apply the rule of writing again to each entry, given only what was known before it."""
-    selected = [entry for entry in entries if entry.kind in kinds]
-    for entry in selected:
+def _replayed(entries: Sequence[Entry]) -> list[Check]:
+    """Apply the rules of writing again to each entry, given only what was known before it."""
+    groups = {kind: name for name, kinds in GROUPS.items() for kind in kinds}
+    counts = Counter(groups.get(entry.kind, "others") for entry in entries)
+    failures = []
+    for entry in entries:
         try:
-            rule(entries[: entry.sequence - 1], entry)
-        except (Refused, KeyError, TypeError, ValueError) as error:
-            return Check(name, False, f"ledger entry {entry.sequence}: {error}")
-    return Check(name, True, f"{len(selected)} {what}")
+            rules.check(entries[: entry.sequence - 1], entry)
+        except Refused as error:
+            name = groups.get(entry.kind, "others")
+            failures.append(Check(name, False, f"ledger entry {entry.sequence}: {error}"))
+    failed = {check.name for check in failures}
+    held = [name for name in (*GROUPS, "others") if name not in failed]
+    return [*(Check(name, True, f"{counts[name]} entries, each by the rule of its kind") for name in held), *failures]
 
 
 def _champions(entries: Sequence[Entry]) -> Check:
@@ -136,29 +126,29 @@ def _champions(entries: Sequence[Entry]) -> Check:
     return Check("champions", True, f"one champion for each of {len(plants)} plants")
 
 
-def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, str, str, str]]:
+def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, Artefact]]:
+    """Each file once, with the first entry that names it."""
     seen = set()
     for entry in entries:
         for file in entry.artefacts:
-            key = (file["path"], file["sha256"])
-            if key not in seen:
-                seen.add(key)
-                yield entry.sequence, file["name"], *key
+            if (file.path, file.sha256) not in seen:
+                seen.add((file.path, file.sha256))
+                yield entry.sequence, file
 
 
 def _files(home: Home, entries: Sequence[Entry]) -> list[Check]:
     failures, count = [], 0
     root = home.root.resolve()
-    for sequence, name, relative, sha256 in _named_files(entries):
+    for sequence, file in _named_files(entries):
         count += 1
-        path = (root / relative).resolve()
-        where = f"{relative} ({name}, named by ledger entry {sequence})"
+        path = (root / file.path).resolve()
+        where = f"{file.path} ({file.name}, named by ledger entry {sequence})"
         if not path.is_relative_to(root):
             failures.append(Check("files", False, f"{where}: outside the home"))
         elif not path.is_file():
             failures.append(Check("files", False, f"{where}: missing"))
-        elif (found := file_sha256(path)) != sha256:
-            failures.append(Check("files", False, f"{where}: expected SHA-256 {sha256[:12]}, got {found[:12]}"))
+        elif (found := file_sha256(path)) != file.sha256:
+            failures.append(Check("files", False, f"{where}: expected SHA-256 {file.sha256[:12]}, got {found[:12]}"))
     return failures or [Check("files", True, f"{count} files named by entries, each with its SHA-256")]
 
 
@@ -166,21 +156,15 @@ def _certificates(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[
     """Check each certificate that a result names, statistics and all."""
     failures, count = [], 0
     for entry in entries:
-        if entry.kind != "result":
+        file = certificate_file(entry) if entry.kind == "result" else None
+        if file is None:
             continue
-        for file in entry.artefacts:
-            if not file["path"].startswith("certificates/"):
-                continue
-            count += 1
-            path = home.root / file["path"]
-            wrong = [check for check in verify_certificate(path, ledger.trust, ledger=ledger) if not check.passed]
-            failures += [Check("certificates", False, f"{file['path']}: {it.name}: {it.detail}") for it in wrong]
-            # A true certificate of another attempt must not stand behind this result.
-            if not wrong and _attempt_of(path, ledger) != entry.body["attempt"]:
-                detail = f"{file['path']}: a certificate of another attempt than that of ledger entry {entry.sequence}"
-                failures.append(Check("certificates", False, detail))
+        count += 1
+        path = home.root / file.path
+        wrong = [check for check in verify_certificate(path, ledger.trust, ledger=ledger) if not check.passed]
+        failures += [Check("certificates", False, f"{file.path}: {it.name}: {it.detail}") for it in wrong]
+        # A true certificate of another attempt must not stand behind this result.
+        if not wrong and not says_the_same(entry, read_certificate(path, ledger.trust).predicate):
+            detail = f"{file.path}: a certificate of another attempt than that of ledger entry {entry.sequence}"
+            failures.append(Check("certificates", False, detail))
     return failures or [Check("certificates", True, f"{count} certificates: seed, alpha, statistics and claim")]
-
-
-def _attempt_of(certificate: Path, ledger: Ledger) -> str:
-    return str(read_certificate(certificate, ledger.trust)["predicate"]["attempt"]["entry"])

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from pydantic import ValidationError
 
 from configs.errors import BadInput, Refused
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
-from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.ledger.attempts import Attempt, attempt_alpha
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.files.canonical import canonical_json, sha256_hex
+from tasks.adapters.ledger.attempts import AttemptBody, ResultBody, attempt_alpha, of_attempt
+from tasks.adapters.ledger.claims import (
+    NON_CLAIMS,
+    PREDICATE_TYPE,
+    PROTOCOL,
+    STATEMENT_TYPE,
+    Claim,
+    Counts,
+    Digest,
+    Materials,
+    NumberedAttempt,
+    Predicate,
+    Seed,
+    Statement,
+    Subject,
+)
+from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.protocol import Certify
 from tasks.adapters.ledger.signing import TrustRoot
 
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "https://neorl.dev/attestation/safety-certificate/v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-MATERIALS = ("dataset", "config", "code", "lock", "simulator", "shield", "processor")
-COUNTS = ("episodes", "violations", "violating", "log_e", "log_threshold", "upper_bound", "certified", "stop")
-PROTOCOL = (
-    "Episodes are run on the simulator in the order of keys derived from the seed, with constants and disturbances "
-    "drawn from the domain. A bet that their violation probability is p0/10 rather than p0 is looked at after every "
-    "episode, and certifies when its e-value reaches 1/alpha of the attempt, alpha_j = alpha/(j(j+1)). NaN, crash and "
-    "time-out count as violations. The attempt is logged before the seed exists, and the seed's SHA-256 before it is "
-    "used."
-)
-NON_CLAIMS = (
-    "It is a claim about the simulator, not about the plant.",
-    "Nothing is claimed outside the named operating domain, nor for another composite.",
-    "The confidence is over all attempts of the lineage; it is not the probability that this composite is safe.",
-    "The Clopper-Pearson bound is for information: the verdict rests on the e-value.",
-    "It is for a basic control layer behind an independent safety system, and claims no SIL.",
-)
 
-Repeat = Callable[[Mapping[str, Any], bytes], Mapping[str, Any]]
+Repeat = Callable[[Predicate, bytes], Counts]
 """(predicate, seed) -> counts: runs the certified test again."""
 
 
@@ -49,86 +47,74 @@ class Check(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What is to be shown: P(an episode violates phi under the domain) <= p0 with the lineage's confidence."""
-
-    plant: str
-    phi: str
-    """The limits, such as "316<=T<=332 K"."""
-    horizon: int
-    """Steps of an episode."""
-    domain_name: str
-    domain: dict[str, Any]
-    """Its parameters, as the rerun needs them."""
-    p0: float
-    confidence: float
-    max_episodes: int
-
-    def line(self, composite: str, simulator: str, passed: bool) -> str:
-        """The claim in one line, for people."""
-        text = (
-            f"P(an episode of {self.horizon} steps under {self.domain_name} violates {self.phi}) <= "
-            f"{_short(self.p0)} with confidence {100 * self.confidence:g} %, for composite {composite[:12]} on "
-            f"simulator {simulator[:12]}"
-        )
-        return text if passed else f"Not shown: {text}"
-
-
-def make_certificate(
-    ledger: Ledger,
-    attempt: Attempt,
-    seed: bytes,
-    claim: Claim,
-    counts: Mapping[str, Any],
-    materials: Mapping[str, str],
-) -> bytes:
-    """Sign what an attempt at certification found, passed or not.
+def make_certificate(ledger: Ledger, attempt: str, claim: Claim, counts: Counts, materials: Materials) -> bytes:
+    """Have the signer certify what an attempt found, passed or not.
 
     Args:
-        seed: from `draw_seed`; revealed in the certificate.
-        counts: the fields of `CertificationCounts`.
-        materials: digests of dataset, config, code, lock, simulator and shield, and the processor class on which a
-            rerun counts the same.
+        ledger: opened to write.
+        attempt: digest of the entry that logged the attempt; number, composite and seed are looked up there.
+        claim: what was to be shown.
+        counts: of the test.
+        materials: what the counts rest on.
 
     Returns:
         A DSSE envelope, the same bytes for the same attempt and ledger head.
 
     Raises:
-        ValueError: when a material or a count is missing.
+        Refused: when the counts do not add up, or are not those of this attempt.
     """
-    missing = [name for name in MATERIALS if name not in materials] + [name for name in COUNTS if name not in counts]
-    if missing:
-        raise ValueError(f"expected materials and counts with {', '.join(missing)}, got none: pass them")
-    passed = bool(counts["certified"])
-    opened = ledger.entry(attempt.entry)
-    statement = {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": f"composite/{claim.plant}", "digest": {"sha256": attempt.composite}}],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": {
-            "claim": claim.line(attempt.composite, materials["simulator"], passed),
-            "nonClaims": list(NON_CLAIMS),
-            "passed": passed,
-            "scope": asdict(claim),
-            "materials": dict(materials),
-            "protocol": PROTOCOL,
-            "attempt": {
-                "lineage": attempt.lineage,
-                "number": attempt.number,
-                "alpha": attempt.alpha,
-                "entry": attempt.entry,
-                "opened": opened.timestamp,
-            },
-            "seed": {"commitment": sha256_hex(seed), "value": seed.hex()},
-            "counts": {name: list(value) if isinstance(value, tuple) else value for name, value in counts.items()},
-            "ledgerHead": ledger.signed_head(),
-        },
-    }
-    return ledger.seal(PAYLOAD_TYPE, statement)
+    request = Certify(attempt=attempt, claim=claim, counts=counts, materials=materials)
+    return ledger.request(request).envelope.encode()
 
 
-def read_certificate(path: Path, trust: TrustRoot) -> dict[str, Any]:
+def state(opened: Entry, seed: bytes, request: Certify, signed_head: str) -> Statement:
+    """The statement that a certificate signs.
+
+    Args:
+        opened: the attempt's entry.
+        seed: of the attempt; it is revealed.
+        request: claim, counts and materials.
+        signed_head: of the ledger now.
+
+    Raises:
+        Refused: when the statement would not pass its own verification.
+    """
+    attempt, passed, claim = opened.read(AttemptBody), request.counts.certified, request.claim
+    materials = request.materials
+    statement = Statement(
+        type_=STATEMENT_TYPE,
+        subject=(Subject(name=f"composite/{claim.plant}", digest=Digest(sha256=attempt.composite)),),
+        predicateType=PREDICATE_TYPE,
+        predicate=Predicate(
+            claim=claim.line(attempt.composite, materials.simulator, passed),
+            nonClaims=NON_CLAIMS,
+            passed=passed,
+            scope=claim,
+            materials=materials,
+            protocol=PROTOCOL,
+            attempt=NumberedAttempt(
+                lineage=attempt.lineage,
+                number=attempt.number,
+                alpha=attempt.alpha,
+                entry=opened.digest,
+                opened=opened.timestamp,
+            ),
+            seed=Seed(commitment=sha256_hex(seed), value=seed.hex()),
+            counts=request.counts,
+            ledgerHead=signed_head,
+        ),
+    )
+    named = (claim.plant, claim.confidence, materials.dataset, materials.config)
+    logged = (opened.plant, attempt.confidence, attempt.dataset, attempt.config)
+    if named != logged:
+        raise Refused(f"expected plant, confidence, dataset and config of the attempt, {logged}, got {named}.")
+    wrong = [check for check in _own_checks(statement) if not check.passed]
+    if wrong:
+        raise Refused(f"expected counts that add up, got {wrong[0].name}: {wrong[0].detail}.")
+    return statement
+
+
+def read_certificate(path: Path, trust: TrustRoot) -> Statement:
     """The statement in a certificate whose envelope holds.
 
     Raises:
@@ -139,11 +125,18 @@ def read_certificate(path: Path, trust: TrustRoot) -> dict[str, Any]:
         envelope = path.read_bytes()
     except OSError as error:
         raise BadInput(f"expected a certificate at {path}, got '{error.strerror}': check the path.") from error
-    statement: dict[str, Any] = trust.unseal(PAYLOAD_TYPE, envelope)
-    kinds = (statement.get("_type"), statement.get("predicateType")) if isinstance(statement, dict) else None
+    payload = trust.unseal(PAYLOAD_TYPE, envelope)
+    kinds = (payload.get("_type"), payload.get("predicateType")) if isinstance(payload, dict) else None
     if kinds != (STATEMENT_TYPE, PREDICATE_TYPE):
         raise Refused(f"expected a {PREDICATE_TYPE} statement in {path.name}, got {kinds}: check the path.")
-    return statement
+    try:
+        return Statement.model_validate_json(canonical_json(payload))
+    except ValidationError as error:
+        raise MalformedStatement(f"a field is missing or malformed ({error.errors(include_url=False)[0]})") from error
+
+
+class MalformedStatement(Refused):
+    """A signed statement that is not of the certificate's shape."""
 
 
 def verify_certificate(
@@ -159,6 +152,8 @@ def verify_certificate(
     """Check a certificate again: signature, digests, seed, error probability, statistics, and on request the rollouts.
 
     Args:
+        path: the certificate.
+        trust: the keys whose signatures count.
         artefacts: digests found on this machine, by name (`composite` or one of the materials).
         ledger: where given, the attempt, commitment and result must be its entries.
         repeat: runs the test again, for `rerun` and `challenge`.
@@ -173,51 +168,56 @@ def verify_certificate(
     """
     if repeat is None and (rerun or challenge is not None):
         raise BadInput("expected a function that repeats the rollouts, got none: pass `repeat`.")
+    signed = Check("signature", True, f"canonical envelope, signed by a key pinned in {trust.source}")
     try:
         statement = read_certificate(path, trust)
+    except MalformedStatement as error:
+        return [signed, Check("statement", False, str(error))]
     except Refused as error:
         return [Check("signature", False, str(error))]
-    checks = [Check("signature", True, f"canonical envelope, signed by a key pinned in {trust.source}")]
-    try:
-        composite, predicate = statement["subject"][0]["digest"]["sha256"], statement["predicate"]
-        checks += _digests(composite, predicate["materials"], artefacts or {})
-        checks += [_seed(predicate), _alpha(predicate), _statistics(predicate), _claim(composite, predicate)]
-        if ledger is not None:
-            checks.append(_ledger(ledger, sha256_hex(path.read_bytes()), composite, predicate))
-        if repeat is not None and rerun:
-            checks.append(_rerun(predicate, repeat))
-        if repeat is not None and challenge is not None:
-            checks.append(_challenge(predicate, repeat, challenge))
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        checks.append(Check("statement", False, f"a field is missing or malformed ({error!r})"))
+    predicate = statement.predicate
+    checks = [signed, *_digests(statement, artefacts or {}), *_own_checks(statement)]
+    if ledger is not None:
+        checks.append(_ledger(ledger, sha256_hex(path.read_bytes()), statement))
+    if repeat is not None and rerun:
+        checks.append(_rerun(predicate, repeat))
+    if repeat is not None and challenge is not None:
+        checks.append(_challenge(predicate, repeat, challenge))
     return checks
 
 
-def _digests(composite: str, materials: Mapping[str, str], found: Mapping[str, str]) -> list[Check]:
-    stated = {**materials, "composite": composite}
+def _own_checks(statement: Statement) -> list[Check]:
+    """What a statement shows by itself."""
+    predicate = statement.predicate
+    try:
+        return [_seed(predicate), _alpha(predicate), _statistics(predicate), _claim(statement)]
+    except (IndexError, ValueError) as error:
+        return [Check("statement", False, f"a field is malformed ({error!r})")]
+
+
+def _digests(statement: Statement, found: Mapping[str, str]) -> list[Check]:
+    stated = {**statement.predicate.materials.model_dump(), "composite": statement.composite}
     return [
         Check(name, stated[name] == digest, f"certificate {stated[name][:20]}, here {digest[:20]}")
         for name, digest in found.items()
     ]
 
 
-def _seed(predicate: Mapping[str, Any]) -> Check:
-    seed = predicate["seed"]
-    digest = sha256_hex(bytes.fromhex(seed["value"]))
-    return Check(
-        "seed", digest == seed["commitment"], f"committed to {seed['commitment'][:12]}, revealed {digest[:12]}"
-    )
+def _seed(predicate: Predicate) -> Check:
+    seed = predicate.seed
+    digest = sha256_hex(bytes.fromhex(seed.value))
+    return Check("seed", digest == seed.commitment, f"committed to {seed.commitment[:12]}, revealed {digest[:12]}")
 
 
-def _alpha(predicate: Mapping[str, Any]) -> Check:
-    attempt = predicate["attempt"]
-    alpha = attempt_alpha(predicate["scope"]["confidence"], attempt["number"])
-    return Check("alpha", alpha == attempt["alpha"], f"attempt {attempt['number']} may spend {alpha:.6g}")
+def _alpha(predicate: Predicate) -> Check:
+    attempt = predicate.attempt
+    alpha = attempt_alpha(predicate.scope.confidence, attempt.number)
+    return Check("alpha", alpha == attempt.alpha, f"attempt {attempt.number} may spend {alpha:.6g}")
 
 
-def _statistics(predicate: Mapping[str, Any]) -> Check:
-    counts, alpha, p0 = predicate["counts"], predicate["attempt"]["alpha"], predicate["scope"]["p0"]
-    n, k, violating = counts["episodes"], counts["violations"], counts["violating"]
+def _statistics(predicate: Predicate) -> Check:
+    counts, alpha, p0 = predicate.counts, predicate.attempt.alpha, predicate.scope.p0
+    n, k, violating = counts.episodes, counts.violations, list(counts.violating)
     lost = np.zeros(n, dtype=np.int64)
     lost[violating] = 1
     lost = np.cumsum(lost)
@@ -229,11 +229,11 @@ def _statistics(predicate: Mapping[str, Any]) -> Check:
     agree = (
         len(set(violating)) == k == len(violating)
         and all(0 <= index < n for index in violating)
-        and n <= predicate["scope"]["max_episodes"]
-        and math.isclose(log_e, counts["log_e"], rel_tol=1e-9, abs_tol=1e-12)
-        and math.isclose(-math.log(alpha), counts["log_threshold"], rel_tol=1e-12)
-        and math.isclose(clopper_pearson_upper(k, n, alpha), counts["upper_bound"], rel_tol=1e-9)
-        and certified is counts["certified"] is predicate["passed"]
+        and n <= predicate.scope.max_episodes
+        and math.isclose(log_e, counts.log_e, rel_tol=1e-9, abs_tol=1e-12)
+        and math.isclose(-math.log(alpha), counts.log_threshold, rel_tol=1e-12)
+        and math.isclose(clopper_pearson_upper(k, n, alpha), counts.upper_bound, rel_tol=1e-9)
+        and certified is counts.certified is predicate.passed
         and (certified or not reached.size)
     )
     verdict = "reaches" if certified else "does not reach"
@@ -244,53 +244,60 @@ def _statistics(predicate: Mapping[str, Any]) -> Check:
     )
 
 
-def _claim(composite: str, predicate: Mapping[str, Any]) -> Check:
-    line = Claim(**predicate["scope"]).line(composite, predicate["materials"]["simulator"], predicate["passed"])
-    return Check("claim", line == predicate["claim"], line)
+def _claim(statement: Statement) -> Check:
+    predicate = statement.predicate
+    line = predicate.scope.line(statement.composite, predicate.materials.simulator, predicate.passed)
+    return Check("claim", line == predicate.claim, line)
 
 
-def _ledger(ledger: Ledger, sha256: str, composite: str, predicate: Mapping[str, Any]) -> Check:
-    attempt = predicate["attempt"]
+def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
+    predicate, attempt = statement.predicate, statement.predicate.attempt
     try:
-        ledger.verify([predicate["ledgerHead"]])
-        logged = {entry.kind: entry for entry in ledger.entries() if entry.body.get("attempt") == attempt["entry"]}
-        opened = ledger.entry(attempt["entry"])
-    except (Refused, BadInput) as error:
+        ledger.verify([predicate.ledgerHead])
+        opened, history = ledger.entry(attempt.entry), ledger.entries()
+        logged = opened.read(AttemptBody)
+        seed, result = (of_attempt(history, kind, attempt.entry) for kind in ("seed", "result"))
+        agree = (
+            (logged.composite, logged.lineage) == (statement.composite, attempt.lineage)
+            and (logged.number, logged.alpha) == (attempt.number, attempt.alpha)
+            and seed is not None
+            and seed.body["commitment"] == predicate.seed.commitment
+            and result is not None
+            and says_the_same(result, predicate)
+            and any(file.sha256 == sha256 for file in result.artefacts)
+        )
+    except (Refused, BadInput, ValidationError) as error:
         return Check("ledger", False, str(error))
-    agree = (
-        opened.body["composite"] == composite
-        and all(opened.body[name] == attempt[name] for name in ("lineage", "number", "alpha"))
-        and "seed" in logged
-        and logged["seed"].body["commitment"] == predicate["seed"]["commitment"]
-        and "result" in logged
-        and logged["result"].body["passed"] is predicate["passed"]
-        and any(file["sha256"] == sha256 for file in logged["result"].artefacts)
+    return Check("ledger", agree, f"entries for attempt {attempt.number}, its seed and its result with this file")
+
+
+def says_the_same(result: Entry, predicate: Predicate) -> bool:
+    """Whether a result's numbers are those of its certificate."""
+    body, counts = result.read(ResultBody), predicate.counts
+    return (body.attempt, body.passed, body.claim, body.episodes, body.violations, body.upper_bound) == (
+        predicate.attempt.entry,
+        predicate.passed,
+        predicate.claim,
+        counts.episodes,
+        counts.violations,
+        counts.upper_bound,
     )
-    return Check("ledger", agree, f"entries for attempt {attempt['number']}, its seed and its result with this file")
 
 
-def _rerun(predicate: Mapping[str, Any], repeat: Repeat) -> Check:
-    stated, counts = predicate["counts"], repeat(predicate, bytes.fromhex(predicate["seed"]["value"]))
-    agree = (counts["episodes"], list(counts["violating"])) == (stated["episodes"], stated["violating"])
+def _rerun(predicate: Predicate, repeat: Repeat) -> Check:
+    stated, counts = predicate.counts, repeat(predicate, bytes.fromhex(predicate.seed.value))
+    agree = (counts.episodes, counts.violating) == (stated.episodes, stated.violating)
     return Check(
         "rerun",
         agree,
-        f"certificate {stated['violations']} in {stated['episodes']}, rerun {counts['violations']} in "
-        f"{counts['episodes']}",
+        f"certificate {stated.violations} in {stated.episodes}, rerun {counts.violations} in {counts.episodes}",
     )
 
 
-def _challenge(predicate: Mapping[str, Any], repeat: Repeat, seed: bytes) -> Check:
+def _challenge(predicate: Predicate, repeat: Repeat, seed: bytes) -> Check:
     counts = repeat(predicate, seed)
     return Check(
         "challenge",
-        bool(counts["certified"]) or not predicate["passed"],
-        f"{counts['violations']} violations in {counts['episodes']} fresh episodes, upper bound "
-        f"{counts['upper_bound']:.3g}",
+        counts.certified or not predicate.passed,
+        f"{counts.violations} violations in {counts.episodes} fresh episodes, upper bound {counts.upper_bound:.3g}",
     )
-
-
-def _short(value: float) -> str:
-    """1e-3 rather than 0.001."""
-    mantissa, exponent = f"{value:e}".split("e")
-    return f"{float(mantissa):g}e{int(exponent)}"

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, time
-from typing import Any
 
 from configs.errors import BadInput, Refused
-from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.ledger import Body, Entry, Ledger
+from tasks.adapters.ledger.protocol import Artefact
+
+
+class VerdictBody(Body):
+    """A person, or the rule, approves or rejects a composite."""
+
+    composite: str
+    by: str
+    note: str = ""
+    version: str = ""
+    """In the registry."""
+    candidate: str = ""
+    """Digest of the candidate's entry."""
+
+
+class PromotionBody(Body):
+    """A composite becomes the champion of its plant."""
+
+    composite: str
+    approval: str
+    """Digest of its entry."""
+    replaces: str | None
+    """Digest of the promotion that this one replaces; none for the first."""
+    version: str = ""
+    candidate: str = ""
 
 
 def moment(text: str) -> str:
@@ -71,59 +95,62 @@ def check_certified(history: Sequence[Entry], plant: str, composite: str) -> Non
         )
 
 
-def check_promotion(history: Sequence[Entry], plant: str, body: Mapping[str, Any]) -> None:
+def check_approval(history: Sequence[Entry], entry: Entry) -> None:
+    """Refuse an approval that names no composite or nobody.
+
+    Args:
+        history: all entries before the approval.
+        entry: the approval.
+    """
+    entry.read(VerdictBody)
+
+
+def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
     """Refuse a promotion unless it replaces the champion in force, is certified, and has an approval of its own.
 
     Args:
         history: all entries before the promotion.
-        body: `composite`, `approval` (digest of its entry), `replaces` (digest of the promotion replaced, or None).
+        entry: the promotion.
 
     Raises:
         Refused: naming what is missing.
     """
-    short = body["composite"][:12]
+    plant, body = entry.plant, entry.read(PromotionBody)
     current = champion(history, plant)
-    if body["replaces"] != (current.digest if current else None):
+    if body.replaces != (current.digest if current else None):
         name = current.body["composite"][:12] if current else "none"
         raise Refused(
             f"expected a promotion that replaces the champion of {plant} in force ({name}), got one prepared against "
             "another: compare the candidate with the new champion first."
         )
-    check_certified(history, plant, body["composite"])
-    approval = open_approval(history, plant, body["composite"])
-    if approval is None or approval.digest != body["approval"]:
+    check_certified(history, plant, body.composite)
+    approval = open_approval(history, plant, body.composite)
+    if approval is None or approval.digest != body.approval:
         raise Refused(
-            f"expected an approval of composite {short} for {plant} that no other promotion has used, got none: "
-            "have it approved first."
+            f"expected an approval of composite {body.composite[:12]} for {plant} that no other promotion has used, "
+            "got none: have it approved first."
         )
 
 
-def approve(ledger: Ledger, plant: str, composite: str, **details: Any) -> Entry:
+def approve(ledger: Ledger, plant: str, verdict: VerdictBody) -> Entry:
     """Log the approval of a composite; one that still waits for its promotion is returned, not repeated."""
-    waiting = open_approval(ledger.entries(), plant, composite)
-    return waiting or ledger.append("approval", {**details, "composite": composite}, plant=plant)
+    waiting = open_approval(ledger.entries(), plant, verdict.composite)
+    return waiting or ledger.append("approval", verdict, plant=plant)
 
 
-def reject(ledger: Ledger, plant: str, composite: str, **details: Any) -> Entry:
+def reject(ledger: Ledger, plant: str, verdict: VerdictBody) -> Entry:
     """Log the rejection of a composite, which also takes back an approval not yet used."""
-    return ledger.append("rejection", {**details, "composite": composite}, plant=plant)
+    return ledger.append("rejection", verdict, plant=plant)
 
 
-def promote(
-    ledger: Ledger,
-    plant: str,
-    body: Mapping[str, Any],
-    *,
-    approval: str,
-    expected_current: str | None,
-    artefacts: Sequence[Mapping[str, str]] = (),
-) -> Entry:
+def promote(ledger: Ledger, plant: str, promotion: PromotionBody, artefacts: Sequence[Artefact] = ()) -> Entry:
     """Make a composite the champion, by compare-and-set.
 
     Args:
-        body: `composite` (digest) and what else describes the version.
-        approval: digest of the approval's entry; each is good for one promotion.
-        expected_current: digest of the promotion that this one replaces, None for the first.
+        ledger: opened to write.
+        plant: the plant's name.
+        promotion: with the digests of its approval, which is good for one promotion, and of what it replaces.
+        artefacts: the candidate's files.
 
     Returns:
         The promotion's entry; the existing one when this approval has already made the champion.
@@ -132,12 +159,6 @@ def promote(
         Refused: when the champion has changed meanwhile, or certification or approval is missing.
     """
     current = champion(ledger.entries(), plant)
-    if current is not None and current.body["approval"] == approval:
+    if current is not None and current.body["approval"] == promotion.approval:
         return current
-    promotion = {**body, "approval": approval, "replaces": expected_current}
-
-    def checked(history: Sequence[Entry]) -> Mapping[str, Any]:
-        check_promotion(history, plant, promotion)
-        return promotion
-
-    return ledger.append("promotion", checked, plant=plant, artefacts=artefacts)
+    return ledger.append("promotion", promotion, plant=plant, artefacts=artefacts)

@@ -1,62 +1,46 @@
-"""The ledger: an append-only SQL table of signed, hash-chained entries, the truth about promotion."""
+"""The ledger: an append-only table of signed, hash-chained entries, the truth about promotion."""
 
 from __future__ import annotations
 
 import html
 import json
-import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sql
-from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.schema import CreateTable
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters.files.canonical import file_sha256, sha256_hex, write_atomic
+from tasks.adapters.files.canonical import file_sha256, sha256_hex
 from tasks.adapters.files.merkle import MerkleTree, merkle_root
-from tasks.adapters.ledger.signing import Signer, TrustRoot, open_keys
+from tasks.adapters.ledger import client, table
+from tasks.adapters.ledger.protocol import Answer, Append, Artefact, Ask, Head, Request
+from tasks.adapters.ledger.signing import TrustRoot
+from tasks.adapters.ledger.table import GENESIS, TABLE
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry+json"
 HEAD_TYPE = "application/vnd.neorl.ledger-head+json"
-GENESIS = "0" * 64
-"""Predecessor of the first entry."""
-
 # The canonical envelope of a head: its keys in their one order, and nothing but base64 within the strings.
 HEAD = re.compile(
     r'\{"payload":"[A-Za-z0-9+/=]+","payloadType":"application/vnd\.neorl\.ledger-head\+json",'
     r'"signatures":\[\{"keyid":"[0-9a-f]+","sig":"[A-Za-z0-9+/=]+"\}\]\}'
 )
+LOST_ANSWERS = 5
+"""Times in a row that the signer may be lost during one append before it is an error."""
 
-METADATA = sql.MetaData()
-TABLE = sql.Table(
-    "ledger",
-    METADATA,
-    sql.Column("sequence", sql.Integer, primary_key=True, autoincrement=False),
-    # Unique, so that two writers cannot both follow the same entry: appending is compare-and-set.
-    sql.Column("predecessor", sql.String(64), nullable=False, unique=True),
-    sql.Column("digest", sql.String(64), nullable=False, unique=True),
-    sql.Column("timestamp", sql.String(27), nullable=False),
-    sql.Column("kind", sql.String(32), nullable=False),
-    sql.Column("plant", sql.String(64), nullable=False),
-    sql.Column("envelope", sql.Text, nullable=False),
-)
-SQLITE_TRIGGERS = (
-    "CREATE TRIGGER IF NOT EXISTS ledger_no_update BEFORE UPDATE ON ledger "
-    "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
-    "CREATE TRIGGER IF NOT EXISTS ledger_no_delete BEFORE DELETE ON ledger "
-    "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
-    # Also stops INSERT OR REPLACE, which deletes without firing the trigger above.
-    "CREATE TRIGGER IF NOT EXISTS ledger_next_only BEFORE INSERT ON ledger "
-    "WHEN NEW.sequence IS NOT (SELECT COALESCE(MAX(sequence), 0) + 1 FROM ledger) "
-    f"OR NEW.predecessor IS NOT COALESCE((SELECT digest FROM ledger ORDER BY sequence DESC LIMIT 1), '{GENESIS}') "
-    "BEGIN SELECT RAISE(ABORT, 'the ledger only takes the next entry'); END",
-)
+
+class Body(BaseModel):
+    """What an entry of some kind says. Frozen, and nothing is converted or ignored when it is read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -69,71 +53,65 @@ class Entry:
     kind: str
     plant: str
     body: dict[str, Any]
-    artefacts: list[dict[str, str]]
-    """Files that the entry vouches for: name, path relative to the home, sha256."""
+    artefacts: tuple[Artefact, ...]
+    """Files that the entry vouches for."""
     digest: str
     """SHA-256 of the envelope: the entry's name for its successor and for other entries."""
-    envelope: bytes
+    envelope: bytes = field(repr=False)
+
+    def read(self, model: type[AnyBody]) -> AnyBody:
+        """The entry's body as the model of its kind.
+
+        Raises:
+            pydantic.ValidationError: when it says more, less or something else.
+        """
+        return model.model_validate_json(json.dumps(self.body))
+
+
+class HeadNow(NamedTuple):
+    """Size, last digest and Merkle root (RFC 6962 over the envelopes) of a ledger at a moment."""
+
+    last: str
+    root: str
+    size: int
 
 
 class Ledger:
-    """Reads are verified: no entry is returned whose signature, chain or columns do not hold."""
+    """Reads are verified: no entry is returned whose signature, chain or columns do not hold.
 
-    def __init__(
-        self, home: Home, engine: sql.Engine, trust: TrustRoot, signer: Signer | None, clock: Callable[[], datetime]
-    ) -> None:
+    Reading needs neither the private key nor the signer; appending asks the signer.
+    """
+
+    def __init__(self, home: Home, engine: sql.Engine, trust: TrustRoot, ask: Ask | None) -> None:
         self.home, self.trust = home, trust
-        self._engine, self._signer, self._clock = engine, signer, clock
+        self._engine, self._ask = engine, ask
         self._entries: list[Entry] = []
         self._tree = MerkleTree()
 
     @staticmethod
     def exists(home: Home) -> bool:
         """Whether there is a ledger to read: a team's, or this home's own."""
-        return bool(os.environ.get("NEORL_LEDGER_URL")) or home.ledger.exists()
+        return table.url_of(home) != f"sqlite:///{home.ledger}" or home.ledger.exists()
 
     @classmethod
-    def open(
-        cls,
-        home: Home,
-        *,
-        trust: Path | None = None,
-        url: str | None = None,
-        write: bool = True,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> Ledger:
+    def open(cls, home: Home, *, trust: Path | None = None, write: bool = True, ask: Ask | None = None) -> Ledger:
         """Open the ledger of a home.
 
         Args:
             trust: file of pinned public keys, in place of the project's or the home's.
-            url: SQLAlchemy URL; else `NEORL_LEDGER_URL`, else SQLite in the home.
-            write: False only reads: nothing is created, and no private key is needed.
-            clock: tells the time in UTC.
+            write: False only reads: nothing is created, and no signer is needed.
+            ask: answers requests for signatures, in place of the home's signer process.
 
         Raises:
             BadInput: when there is no ledger to read, or the trust root is missing.
-            Refused: when the signing key is not pinned, or the database cannot be read.
+            Refused: when the signing key is missing or not pinned, or the database cannot be read.
         """
-        url = url or os.environ.get("NEORL_LEDGER_URL") or f"sqlite:///{home.ledger}"
-        if not write and url == f"sqlite:///{home.ledger}" and not home.ledger.exists():
+        if write:
+            ask = ask or partial(client.ask, home)
+            ask(client.hello(home))
+        elif not cls.exists(home):
             raise BadInput(f"expected a ledger at {home.ledger}, got none: check NEORL_HOME, or retrain a plant first.")
-        home.folder()
-        engine = _engine(url)
-        if not write:
-            return cls(home, engine, TrustRoot.locate(home, trust), None, clock)
-        try:
-            with engine.connect() as connection:
-                connection.execute(CreateTable(TABLE, if_not_exists=True))
-                if engine.dialect.name == "sqlite":
-                    for trigger in SQLITE_TRIGGERS:
-                        connection.exec_driver_sql(trigger)
-                first_use = connection.execute(sql.select(TABLE.c.sequence).limit(1)).first() is None
-        except DBAPIError as error:
-            raise Refused(
-                f"expected a database at {engine.url}, got '{error.orig}': restore it from its backup."
-            ) from error
-        signer, root = open_keys(home, first_use=first_use, trust=trust)
-        return cls(home, engine, root, signer, clock)
+        return cls(home, table.connect(table.url_of(home)), TrustRoot.locate(home, trust), ask if write else None)
 
     def entries(self, kind: str | None = None, plant: str | None = None) -> list[Entry]:
         """Verified entries in order, all or those of a kind and a plant.
@@ -166,113 +144,100 @@ class Ledger:
     def append(
         self,
         kind: str,
-        body: Mapping[str, Any] | Callable[[Sequence[Entry]], Mapping[str, Any]],
+        body: BaseModel | Callable[[Sequence[Entry]], BaseModel],
         *,
         plant: str = "",
-        artefacts: Sequence[Mapping[str, str]] = (),
+        artefacts: Sequence[Artefact] = (),
     ) -> Entry:
-        """Sign an entry and append it.
+        """Have the signer check, sign and append an entry.
 
         Args:
-            kind: what happened.
-            body: a JSON object; or a function that makes it of all earlier entries, or refuses. The function runs
+            kind: what happened, one of `rules.RULES`.
+            body: what the entry says; or a function that makes it of all earlier entries, or refuses. The function runs
                 again whenever another writer was first, so what it checked still holds in the entry (compare-and-set).
+            plant: the plant that it is about.
             artefacts: files vouched for, from `artefact`; they must never be overwritten later.
 
+        Returns:
+            The entry, read back and verified.
+
         Raises:
-            Refused: when the ledger does not verify, cannot be written, or was opened to read.
+            Refused: when the ledger does not verify, was opened to read, or the entry breaks a rule of its kind.
+            BadInput: when the ledger cannot be written.
         """
+        lost = 0
         while True:
             history = list(self._refresh())
-            payload: dict[str, Any] = {
-                "artefacts": [dict(artefact) for artefact in artefacts],
-                "body": dict(body(history) if callable(body) else body),
-                "kind": kind,
-                "plant": plant,
-                "predecessor": history[-1].digest if history else GENESIS,
-                "sequence": len(history) + 1,
-                # Never before the last entry, whatever the clock does: "champion at a date" relies on the order.
-                "timestamp": max(_timestamp(self._clock()), history[-1].timestamp if history else ""),
-            }
-            envelope = self.seal(ENTRY_TYPE, payload)
-            row = {key: payload[key] for key in ("sequence", "predecessor", "timestamp", "kind", "plant")}
+            said = body(history) if callable(body) else body
+            request = Append(
+                kind=kind,
+                plant=plant,
+                body=_json(said),
+                artefacts=tuple(artefacts),
+                predecessor=history[-1].digest if history else GENESIS,
+            )
             try:
-                with self._engine.connect() as connection:
-                    connection.execute(
-                        sql.insert(TABLE), {**row, "digest": sha256_hex(envelope), "envelope": envelope.decode()}
-                    )
-            except IntegrityError as error:
-                if len(self._refresh()) == len(history):
+                if not self.request(request).stale:
+                    return self._refresh()[len(history)]
+            except ConnectionError as error:
+                # The signer was killed, before or after it wrote the entry: if the next one is ours, it was after.
+                lost += 1
+                if len(self._refresh()) > len(history) and _is_of(self._entries[len(history)], request):
+                    return self._entries[len(history)]
+                if lost == LOST_ANSWERS:
                     raise Refused(
-                        f"expected the ledger to take entry {len(history) + 1}, got '{error.orig}': verify it with "
-                        "`neorl audit verify`."
+                        f"expected the signer to append an entry, got '{error}': see logs/signer.log."
                     ) from error
-                continue
-            except DBAPIError as error:
-                raise BadInput(
-                    f"expected to write ledger entry {len(history) + 1} to {self._engine.url}, got '{error.orig}': "
-                    "make room or allow writing there, then run the same command again."
-                ) from error
-            entry = self._refresh()[len(history)]
-            write_atomic(self.home.root / "ledger.head", self.signed_head().encode())
-            return entry
 
-    def head(self) -> dict[str, Any]:
-        """Size, last digest and Merkle root (RFC 6962 over the envelopes) of the ledger now."""
+    def head(self) -> HeadNow:
+        """The head of the ledger now."""
         entries = self._refresh()
-        last = entries[-1].digest if entries else GENESIS
-        return {"last": last, "root": self._tree.root().hex(), "size": len(entries)}
+        return HeadNow(entries[-1].digest if entries else GENESIS, self._tree.root().hex(), len(entries))
 
     def signed_head(self) -> str:
         """The head as a small signed envelope (ASCII JSON): keep it elsewhere and truncation will be seen."""
-        return self.seal(HEAD_TYPE, self.head()).decode()
+        return self.request(Head()).envelope
 
-    def verify(self, heads: Iterable[str] = ()) -> dict[str, Any]:
+    def verify(self, heads: Iterable[str] = ()) -> HeadNow:
         """Check every entry, and that every signed head is one that this ledger has had.
 
         Returns:
-            The head, and how many heads were compared.
+            The head.
 
         Raises:
             Refused: naming the entry that does not hold, or the head that the ledger contradicts.
         """
-        entries, compared = self._refresh(), 0
+        entries = self._refresh()
         for text in heads:
-            self._check_head(entries, self.trust.unseal(HEAD_TYPE, text.strip().encode()))
-            compared += 1
-        return {**self.head(), "heads": compared}
+            self._check_head(entries, HeadNow(**self.trust.unseal(HEAD_TYPE, text.strip().encode())))
+        return self.head()
 
-    def seal(self, payload_type: str, payload: Any) -> bytes:
-        """Sign a JSON value with this home's key.
+    def request(self, request: Request) -> Answer:
+        """Ask this home's signer.
 
         Raises:
-            Refused: when the ledger was opened to read.
+            Refused: when the ledger was opened to read, or the signer refuses.
         """
-        if self._signer is None:
+        if self._ask is None:
             raise Refused("expected a ledger opened to write, got one opened to read: sign on the home's own machine.")
-        return self._signer.seal(payload_type, payload)
+        return self._ask(request)
 
     def _refresh(self) -> list[Entry]:
-        """Read and verify what was appended since the last look."""
-        for row in self._rows():
+        """Read and verify what was appended since the last look, and that the last entry seen is still there."""
+        seen = len(self._entries)
+        rows = table.rows_from(self._engine, seen)
+        if seen:
+            row = next(rows, None)
+            if row is None or row.envelope != self._entries[-1].envelope.decode():
+                raise Refused(
+                    f"ledger entry {seen}: expected the one that was read before, got another or none: bring back the "
+                    "newer ledger; where an older one is meant, run `neorl down` first."
+                )
+        for row in rows:
             entry = self._checked(row)
             self._entries.append(entry)
             self._tree.append(entry.envelope)
         return self._entries
-
-    def _rows(self) -> Iterator[sql.Row[Any]]:
-        query = sql.select(TABLE).order_by(TABLE.c.sequence)
-        # Without a filter at first: a row whose sequence was altered must not slip below it.
-        if self._entries:
-            query = query.where(TABLE.c.sequence > len(self._entries))
-        try:
-            with self._engine.connect() as connection:
-                yield from connection.execute(query)
-        except DBAPIError as error:
-            raise Refused(
-                f"expected ledger entry {len(self._entries) + 1} to be readable, got '{error.orig}': restore the "
-                "database from its backup."
-            ) from error
 
     def _checked(self, row: sql.Row[Any]) -> Entry:
         number = len(self._entries) + 1
@@ -280,8 +245,7 @@ class Ledger:
             if not isinstance(row.envelope, str):
                 raise Refused("expected text in the envelope column, got another type: restore the row.")
             envelope = row.envelope.encode()
-            payload = self.trust.unseal(ENTRY_TYPE, envelope)
-            entry = Entry(**payload, digest=sha256_hex(envelope), envelope=envelope)
+            entry = read_entry(self.trust.unseal(ENTRY_TYPE, envelope), envelope)
             last = self._entries[-1] if self._entries else None
             expected = {"sequence": number, "predecessor": last.digest if last else GENESIS, "digest": entry.digest}
             for name in TABLE.columns.keys()[:-1]:
@@ -297,29 +261,50 @@ class Ledger:
             raise Refused(f"ledger entry {number}: {error}") from error
         return entry
 
-    def _check_head(self, entries: Sequence[Entry], head: Mapping[str, Any]) -> None:
-        size = head["size"]
-        if size > len(entries):
+    def _check_head(self, entries: Sequence[Entry], head: HeadNow) -> None:
+        if head.size > len(entries):
             raise Refused(
-                f"expected at least the {size} ledger entries that a signed head has seen, got {len(entries)}: the "
-                "ledger was truncated or an older one restored, so bring back the newer one."
+                f"expected at least the {head.size} ledger entries that a signed head has seen, got {len(entries)}: "
+                "the ledger was truncated or an older one restored, so bring back the newer one."
             )
-        root = merkle_root(entry.envelope for entry in entries[:size]).hex()
-        last = entries[size - 1].digest if size else GENESIS
-        if (root, last) != (head["root"], head["last"]):
+        root = merkle_root(entry.envelope for entry in entries[: head.size]).hex()
+        last = entries[head.size - 1].digest if head.size else GENESIS
+        if (root, last) != (head.root, head.last):
             raise Refused(
-                f"expected the first {size} ledger entries to have root {head['root'][:12]}, as a signed head says, "
+                f"expected the first {head.size} ledger entries to have root {head.root[:12]}, as a signed head says, "
                 f"got {root[:12]}: this is another history, so bring back the original ledger."
             )
 
 
-def artefact(home: Home, path: Path, name: str | None = None) -> dict[str, str]:
+def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
+    """The entry that a payload stands for.
+
+    Raises:
+        TypeError, ValueError: when the payload has another shape.
+    """
+    artefacts = tuple(Artefact(**file) for file in payload["artefacts"])
+    return Entry(**{**payload, "artefacts": artefacts}, digest=sha256_hex(envelope), envelope=envelope)
+
+
+def insert(engine: sql.Engine, entry: Entry) -> None:
+    """Write the row of a signed entry.
+
+    Raises:
+        sqlalchemy.exc.IntegrityError: when another writer was first.
+        sqlalchemy.exc.DBAPIError: when the database cannot be written.
+    """
+    columns = {name: getattr(entry, name) for name in TABLE.columns.keys()[:-1]}
+    with engine.connect() as connection:
+        connection.execute(sql.insert(TABLE), {**columns, "envelope": entry.envelope.decode()})
+
+
+def artefact(home: Home, path: Path, name: str | None = None) -> Artefact:
     """Name a file under the home by its SHA-256, for an entry to vouch for."""
     relative = path.resolve().relative_to(home.root.resolve())
-    return {"name": name or path.name, "path": relative.as_posix(), "sha256": file_sha256(path)}
+    return Artefact(name or path.name, relative.as_posix(), file_sha256(path))
 
 
-def folder_artefacts(home: Home, folder: Path, name: str) -> list[dict[str, str]]:
+def folder_artefacts(home: Home, folder: Path, name: str) -> list[Artefact]:
     """Name every file in a folder, in the order of their paths."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [artefact(home, path, f"{name}/{path.relative_to(folder).as_posix()}") for path in files]
@@ -356,19 +341,16 @@ def report_heads(home: Home) -> Iterator[str]:
         yield from heads_in(path.read_text(errors="replace"))
 
 
-def _engine(url: str) -> sql.Engine:
-    # Statements commit one by one: an entry is one insert, and the unique predecessor guards the rest.
-    connect_args = {"timeout": 60} if url.startswith("sqlite") else {}
-    engine = sql.create_engine(url, poolclass=sql.NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args)
-    if engine.dialect.name == "sqlite":
-
-        @sql.event.listens_for(engine, "connect")
-        def durable(connection: Any, _: Any) -> None:
-            # Also syncs the folder once the journal is gone, so that a finished append survives a power cut.
-            connection.execute("PRAGMA synchronous=EXTRA")
-
-    return engine
+def _json(body: BaseModel) -> dict[str, JsonValue]:
+    # By way of text, where numbers that are not finite have a form that JSON knows.
+    value: dict[str, JsonValue] = json.loads(body.model_dump_json()) if isinstance(body, BaseModel) else dict(body)
+    return value
 
 
-def _timestamp(moment: datetime) -> str:
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+def _is_of(entry: Entry, request: Append) -> bool:
+    return (entry.kind, entry.plant, entry.body, entry.artefacts) == (
+        request.kind,
+        request.plant,
+        request.body,
+        request.artefacts,
+    )

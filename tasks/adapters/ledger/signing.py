@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -23,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 import configs
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters.files.canonical import canonical_json, write_atomic
+from tasks.adapters.files.canonical import canonical_json
 
 ENVELOPE_KEYS = {"payload", "payloadType", "signatures"}
 PROJECT_TRUST = Path(configs.__path__[0]) / "trust.yaml"
@@ -45,8 +41,8 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Signer:
-    """The private key of this home; its bytes are in no message, representation or argument list."""
+class SigningKey:
+    """A private key; its bytes are in no message, representation or argument list."""
 
     _private: Ed25519PrivateKey
 
@@ -161,96 +157,10 @@ class TrustRoot:
         return payload
 
 
-def open_keys(
-    home: Home, *, first_use: bool, trust: Path | None = None, project: Path = PROJECT_TRUST
-) -> tuple[Signer, TrustRoot]:
-    """The home's signing key and the trust root.
-
-    On first use a key is made (PEM, PKCS #8, mode 0600) and, where the project pins none, its public half is pinned
-    in the home. Later a missing key or trust root is never replaced: who replaces both could re-sign everything.
-
-    Args:
-        first_use: whether nothing has been signed for this home yet.
-        trust: a file of pinned keys that overrides the project's and the home's.
-        project: where the project pins the keys that it trusts.
-
-    Raises:
-        Refused: when the key is not pinned, is missing though records exist, or may be read by others.
-        BadInput: when the key or the trust root cannot be read.
-    """
-    path = home.root / "keys" / "signing.pem"
-    with locked(home, "keys"):
-        if not path.exists():
-            if not first_use:
-                raise Refused(
-                    f"expected the private key that signed this home's records in {path}, got none: restore it from "
-                    "its backup, or start a new home."
-                )
-            pem = Ed25519PrivateKey.generate().private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-            write_secret(path, pem)
-        signer = _read_key(path)
-        if first_use and trust is None and not project.exists() and not home.trust.exists():
-            write_atomic(home.trust, trust_yaml(signer.public, "pinned on first use"))
-    root = TrustRoot.locate(home, trust, project)
-    if key_id(signer.public) not in root.keys:
-        raise Refused(
-            f"expected this home's signing key {key_id(signer.public)} among those pinned in {root.source}, got "
-            f"{', '.join(root.keys)}: pin it there with the lines that `neorl keys show` prints."
-        )
-    return signer, root
-
-
 def trust_yaml(public: Ed25519PublicKey, note: str) -> bytes:
     """The trust root that pins one key."""
     text = _base64(public.public_bytes_raw())
     return f"keys:\n  - id: '{key_id(public)}'\n    public: '{text}'\n    note: {json.dumps(note)}\n".encode()
-
-
-def write_secret(path: Path, data: bytes) -> Path:
-    """Write a file that only its owner may read, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    write_atomic(path, data)
-    path.chmod(0o600)
-    return path
-
-
-def read_secret(path: Path) -> bytes:
-    """Read a secret file.
-
-    Raises:
-        Refused: when others than its owner may read or write it.
-    """
-    if path.stat().st_mode & 0o077:
-        raise Refused(
-            f"expected {path} to be its owner's alone (mode 0600), got mode {path.stat().st_mode & 0o777:04o}: "
-            f"run `chmod 600 {path}`, and replace what it holds if others may have read it."
-        )
-    return path.read_bytes()
-
-
-def _read_key(path: Path) -> Signer:
-    try:
-        private = serialization.load_pem_private_key(read_secret(path), password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        # The parser's own message is left out: it may quote the key.
-        raise BadInput(f"expected an Ed25519 key in {path}, got another content: restore it.") from error
-    if not isinstance(private, Ed25519PrivateKey):
-        raise BadInput(f"expected an Ed25519 key in {path}, got {type(private).__name__}: restore it from its backup.")
-    return Signer(private)
-
-
-@contextmanager
-def locked(home: Home, name: str) -> Iterator[None]:
-    """Let one process at a time make secrets; the kernel frees the lock of a killed process."""
-    descriptor = os.open(home.folder("locks") / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _base64(data: bytes) -> str:

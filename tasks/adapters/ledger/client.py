@@ -1,0 +1,177 @@
+"""Asking the signer: a socket in the home's folder of keys, and a signer that is started by whoever needs it first."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.adapters.files.canonical import sha256_hex
+from tasks.adapters.ledger.keys import PASSPHRASE, key_file, locked, must_be_asked_for
+from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Hello, Request, Stop
+from tasks.adapters.ledger.table import url_of
+
+ROOT = Path(__file__).resolve().parents[3]
+"""The folder that holds the packages: the signer runs the same sources as its client."""
+IDLE = "NEORL_SIGNER_IDLE"
+"""Seconds without a request after which a signer that can be started again unattended ends by itself."""
+DEFAULT_IDLE = "3600"
+PATIENCE = 60.0
+"""Seconds to wait for an answer."""
+LONGEST_ADDRESS = 100
+"""Bytes; the kernel takes a little over a hundred."""
+
+
+def ask(home: Home, request: Request) -> Answer:
+    """Ask a home's signer, starting it where none runs.
+
+    Raises:
+        Refused: when a rule or check refuses the request, or the key cannot be used.
+        BadInput: when it cannot be done with what there is.
+        ConnectionError: when the signer was lost before it answered, and asking again could append twice.
+    """
+    again = not isinstance(request, Append)
+    while True:
+        connection = _connect(home)
+        if connection is None:
+            start(home)
+            connection = _connect(home)
+        if connection is None:
+            raise ConnectionError("the signer ended as soon as it had started")
+        with connection:
+            try:
+                answer = _exchange(connection, request)
+            except ConnectionError:
+                if not again:
+                    raise
+                again = False
+                continue
+        if not (isinstance(request, Hello) and answer.stale):
+            break
+        stop(home)  # it runs other sources than this client, or has ended by now
+    if answer.refused:
+        raise Refused(answer.refused)
+    if answer.bad_input:
+        raise BadInput(answer.bad_input)
+    return answer
+
+
+def hello(home: Home) -> Hello:
+    """The first request of a client."""
+    return Hello(ledger=sha256_hex(url_of(home).encode()), sources=sources())
+
+
+def start(home: Home) -> None:
+    """Start a home's signer unless one answers, and wait until it listens.
+
+    The passphrase comes from `NEORL_KEY_PASSPHRASE`, which is taken out of this process's environment so that no child
+    inherits it; else from a file (see `keys.open_keys`); else a person is asked on the terminal.
+
+    Raises:
+        Refused: when the passphrase is wrong or missing, the key is missing or not pinned, or the database is none.
+        BadInput: when key or trust root cannot be read.
+    """
+    given = os.environ.pop(PASSPHRASE, "").encode()
+    with locked(home, "signer"):
+        running = _connect(home)
+        if running is not None:
+            running.close()
+            return
+        if not given and sys.stdin is not None and sys.stdin.isatty() and must_be_asked_for(home):
+            given = getpass.getpass(f"Passphrase of {key_file(home)}: ").encode()
+        # A signer whose passphrase only a person knows stays until it is stopped: nobody may be there to ask.
+        idle = "0" if given else os.environ.get(IDLE, DEFAULT_IDLE)
+        command = [sys.executable, "-P", "-m", "tasks.adapters.ledger.signer", str(home.root.resolve()), idle]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        # The one that is started here ends as soon as its child listens.
+        done = subprocess.run(
+            command, input=given, capture_output=True, env={**os.environ, "PYTHONPATH": path}, check=False
+        )
+        if done.returncode == 0:
+            return
+    try:
+        answer = Answer.model_validate_json(done.stdout)
+    except ValidationError:
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        raise Refused(f"expected the signer to start, got {last!r}: see logs/signer.log in {home.root}.") from None
+    raise Refused(answer.refused) if answer.refused else BadInput(answer.bad_input)
+
+
+def stop(home: Home) -> None:
+    """End a home's signer, if one runs, and wait until it has ended."""
+    connection = _connect(home)
+    if connection is None:
+        return
+    with connection:
+        try:
+            _exchange(connection, Stop())
+            # Its answer is followed by the end of the process, which closes the connection.
+            while connection.recv(1024):
+                pass
+        except ConnectionError:
+            pass  # it has ended
+
+
+@cache
+def sources() -> str:
+    """Digest of the sources that hold the rules of writing: a signer of other sources is replaced."""
+    files = [*Path(__file__).parent.glob("*.py"), *(Path(__file__).parents[1] / "files").glob("*.py")]
+    return sha256_hex(b"".join(path.read_bytes() for path in sorted(files)))
+
+
+def socket_file(home: Home) -> Path:
+    """Where the signer listens: in the folder of the keys, which is its owner's alone."""
+    return key_file(home).with_name("signer.sock")
+
+
+def _connect(home: Home) -> socket.socket | None:
+    path = socket_file(home)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(path) as address:
+            connection.connect(address)
+    except (FileNotFoundError, ConnectionError):
+        connection.close()
+        return None
+    connection.settimeout(PATIENCE)
+    return connection
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """An address that the kernel takes: a link to the folder where the path itself is too long."""
+    if len(os.fsencode(path)) <= LONGEST_ADDRESS:
+        yield str(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="neorl-") as folder:
+        link = Path(folder) / "keys"
+        link.symlink_to(path.parent.resolve())
+        yield str(link / path.name)
+
+
+def _exchange(connection: socket.socket, request: Request) -> Answer:
+    data = request.model_dump_json().encode()
+    if len(data) > LARGEST:
+        raise Refused(f"expected an entry of at most {LARGEST} bytes, got {len(data)}: name fewer files.")
+    try:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(65536), b"")) if not isinstance(request, Stop) else b"{}"
+    except TimeoutError as error:
+        raise Refused(
+            f"expected an answer of the signer within {PATIENCE:g} s, got none: see logs/signer.log."
+        ) from error
+    if not received:
+        raise ConnectionError("the signer was lost before it answered")
+    return Answer.model_validate_json(received)

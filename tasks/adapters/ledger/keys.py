@@ -1,0 +1,192 @@
+"""The private key at rest: encrypted in the home, under a passphrase that lies elsewhere."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.adapters.files.canonical import sha256_hex, write_atomic
+from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey, TrustRoot, key_id, trust_yaml
+
+PASSPHRASE = "NEORL_KEY_PASSPHRASE"
+PASSPHRASE_FILE = "NEORL_KEY_PASSPHRASE_FILE"
+
+
+def key_file(home: Home) -> Path:
+    """Where a home keeps its private key (PEM, encrypted PKCS #8, mode 0600)."""
+    return home.root / "keys" / "signing.pem"
+
+
+def kept_passphrase(pem: bytes) -> Path:
+    """Where a generated passphrase is kept: in the user's configuration, named by the digest of the key file."""
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    try:
+        root = Path(folder) if folder else Path.home() / ".config"
+    except RuntimeError as error:
+        raise BadInput(
+            f"expected a home folder of this user for the key's passphrase, got none: set {PASSPHRASE_FILE}."
+        ) from error
+    return root / "neorl" / f"{sha256_hex(pem)[:16]}.passphrase"
+
+
+def must_be_asked_for(home: Home) -> bool:
+    """Whether only a person can say the passphrase: the key is encrypted, and no file holds its passphrase."""
+    if os.environ.get(PASSPHRASE_FILE) or not key_file(home).exists():
+        return False
+    pem = read_secret(key_file(home))
+    return _is_encrypted(pem) and not kept_passphrase(pem).exists()
+
+
+def open_keys(
+    home: Home, *, first_use: bool, passphrase: bytes | None = None, project: Path = PROJECT_TRUST
+) -> tuple[SigningKey, TrustRoot]:
+    """Decrypt the home's signing key, and read the trust root.
+
+    On first use a key is made and, where the project pins none, its public half is pinned in the home. Later a missing
+    key or trust root is never replaced: who replaces both could re-sign everything. A key that an earlier version left
+    unencrypted is encrypted where it lies, so that unattended runs go on; copies of it in backups stay readable.
+
+    Args:
+        first_use: whether nothing has been signed for this home yet.
+        passphrase: of the key; else that in the file which `NEORL_KEY_PASSPHRASE_FILE` names; else the generated one.
+        project: where the project pins the keys that it trusts.
+
+    Raises:
+        Refused: when the key is not pinned, is missing though records exist, may be read by others, or the passphrase
+            is wrong or missing.
+        BadInput: when the key or the trust root cannot be read.
+    """
+    path = key_file(home)
+    with locked(home, "keys"):
+        if path.exists():
+            key = _unlock(path, passphrase or _named_passphrase())
+        elif first_use:
+            key = _store(path, Ed25519PrivateKey.generate(), passphrase or _named_passphrase())
+        else:
+            raise Refused(
+                f"expected the private key that signed this home's records in {path}, got none: restore it from its "
+                "backup, or start a new home."
+            )
+        if first_use and not project.exists() and not home.trust.exists():
+            write_atomic(home.trust, trust_yaml(key.public, "pinned on first use"))
+    root = TrustRoot.locate(home, None, project)
+    if key_id(key.public) not in root.keys:
+        raise Refused(
+            f"expected this home's signing key {key_id(key.public)} among those pinned in {root.source}, got "
+            f"{', '.join(root.keys)}: pin it there with the lines that `neorl keys show` prints."
+        )
+    return key, root
+
+
+def write_secret(path: Path, data: bytes) -> Path:
+    """Write a file that only its owner may read, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    write_atomic(path, data)
+    path.chmod(0o600)
+    return path
+
+
+def read_secret(path: Path) -> bytes:
+    """Read a secret file.
+
+    Raises:
+        Refused: when others than its owner may read or write it.
+    """
+    if path.stat().st_mode & 0o077:
+        raise Refused(
+            f"expected {path} to be its owner's alone (mode 0600), got mode {path.stat().st_mode & 0o777:04o}: "
+            f"run `chmod 600 {path}`, and replace what it holds if others may have read it."
+        )
+    return path.read_bytes()
+
+
+@contextmanager
+def locked(home: Home, name: str) -> Iterator[None]:
+    """Let one process at a time make secrets; the kernel frees the lock of a killed process."""
+    descriptor = os.open(home.folder("locks") / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _unlock(path: Path, passphrase: bytes | None) -> SigningKey:
+    pem = read_secret(path)
+    if not _is_encrypted(pem):
+        return _store(path, _load(path, pem, None), passphrase)
+    if passphrase is None and (kept := kept_passphrase(pem)).exists():
+        passphrase = read_secret(kept).strip()
+    if not passphrase:
+        raise Refused(
+            f"expected the passphrase of {path}, got none: set {PASSPHRASE_FILE} to a file that holds it, or run "
+            "`neorl up` on a terminal."
+        )
+    return SigningKey(_load(path, pem, passphrase))
+
+
+def _store(path: Path, private: Ed25519PrivateKey, passphrase: bytes | None) -> SigningKey:
+    """Encrypt a key and write it."""
+    secret = passphrase or secrets.token_urlsafe(32).encode()
+    pem = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(secret)
+    )
+    if passphrase is None:
+        kept = kept_passphrase(pem)
+        try:
+            # The passphrase first: a key whose passphrase is lost is lost.
+            write_secret(kept, secret + b"\n")
+        except OSError as error:
+            raise BadInput(
+                f"expected to write the key's passphrase to {kept}, got '{error.strerror}': set {PASSPHRASE_FILE} to a "
+                "file that holds one."
+            ) from error
+    write_secret(path, pem)
+    return SigningKey(private)
+
+
+def _load(path: Path, pem: bytes, passphrase: bytes | None) -> Ed25519PrivateKey:
+    try:
+        private = serialization.load_pem_private_key(pem, passphrase)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        # The parser's own message is left out: it may quote the key.
+        if passphrase is not None:
+            raise Refused(
+                f"expected the passphrase that {path} is encrypted with, got another: correct {PASSPHRASE_FILE}, or "
+                f"unset it and {PASSPHRASE} where the passphrase was generated."
+            ) from error
+        raise BadInput(f"expected an Ed25519 key in {path}, got another content: restore it.") from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise BadInput(f"expected an Ed25519 key in {path}, got {type(private).__name__}: restore it from its backup.")
+    return private
+
+
+def _is_encrypted(pem: bytes) -> bool:
+    return b"ENCRYPTED" in pem.partition(b"\n")[0]
+
+
+def _named_passphrase() -> bytes | None:
+    """The passphrase in the file that the environment names."""
+    name = os.environ.get(PASSPHRASE_FILE)
+    if not name:
+        return None
+    try:
+        secret = Path(name).read_bytes().strip()
+    except OSError as error:
+        raise BadInput(
+            f"expected the key's passphrase in {name}, got '{error.strerror}': correct {PASSPHRASE_FILE}."
+        ) from error
+    if not secret:
+        raise BadInput(f"expected the key's passphrase in {name}, got an empty file: write it there.")
+    return secret

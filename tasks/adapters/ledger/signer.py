@@ -1,0 +1,310 @@
+"""The signer: a small process that alone holds the decrypted key, and signs nothing but what it has checked itself.
+
+It listens on a socket that only its user can reach, answers the requests of `protocol`, and reads the ledger, the
+rules and the attempt's seed itself; sequence, predecessor, time and statement are its own. Run by `client.start`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import socket
+import socketserver
+import sys
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.adapters.files.canonical import sha256_hex, write_atomic
+from tasks.adapters.ledger import client, rules, table
+from tasks.adapters.ledger.attempts import ResultBody, certificate_file, of_attempt, seed_file
+from tasks.adapters.ledger.keys import open_keys, read_secret
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Entry, Ledger, insert, read_entry
+from tasks.adapters.ledger.protocol import (
+    LARGEST,
+    REQUEST,
+    Answer,
+    Append,
+    Certify,
+    Head,
+    Hello,
+    Request,
+    Seal,
+    Stop,
+)
+from tasks.adapters.ledger.results import RESULT_TYPE, SealedResult
+from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey
+from tasks.adapters.ledger.table import GENESIS
+
+PATIENCE = 10.0
+"""Seconds to wait for the rest of a request."""
+LOOK = 1.0
+"""Seconds between looks at whether the home is still there."""
+PR_SET_DUMPABLE = 4
+"""Of prctl(2)."""
+
+
+class Signer:
+    """The key and the ledger that it signs for, behind the requests of `protocol`."""
+
+    def __init__(self, home: Home, key: SigningKey, ledger: Ledger, clock: Callable[[], datetime]) -> None:
+        self.home = home
+        self._key, self._ledger, self._clock = key, ledger, clock
+        self._engine = table.connect(table.url_of(home))
+        self._url = sha256_hex(table.url_of(home).encode())
+        self._one_at_a_time = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        home: Home,
+        passphrase: bytes | None = None,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        project: Path = PROJECT_TRUST,
+    ) -> Signer:
+        """Decrypt the key; on first use make it, the trust root and the ledger's table.
+
+        Args:
+            home: whose key and ledger.
+            passphrase: of the key, where it is in no file.
+            clock: tells the time in UTC.
+            project: where the project pins the keys that it trusts.
+
+        Raises:
+            Refused, BadInput: see `keys.open_keys` and `table.create`.
+        """
+        home.folder()
+        first_use = table.create(table.connect(table.url_of(home)))
+        key, trust = open_keys(home, first_use=first_use, passphrase=passphrase, project=project)
+        return cls(home, key, Ledger(home, table.connect(table.url_of(home)), trust, None), clock)
+
+    def answer(self, request: Request) -> Answer:
+        """Check a request and do what it asks.
+
+        Raises:
+            Refused: when the ledger does not hold, or the request breaks a rule.
+            BadInput: when the disk is full.
+        """
+        with self._one_at_a_time:
+            match request:
+                case Hello():
+                    return self._hello(request)
+                case Append():
+                    return self._append(request)
+                case Head():
+                    return Answer(envelope=self._head())
+                case Certify():
+                    return self._certify(request)
+                case Seal():
+                    result = SealedResult(stage=request.stage, key=request.key, sha256=request.sha256)
+                    return Answer(envelope=self._key.seal(RESULT_TYPE, result._asdict()).decode())
+                case Stop():
+                    return Answer()
+
+    def _hello(self, request: Hello) -> Answer:
+        if request.ledger != self._url:
+            raise Refused(
+                "expected the ledger that this home's signer was started for, got another NEORL_LEDGER_URL: run `neorl "
+                "down`, and start again with the one that is meant."
+            )
+        public = b64encode(self._key.public.public_bytes_raw()).decode()
+        return Answer(stale=request.sources != client.sources(), public=public, pid=os.getpid())
+
+    def _head(self) -> str:
+        return self._key.seal(HEAD_TYPE, self._ledger.head()._asdict()).decode()
+
+    def _append(self, request: Append) -> Answer:
+        history = self._ledger.entries()
+        last = history[-1] if history else None
+        if request.predecessor != (last.digest if last else GENESIS):
+            return Answer(stale=True)
+        # Never before the last entry, whatever the clock does: "champion at a date" relies on the order.
+        now = self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z")
+        payload = {
+            "artefacts": [artefact._asdict() for artefact in request.artefacts],
+            "body": request.body,
+            "kind": request.kind,
+            "plant": request.plant,
+            "predecessor": request.predecessor,
+            "sequence": len(history) + 1,
+            "timestamp": max(now, last.timestamp if last else ""),
+        }
+        entry = read_entry(payload)
+        rules.check(history, entry)
+        self._check_certificate(entry)
+        envelope = self._key.seal(ENTRY_TYPE, payload)
+        try:
+            insert(self._engine, read_entry(payload, envelope))
+        except IntegrityError as error:
+            if len(self._ledger.entries()) > len(history):
+                return Answer(stale=True)
+            raise Refused(
+                f"expected the ledger to take entry {entry.sequence}, got '{error.orig}': verify it with "
+                "`neorl audit verify`."
+            ) from error
+        except DBAPIError as error:
+            raise BadInput(
+                f"expected to write ledger entry {entry.sequence} to {self._engine.url}, got '{error.orig}': "
+                "make room or allow writing there, then run the same command again."
+            ) from error
+        write_atomic(self.home.root / "ledger.head", self._head().encode())
+        return Answer(envelope=envelope.decode())
+
+    def _check_certificate(self, entry: Entry) -> None:
+        """Refuse a result beside a certificate that says something else."""
+        if entry.kind != "result" or (file := certificate_file(entry)) is None:
+            return
+        # Imported here, for SciPy takes longer to load than the signer to start.
+        from tasks.adapters.ledger.certificate import read_certificate, says_the_same
+
+        path = self.home.root / file.path
+        statement = read_certificate(path, self._ledger.trust)
+        if sha256_hex(path.read_bytes()) != file.sha256 or not says_the_same(entry, statement.predicate):
+            body = entry.read(ResultBody)
+            raise Refused(
+                f"expected the certificate of attempt {body.number} with the result's own numbers in {file.path}, got "
+                "another: name the one that was signed for it."
+            )
+
+    def _certify(self, request: Certify) -> Answer:
+        from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, state
+
+        history = self._ledger.entries()
+        opened = self._ledger.entry(request.attempt)
+        committed = of_attempt(history, "seed", request.attempt)
+        if opened.kind != "attempt" or committed is None or of_attempt(history, "result", request.attempt):
+            raise Refused("expected an attempt with a seed and no result, got another: open one and draw its seed.")
+        path = seed_file(self.home, request.attempt)
+        if not path.exists() or sha256_hex(seed := read_secret(path)) != committed.body["commitment"]:
+            raise Refused(
+                f"expected the seed that the attempt committed to in {path}, got another or none: restore it."
+            )
+        statement = state(opened, seed, request, self._head())
+        payload = statement.model_dump(mode="json", by_alias=True)
+        return Answer(envelope=self._key.seal(PAYLOAD_TYPE, payload).decode())
+
+
+class Server(socketserver.ThreadingUnixStreamServer):
+    """The signer's socket. It ends when asked to, when idle, and when the home or the socket is gone."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, signer: Signer, idle: float) -> None:
+        self.signer, self._idle, self._last = signer, idle, time.monotonic()
+        path = client.socket_file(signer.home)
+        path.unlink(missing_ok=True)
+        # By its name in its folder, for the kernel takes no long paths; made so that others cannot connect.
+        here, mask = os.open(".", os.O_RDONLY), os.umask(0o177)
+        try:
+            os.chdir(path.parent)
+            super().__init__(path.name, Handler)
+        finally:
+            os.umask(mask)
+            os.fchdir(here)
+            os.close(here)
+        self._path, self._inode = path, path.stat().st_ino
+
+    def handle_request_of(self, connection: socket.socket) -> None:
+        """Answer one request."""
+        self._last = time.monotonic()
+        connection.settimeout(PATIENCE)
+        try:
+            request = _receive(connection)
+            answer = self.signer.answer(request)
+        except Refused as error:
+            request, answer = None, Answer(refused=str(error))
+        except BadInput as error:
+            request, answer = None, Answer(bad_input=str(error))
+        connection.sendall(answer.model_dump_json().encode())
+        if isinstance(request, Stop):
+            self.shutdown()
+            threading.Event().wait()  # the end of the process closes the connection, which is what the client waits for
+
+    def service_actions(self) -> None:
+        """Called between requests, at least every `LOOK` seconds."""
+        idle = self._idle and time.monotonic() - self._last > self._idle
+        if idle or not self._is_ours():
+            threading.Thread(target=self.shutdown, daemon=True).start()
+
+    def close(self) -> None:
+        """Take the socket away, unless it is another signer's by now."""
+        self.server_close()
+        if self._is_ours():
+            self._path.unlink(missing_ok=True)
+
+    def _is_ours(self) -> bool:
+        try:
+            return self._path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+
+class Handler(socketserver.BaseRequestHandler):
+    """One connection, one request."""
+
+    def handle(self) -> None:
+        """Answer it; a client that went away is no error of ours."""
+        assert isinstance(self.server, Server)
+        try:
+            self.server.handle_request_of(self.request)
+        except (ConnectionError, TimeoutError):
+            return
+
+
+def _receive(connection: socket.socket) -> Request:
+    data = bytearray()
+    while piece := connection.recv(65536):
+        data += piece
+        if len(data) > LARGEST:
+            raise Refused(f"expected a request of at most {LARGEST} bytes, got more: name fewer files.")
+    try:
+        return REQUEST.validate_json(bytes(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "request"
+        raise Refused(f"expected a request that the signer knows, got {where}: {first['msg']}.") from error
+
+
+def keep_secrets() -> None:
+    """No core dump, and on Linux no look into this process's memory or environment by other processes of the user."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def main(root: str, idle: str) -> int:
+    """Open the key with the passphrase from standard input, listen, and leave a child behind that serves."""
+    keep_secrets()
+    home = Home(Path(root))
+    try:
+        server = Server(Signer.open(home, sys.stdin.buffer.read() or None), float(idle))
+    except (Refused, BadInput) as error:
+        failed = Answer(refused=str(error)) if isinstance(error, Refused) else Answer(bad_input=str(error))
+        sys.stdout.write(failed.model_dump_json())
+        return 1
+    log = os.open(home.folder("logs") / "signer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # Whoever started this process waits for its end: by now the socket is there, and the child keeps it.
+    if os.fork():
+        return 0
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor, target in ((nothing, 0), (nothing, 1), (log, 2)):
+        os.dup2(descriptor, target)
+    server.serve_forever(poll_interval=LOOK)
+    server.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""Seals on stages' results: what counts, and what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from configs.home import Home
+from tasks.adapters.ledger.protocol import Head, Seal
+from tasks.adapters.ledger.results import result_file, seal_result, verify_result
+from tasks.adapters.ledger.signer import Signer
+
+A, B = "a" * 64, "b" * 64
+
+
+def test_a_sealed_result_is_known_again(home: Path, tmp_path: Path) -> None:
+    place = Home(home)
+    signer = Signer.open(place)
+    assert not verify_result(place, "evaluate", "key", A)
+    path = seal_result(place, "evaluate", "key", A, signer.answer)
+    assert path == result_file(place, "evaluate", "key") == home / "results" / "evaluate-key.dsse.json"
+    assert verify_result(place, "evaluate", "key", A)
+    assert not verify_result(place, "evaluate", "key", B)
+    # Nor does it pass for another stage's or another key's.
+    for stage, key in (("evaluate", "other"), ("simulate", "key")):
+        result_file(place, stage, key).write_bytes(path.read_bytes())
+        assert not verify_result(place, stage, key, A)
+    path.write_bytes(path.read_bytes().replace(b'"sig":"', b'"sig":"A'))
+    assert not verify_result(place, "evaluate", "key", A)
+    # The seal of another home, whose key is not pinned here.
+    other = Home(tmp_path / "other")
+    foreign = seal_result(other, "evaluate", "key", A, Signer.open(other).answer)
+    path.write_bytes(foreign.read_bytes())
+    assert not verify_result(place, "evaluate", "key", A)
+
+
+def test_other_signed_envelopes_are_no_seals(home: Path) -> None:
+    place = Home(home)
+    head = Signer.open(place).answer(Head()).envelope
+    place.folder("results")
+    result_file(place, "evaluate", "key").write_text(head)
+    assert not verify_result(place, "evaluate", "key", A)
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "sha256"), [("../keys", "k", A), ("s", "a/b", A), ("s", "", A), ("s", "k", "a")]
+)
+def test_names_that_are_paths_are_not_sealed(stage: str, key: str, sha256: str) -> None:
+    with pytest.raises(ValidationError):
+        Seal(stage=stage, key=key, sha256=sha256)
