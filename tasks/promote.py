@@ -120,7 +120,7 @@ def record_candidate(
     files += [artefact(home, path, "dataset shard") for path in dataset.shards]
     files += [artefact(home, dataset.view, "dataset view")] if dataset.view else []
     files += [artefact(home, certificate.path, "certificate")] if certificate else []
-    entry = ledger.append("candidate", record.model_dump(mode="json"), plant=plant, artefacts=files)
+    entry = ledger.append("candidate", record, plant=plant, artefacts=files)
     return Candidate(entry=entry.digest, record=record)
 
 
@@ -235,16 +235,20 @@ def promote_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry
         )
     # Before an approval is logged, so that none is left that nothing can use.
     champions.check_certified(entries, plant, record.composite)
-    approval = champions.approve(
-        ledger, plant, record.composite, version=record.version, by=by, note=note, candidate=candidate.digest
-    )
-    return champions.promote(
-        ledger,
-        plant,
-        {"composite": record.composite, "version": record.version, "candidate": candidate.digest},
+    approval = champions.approve(ledger, plant, _verdict(record, candidate, by, note))
+    promotion = champions.PromotionBody(
+        composite=record.composite,
         approval=approval.digest,
-        expected_current=record.champion,
-        artefacts=candidate.artefacts,
+        replaces=record.champion,
+        version=record.version,
+        candidate=candidate.digest,
+    )
+    return champions.promote(ledger, plant, promotion, candidate.artefacts)
+
+
+def _verdict(record: CandidateRecord, candidate: Entry, by: str, note: str) -> champions.VerdictBody:
+    return champions.VerdictBody(
+        composite=record.composite, by=by, note=note, version=record.version, candidate=candidate.digest
     )
 
 
@@ -287,15 +291,7 @@ def reject_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
     for entry in ledger.entries("rejection", candidate.plant):
         if entry.body.get("candidate") == candidate.digest:
             return entry
-    return champions.reject(
-        ledger,
-        candidate.plant,
-        record.composite,
-        version=record.version,
-        by=by,
-        note=note,
-        candidate=candidate.digest,
-    )
+    return champions.reject(ledger, candidate.plant, _verdict(record, candidate, by, note))
 
 
 def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
