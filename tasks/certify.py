@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from neorl_core.safety.bounds import betting_episodes
-from neorl_core.safety.certify import CertificationCounts, certify_batches
+from neorl_core.safety.certify import certify_batches
 from neorl_core.safety.composite import Composite, composite_controller
 from neorl_core.types import Plant
 from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.files.provenance import code_digest, lock_digest, processor_class, sources_digest
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.attempts import (
+    CERTIFICATES,
+    Inputs,
+    Outcome,
+    ResultBody,
     attempt_alpha,
+    certificate_file,
     close_attempt,
     draw_seed,
     find_result,
     lineage_digest,
+    next_number,
     open_attempt,
 )
-from tasks.adapters.ledger.certificate import Claim, make_certificate
-from tasks.adapters.ledger.ledger import Ledger, artefact
+from tasks.adapters.ledger.certificate import Repeat, make_certificate
+from tasks.adapters.ledger.claims import Claim, Counts, Materials, Predicate
+from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
 from tasks.adapters.models.bundle import composite_digest, load_bundle
+from tasks.gates import may_certify
 from tasks.progress import Report
+from tasks.references import Bundle, Certificate, Certification, Dataset, Evaluation, Judgement, Population
+from tasks.stages import effect
 
 ANY_DATASET = "none"
 """In place of a dataset's digest where the composite learned nothing from data."""
@@ -65,84 +73,127 @@ def simulator_digest(plant: Plant) -> str:
     )
 
 
-def certify(
+@effect()
+def certify_fallback(home: Home, run: RunConfig, fallback: Bundle, progress: Report | None = None) -> Certificate:
+    """Certify the plant's own controller by itself, for it stands in where a candidate fails."""
+    return certify(home, run, fallback, progress=progress)
+
+
+@effect()
+def certify_candidate(
     home: Home,
     run: RunConfig,
-    bundle: Mapping[str, str],
-    dataset: str = ANY_DATASET,
+    dataset: Dataset,
+    population: Population,
+    evaluation: Evaluation,
+    screening: Judgement,
     progress: Report | None = None,
-) -> dict[str, Any]:
+) -> Certification:
+    """Certify the selected member; an attempt is spent only where every gate before it passed.
+
+    Args:
+        home: of the ledger.
+        run: its `certify`.
+        dataset: what the population was trained on.
+        population: the members.
+        evaluation: which of them was selected.
+        screening: the gates before certification.
+        progress: told of episodes done.
+    """
+    if not may_certify(screening.gates):
+        return Certification()
+    bundle = population.members[evaluation.selected].bundle
+    return Certification(certificate=certify(home, run, bundle, dataset.digest, progress))
+
+
+def certify(
+    home: Home, run: RunConfig, bundle: Bundle, dataset: str = ANY_DATASET, progress: Report | None = None
+) -> Certificate:
     """Certify a bundle, or find the result of the same attempt.
 
     Args:
-        bundle: {path, digest} of the composite.
+        home: of the ledger.
+        run: its `certify`.
+        bundle: the composite.
         dataset: digest of what it was trained on.
         progress: told of episodes done; the total is what a run without violations needs.
 
-    Returns:
-        {path, claim, passed, attempt, alpha, episodes, violations, upper_bound, composite, reused}.
-
     Raises:
         Refused: when the bundle is not what its digest says.
+        BadInput: when the test could not pass even without a violation.
     """
-    plant, composite = load_bundle(Path(bundle["path"]), bundle["digest"])
+    plant, composite = load_bundle(bundle.folder, bundle.digest)
     ledger = Ledger.open(home)
     claim = claim_of(plant, run)
     lineage = lineage_digest(plant.spec.name, claim.phi, f"{plant.spec.name}.{type(plant.domain).__name__}")
     code = sources_digest("neorl_core.safety.certify", PLANTS.module(plant.spec.name))
     config = digest_json([run.certify.model_dump(mode="json"), claim.domain, code])
-    inputs = {"lineage": lineage, "composite": bundle["digest"], "dataset": dataset, "config": config}
-    known = find_result(ledger.entries(), **inputs)
+    inputs = Inputs(lineage=lineage, composite=bundle.digest, dataset=dataset, config=config)
+    known = find_result(ledger.entries(), inputs)
     if known is not None:
-        path = home.root / known.artefacts[0]["path"]
-        if not path.exists():
-            raise Refused(
-                f"expected the certificate of attempt {known.body['number']} at {path}, got none: restore it."
-            )
-        return {**known.body["certificate"], "path": str(path), "reused": True}
-    number = sum(e.kind == "attempt" and e.body["lineage"] == lineage for e in ledger.entries()) + 1
+        return _reused(home, known)
+    number = next_number(ledger.entries(), lineage)
     least = betting_episodes(claim.p0, 0, attempt_alpha(claim.confidence, number))
     if claim.max_episodes < least:
         raise BadInput(
             f"expected certify.max_episodes of at least {least}, which attempt {number} needs without a violation, "
             f"got {claim.max_episodes}: raise it; nothing was spent."
         )
-    attempt = open_attempt(ledger, plant.spec.name, **inputs, confidence=claim.confidence)
+    attempt = open_attempt(ledger, plant.spec.name, inputs, claim.confidence)
     seed = draw_seed(ledger, attempt)
     counts = _count(plant, composite, claim, seed, attempt.alpha, progress)
-    materials = {
-        "dataset": dataset,
-        "config": config,
-        "code": code_digest(),
-        "lock": lock_digest(),
-        "simulator": simulator_digest(plant),
-        "shield": composite_digest(composite.shield, plant.spec.name),
-        "processor": processor_class(),
-    }
-    envelope = make_certificate(ledger, attempt, seed, claim, counts._asdict(), materials)
-    path = (
-        home.folder("certificates", plant.spec.name) / f"attempt-{attempt.number:04d}-{bundle['digest'][:12]}.dsse.json"
+    materials = Materials(
+        dataset=dataset,
+        config=config,
+        code=code_digest(),
+        lock=lock_digest(),
+        simulator=simulator_digest(plant),
+        shield=composite_digest(composite.shield, plant.spec.name),
+        processor=processor_class(),
     )
+    envelope = make_certificate(ledger, attempt.entry, claim, counts, materials)
+    path = home.folder("certificates", plant.spec.name) / f"attempt-{attempt.number:04d}-{bundle.digest[:12]}.dsse.json"
     write_atomic(path, envelope)
-    summary = {
-        "claim": claim.line(bundle["digest"], materials["simulator"], counts.certified),
-        "passed": counts.certified,
-        "attempt": attempt.number,
-        "alpha": attempt.alpha,
-        "episodes": counts.episodes,
-        "violations": counts.violations,
-        "upper_bound": counts.upper_bound,
-        "handovers": counts.handovers,
-        "composite": bundle["digest"],
-    }
-    body = {"passed": counts.certified, "certificate": summary}
-    close_attempt(ledger, attempt, body, [artefact(home, path)])
-    return {**summary, "path": str(path), "reused": False}
+    found = Outcome(
+        passed=counts.certified,
+        claim=claim.line(bundle.digest, materials.simulator, counts.certified),
+        episodes=counts.episodes,
+        violations=counts.violations,
+        upper_bound=counts.upper_bound,
+        handovers=counts.handovers,
+    )
+    result = close_attempt(ledger, attempt, found, [artefact(home, path)])
+    return _certificate(result.read(ResultBody), path, reused=False)
+
+
+def _reused(home: Home, known: Entry) -> Certificate:
+    """The certificate of an earlier attempt with the same inputs, which spends nothing."""
+    result, file = known.read(ResultBody), certificate_file(known)
+    path = home.root / (file.path if file else CERTIFICATES)
+    if not path.is_file():
+        raise Refused(f"expected the certificate of attempt {result.number} at {path}, got none: restore it.")
+    return _certificate(result, path, reused=True)
+
+
+def _certificate(result: ResultBody, path: Path, reused: bool) -> Certificate:
+    return Certificate(
+        claim=result.claim,
+        passed=result.passed,
+        attempt=result.number,
+        alpha=result.alpha,
+        episodes=result.episodes,
+        violations=result.violations,
+        upper_bound=result.upper_bound,
+        handovers=result.handovers,
+        composite=result.composite,
+        path=path,
+        reused=reused,
+    )
 
 
 def _count(
     plant: Plant, composite: Composite, claim: Claim, seed: bytes, alpha: float, progress: Report | None
-) -> CertificationCounts:
+) -> Counts:
     """Run the sequential test of one attempt."""
     batches = certify_batches(
         plant,
@@ -158,10 +209,10 @@ def _count(
         if progress:
             needed = betting_episodes(claim.p0, counts.violations, alpha)
             progress(counts.episodes, max(min(needed, claim.max_episodes), counts.episodes), "episodes")
-    return counts
+    return Counts(**counts._asdict())
 
 
-def repeat_with(bundle: Path) -> Any:
+def repeat_with(bundle: Path) -> Repeat:
     """A function that runs a certificate's test again on this machine, for `neorl certificate verify`.
 
     Args:
@@ -173,8 +224,7 @@ def repeat_with(bundle: Path) -> Any:
     return partial(_repeat, bundle)
 
 
-def _repeat(bundle: Path, predicate: Mapping[str, Any], seed: bytes) -> dict[str, Any]:
-    claim = Claim(**predicate["scope"])
+def _repeat(bundle: Path, predicate: Predicate, seed: bytes) -> Counts:
     plant, composite = load_bundle(bundle)
     # A challenge is an attempt that spends what the certificate's own did.
-    return _count(plant, composite, claim, seed, predicate["attempt"]["alpha"], None)._asdict()
+    return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, None)

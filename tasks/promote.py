@@ -252,10 +252,21 @@ def promote_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry
         )
     # Before an approval is logged, so that none is left that nothing can use.
     champions.check_certified(entries, plant, record.composite)
-    about = {"composite": record.composite, "version": record.version, "candidate": candidate.digest}
-    approval = champions.approve(ledger, plant, champions.VerdictBody(**about, by=by, note=note))
-    promotion = champions.PromotionBody(**about, approval=approval.digest, replaces=record.champion)
+    approval = champions.approve(ledger, plant, _verdict(record, candidate, by, note))
+    promotion = champions.PromotionBody(
+        composite=record.composite,
+        approval=approval.digest,
+        replaces=record.champion,
+        version=record.version,
+        candidate=candidate.digest,
+    )
     return champions.promote(ledger, plant, promotion, candidate.artefacts)
+
+
+def _verdict(record: CandidateRecord, candidate: Entry, by: str, note: str) -> champions.VerdictBody:
+    return champions.VerdictBody(
+        composite=record.composite, by=by, note=note, version=record.version, candidate=candidate.digest
+    )
 
 
 def check_candidate(record: CandidateRecord, plant: str) -> None:
@@ -297,8 +308,7 @@ def reject_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
     for entry in ledger.entries("rejection", candidate.plant):
         if entry.body.get("candidate") == candidate.digest:
             return entry
-    about = {"composite": record.composite, "version": record.version, "candidate": candidate.digest}
-    return champions.reject(ledger, candidate.plant, champions.VerdictBody(**about, by=by, note=note))
+    return champions.reject(ledger, candidate.plant, _verdict(record, candidate, by, note))
 
 
 def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:

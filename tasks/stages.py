@@ -119,7 +119,7 @@ def content(value: object) -> Any:
 
 
 def path_content(path: Path) -> str:
-    """What stands for a file or folder in a key: a file's SHA-256, a folder's of all its files; a missing one's path."""
+    """What stands for a file or folder in a key: its SHA-256, for a folder that of all files; else its path."""
     if not path.exists():
         return str(path)
     if path.is_file():

@@ -28,8 +28,8 @@ def result_file(home: Home, stage: str, key: str) -> Path:
     return home.root / "results" / f"{stage}-{key}.dsse.json"
 
 
-def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None = None) -> Path:
-    """Have the signer sign the digest of a stage's result.
+def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None = None) -> None:
+    """Have the signer sign the digest of a stage's result, and keep the envelope in the home.
 
     Args:
         home: whose signer.
@@ -37,9 +37,6 @@ def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None =
         key: what the result is cached under; of the same characters.
         sha256: of the result's bytes, in hexadecimal.
         ask: answers the request, in place of the home's signer process.
-
-    Returns:
-        The seal's file, a DSSE envelope.
 
     Raises:
         Refused: when the signer cannot use the key.
@@ -50,7 +47,7 @@ def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None =
     request = Seal(stage=stage, key=key, sha256=sha256)
     answer = ask(request) if ask else client.ask(home, request)
     home.folder("results")
-    return write_atomic(result_file(home, stage, key), answer.envelope.encode())
+    write_atomic(result_file(home, stage, key), answer.envelope.encode())
 
 
 def verify_result(home: Home, stage: str, key: str, sha256: str, trust: TrustRoot | None = None) -> bool:
