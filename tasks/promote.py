@@ -13,7 +13,7 @@ from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.models.bundle import is_current
-from tasks.adapters.registry.server import Registry
+from tasks.adapters.registry.registry import Registry
 from tasks.gates import check_gates
 from tasks.references import (
     Aliases,
