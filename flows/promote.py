@@ -6,13 +6,13 @@ from typing import Any
 
 from configs.errors import Refused
 from configs.home import Home
-from flows.cli.summary import champion_record
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
 from tasks import promote
 from tasks.adapters.ledger.champions import champion
 from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.registry.server import Registry
+from tasks.adapters.registry.registry import Registry
+from tasks.record import champion_in_force
 
 
 def list_candidates(home: Home, plant: str | None = None) -> list[dict[str, Any]]:
@@ -72,5 +72,5 @@ def _after(home: Home, plant: str, registry: Registry) -> dict[str, Any]:
     aliases = promote.reconcile(home, plant, registry)
     entries = Ledger.open(home).entries()
     now = champion(entries, plant)
-    found = champion_record(now, entries) if now else None
+    found = champion_in_force(now, entries).model_dump(mode="json") if now else None
     return {"plant": plant, "champion": found["version"] if found else None, "aliases": aliases, "record": found}

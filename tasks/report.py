@@ -42,6 +42,8 @@ TONES: dict[str, Literal["good", "bad", "wait"]] = {
     "refused": "bad",
 }
 """Colour of a verdict's headline; those that wait for a person have one of their own."""
+CERTIFIED = "The plant's own controller is certified"
+"""What is known of the fallback's version at registration."""
 NOT_CERTIFIED = "plant controller; the candidate has none"
 
 
@@ -93,14 +95,15 @@ def view(record: Record) -> View:
     """What the templates show of a record."""
     rollouts, own = record.rollouts, record.certificate
     # The first screen shows the certificate that the verdict rests on.
-    by_fallback = record.verdict in ("fallback", "fallback_waiting")
+    by_fallback = record.of_fallback or record.verdict in ("fallback", "fallback_waiting")
+    alone = record.of_fallback and record.verdict == "passed"
     certificate = own if own is not None and not by_fallback else record.fallback
     of = "candidate" if certificate is own else "plant controller" if by_fallback else NOT_CERTIFIED
     scores = rollouts.member_scores if rollouts else ()
     estimates = {estimate.index: estimate for estimate in record.evaluation.members}
     return View(
         title=record.run.plant.replace("_", " ").capitalize(),
-        verdict=verdict_text(record.verdict, record.gates, record.champion),
+        verdict=CERTIFIED if alone else verdict_text(record.verdict, record.gates, record.champion),
         tone=TONES.get(record.verdict, "wait"),
         gates=tuple(GateRow(GATE_TITLES[gate.name], mark(gate), gate.detail) for gate in record.gates),
         certificate=certificate,

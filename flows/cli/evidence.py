@@ -198,7 +198,7 @@ def _registry_heads(home: Home, trust: TrustRoot) -> list[str]:
     if found["state"] != "running":
         return []
     from tasks.adapters.ledger.ledger import signed_by
-    from tasks.adapters.registry.server import Registry
+    from tasks.adapters.registry.registry import Registry
 
     return signed_by(Registry(found["url"]).tagged("neorl.ledger_head"), trust.keys)
 

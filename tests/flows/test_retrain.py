@@ -97,7 +97,7 @@ def test_a_log_becomes_a_certified_registered_champion(first: dict[str, Any], se
 
 
 def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Services) -> None:
-    from tasks.adapters.registry.server import Registry
+    from tasks.adapters.registry.registry import Registry
 
     registry = Registry(services.mlflow.url)
     assert registry.aliases(PLANT)["champion"] == first["champion"]["version"]

@@ -237,14 +237,14 @@ def test_people_decide_and_the_aliases_follow(
     from neorl_core.plants import PLANTS
     from neorl_core.safety.composite import make_composite
     from tasks.adapters.models.bundle import save_bundle
-    from tasks.adapters.registry.server import Registry
-    from tasks.adapters.registry.submission import Submission
+    from tasks.adapters.registry.registry import Registry
+    from tasks.adapters.registry.upload import Submission, TrainingData
 
     home = _on_the_sessions_servers(services, tmp_path / "home", monkeypatch)
     assert list_candidates(home) == []
     ledger, registry, plant = Ledger.open(home), Registry(services.mlflow.url), PLANTS[PLANT]
     registry.reconcile(PLANT, None, None)
-    dataset = {"digest": digest_of("dataset"), "path": str(tmp_path), "rows": 1, "episodes": 1, "plant": PLANT}
+    dataset = TrainingData(digest=digest_of("dataset"), store=tmp_path, rows=1, episodes=1)
     entries: list[Entry] = []
     for i in range(2):
         composite = make_composite(plant)
@@ -257,7 +257,7 @@ def test_people_decide_and_the_aliases_follow(
         )  # fmt: skip
         reference = registry.register(submission)
         certify(ledger, digest)
-        said = body("", run_key=key, composite=digest, version=reference["version"], url=reference["url"])
+        said = body("", run_key=key, composite=digest, version=reference.version, url=reference.url)
         entries.append(ledger.append("candidate", said, plant=PLANT))
     first, second = (entry.body["version"] for entry in entries)
     assert [row["version"] for row in list_candidates(home, PLANT)] == [first, second]

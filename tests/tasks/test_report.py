@@ -164,6 +164,14 @@ def test_a_plant_controller_that_waits_is_said_to_wait(sample: Record) -> None:
     assert f"**Claim** (plant controller): {CLAIM}" in text
 
 
+def test_the_fallback_s_version_claims_nothing_of_the_candidate_before_a_decision(sample: Record) -> None:
+    other = sample.digests.model_copy(update={"composite": "f" * 64})
+    text = describe(changed(sample, verdict="passed", digests=other))
+    assert text.startswith("### The plant's own controller is certified\n")
+    assert f"**Claim** (plant controller): {CLAIM}" in text
+    assert "nothing in it was trained" in text
+
+
 def test_the_selected_member_s_curve_is_found_by_its_index(sample: Record, tmp_path: Path) -> None:
     # Members can be fewer than the curves' rows: a member whose parameters are not finite is left out.
     population = sample.population.model_copy(update={"members": sample.population.members[2:]})

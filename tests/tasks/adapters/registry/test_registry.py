@@ -20,15 +20,16 @@ from configs.errors import Refused, ServiceMissing
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.models.bundle import answers, load_bundle
-from tasks.adapters.registry.server import Registry
-from tasks.adapters.registry.submission import CURVE_POINTS, Submission
-from tasks.register import register
-from tasks.report import VERDICTS
+from tasks.adapters.registry.registry import Registry
+from tasks.adapters.registry.upload import CURVE_POINTS, Artifact, Submission, TrainingData
+from tasks.record import VERDICTS, Record
+from tasks.references import Bundle, Version
+from tasks.register import conclude, register
+from tasks.report import draw_plots, report
 from tests.sample_record import PLANT, sample_record
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
-    from tasks.report import Record
 
 NAME = "chemical_reactor"
 
@@ -40,30 +41,34 @@ def registry(services: Services) -> Registry:
 
 
 @pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Bundle]:
     """A record and its bundle."""
     return sample_record(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture(scope="module")
-def registered(
-    registry: Registry, sample: tuple[Record, Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Record, dict[str, Any]]:
+def plots(sample: tuple[Record, Bundle], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The sample's pictures."""
+    return draw_plots(tmp_path_factory.mktemp("plots"), sample[0])
+
+
+@pytest.fixture(scope="module")
+def registered(registry: Registry, sample: tuple[Record, Bundle], plots: dict[str, Path]) -> tuple[Record, Version]:
     """The sample, registered through the task."""
     record, bundle = sample
-    return record, register(Home(tmp_path_factory.mktemp("home")), record, registry, bundle)
+    return record, register(record, registry, bundle, plots)
 
 
 @pytest.fixture
-def submission(sample: tuple[Record, Path], request: pytest.FixtureRequest) -> Submission:
+def submission(sample: tuple[Record, Bundle], request: pytest.FixtureRequest) -> Submission:
     """A small candidate with a run key of the test's own."""
     record, bundle = sample
     return Submission(
         plant=NAME,
         run_key=request.node.name,
-        digest=record.digests["composite"],
-        bundle=bundle,
-        dataset=record.dataset,
+        digest=bundle.digest,
+        bundle=bundle.folder,
+        dataset=TrainingData(record.dataset.digest, record.dataset.store, rows=46_512, episodes=775),
         describe=lambda run_id: f"made by {run_id}",
     )
 
@@ -74,47 +79,49 @@ def _runs(registry: Registry, key: str) -> list[str]:
 
 
 def test_a_version_holds_what_a_reviewer_needs(
-    registry: Registry, registered: tuple[Record, dict[str, Any]], tmp_path: Path
+    registry: Registry, registered: tuple[Record, Version], tmp_path: Path
 ) -> None:
     record, reference = registered
-    found = registry.version(NAME, reference["version"])
-    assert found["digest"] == reference["digest"] == record.digests["composite"]
-    assert {f"neorl.{name}": value for name, value in record.digests.items()}.items() <= found["tags"].items()
-    assert found["description"].startswith("### All gates passed")
-    assert f"run_uuid={reference['run_id']}" in found["description"]
-    run = registry.client.get_run(reference["run_id"])
+    found = registry.version(NAME, reference.version)
+    assert found.digest == reference.digest == record.digests.composite
+    assert {f"neorl.{name}": value for name, value in record.digests}.items() <= found.tags.items()
+    assert record.ledger is not None
+    assert found.tags["neorl.ledger_head"] == record.ledger.signed
+    assert found.description.startswith(f"### {VERDICTS['waiting']}")
+    assert f"run_uuid={reference.run_id}" in found.description
+    run = registry.client.get_run(reference.run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params["train.algorithm"] == record.run.train.algorithm
     (dataset,) = run.inputs.dataset_inputs
-    assert dataset.dataset.digest == record.dataset["digest"][:36]
-    assert {tag.key: tag.value for tag in dataset.tags}["neorl.dataset"] == record.dataset["digest"]
-    history = registry.client.get_metric_history(reference["run_id"], "critic_loss")
-    with np.load(record.population["curves_path"]) as curves:
+    assert dataset.dataset.digest == record.dataset.digest[:36]
+    assert {tag.key: tag.value for tag in dataset.tags}["neorl.dataset"] == record.dataset.digest
+    history = registry.client.get_metric_history(reference.run_id, "critic_loss")
+    with np.load(record.population.curves) as curves:
         assert len(history) == CURVE_POINTS < len(curves["step"])
         assert {m.step for m in history} <= set(curves["step"].tolist())
         assert max(m.step for m in history) == curves["step"][-1]
         last = next(m for m in history if m.step == curves["step"][-1])
-        assert last.value == pytest.approx(curves["critic_loss"][record.evaluation["selected"], -1])
-    model = registry.client.get_logged_model(found["tags"]["neorl.model_id"])
+        assert last.value == pytest.approx(curves["critic_loss"][record.evaluation.selected, -1])
+    model = registry.client.get_logged_model(found.model_id)
     assert {m.key: m.value for m in model.metrics}["score"] == 87.5
-    places = {file.path for file in registry.client.list_artifacts(reference["run_id"])}
+    places = {file.path for file in registry.client.list_artifacts(reference.run_id)}
     assert places == {"plots", "certificates", "data_docs"}
-    pictures = {Path(f.path).name for f in registry.client.list_artifacts(reference["run_id"], "plots")}
-    assert pictures == {"trajectories.png", "intervals.png", "ope.png", "curves.png", "glance.png"}
+    pictures = {Path(f.path).name for f in registry.client.list_artifacts(reference.run_id, "plots")}
+    assert pictures == {"trajectories.png", "intervals.png", "ope.png", "curves.png"}
 
 
 def test_registering_again_finds_the_same_version(
-    registry: Registry, registered: tuple[Record, dict[str, Any]], sample: tuple[Record, Path], tmp_path: Path
+    registry: Registry, registered: tuple[Record, Version], sample: tuple[Record, Bundle]
 ) -> None:
     record, reference = registered
-    assert register(Home(tmp_path), record, registry, sample[1]) == reference
+    assert register(record, registry, sample[1], {}) == reference
     assert _runs(registry, record.run_key) == ["FINISHED"]
 
 
 def test_the_model_answers_as_the_bundle_does_in_a_process_without_this_project(
-    registry: Registry, registered: tuple[Record, dict[str, Any]], sample: tuple[Record, Path], tmp_path: Path
+    registry: Registry, registered: tuple[Record, Version], sample: tuple[Record, Bundle], tmp_path: Path
 ) -> None:
-    registry.reconcile(NAME, registered[1]["version"])
+    registry.reconcile(NAME, registered[1].version)
     # -I: neither the working directory nor PYTHONPATH; the editable install is hidden too, so that only the code
     # that was logged with the model can be imported.
     code = (
@@ -138,14 +145,14 @@ def test_the_model_answers_as_the_bundle_does_in_a_process_without_this_project(
     assert Path(source).parents[1] != Path(__file__).parents[4]
     row = np.asarray(rows, np.float32)
     applied = np.asarray(PLANT.applied(row[0]))[None]
-    expected = answers(PLANT, load_bundle(sample[1])[1], row, applied)
+    expected = answers(PLANT, load_bundle(sample[1].folder)[1], row, applied)
     np.testing.assert_allclose(actions, expected, rtol=1e-5)
 
 
-def test_nothing_is_pickled(registry: Registry, registered: tuple[Record, dict[str, Any]], tmp_path: Path) -> None:
+def test_nothing_is_pickled(registry: Registry, registered: tuple[Record, Version], tmp_path: Path) -> None:
     import mlflow
 
-    model = registry.client.get_logged_model(registry.version(NAME, registered[1]["version"])["tags"]["neorl.model_id"])
+    model = registry.client.get_logged_model(registry.version(NAME, registered[1].version).model_id)
     folder = mlflow.artifacts.download_artifacts(
         artifact_uri=model.artifact_location, dst_path=str(tmp_path), tracking_uri=registry.uri
     )
@@ -154,8 +161,8 @@ def test_nothing_is_pickled(registry: Registry, registered: tuple[Record, dict[s
     assert not [path for path in files if path.read_bytes()[:1] == b"\x80"]  # how every pickle of protocol 2+ begins
 
 
-def test_aliases_follow_the_ledger(registry: Registry, registered: tuple[Record, dict[str, Any]]) -> None:
-    version = registered[1]["version"]
+def test_aliases_follow_the_ledger(registry: Registry, registered: tuple[Record, Version]) -> None:
+    version = registered[1].version
     registry.reconcile(NAME, None, None)
     assert registry.reconcile(NAME, version, version) == [
         f"@champion: None -> {version}",
@@ -167,7 +174,7 @@ def test_aliases_follow_the_ledger(registry: Registry, registered: tuple[Record,
     assert registry.aliases("no_such_plant") == {}
 
 
-def test_what_mlflow_has_lost_is_one_sentence(registry: Registry, registered: tuple[Record, dict[str, Any]]) -> None:
+def test_what_mlflow_has_lost_is_one_sentence(registry: Registry, registered: tuple[Record, Version]) -> None:
     assert registry.reconcile("no_such_plant", None, None) == []
     for call in (
         lambda: registry.version(NAME, "9999"),
@@ -201,31 +208,32 @@ def test_a_server_that_fails_is_a_missing_service() -> None:
 
 
 def test_the_plant_s_own_controller_carries_no_policy_s_numbers(
-    registry: Registry, sample: tuple[Record, Path], tmp_path: Path
+    registry: Registry, sample: tuple[Record, Bundle]
 ) -> None:
     record, bundle = sample
-    members = [{**member, "digest": sha256_hex(b"policy")} for member in record.population["members"]]
-    record = replace(
-        record, verdict="fallback_waiting", run_key="own", population={**record.population, "members": members}
-    )
-    reference = register(Home(tmp_path), record, registry, bundle)
-    run = registry.client.get_run(reference["run_id"])
+    policy = bundle.model_copy(update={"digest": sha256_hex(b"policy")})
+    members = tuple(member.model_copy(update={"bundle": policy}) for member in record.population.members)
+    population = record.population.model_copy(update={"members": members})
+    changes = {"verdict": "fallback_waiting", "run_key": "own", "population": population}
+    record = record.model_copy(update=changes)
+    reference = register(record, registry, bundle, {})
+    run = registry.client.get_run(reference.run_id)
     assert not [name for name in run.data.params if name.startswith("selected.")]
     kept = {name for name in run.data.metrics if not name.startswith("certificate/")}
     assert kept == {"score", "plant_controller/return", "plant_controller/violated_episodes"}
-    rollouts = record.evaluation["rollouts"]["controllers"]
-    assert run.data.metrics["score"] == pytest.approx(rollouts["plant controller"]["score"])
-    text = registry.version(NAME, reference["version"])["description"]
+    assert record.rollouts is not None
+    assert run.data.metrics["score"] == pytest.approx(record.rollouts.controllers["plant controller"].score)
+    text = registry.version(NAME, reference.version).description
     assert text.startswith(f"### {VERDICTS['fallback_waiting']}")
     assert "nothing in it was trained" in text
 
 
 def test_the_champion_is_verified_before_it_is_used(
-    registry: Registry, registered: tuple[Record, dict[str, Any]], tmp_path: Path
+    registry: Registry, registered: tuple[Record, Version], tmp_path: Path
 ) -> None:
     record, reference = registered
-    registry.reconcile(NAME, reference["version"])
-    plant, composite = registry.load_champion(NAME, record.digests["composite"])
+    registry.reconcile(NAME, reference.version)
+    plant, composite = registry.load_champion(NAME, record.digests.composite)
     assert plant is PLANT
     assert composite.policy is None
     with pytest.raises(Refused, match="expected composite 00"):
@@ -238,13 +246,31 @@ def test_a_model_file_altered_on_the_server_is_refused(
     registry: Registry, submission: Submission, services: Services
 ) -> None:
     reference = registry.register(submission)
-    model = registry.version(NAME, reference["version"])["tags"]["neorl.model_id"]
+    model = registry.version(NAME, reference.version).model_id
     (stored,) = (path for path in services.home.root.rglob("composite.npz") if model in str(path))
     data = bytearray(stored.read_bytes())
     data[len(data) // 2] ^= 1
     stored.write_bytes(bytes(data))
     with pytest.raises(Refused, match=r"composite\.npz"):
-        registry.load(NAME, reference["version"], submission.digest)
+        registry.load(NAME, reference.version, submission.digest)
+
+
+def test_a_version_says_what_was_decided_with_the_report_and_its_picture(
+    registry: Registry, sample: tuple[Record, Bundle], plots: dict[str, Path], tmp_path: Path
+) -> None:
+    record = sample[0].model_copy(update={"verdict": "passed", "run_key": "concluded"})
+    reference = register(record, registry, sample[1], plots)
+    assert registry.version(NAME, reference.version).description.startswith(f"### {VERDICTS['passed']}")
+    head = sample[0].ledger.model_copy(update={"signed": "a later head"}) if sample[0].ledger else None
+    decided = record.model_copy(update={"verdict": "promoted", "candidate": reference, "ledger": head})
+    conclude(decided, registry, reference, report(Home(tmp_path), decided, plots))
+    found = registry.version(NAME, reference.version)
+    assert found.description.startswith(f"### {VERDICTS['promoted']}")
+    assert (found.tags["neorl.verdict"], found.tags["neorl.ledger_head"]) == ("promoted", "a later head")
+    files = {
+        file.path for place in ("plots", "report") for file in registry.client.list_artifacts(reference.run_id, place)
+    }
+    assert {"plots/glance.png", "report/concluded.html"} < files
 
 
 class _Killed(Exception):
@@ -256,7 +282,7 @@ def test_a_kill_at_any_request_leaves_one_version(
     registry: Registry, submission: Submission, step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "note.txt").write_text("note")
-    submission = replace(submission, artifacts={"notes": tmp_path})
+    submission = replace(submission, artifacts=[Artifact("notes", tmp_path)])
 
     def die(*_: Any, **__: Any) -> None:
         raise _Killed
@@ -286,14 +312,14 @@ def test_descriptions_and_tags_can_be_completed_later(
     registry: Registry, submission: Submission, tmp_path: Path
 ) -> None:
     reference = registry.register(submission)
-    registry.annotate(NAME, reference["version"], {"neorl.ledger_head": "abc"}, "x" * 6000)
-    found = registry.version(NAME, reference["version"])
-    assert found["tags"]["neorl.ledger_head"] == "abc"
-    assert len(found["description"]) == 5000
+    registry.annotate(NAME, reference.version, {"neorl.ledger_head": "abc"}, "x" * 6000)
+    found = registry.version(NAME, reference.version)
+    assert found.tags["neorl.ledger_head"] == "abc"
+    assert len(found.description) == 5000
     (tmp_path / "report.html").write_text("<p>report</p>")
-    registry.attach(reference["run_id"], {"": tmp_path / "report.html"})
-    assert [f.path for f in registry.client.list_artifacts(reference["run_id"])] == ["report.html"]
-    assert reference["url"] == f"{registry.uri}/#/models/{NAME}/versions/{reference['version']}"
+    registry.attach(reference.run_id, [Artifact("", tmp_path / "report.html")])
+    assert [f.path for f in registry.client.list_artifacts(reference.run_id)] == ["report.html"]
+    assert reference.url == f"{registry.uri}/#/models/{NAME}/versions/{reference.version}"
 
 
 def test_a_server_that_is_gone_is_one_sentence(submission: Submission, monkeypatch: pytest.MonkeyPatch) -> None:
