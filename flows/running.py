@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
-from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 
 from configs.errors import BadInput, Refused
@@ -24,9 +23,8 @@ from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import RefusalBody
-from tasks.conclusion import earlier_outcome
+from tasks.conclusion import earlier_outcome, show_artifact
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
-from tasks.report import outcome_text
 from tasks.stages import Session, config_digest, path_content, session
 
 if TYPE_CHECKING:
@@ -132,9 +130,9 @@ def announce(home: Home, run: RunConfig, outcome: Outcome) -> State[Outcome]:
         raise Refused(f"{outcome.headline.rstrip('.')}: read {outcome.links['report']}.")
     get_run_logger().info(outcome.headline)
     tag_run(run.plant, outcome.verdict)
-    create_markdown_artifact(
-        outcome_text(outcome), key=f"retrain-{run.plant.replace('_', '-')}", description=outcome.headline
-    )
+    if outcome.verdict == "unchanged":
+        links = "\n".join(f"- {name}: {url}" for name, url in outcome.links.items())
+        show_artifact(run.plant, outcome.headline, f"{outcome.headline}\n\n{links}")
     return Completed(message=outcome.headline, data=outcome)
 
 

@@ -31,7 +31,7 @@ from tasks.references import (
     Version,
 )
 from tasks.register import conclude, register
-from tasks.report import draw_plots, report
+from tasks.report import describe, draw_plots, report
 from tasks.stages import config_digest, current, effect
 
 
@@ -84,6 +84,7 @@ def report_outcome(home: Home, findings: Findings, decision: Decision) -> Outcom
     plots = decision.candidate.plots
     files = report(home, record, plots)
     conclude(record, Registry(session.mlflow), version, files)
+    show_artifact(findings.run.plant, record.headline, describe(record, page=files.page))
     champion, queue = _in_force(home, findings.run.plant)
     difference = findings.rollouts.differences.get("plant controller")
     outcome = Outcome(
@@ -137,6 +138,19 @@ def earlier_outcome(home: Home, run: RunConfig, key: str) -> Outcome | None:
         "reused": tuple(session.reused),
     }
     return earlier.model_copy(update=changes)
+
+
+def show_artifact(plant: str, headline: str, text: str) -> None:
+    """Show a Markdown text on the pages of the flow run.
+
+    Args:
+        plant: the plant's name; its runs' texts follow each other under one key.
+        headline: what came of the run, in a sentence.
+        text: Markdown without pictures, which Prefect's pages cannot load.
+    """
+    from prefect.artifacts import create_markdown_artifact
+
+    create_markdown_artifact(text, key=f"retrain-{plant.replace('_', '-')}", description=headline)
 
 
 def _registered(home: Home, findings: Findings, record: Record, role: Role, plots: dict[str, Path]) -> Candidate:

@@ -75,16 +75,16 @@ def check_service(
         return Service()
     bundle = population.members[evaluation.selected].bundle
     found = serve_check(bundle.folder, bundle.digest)
-    latency = found["latency_us"]
+    latency = found.latency_us
     return Service(
         check=Servability(
-            reasons=tuple(found["reasons"]),
-            answers=found["answers"],
-            max_error=found["max_error"],
-            tolerance=found["tolerance"],
-            latency_us=Latency(**latency) if latency else None,
-            budget_us=found["budget_us"],
-            seconds_to_ready=found["seconds_to_ready"],
+            reasons=found.reasons,
+            answers=found.answers,
+            max_error=found.max_error,
+            tolerance=found.tolerance,
+            latency_us=Latency(p50=latency.p50, p99=latency.p99) if latency else None,
+            budget_us=found.budget_us,
+            seconds_to_ready=found.seconds_to_ready,
         )
     )
 

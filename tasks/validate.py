@@ -16,7 +16,7 @@ from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
 from tasks.adapters.store.statistics import Summary, mean_shift, signal_bounds, signal_names, stability_index, summarise
 from tasks.ingest import mapping_of, plant_spec
-from tasks.references import Dataset, Validation
+from tasks.references import Dataset, DriftReference, Validation
 from tasks.stages import cached
 
 MIN_EPISODES = 2
@@ -37,7 +37,7 @@ def validate(
     home: Home,
     run: RunConfig,
     dataset: Dataset,
-    before: Dataset | None = None,
+    earlier: DriftReference = DriftReference(),
     progress: Progress | None = None,
 ) -> Validation:
     """Hold a dataset against what training and evaluation need; the caller refuses it when it does not pass.
@@ -46,7 +46,7 @@ def validate(
         home: takes the summary and the Data Docs, under runs/<plant>/<digest's first 12>.
         run: names the plant and the share of episodes held out.
         dataset: from `ingest`.
-        before: the dataset that drift is measured against, mostly what the champion was trained on.
+        earlier: the dataset that drift is measured against, mostly what the champion was trained on.
         progress: called with (done, total, unit); the unit is rows.
 
     Returns:
@@ -56,7 +56,7 @@ def validate(
         Refused: when a file of the dataset is not what its digest says.
     """
     spec = plant_spec(run.plant, mapping_of(run))
-    store = StoredDataset.open(dataset.store, dataset.digest)
+    store, before = StoredDataset.open(dataset.store, dataset.digest), earlier.dataset
     summary = summarise(store, spec, progress)
     older = None
     if before is not None and before.digest != store.digest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,17 +32,29 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def group(help_text: str) -> typer.Typer:
-    """A group of commands in the project's manner."""
+def group(help_text: str, *, completion: bool = False) -> typer.Typer:
+    """A group of commands in the project's manner.
+
+    Args:
+        help_text: what the group is for.
+        completion: also offer to install completion for shells, which only the outermost group can.
+    """
     return typer.Typer(
-        cls=Commands, help=help_text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+        cls=Commands, help=help_text, no_args_is_help=True, add_completion=completion, pretty_exceptions_enable=False
     )
 
 
-def emit(result: dict[str, Any], as_json: bool, lines: Iterable[str] = ()) -> None:
-    """End a command: JSON for programs, lines for people."""
+def emit(result: object, as_json: bool, lines: Iterable[str] = ()) -> None:
+    """End a command: JSON for programs, lines for people.
+
+    Args:
+        result: a model, or what else can be written as JSON.
+        as_json: print it, and nothing else.
+        lines: what people read instead.
+    """
     if as_json:
-        print(canonical_json(result).decode(), flush=True)
+        value = json.loads(result.model_dump_json()) if hasattr(result, "model_dump_json") else result
+        print(canonical_json(value).decode(), flush=True)
         return
     for line in lines:
         print(line, flush=True)

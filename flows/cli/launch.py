@@ -6,15 +6,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from configs.errors import ServiceMissing
 from configs.home import Home
 from flows.checks import checked_run
 from flows.services.servers import environment, up
 
+if TYPE_CHECKING:
+    from tasks.references import Outcome
 
-def run_retrain(config: Path, data: Sequence[Path] | None) -> tuple[dict[str, Any], list[str]]:
+
+def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
     """Run the flow in this process, on this home's servers, which are started if none answers.
 
     Args:
@@ -22,7 +25,7 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> tuple[dict[str, An
         data: files of logs.
 
     Returns:
-        The flow's result, and its summary as lines.
+        What came of it.
 
     Raises:
         NeoRLError: as the flow does; a wrong configuration is found before any server is started.
@@ -35,11 +38,11 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> tuple[dict[str, An
     import httpx
     from prefect.exceptions import PrefectHTTPStatusError
 
-    from flows.cli.summary import summary_lines
     from flows.retrain import retrain
 
     try:
-        result = retrain(str(config), [str(path) for path in data] if data else None)
+        # Prefect unwraps the state that the flow returns.
+        return cast("Outcome", retrain(str(config), [str(path) for path in data] if data else None))
     except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "API" not in str(error):
             raise
@@ -47,4 +50,3 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> tuple[dict[str, An
             f"expected Prefect at {services.prefect.url} to answer, got {type(error).__name__}: start it "
             "with 'neorl up', then give the same command again to go on."
         ) from error
-    return result, summary_lines(result)

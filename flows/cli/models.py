@@ -5,13 +5,18 @@ from __future__ import annotations
 import getpass
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.console import AsJson, ConfigFile, emit, known_plant, show_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tasks.adapters.ledger.ledger import Entry
 
 Plant = Annotated[str, typer.Argument(help="The plant's name, such as chemical_reactor.")]
 Version = Annotated[str, typer.Argument(help="The candidate's version in the registry.")]
@@ -89,9 +94,10 @@ def retrain(
     Example: neorl retrain configs/chemical_reactor.yaml --data logs/historian.parquet
     """
     from flows.cli.launch import run_retrain
+    from flows.cli.summary import summary_lines
 
-    result, lines = run_retrain(config, data)
-    emit(result, as_json, lines)
+    outcome = run_retrain(config, data)
+    emit(outcome, as_json, summary_lines(outcome))
 
 
 def candidates(
@@ -103,12 +109,21 @@ def candidates(
     """
     from flows.promote import list_candidates
 
-    found = list_candidates(Home.locate(), known_plant(plant) if plant else None)
+    rows = [
+        {
+            "plant": found.plant,
+            "version": found.record.version,
+            "composite": found.record.composite,
+            "certificate": found.record.claim or "",
+            "url": found.record.url,
+        }
+        for found in list_candidates(Home.locate(), known_plant(plant) if plant else None)
+    ]
     if as_json:
-        emit({"candidates": found}, True)
-    elif found:
+        emit({"candidates": rows}, True)
+    elif rows:
         columns = ("plant", "version", "composite", "certificate", "url")
-        show_table(columns, [[str(row.get(column, ""))[:100] for column in columns] for row in found])
+        show_table(columns, [[row[column][:100] for column in columns] for row in rows])
     else:
         print("no candidate waits for a decision")
 
@@ -121,7 +136,7 @@ def approve(plant: Plant, version: Version, by: Who = "", note: Note = "", as_js
     from flows.promote import approve as decide
 
     result = decide(Home.locate(), known_plant(plant), version, by or getpass.getuser(), note)
-    emit(result, as_json, [f"version {version} of {plant} is approved; champion: {result.get('champion')}"])
+    emit(result, as_json, [f"version {version} of {plant} is approved; champion: {result.champion}"])
 
 
 def reject(plant: Plant, version: Version, by: Who = "", note: Note = "", as_json: AsJson = False) -> None:
@@ -132,7 +147,7 @@ def reject(plant: Plant, version: Version, by: Who = "", note: Note = "", as_jso
     from flows.promote import reject as decide
 
     result = decide(Home.locate(), known_plant(plant), version, by or getpass.getuser(), note)
-    emit(result, as_json, [f"version {version} of {plant} is rejected; champion: {result.get('champion')}"])
+    emit(result, as_json, [f"version {version} of {plant} is rejected; champion: {result.champion}"])
 
 
 def history(
@@ -159,21 +174,31 @@ def history(
         promotions = [e for e in entries if e.kind == "promotion" and e.plant == plant]
     rows = [_promotion(entry, entries) for entry in promotions]
     if as_json:
-        emit({"plant": plant, "champions": rows}, True)
+        emit({"plant": plant, "champions": [row._asdict() for row in rows]}, True)
     elif rows:
-        columns = ("since", "version", "composite", "approved_by", "entry")
-        show_table(columns, [[row[column] for column in columns] for row in rows])
+        show_table(Promotion._fields[:-1], [row[:-1] for row in rows])
     else:
         print(f"{plant} has had no champion yet")
 
 
-def _promotion(entry: Any, entries: Any) -> dict[str, Any]:
+class Promotion(NamedTuple):
+    """A row of the history."""
+
+    since: str
+    version: str
+    composite: str
+    approved_by: str
+    entry: str
+    sequence: int
+
+
+def _promotion(entry: Entry, entries: Sequence[Entry]) -> Promotion:
     approval = next((e for e in entries if e.digest == entry.body.get("approval")), None)
-    return {
-        "since": entry.timestamp,
-        "version": str(entry.body.get("version", "")),
-        "composite": entry.body["composite"],
-        "approved_by": str(approval.body.get("by", "")) if approval else "",
-        "entry": entry.digest,
-        "sequence": entry.sequence,
-    }
+    return Promotion(
+        since=entry.timestamp,
+        version=str(entry.body.get("version", "")),
+        composite=entry.body["composite"],
+        approved_by=str(approval.body.get("by", "")) if approval else "",
+        entry=entry.digest,
+        sequence=entry.sequence,
+    )
