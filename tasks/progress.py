@@ -79,7 +79,7 @@ class StageProgress:
         description = f"{self._stage}: {text}"
         try:
             if self._artifact is None:
-                key = f"{self._stage}-progress"
+                key = f"{self._stage.replace('_', '-')}-progress"
                 self._artifact = create_progress_artifact(percent, key=key, description=description)
             else:
                 update_progress_artifact(self._artifact, percent, description=description)  # type: ignore[arg-type]

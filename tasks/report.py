@@ -16,7 +16,7 @@ from configs.home import Home
 from neorl_core.plants import PLANTS
 from neorl_core.types import Constraint
 from tasks.adapters.files.canonical import write_atomic
-from tasks.adapters.ledger.certificate import NON_CLAIMS
+from tasks.adapters.ledger.claims import NON_CLAIMS
 from tasks.adapters.reporting.curves import plot_curves
 from tasks.adapters.reporting.estimates import plot_intervals, plot_ope
 from tasks.adapters.reporting.style import CONTROLLERS

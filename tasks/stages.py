@@ -272,15 +272,17 @@ def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
     """The Prefect task of a stage; its progress is shown, and what it found is logged in one line."""
     from prefect import Task
 
-    shows_progress = "progress" in inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    shows_progress = "progress" in signature.parameters
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> R | State[R]:
         try:
             if shows_progress:
-                kwargs.pop("progress", None)
                 with StageProgress(stage) as progress:
-                    result = function(*args, **kwargs, progress=progress)
+                    bound = signature.bind(*args, **kwargs)
+                    bound.arguments["progress"] = progress
+                    result = function(*bound.args, **bound.kwargs)
             else:
                 result = function(*args, **kwargs)
         except NeoRLError as error:
@@ -288,7 +290,8 @@ def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
         _log(result.found)
         return result
 
-    return Task(run, name=stage, task_run_name=stage)
+    # A returned state stands for the result that it holds.
+    return Task(cast("Callable[..., R]", run), name=stage, task_run_name=stage)
 
 
 def failed(error: NeoRLError) -> State[R]:

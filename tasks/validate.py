@@ -19,6 +19,7 @@ from tasks.ingest import mapping_of, plant_spec
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.stages import cached
 
+NONE_EARLIER = DriftReference()
 MIN_EPISODES = 2
 """Least episodes for training, and least held out: one says nothing of how results vary."""
 MIN_DEVIATION = 1e-3
@@ -37,7 +38,7 @@ def validate(
     home: Home,
     run: RunConfig,
     dataset: Dataset,
-    earlier: DriftReference = DriftReference(),
+    earlier: DriftReference = NONE_EARLIER,
     progress: Progress | None = None,
 ) -> Validation:
     """Hold a dataset against what training and evaluation need; the caller refuses it when it does not pass.
