@@ -42,6 +42,8 @@ TONES: dict[str, Literal["good", "bad", "wait"]] = {
     "refused": "bad",
 }
 """Colour of a verdict's headline; those that wait for a person have one of their own."""
+GAP = "\u2003\u2060"
+"""MLflow draws tables without space between columns: an em space, held by a joiner that Markdown does not trim."""
 CERTIFIED = "The plant's own controller is certified"
 """What is known of the fallback's version at registration."""
 NOT_CERTIFIED = "plant controller; the candidate has none"
@@ -225,7 +227,8 @@ def describe(record: Record, run_url: str = "", picture: str = "", page: Path | 
         page: the HTML report.
     """
     template = environment().get_template("version.md.j2")
-    return template.render(record=record, view=view(record), run_url=run_url, picture=picture, page=page)
+    about = {"record": record, "view": view(record), "run_url": run_url, "picture": picture, "page": page}
+    return template.render(about, gap=GAP if picture else "")
 
 
 def report(home: Home, record: Record, plots: Mapping[str, Path]) -> ReportFiles:

@@ -190,6 +190,7 @@ def test_the_description_is_decided_from_its_first_lines(sample: Record) -> None
     order = [text.index(words) for words in (sample.headline, CLAIM, "plant controller", "Servability", "Not claimed")]
     assert order == sorted(order)
     assert "![" in text
+    assert "&emsp;" not in text
     for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
         assert len({line.count("|") for line in table.splitlines()}) == 1
 
@@ -199,6 +200,7 @@ def test_prefect_s_artifact_has_no_picture_and_no_entities(sample: Record) -> No
     assert "![" not in text
     assert "get-artifact" not in text
     assert "&" not in text
+    assert {c for c in text if not c.isprintable()} == {"\n"}
     assert "`reports/chemical_reactor/1.html`" in text
 
 

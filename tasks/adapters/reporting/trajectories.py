@@ -127,7 +127,7 @@ def plot_glance(
         for text, width, size, weight in (
             (verdict, 36, 14, "bold"),
             (reason, 54, 10.5, "normal"),
-            (claim, 62, 9.5, "normal"),
+            (claim, 56, 9.5, "normal"),
         ):
             lines = textwrap.wrap(text, width)
             words.text(0.03, top, "\n".join(lines), fontsize=size, fontweight=weight, va="top", linespacing=1.4)
