@@ -14,7 +14,7 @@ from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.registry.registry import Registry
 from tasks.promote import before_run, propose, reconcile, record_candidate, record_of, verdict_of, waiting, was_rejected
-from tasks.record import Record, champion_in_force, headline, history_rows
+from tasks.record import Record, champion_in_force, headline, history_rows, verdict_text
 from tasks.references import (
     Aliases,
     Candidate,
@@ -64,13 +64,14 @@ def propose_promotion(home: Home, findings: Findings, candidate: Candidate) -> P
     # A run that was killed after its promotion comes to the same proposal again.
     before = before_run(entries, plant, findings.run_key)
     rejected = was_rejected(entries, plant, candidate.record.composite)
-    stands = findings.protection.passed
+    stands = findings.protection.passed and not was_rejected(entries, plant, findings.fallback.digest)
     role, reason = propose(candidate.record, findings.fallback.digest, stands, before, rejected)
     in_force = before.composite if before else None
     verdict = verdict_of(role, candidate.record, findings.fallback.digest, in_force, run.approval == "auto")
     proposed = candidate if role == "candidate" else None
     if role == "fallback":
-        record = _record(home, findings, verdict, "fallback")
+        # Nothing is decided yet: the version says no more than that this controller is certified.
+        record = _record(home, findings, "passed", "fallback")
         proposed = _registered(home, findings, record, "fallback", candidate.plots)
     return Proposal(verdict=verdict, reason=reason, rejected=rejected, candidate=candidate, proposed=proposed)
 
@@ -84,7 +85,8 @@ def report_outcome(home: Home, findings: Findings, decision: Decision) -> Outcom
     plots = decision.candidate.plots
     files = report(home, record, plots)
     conclude(record, Registry(session.mlflow), version, files)
-    show_artifact(findings.run.plant, record.headline, describe(record, page=files.page))
+    verdict = verdict_text(record.verdict, record.gates, record.champion)
+    show_artifact(findings.run.plant, verdict, describe(record, page=files.page))
     champion, queue = _in_force(home, findings.run.plant)
     difference = findings.rollouts.differences.get("plant controller")
     outcome = Outcome(
@@ -158,7 +160,7 @@ def _registered(home: Home, findings: Findings, record: Record, role: Role, plot
     bundle = findings.fallback if role == "fallback" else findings.selected.bundle
     version = register(record, registry, bundle, plots)
     # Where MLflow keeps its files in this home, the ledger vouches for its copy of the model too.
-    model = registry.version(plant, version.version).tags["neorl.model_id"]
+    model = registry.version(plant, version.version).model_id
     copies = home.root.glob(f"mlflow/artifacts/*/models/{model}/artifacts/artifacts/bundle")
     return record_candidate(home, findings, version, [bundle.folder, *copies], role, plots)
 

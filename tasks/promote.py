@@ -135,7 +135,7 @@ def propose(
     Args:
         candidate: the selected policy's record.
         fallback: digest of the plant controller's composite.
-        fallback_stands: whether that composite is certified.
+        fallback_stands: whether that composite is certified, and nobody rejected it.
         current: the champion's record.
         rejected: whether a person rejected the candidate's composite.
 
@@ -150,7 +150,7 @@ def propose(
     if current is None and fallback_stands:
         return "fallback", f"{why}, and the plant's own controller, certified, stands in for it"
     if current is None:
-        return None, f"{why}, and the plant's own controller is not certified"
+        return None, f"{why}, and the plant's own controller is not certified, or a person rejected it"
     keeps = "the plant's own controller" if current.composite == fallback else f"version {current.version}"
     return None, f"{why}, and {keeps} stays champion"
 

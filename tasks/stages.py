@@ -15,7 +15,7 @@ import functools
 import inspect
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -61,6 +61,18 @@ class Session:
     """Where Prefect's pages show the flow run."""
     seconds: dict[str, float] = field(default_factory=dict)
     reused: list[str] = field(default_factory=list)
+    produced: dict[int, tuple[Reference, State[Any]]] = field(default_factory=dict)
+    """What each stage handed on, by identity, with its task run's state: the edges of Prefect's graph."""
+
+    def upstream(self, values: Iterable[object]) -> list[State[Any]]:
+        """States of the task runs that some arguments, or the references inside them, came from."""
+        found: list[State[Any]] = []
+        for value in values:
+            if id(value) in self.produced:
+                found.append(self.produced[id(value)][1])
+            elif isinstance(value, Reference):
+                found += self.upstream(item for _, item in value)
+        return found
 
 
 _session: ContextVar[Session | None] = ContextVar("session", default=None)
@@ -186,7 +198,7 @@ def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
             started = time.monotonic()
             task = _task(stage, function).with_options(cache_policy=NO_CACHE, persist_result=False)
-            result: R = _state(task, args, kwargs).result()
+            result: R = _run_task(running, task, args, kwargs).result()
             running.seconds[stage] = time.monotonic() - started
             return result
 
@@ -231,12 +243,12 @@ def _found_or_computed(
     )
     if why:
         _log(f"{stage} is computed again: {why}")
-    state = _state(task, args, kwargs)
+    state = _run_task(running, task, args, kwargs)
     result: R = state.result()
     if state.name == "Cached" and not result.complete:
         gone = next(file for file in result.files() if not file.exists())
         _log(f"{stage} is computed again: {gone.name}, which its result names, has gone")
-        state = _state(task.with_options(refresh_cache=True), args, kwargs)
+        state = _run_task(running, task.with_options(refresh_cache=True), args, kwargs)
         result = state.result()
     if state.name == "Cached":
         running.reused.append(stage)
@@ -246,9 +258,22 @@ def _found_or_computed(
     return result
 
 
-def _state(task: Task[..., R], args: Sequence[object], kwargs: Mapping[str, Any]) -> State[R]:
-    """Run a task to its final state; Prefect's overloads do not see through a generic result."""
-    return cast("State[R]", task(*args, **kwargs, return_state=True))
+def _run_task(running: Session, task: Task[..., R], args: Sequence[object], kwargs: Mapping[str, Any]) -> State[R]:
+    """Run a task to its final state.
+
+    Prefect would look for earlier results in every part of the arguments, and take equal names and small numbers for
+    dependencies. So the arguments are quoted, and the task runs that they came from are named.
+    """
+    from prefect.utilities.annotations import quote
+
+    quoted = [quote(value) for value in args]
+    named = {name: quote(value) for name, value in kwargs.items()}
+    upstream = running.upstream([*args, *kwargs.values()])
+    state = cast("State[R]", task(*quoted, **named, wait_for=upstream, return_state=True))
+    if state.is_completed():
+        result: R = state.result()
+        running.produced[id(result)] = (result, state)
+    return state
 
 
 def _unusable(running: Session, stage: str, key: str, path: Path) -> str | None:
