@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from neorl_core.types import Transition
 from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.schema import Rows
 
-KEYS = ("observations", "actions", "rewards", "costs", "next_observations", "terminals", "timeouts")
+KEYS = ("observations", "actions", "rewards", "costs", "next_observations", "terminals")
 
 
 class Logs(NamedTuple):
@@ -27,7 +28,7 @@ class Logs(NamedTuple):
 
 
 def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
-    """Rows of the named episodes.
+    """Rows of the named episodes; no other rows are loaded, and little memory is taken besides theirs.
 
     Args:
         dataset: the store.
@@ -36,22 +37,20 @@ def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
     Returns:
         The rows in the order of the dataset.
     """
-    rows = dataset.arrays(KEYS)
-    bounds = dataset.episodes
-    lengths = np.diff(bounds)
-    keep = np.zeros(len(lengths), bool)
-    keep[episodes] = True
-    mask = np.repeat(keep, lengths)
-    kept = lengths[keep]
-    starts = np.concatenate([[0], np.cumsum(kept)[:-1]]).astype(np.int64)
-    episode = np.repeat(np.arange(len(kept)), kept)
-    followed = np.append(episode[1:] == episode[:-1], False)
-    transitions = Transition(
-        observation=rows["observations"][mask],
-        action=rows["actions"][mask],
-        reward=rows["rewards"][mask],
-        cost=rows["costs"][mask],
-        next_observation=rows["next_observations"][mask],
-        terminated=rows["terminals"][mask].astype(np.float32),
-    )
-    return Logs(transitions, episode, starts, followed)
+    lengths = np.diff(dataset.episodes)[np.unique(episodes)]
+    total, shapes = int(lengths.sum()), dataset.read(0, 1, KEYS)
+    rows = {key: np.empty((total, *one.shape[1:]), one.dtype) for key, one in shapes.items()}
+    at = 0
+    for block in dataset.episode_blocks(episodes, KEYS):
+        for key, values in block.items():
+            rows[key][at : at + len(values)] = values
+        at += len(block["rewards"])
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    followed = np.append(episode[1:] == episode[:-1], False)[:total]
+    return Logs(transitions_of(rows), episode, np.cumsum(lengths) - lengths, followed)
+
+
+def transitions_of(rows: Rows) -> Transition:
+    """Rows as the core takes them: NumPy arrays (N, ...) in float32, rewards and costs (N,)."""
+    columns: list[Any] = [rows[key] for key in KEYS]
+    return Transition(*columns[:-1], terminated=columns[-1].astype(np.float32))

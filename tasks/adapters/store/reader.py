@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from tasks.adapters.store.records import Manifest, ShardRecord
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.shards import check_content, check_file, open_shard
 
+NEAR_ROWS = 4096
+"""Rows between two chosen episodes up to which both are read at once: every reading has its price."""
 SCHEMA = 2
 """2: a canonical block ends where its episode does, and an episode's digest is the Merkle root over its blocks."""
 
@@ -135,7 +138,7 @@ class StoredDataset:
         """The keys that have one entry per row."""
         return self.manifest.keys
 
-    @property
+    @cached_property
     def episodes(self) -> npt.NDArray[np.int64]:
         """Where episodes begin, and one past the last row: (E + 1,)."""
         return np.append(self._per_episode("episode_starts"), self.rows).astype(np.int64)
@@ -155,6 +158,31 @@ class StoredDataset:
             with open_shard(self.shard_path(record)) as file:
                 for start in range(0, record.rows, rows):
                     yield {key: file[key][start : start + rows] for key in names}
+
+    def episode_blocks(
+        self, episodes: npt.NDArray[np.int64], keys: Sequence[str] | None = None, rows: int = 65536
+    ) -> Iterator[Rows]:
+        """The rows of some episodes in the order of the dataset; no shard is opened that holds none of them.
+
+        Args:
+            episodes: (E,) episode numbers, in any order.
+            keys: arrays to read; all when not given.
+            rows: rows that are read at once.
+
+        Returns:
+            Blocks of at most `rows` rows; a block never spans shards.
+        """
+        names, chosen = self._known(keys), np.unique(episodes)
+        starts, stops = self.episodes[:-1][chosen], self.episodes[1:][chosen]
+        first = 0
+        for record in self.manifest.shards:
+            # An episode lies in one shard.
+            low, high = np.searchsorted(starts, [first, first + record.rows])
+            if low < high:
+                with open_shard(self.shard_path(record)) as file:
+                    for span, kept in _spans(starts[low:high] - first, stops[low:high] - first, rows):
+                        yield {key: file[key][span][kept] for key in names}
+            first += record.rows
 
     def read(self, start: int, stop: int, keys: Sequence[str] | None = None) -> Rows:
         """Rows [start, stop), wherever shards end."""
@@ -221,6 +249,19 @@ class StoredDataset:
                     f"expected {path.parent.name}/{path.name} to have SHA-256 {sha256}, got another file or none: "
                     "remove it and ingest the sources again."
                 )
+
+
+def _spans(
+    starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], rows: int
+) -> Iterator[tuple[slice, slice | npt.NDArray[np.bool_]]]:
+    """Which rows to read at once, and which of those belong to the ranges [start, stop), which increase (E,)."""
+    far = np.flatnonzero(starts[1:] - stops[:-1] > NEAR_ROWS) + 1
+    for begins, ends in zip(np.split(starts, far), np.split(stops, far), strict=True):
+        for at in range(int(begins[0]), int(ends[-1]), rows):
+            index = np.arange(at, min(at + rows, int(ends[-1])))
+            kept = index >= begins[np.searchsorted(ends, index, side="right")]
+            if kept.any():
+                yield slice(at, at + len(index)), slice(None) if kept.all() else kept
 
 
 Dataset = StoredDataset

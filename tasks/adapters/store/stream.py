@@ -1,14 +1,13 @@
 """Transitions of a dataset larger than memory: a window of blocks in random order that moves on while training goes.
 
-The rows of the training episodes count as a ring. An epoch cuts the ring at a random place into blocks of consecutive
-rows and shuffles them; the epochs' blocks, one after the other, are numbered 0, 1, 2, ... Step c of the window holds
-blocks [c turn, c turn + slots), so that what is in it depends on the seed and on c alone, and resuming is bit-exact.
-Batches are drawn from the window as they are from resident data; a thread reads the blocks that come next.
+The rows of the training episodes are numbered as if they lay in a ring. An epoch cuts the ring at a random place into
+blocks of consecutive rows and shuffles them; the epochs' blocks, one after the other, are numbered 0, 1, 2, ... Step c
+of the window holds blocks [c turn, c turn + slots), so that its content depends on the seed and on c alone, and
+resuming is bit-exact. Batches are drawn from the window as they are from resident data; a thread reads the next blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
@@ -22,10 +21,10 @@ from configs.errors import BadInput
 from neorl_core.training.loop import Source
 from neorl_core.training.preparation import Moments, Scaling, merged, moments, scaled, successors
 from neorl_core.types import PlantSpec, Transition
+from tasks.adapters.store.episodes import KEYS, transitions_of
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.schema import Rows
 
-KEYS = ("observations", "actions", "rewards", "costs", "next_observations", "terminals")
 BLOCKS = 64
 """Blocks that a window holds, at least; rows of one block are neighbours in the log."""
 MOST_ROWS = 4096
@@ -78,7 +77,7 @@ class Ring:
     """Rows of some episodes of a dataset, numbered as if they lay one after the other in a ring."""
 
     def __init__(self, dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> None:
-        self._dataset = dataset
+        self._dataset, self._episodes = dataset, episodes
         bounds = dataset.episodes
         self._kept = np.zeros(dataset.rows, bool)
         for episode in episodes:
@@ -91,7 +90,8 @@ class Ring:
 
     def moments(self) -> Moments:
         """Moments of all rows, in one pass and little memory."""
-        return reduce(merged, (moments(_transitions(rows)) for rows in self._blocks()))
+        blocks = self._dataset.episode_blocks(self._episodes, KEYS)
+        return reduce(merged, (moments(transitions_of(rows)) for rows in blocks))
 
     def read(self, start: int, rows: int) -> Transition:
         """`rows` rows from `start` on, round the ring, with the next actions."""
@@ -99,7 +99,7 @@ class Ring:
         parts = [self._span(start, min(start + rows + 1, len(self)))]
         if (beyond := start + rows + 1 - len(self)) > 0:
             parts.append(self._span(0, beyond))
-        joined = _transitions({key: np.concatenate([part[key] for part in parts]) for key in KEYS})
+        joined = transitions_of({key: np.concatenate([part[key] for part in parts]) for key in KEYS})
         # One row more than asked for was read, to know the next action of the last one.
         found: Transition = jax.tree.map(lambda x: x[:rows], joined._replace(next_action=successors(joined)))
         return found
@@ -112,14 +112,6 @@ class Ring:
     def _in_dataset(self, row: int) -> int:
         episode = int(np.searchsorted(self._before, row, side="right")) - 1
         return int(self._first[episode] + row - self._before[episode])
-
-    def _blocks(self) -> Iterator[Rows]:
-        at = 0
-        for rows in self._dataset.blocks(KEYS):
-            kept = self._kept[at : at + len(rows["rewards"])]
-            at += len(kept)
-            if kept.any():
-                yield {key: values[kept] for key, values in rows.items()}
 
 
 class Stream:
@@ -202,14 +194,3 @@ def _replaced(window: Transition, came: Transition, places: jax.Array, slots: in
 
     replaced: Transition = jax.tree.map(one, window, came)
     return replaced
-
-
-def _transitions(rows: Rows) -> Transition:
-    return Transition(
-        observation=rows["observations"],
-        action=rows["actions"],
-        reward=rows["rewards"],
-        cost=rows["costs"],
-        next_observation=rows["next_observations"],
-        terminated=rows["terminals"].astype(np.float32),
-    )

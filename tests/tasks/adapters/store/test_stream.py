@@ -16,8 +16,9 @@ from neorl_core.training.loop import Plan, train
 from neorl_core.training.population import Algorithm, init_population
 from neorl_core.training.preparation import merged, moments, scaled, scaling
 from neorl_core.types import Transition
+from tasks.adapters.store.episodes import KEYS
 from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.stream import KEYS, Ring, Shape, Stream, row_bytes, shape_of
+from tasks.adapters.store.stream import Ring, Shape, Stream, row_bytes, shape_of
 from tests.tasks.adapters.store.test_store import SPEC, make_rows, sliced, write
 
 EPISODES, STEPS = 40, 50

@@ -1,0 +1,88 @@
+"""Reading chosen episodes: the same as masking all rows, without reading the others."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.adapters.store import reader
+from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.schema import Rows
+from tests.tasks.adapters.store.test_store import make_rows, sliced, write
+
+EPISODES = 60
+
+
+def uneven(seed: int) -> Rows:
+    """Rows in episodes of 1 to 40 steps."""
+    rng = np.random.default_rng(seed)
+    ends = np.cumsum(rng.integers(1, 41, EPISODES)) - 1
+    rows = make_rows(1, steps=int(ends[-1]) + 1, seed=seed)
+    rows["terminals"][:] = False
+    rows["timeouts"][:] = False
+    rows["timeouts"][ends] = True
+    rows["terminals"][ends[::3]] = True
+    rows["timeouts"][ends[::3]] = False
+    rows["costs"][:] = rng.random(len(rows["costs"])) < 0.3
+    return rows
+
+
+@pytest.mark.parametrize("near", [0, 30, 4096])
+@pytest.mark.parametrize("seed", range(4))
+def test_it_is_what_masking_all_rows_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, near: int
+) -> None:
+    monkeypatch.setattr(reader, "NEAR_ROWS", near)
+    held = write(tmp_path, *sliced(uneven(seed), 100), shard_bytes=10_000)
+    assert len(held.manifest.shards) > 3
+    rows, bounds = held.arrays(), held.episodes
+    rng = np.random.default_rng(seed)
+    for count in (0, 1, 7, 30, EPISODES):
+        chosen = rng.choice(EPISODES, count, replace=False)
+        mask = np.zeros(EPISODES, bool)
+        mask[chosen] = True
+        lengths = np.diff(bounds)[mask]
+        wanted = np.repeat(mask, np.diff(bounds))
+        logs = read_logs(held, chosen)
+        for got, key in zip(logs.transitions, ("observations", "actions", "rewards", "costs"), strict=False):
+            assert got is not None
+            assert got.dtype == rows[key].dtype
+            np.testing.assert_array_equal(got, rows[key][wanted])
+        np.testing.assert_array_equal(logs.transitions.next_observation, rows["next_observations"][wanted])
+        np.testing.assert_array_equal(logs.transitions.terminated, rows["terminals"][wanted].astype(np.float32))
+        np.testing.assert_array_equal(logs.starts, np.cumsum([0, *lengths])[:-1])
+        np.testing.assert_array_equal(logs.episode, np.repeat(np.arange(count), lengths))
+        ends = (rows["terminals"] | rows["timeouts"])[wanted]
+        np.testing.assert_array_equal(logs.followed, ~ends)
+        # However few rows are read at once.
+        parts = list(held.episode_blocks(chosen, ["rewards"], rows=7))
+        assert all(0 < len(part["rewards"]) <= 7 for part in parts)
+        found = np.concatenate([part["rewards"] for part in parts]) if parts else np.zeros(0)
+        np.testing.assert_array_equal(found, rows["rewards"][wanted])
+
+
+def test_shards_without_a_chosen_episode_are_not_opened(tmp_path: Path) -> None:
+    held = write(tmp_path, *sliced(make_rows(40), 50))
+    expected = held.arrays()["rewards"][:150]
+    for record in held.manifest.shards[1:]:
+        held.shard_path(record).write_bytes(b"")
+    assert held.manifest.shards[0].episodes >= 3
+    np.testing.assert_array_equal(read_logs(held, np.arange(3)).transitions.reward, expected)
+
+
+def test_few_episodes_of_a_large_dataset_take_little_memory(tmp_path: Path) -> None:
+    def peak(held: StoredDataset) -> int:
+        tracemalloc.start()
+        read_logs(held, np.arange(0, len(held.episodes) - 1, 100))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    rows = make_rows(400, steps=500)
+    held = write(tmp_path, rows, shard_bytes=10**9)
+    size = sum(values.nbytes for values in rows.values())
+    assert peak(held) < 0.1 * size
