@@ -14,7 +14,7 @@ from tasks.adapters.files.canonical import digest_json, write_json
 from tasks.adapters.store.expectations import Check, check_episode_table, judge
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
-from tasks.adapters.store.statistics import Summary, mean_shift, signal_bounds, signal_names, stability_index, summarise
+from tasks.adapters.store.statistics import Signal, Statistics, mean_shift, signal_bounds, stability_index, summarise
 from tasks.ingest import mapping_of, plant_spec
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.stages import cached
@@ -81,10 +81,6 @@ def validate(
     )
     reasons += [check.reason for check in failed if check.refuses]
     warnings = [check.reason for check in failed if not check.refuses]
-    signals = {
-        name: {key: value for key, value in record.items() if math.isfinite(value)}
-        for name, record in summary.signals.items()
-    }
     path = write_json(
         folder / "summary.json",
         {
@@ -94,7 +90,10 @@ def validate(
             "dataset": store.digest,
             "compared_with": compared,
             "table": {name: value for name, value in table.items() if math.isfinite(value)},
-            "signals": signals,
+            "signals": {
+                name: {key: value for key, value in signal._asdict().items() if math.isfinite(value)}
+                for name, signal in summary.signals.items()
+            },
         },
     )
     return Validation(
@@ -102,10 +101,40 @@ def validate(
     )
 
 
+class Expectations:
+    """The table of one line that stands for a dataset, and what is expected of it and of the table of episodes."""
+
+    def __init__(self) -> None:
+        self.table: dict[str, float] = {}
+        self.checks: list[Check] = []
+
+    def expect(
+        self,
+        column: str,
+        value: float,
+        reason: str,
+        low: float | None = None,
+        high: float | None = None,
+        refuses: bool = True,
+    ) -> None:
+        """Put a number into the table and say where it should lie.
+
+        Args:
+            column: its name.
+            value: the number.
+            reason: what to say when it lies elsewhere: expected, got, cure.
+            low: least value expected.
+            high: greatest value expected.
+            refuses: whether the dataset is refused then; otherwise it is a warning.
+        """
+        self.table[column] = value
+        self.checks.append(Check("dataset", column, low, high, refuses, reason))
+
+
 def dataset_checks(
-    summary: Summary, older: Summary | None, spec: PlantSpec, train: int, held_out: int
+    summary: Statistics, older: Statistics | None, spec: PlantSpec, train: int, held_out: int
 ) -> tuple[dict[str, float], list[Check]]:
-    """The table of one row that stands for the dataset, and what is expected of it and of the episodes' table.
+    """The table of one line that stands for the dataset, and what is expected of it and of the table of episodes.
 
     Args:
         summary: of the dataset.
@@ -117,30 +146,40 @@ def dataset_checks(
     Returns:
         Values by column, and the checks.
     """
-    table: dict[str, float] = {}
-    checks: list[Check] = []
+    found = Expectations()
+    _expect_enough(found, summary, train, held_out)
+    low, high = signal_bounds(spec)
+    for (name, signal), least, most in zip(summary.signals.items(), low.tolist(), high.tolist(), strict=True):
+        found.table[f"{name}: mean"] = signal.mean
+        if name.startswith("action "):
+            _expect_varied(found, name, signal, most - least)
+        else:
+            found.expect(
+                f"{name}: deviation",
+                signal.deviation,
+                f"expected {name} to move, got one value throughout: check its tag and its transmitter.",
+                low=1e-9,
+                refuses=False,
+            )
+        found.table[f"{name}: distinct values"] = signal.distinct
+        found.checks += _range_checks(name, signal, least, most)
+        if older is not None:
+            _expect_no_drift(found, name, summary, older)
+    found.checks.append(_length_check(summary))
+    return found.table, found.checks
 
-    def expect(
-        column: str,
-        value: float,
-        reason: str,
-        low: float | None = None,
-        high: float | None = None,
-        refuses: bool = True,
-    ) -> None:
-        table[column] = value
-        checks.append(Check("dataset", column, low, high, refuses, reason))
 
+def _expect_enough(found: Expectations, summary: Statistics, train: int, held_out: int) -> None:
     for column, count in (("training episodes", train), ("held-out episodes", held_out)):
-        expect(
+        found.expect(
             column,
             count,
             f"expected at least {MIN_EPISODES} {column}, got {count}: ingest more episodes or change data.held_out.",
             low=MIN_EPISODES,
         )
-    table |= {"rows": summary.rows, "episodes": train + held_out}
+    found.table |= {"rows": summary.rows, "episodes": train + held_out}
     violating = float(summary.episodes["rows violating a limit"].sum()) / summary.rows
-    expect(
+    found.expect(
         "share of rows violating a limit",
         violating,
         f"expected at most {MAX_VIOLATING:.0%} of rows to violate a limit, got {violating:.1%}: "
@@ -148,77 +187,66 @@ def dataset_checks(
         high=MAX_VIOLATING,
         refuses=False,
     )
-    low, high = signal_bounds(spec)
-    for i, name in enumerate(signal_names(spec)):
-        signal, span = summary.signals[name], high[i] - low[i]
-        table[f"{name}: mean"] = signal["mean"]
-        if name.startswith("action "):
-            scale = span if math.isfinite(span) else 1.0 + abs(signal["mean"])
-            expect(
-                f"{name}: deviation / range",
-                signal["deviation"] / scale,
-                f"expected {name} to deviate by at least {MIN_DEVIATION:.1%} of its range, got "
-                f"{signal['deviation'] / scale:.2%}: constant actions teach nothing of their effect, so log step "
-                "tests or a small dither first.",
-                low=MIN_DEVIATION,
-            )
-            if math.isfinite(span):
-                expect(
-                    f"{name}: share of range covered",
-                    signal["covered"],
-                    f"expected {name} to cover at least {MIN_COVERED:.0%} of its range, got {signal['covered']:.1%}: "
-                    "a policy will be kept close to what was logged.",
-                    low=MIN_COVERED,
-                    refuses=False,
-                )
-            table[f"{name}: share at bounds"] = signal["at_bounds"]
-        else:
-            expect(
-                f"{name}: deviation",
-                signal["deviation"],
-                f"expected {name} to move, got one value throughout: check its tag and its transmitter.",
-                low=1e-9,
-                refuses=False,
-            )
-        table[f"{name}: distinct values"] = signal["distinct"]
-        slack = RANGE_TOLERANCE * span if math.isfinite(span) else 0.0
-        for what, edge, bound in (("min", low[i] - slack, "least"), ("max", high[i] + slack, "greatest")):
-            if math.isfinite(edge):
-                limits = (float(edge), None) if what == "min" else (None, float(edge))
-                reason = (
-                    f"expected {name} within {low[i]:g}..{high[i]:g}, got {signal[bound]:g}: "
-                    "correct its unit or its bounds in the mapping."
-                )
-                checks.append(Check("episodes", f"{name} {what}", *limits, True, reason))
-        if older is not None:
-            shift = mean_shift(summary, older, name)
-            expect(
-                f"{name}: shift from champion's data",
-                shift,
-                f"expected the mean of {name} within {MAX_SHIFT:g} deviations of the champion's data, got {shift:.2f}: "
-                "find out what changed in the plant.",
-                high=MAX_SHIFT,
-                refuses=False,
-            )
-            index = stability_index(summary.sample[name], older.sample[name])
-            expect(
-                f"{name}: stability index",
-                index,
-                f"expected {name} distributed as in the champion's data (stability index at most "
-                f"{MAX_STABILITY_INDEX:g}), got {index:.2f}: find out what changed in the plant.",
-                high=MAX_STABILITY_INDEX,
-                refuses=False,
-            )
-    short = float(np.median(summary.episodes["length"]))
-    checks.append(
-        Check(
-            "episodes",
-            "length",
-            2.0,
-            None,
-            True,
-            f"expected episodes of two or more steps, got a median of {short:g}: check sampling period and gaps.",
-            of="median",
-        )
+
+
+def _expect_varied(found: Expectations, name: str, signal: Signal, span: float) -> None:
+    """Expect an action to vary; its range is `span` wide, which may be infinite."""
+    deviation = signal.deviation / (span if math.isfinite(span) else 1.0 + abs(signal.mean))
+    found.expect(
+        f"{name}: deviation / range",
+        deviation,
+        f"expected {name} to deviate by at least {MIN_DEVIATION:.1%} of its range, got {deviation:.2%}: constant "
+        "actions teach nothing of their effect, so log step tests or a small dither first.",
+        low=MIN_DEVIATION,
     )
-    return table, checks
+    if math.isfinite(span):
+        found.expect(
+            f"{name}: share of range covered",
+            signal.covered,
+            f"expected {name} to cover at least {MIN_COVERED:.0%} of its range, got {signal.covered:.1%}: "
+            "a policy will be kept close to what was logged.",
+            low=MIN_COVERED,
+            refuses=False,
+        )
+    found.table[f"{name}: share at bounds"] = signal.at_bounds
+
+
+def _range_checks(name: str, signal: Signal, low: float, high: float) -> list[Check]:
+    """What is expected of a signal in every episode, whose bounds may be infinite."""
+    slack = RANGE_TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0
+    cure = "correct its unit or its bounds in the mapping."
+    checks = []
+    if math.isfinite(low):
+        reason = f"expected {name} within {low:g}..{high:g}, got {signal.least:g}: {cure}"
+        checks.append(Check("episodes", f"{name} min", low - slack, None, True, reason))
+    if math.isfinite(high):
+        reason = f"expected {name} within {low:g}..{high:g}, got {signal.greatest:g}: {cure}"
+        checks.append(Check("episodes", f"{name} max", None, high + slack, True, reason))
+    return checks
+
+
+def _expect_no_drift(found: Expectations, name: str, summary: Statistics, older: Statistics) -> None:
+    shift = mean_shift(summary, older, name)
+    found.expect(
+        f"{name}: shift from champion's data",
+        shift,
+        f"expected the mean of {name} within {MAX_SHIFT:g} deviations of the champion's data, got {shift:.2f}: "
+        "find out what changed in the plant.",
+        high=MAX_SHIFT,
+        refuses=False,
+    )
+    index = stability_index(summary.sample[name], older.sample[name])
+    found.expect(
+        f"{name}: stability index",
+        index,
+        f"expected {name} distributed as in the champion's data (stability index at most "
+        f"{MAX_STABILITY_INDEX:g}), got {index:.2f}: find out what changed in the plant.",
+        high=MAX_STABILITY_INDEX,
+        refuses=False,
+    )
+
+
+def _length_check(summary: Statistics) -> Check:
+    short = float(np.median(summary.episodes["length"]))
+    reason = f"expected episodes of two or more steps, got a median of {short:g}: check sampling period and gaps."
+    return Check("episodes", "length", 2.0, None, True, reason, of="median")

@@ -184,8 +184,8 @@ def test_summaries_agree_with_numpy_whatever_the_blocks(tmp_path: Path) -> None:
         np.testing.assert_allclose(column["action force_1 change"], expected)
     signal = summary.signals["action force_1"]
     actions = rows["actions"][:, 0].astype(float)
-    np.testing.assert_allclose([signal["mean"], signal["deviation"]], [actions.mean(), actions.std()])
-    assert signal["distinct"] == len(np.unique(actions))
+    np.testing.assert_allclose([signal.mean, signal.deviation], [actions.mean(), actions.std()])
+    assert signal.distinct == len(np.unique(actions))
     assert (
         sum(summary.faults.values()) == summary.faults["observations.position_1 is outside -20..20"] or summary.faults
     )

@@ -1,161 +1,59 @@
 """The dataset card: what a dataset holds, how it was made, and what cannot be learned from it; JSON and Markdown.
 
-Two passes over the dataset's blocks, in constant memory. It lies in the folder `cards` beside that of the manifests.
+It takes one pass over all rows and one over evenly spaced ones, in constant memory, and lies in the folder `cards`
+beside that of the manifests.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from configs.errors import BadInput, Refused
+from configs.mapping import HistorianMapping
 from neorl_core.types import Constraint, PlantSpec
 from tasks.adapters.files.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
-from tasks.adapters.store.card_counts import (
-    BINS,
-    CELL_BINS,
-    Totals,
-    behaviour_fit,
-    covariance,
-    first_pass,
-    ranges_of,
-    second_pass,
-)
 from tasks.adapters.store.card_page import card_markdown
 from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import Provenance
+from tasks.adapters.store.records import (
+    ActionCard,
+    Card,
+    CoverageCard,
+    EpisodesCard,
+    FileCard,
+    GapsCard,
+    LimitCard,
+    MappingCard,
+    Provenance,
+    SignalCard,
+    SourceCard,
+)
+from tasks.adapters.store.statistics import BLOCK_ROWS, Floats, Statistics, signal_ranges, summarise
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: a signal's covered share lies between its 5 % and 95 % quantiles."""
 FOLLOWS = 0.999
 """Share of an action's variance that the observation explains, from which on no other action was tried."""
 NARROW = 0.1
-"""Share of a signal's bins below which it is said to be hardly covered."""
+"""Covered share of a signal's range below which it is said to be hardly covered."""
 ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
 """What stands for the limits of a log that says only whether one was exceeded."""
-
-
-def build_card(dataset: StoredDataset, spec: PlantSpec) -> dict[str, Any]:
-    """Look at a dataset.
-
-    Args:
-        dataset: opened.
-        spec: of its plant.
-
-    Returns:
-        The card as JSON: dataset, plant, rows, source, signals, actions, coverage, limits, gaps, episodes, behaviour,
-        cannot_learn.
-    """
-    totals = first_pass(dataset, spec)
-    lengths = np.diff(dataset.episodes)
-    names = _names(spec)
-    low, high = ranges_of(spec, totals)
-    histogram, cells, looked = second_pass(dataset, low, high)
-    mean = totals.origin + totals.plain / totals.rows
-    spread = np.sqrt(np.maximum(np.diag(covariance(totals)), 0.0))
-    # A row's value came from single precision: what it cannot tell apart is no deviation.
-    spread[spread < 1e-6 * (1 + np.abs(mean))] = 0.0
-    fit = behaviour_fit(totals, spec, spread)
-    size = spec.observation.size
-    signals = {
-        name: {
-            "unit": unit,
-            "least": float(totals.least[i]),
-            "mean": float(mean[i]),
-            "greatest": float(totals.greatest[i]),
-            "deviation": float(spread[i]),
-            "change": float(totals.moved[i]),
-            "covered": float((histogram[i] > 0).mean()),
-        }
-        for i, (name, unit) in enumerate(zip(names, (*spec.observation.units, *spec.action.units), strict=True))
-    }
-    actions = {
-        name: {
-            "deviation_share": float(spread[size + i] / max(high[size + i] - low[size + i], 1e-300)),
-            "entropy_bits": _entropy(histogram[size + i]),
-            "most_bits": math.log2(BINS),
-            "explained": fit[name],
-        }
-        for i, name in enumerate(spec.action.names)
-    }
-    limits = {
-        limit.name: {
-            "unit": limit.unit,
-            "low": _plain(limit.low),
-            "high": _plain(limit.high),
-            "violated_rows": int(totals.violated[i]),
-            "violated_share": float(totals.violated[i] / totals.rows),
-            "worst_excess": float(totals.worst[i]),
-        }
-        for i, limit in enumerate(spec.constraints or (ANY_LIMIT,))
-        if i < len(totals.violated)
-    }
-    card: dict[str, Any] = {
-        "schema": SCHEMA,
-        "dataset": dataset.digest,
-        "plant": spec.name,
-        "rows": totals.rows,
-        "source": [_source(entry) for entry in dataset.manifest.provenance],
-        "signals": signals,
-        "actions": actions,
-        "coverage": {
-            "rows_looked_at": looked,
-            "bins": CELL_BINS,
-            "cells": cells,
-            "rows_per_cell": looked / max(cells, 1),
-            "mean_covered": float(np.mean([signal["covered"] for signal in signals.values()])),
-        },
-        "limits": limits,
-        "gaps": {
-            "known": "timestamps" in dataset.keys,
-            "count": len(totals.gaps),
-            "longest_s": float(totals.gaps.max(initial=0.0)),
-            "total_s": float(totals.gaps.sum()),
-        },
-        "episodes": {
-            "count": len(lengths),
-            "shortest": int(lengths.min()),
-            "median": float(np.median(lengths)),
-            "longest": int(lengths.max()),
-            "terminated": totals.terminated,
-            "return_least": float(totals.returns.min()),
-            "return_mean": float(totals.returns.mean()),
-            "return_greatest": float(totals.returns.max()),
-        },
-        "behaviour": {"fit": "ridge regression of each action on the observation", "r_squared": fit},
-    }
-    card["cannot_learn"] = _cannot_learn(card, spec, totals)
-    return card
-
-
-def require_violations(card: Mapping[str, Any], limits: Sequence[str] | None = None) -> None:
-    """What training of a safety critic calls before it begins: a limit that was never violated cannot teach one.
-
-    Args:
-        card: of the dataset.
-        limits: names; all of the plant's when not given.
-
-    Raises:
-        Refused: naming the limits that the dataset cannot supervise.
-    """
-    known = card["limits"]
-    for name in limits or ():
-        if name not in known:
-            raise BadInput(f"expected a limit among {', '.join(known) or 'none'}, got '{name}': correct its name.")
-    wanted = list(known) if limits is None else list(limits)
-    if not wanted:
-        raise Refused("expected limits to learn a safety critic of, got a plant without: train without one.")
-    if never := [name for name in wanted if known[name]["violated_rows"] == 0]:
-        raise Refused(
-            f"expected every limit to be violated somewhere in dataset {card['dataset'][:12]}, got "
-            f"{', '.join(never)} never violated: such data cannot supervise a safety critic, so add data that "
-            "violate it (a simulator's will do), or rely on a shield that needs none."
-        )
+BINS = 20
+"""Bins of a signal's range, by which an action's entropy is taken."""
+CELL_BINS = 5
+"""Bins of every signal's range, whose product is the grid of cells in which states and actions are counted."""
+CELL_BITS = 2**22
+"""Bits by which visited cells are counted (linear counting: Whang et al. 1990, ACM TODS 15(2)); 1 % up to millions."""
+LOOKED_AT = 2_000_000
+"""Rows, evenly spaced, of which cells and entropy are taken."""
+RIDGE = 1e-6
+"""Regularisation of the behaviour fit, relative to a standardised observation's variance."""
 
 
 class CardFiles(NamedTuple):
@@ -167,23 +65,107 @@ class CardFiles(NamedTuple):
     """As Markdown, for readers."""
 
 
+def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
+    """Describe a dataset.
+
+    Args:
+        dataset: opened.
+        spec: of its plant.
+    """
+    found = summarise(dataset, spec, block_rows=BLOCK_ROWS, check_rows=False)
+    least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
+    low, high = signal_ranges(spec, least, greatest)
+    histogram, cells, looked = _visited(dataset, low, high)
+    spread = np.sqrt(np.maximum(np.diag(found.covariance), 0.0))
+    # A row's value came from single precision: what it cannot tell apart is no deviation.
+    spread[spread < 1e-6 * (1 + np.abs([signal.mean for signal in found.signals.values()]))] = 0.0
+    units = (*spec.observation.units, *spec.action.units)
+    signals = {
+        name: SignalCard(
+            unit=unit,
+            least=signal.least,
+            mean=signal.mean,
+            greatest=signal.greatest,
+            deviation=float(deviation),
+            change=signal.change,
+            covered=signal.covered,
+        )
+        for (name, signal), unit, deviation in zip(found.signals.items(), units, spread, strict=True)
+    }
+    actions = _actions(spec, found.covariance, spread, high - low, histogram)
+    limits = _limits(spec, found)
+    episodes = _episodes(found)
+    gaps = GapsCard(
+        known="timestamps" in dataset.keys,
+        count=len(found.gaps),
+        longest_s=float(found.gaps.max(initial=0.0)),
+        total_s=float(found.gaps.sum()),
+    )
+    said = _no_variation(signals, actions, found.rewards)
+    return Card(
+        schema=SCHEMA,
+        dataset=dataset.digest,
+        plant=spec.name,
+        rows=found.rows,
+        source=tuple(_source(entry) for entry in dataset.manifest.provenance),
+        signals=signals,
+        actions=actions,
+        coverage=CoverageCard(
+            rows_looked_at=looked,
+            bins=CELL_BINS,
+            cells=cells,
+            rows_per_cell=looked / max(cells, 1),
+            mean_covered=float(np.mean([signal.covered for signal in signals.values()])),
+        ),
+        limits=limits,
+        gaps=gaps,
+        episodes=episodes,
+        cannot_learn=(*_never_violated(limits), *said, *_cut_short(episodes, gaps, spec)),
+    )
+
+
+def require_violations(card: Card, limits: Sequence[str] | None = None) -> None:
+    """What training of a safety critic calls before it begins: a limit that was never violated cannot teach one.
+
+    Args:
+        card: of the dataset.
+        limits: names; all of the plant's when not given.
+
+    Raises:
+        Refused: naming the limits that the dataset cannot supervise.
+    """
+    known = card.limits
+    for name in limits or ():
+        if name not in known:
+            raise BadInput(f"expected a limit among {', '.join(known) or 'none'}, got '{name}': correct its name.")
+    wanted = list(known) if limits is None else list(limits)
+    if not wanted:
+        raise Refused("expected limits to learn a safety critic of, got a plant without: train without one.")
+    if never := [name for name in wanted if known[name].violated_rows == 0]:
+        raise Refused(
+            f"expected every limit to be violated somewhere in dataset {card.dataset[:12]}, got "
+            f"{', '.join(never)} never violated: such data cannot supervise a safety critic, so add data that "
+            "violate it (a simulator's will do), or rely on a shield that needs none."
+        )
+
+
 def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
     """Make the card, unless it is there and whole."""
     folder = dataset.root / "cards"
     files = CardFiles(folder / f"{dataset.digest}.json", folder / f"{dataset.digest}.md")
-    held = _recall(files.record)
-    if held is None:
+    card = _recall(files.record)
+    if card is None:
+        record = build_card(dataset, spec).model_dump(mode="json", by_alias=True)
+        write_json(files.record, {"card": record, "digest": digest_json(record)})
         # Through its canonical form, so that a card just made and one read again are the same to the last byte.
-        card = json.loads(canonical_json(build_card(dataset, spec)))
-        write_json(files.record, {"card": card, "digest": digest_json(card)})
-        held = card
-    text = card_markdown(held).encode()
+        card = Card.model_validate_json(canonical_json(record))
+    text = card_markdown(card).encode()
     if not files.page.exists() or files.page.read_bytes() != text:
         write_atomic(files.page, text)
     return files
 
 
-def read_card(root: Path, digest: str) -> dict[str, Any]:
+def read_card(root: Path, digest: str) -> Card:
     """The card of a dataset.
 
     Raises:
@@ -195,20 +177,85 @@ def read_card(root: Path, digest: str) -> dict[str, Any]:
     return card
 
 
-def _recall(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
+def _recall(path: Path) -> Card | None:
     try:
         held = read_json(path)
-    except BadInput:
+        card = Card.model_validate(held["card"])
+        whole = card.version == SCHEMA and held["digest"] == digest_json(held["card"])
+    except (BadInput, ValidationError, KeyError, TypeError):
         return None
-    card = held.get("card") if isinstance(held, dict) else None
-    whole = isinstance(card, dict) and card.get("schema") == SCHEMA and held.get("digest") == digest_json(card)
     return card if whole else None
 
 
-def _names(spec: PlantSpec) -> list[str]:
-    return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in spec.action.names]
+def _visited(dataset: StoredDataset, low: Floats, high: Floats) -> tuple[npt.NDArray[np.int64], int, int]:
+    """Counts per bin of each signal's range (F, `BINS`), visited cells of the grid, and how many rows were looked at.
+
+    Args:
+        dataset: rows in order.
+        low: lower ends of the signals' ranges (F,).
+        high: upper ends (F,).
+    """
+    stride = max(-(-dataset.rows // LOOKED_AT), 1)
+    histogram = np.zeros((len(low), BINS), np.int64)
+    weights = np.random.default_rng(0).integers(1, 2**63, len(low), dtype=np.uint64) | np.uint64(1)
+    seen = np.zeros(CELL_BITS, bool)
+    first = looked = 0
+    for block in dataset.blocks(("observations", "actions"), rows=BLOCK_ROWS):
+        some = slice((-first) % stride, None, stride)
+        chosen = np.concatenate([block["observations"][some], block["actions"][some]], axis=1, dtype=np.float64)
+        first, looked = first + len(block["actions"]), looked + len(chosen)
+        share = np.clip((chosen - low) / (high - low), 0.0, 1.0)
+        for i in range(len(low)):
+            histogram[i] += np.bincount(np.minimum((share[:, i] * BINS).astype(int), BINS - 1), minlength=BINS)
+        cell = np.minimum((share * CELL_BINS).astype(np.uint64), CELL_BINS - 1)
+        mixed = (cell * weights).sum(axis=1, dtype=np.uint64)
+        mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
+        seen[(mixed >> np.uint64(42)).astype(np.int64)] = True
+    empty = CELL_BITS - int(seen.sum())
+    return histogram, round(-CELL_BITS * math.log(max(empty, 1) / CELL_BITS)), looked
+
+
+def _actions(
+    spec: PlantSpec, covariance: Floats, spread: Floats, width: Floats, histogram: npt.NDArray[np.int64]
+) -> dict[str, ActionCard]:
+    """How each action was varied.
+
+    Args:
+        spec: O observations and A actions, F signals together.
+        covariance: of the signals (F, F).
+        spread: their standard deviations (F,).
+        width: of their ranges (F,).
+        histogram: counts per bin of their ranges (F, `BINS`).
+    """
+    scale = np.where(spread > 0, spread, np.inf)
+    fit = _explained(covariance / np.outer(scale, scale), spec.observation.size)
+    return {
+        name: ActionCard(
+            deviation_share=float(spread[i] / max(width[i], 1e-300)),
+            entropy_bits=_entropy(histogram[i]),
+            most_bits=math.log2(BINS),
+            explained=None if spread[i] == 0 else explained,
+        )
+        for i, (name, explained) in enumerate(zip(spec.action.names, fit, strict=True), spec.observation.size)
+    }
+
+
+def _explained(correlation: Floats, observations: int) -> list[float]:
+    """R^2 of each action's linear fit on the observation, from the correlations alone.
+
+    R^2 = 1 - (c - 2 b^T s + b^T S b) / c with b = (S + lambda I)^-1 s, S the correlation of the observation, s its
+    correlation with the action and c = 1.
+
+    Args:
+        correlation: of observations and actions (F, F).
+        observations: how many of the signals are observations.
+    """
+    within, found = correlation[:observations, :observations], []
+    for across in correlation[:observations, observations:].T:
+        b = np.linalg.solve(within + RIDGE * np.eye(observations), across)
+        left = 1 - 2 * b @ across + b @ within @ b
+        found.append(float(np.clip(1 - left, 0.0, 1.0)))
+    return found
 
 
 def _entropy(counts: npt.NDArray[np.int64]) -> float:
@@ -216,70 +263,111 @@ def _entropy(counts: npt.NDArray[np.int64]) -> float:
     return float(max(-(share * np.log2(share)).sum(), 0.0))
 
 
-def _plain(bound: float) -> float | None:
+def _limits(spec: PlantSpec, found: Statistics) -> dict[str, LimitCard]:
+    return {
+        limit.name: LimitCard(
+            unit=limit.unit,
+            low=_finite(limit.low),
+            high=_finite(limit.high),
+            violated_rows=int(violated),
+            violated_share=float(violated / found.rows),
+            worst_excess=float(worst),
+        )
+        for limit, violated, worst in zip(spec.constraints or (ANY_LIMIT,), found.violated, found.worst, strict=False)
+    }
+
+
+def _finite(bound: float) -> float | None:
     return float(bound) if math.isfinite(bound) else None
 
 
-def _source(entry: Provenance) -> dict[str, Any]:
+def _episodes(found: Statistics) -> EpisodesCard:
+    lengths, returns = found.episodes["length"], found.episodes["return"]
+    return EpisodesCard(
+        count=len(lengths),
+        shortest=int(lengths.min()),
+        median=float(np.median(lengths)),
+        longest=int(lengths.max()),
+        terminated=found.terminated,
+        return_least=float(returns.min()),
+        return_mean=float(returns.mean()),
+        return_greatest=float(returns.max()),
+    )
+
+
+def _source(entry: Provenance) -> SourceCard:
     """What a provenance entry says of where rows came from."""
-    mapping = entry.mapping
-    shown = None
-    if mapping is not None:
-        tags, reward = mapping.get("tags"), mapping.get("reward")
-        shown = {
-            "sha256": digest_json(mapping),
-            "tags": len(tags) if isinstance(tags, dict) else 0,
-            "period_s": mapping.get("period_seconds"),
-            "causal": mapping.get("causal"),
-            "lags": mapping.get("lags"),
-            "reward": reward.get("expression") if isinstance(reward, dict) else None,
-        }
-    files = []
-    for source in entry.sources:
-        account = source.account
-        files.append(
-            {
-                "sha256": source.sha256,
-                "rows_seen": source.seen,
-                "rows_quarantined": source.quarantined,
-                "reasons": source.reasons,
-                "steps": account.model_dump(exclude={"samples", "raw"}) if account else {},
-                "raw": account.raw.model_dump() if account else None,
-            }
+    files = tuple(
+        FileCard(
+            sha256=source.sha256,
+            rows_seen=source.seen,
+            rows_quarantined=source.quarantined,
+            reasons=source.reasons,
+            steps=source.account.model_dump(exclude={"samples", "raw"}) if source.account else {},
+            raw=source.account.raw if source.account else None,
         )
-    return {"format": entry.format, "mapping": shown, "code": entry.code, "files": files}
+        for source in entry.sources
+    )
+    return SourceCard(format=entry.format, mapping=_mapping(entry), code=entry.code, files=files)
 
 
-def _cannot_learn(card: Mapping[str, Any], spec: PlantSpec, totals: Totals) -> list[str]:
+def _mapping(entry: Provenance) -> MappingCard | None:
+    if entry.mapping is None:
+        return None
+    try:
+        mapping = HistorianMapping.model_validate(entry.mapping)
+    except ValidationError:
+        return None  # rows of an append may have been read by a mapping of an earlier version
+    return MappingCard(
+        sha256=digest_json(entry.mapping),
+        tags=len(mapping.tags),
+        period_s=mapping.period_seconds,
+        causal=mapping.causal,
+        lags=mapping.lags,
+        reward=mapping.reward.expression if mapping.reward else None,
+    )
+
+
+def _never_violated(limits: dict[str, LimitCard]) -> list[str]:
+    return [
+        f"Limit '{name}' is never violated: what a violation is like, and so a safety critic of it, cannot be "
+        "learned from these data, and such training is refused."
+        for name, limit in limits.items()
+        if limit.violated_rows == 0
+    ]
+
+
+def _no_variation(
+    signals: dict[str, SignalCard], actions: dict[str, ActionCard], rewards: tuple[float, float]
+) -> list[str]:
     said = []
-    for name, limit in card["limits"].items():
-        if limit["violated_rows"] == 0:
-            said.append(
-                f"Limit '{name}' is never violated: what a violation is like, and so a safety critic of it, cannot be "
-                "learned from these data, and such training is refused."
-            )
-    for name, action in card["actions"].items():
-        if action["explained"] is None:
+    for name, action in actions.items():
+        if action.explained is None:
             said.append(f"Action '{name}' is constant: its effect cannot be learned.")
-        elif action["explained"] >= FOLLOWS:
+        elif action.explained >= FOLLOWS:
             said.append(
-                f"Action '{name}' follows from the observation (R^2 {action['explained']:.4f}): what any other action "
+                f"Action '{name}' follows from the observation (R^2 {action.explained:.4f}): what any other action "
                 "would have done cannot be learned."
             )
-    for name, signal in card["signals"].items():
-        if signal["covered"] < NARROW and signal["deviation"] > 0:
-            said.append(f"{name} covers {signal['covered']:.0%} of its range: nothing is known of the rest.")
-        elif signal["deviation"] == 0 and name.startswith("observation"):
+    for name, signal in signals.items():
+        if signal.covered < NARROW and signal.deviation > 0:
+            said.append(f"{name} covers {signal.covered:.0%} of its range: nothing is known of the rest.")
+        elif signal.deviation == 0 and name.startswith("observation"):
             said.append(f"{name} never moves: what depends on it cannot be learned.")
-    if totals.reward[0] == totals.reward[1]:
+    if rewards[0] == rewards[1]:
         said.append("The reward is constant: nothing tells a better action from a worse one.")
-    if card["episodes"]["longest"] < spec.horizon:
+    return said
+
+
+def _cut_short(episodes: EpisodesCard, gaps: GapsCard, spec: PlantSpec) -> list[str]:
+    said = []
+    if episodes.longest < spec.horizon:
         said.append(
-            f"The longest episode has {card['episodes']['longest']} steps of {spec.horizon}: returns over a whole "
+            f"The longest episode has {episodes.longest} steps of {spec.horizon}: returns over a whole "
             "episode are extrapolated."
         )
-    if card["episodes"]["terminated"] == 0:
+    if episodes.terminated == 0:
         said.append("No episode terminates: what a trip costs cannot be learned.")
-    if not card["gaps"]["known"]:
+    if not gaps.known:
         said.append("There are no timestamps: gaps in the record cannot be told.")
     return said

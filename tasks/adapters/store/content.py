@@ -91,7 +91,7 @@ def block_hashes(columns: Columns, bounds: Iterable[int]) -> list[bytes]:
 
 def byte_view(values: npt.NDArray[Any]) -> memoryview:
     """A C-ordered array's own bytes, not copied."""
-    return memoryview(values.reshape(-1).view(np.uint8))
+    return values.reshape(-1).view(np.uint8).data
 
 
 def episode_digests(hashes: Sequence[bytes], episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:

@@ -52,5 +52,6 @@ def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
 
 def transitions_of(rows: Rows) -> Transition:
     """Rows as the core takes them: NumPy arrays (N, ...) in float32, rewards and costs (N,)."""
-    columns: list[Any] = [rows[key] for key in KEYS]
-    return Transition(*columns[:-1], terminated=columns[-1].astype(np.float32))
+    # The core's types name JAX arrays; it takes NumPy's alike.
+    columns: dict[str, Any] = rows | {"terminals": rows["terminals"].astype(np.float32)}
+    return Transition(*(columns[key] for key in KEYS))

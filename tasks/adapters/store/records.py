@@ -118,3 +118,127 @@ class Manifest(Record):
     """Keys that have one entry per row."""
     shards: tuple[ShardRecord, ...]
     view: FileRecord
+
+
+class MappingCard(Record):
+    """A historian's mapping in brief."""
+
+    sha256: str
+    tags: int
+    period_s: float
+    causal: bool
+    lags: dict[str, int]
+    reward: str | None
+    """Expression of the reward."""
+
+
+class FileCard(Record):
+    """What became of one source."""
+
+    sha256: str
+    rows_seen: int
+    rows_quarantined: int
+    reasons: dict[str, int]
+    steps: dict[str, int]
+    """Control steps by what became of them; empty where the source is no historian's export."""
+    raw: RawAccount | None
+
+
+class SourceCard(Record):
+    """Where some rows came from."""
+
+    format: str | None
+    mapping: MappingCard | None
+    code: str | None
+    files: tuple[FileCard, ...]
+
+
+class SignalCard(Record):
+    """Statistics of an observation or action, in its unit."""
+
+    unit: str
+    least: float
+    mean: float
+    greatest: float
+    deviation: float
+    change: float
+    """Mean absolute difference of consecutive rows."""
+    covered: float
+    """Share of its range between its 5 % and 95 % quantiles."""
+
+
+class ActionCard(Record):
+    """How an action was varied."""
+
+    deviation_share: float
+    """Standard deviation as a share of the range."""
+    entropy_bits: float
+    most_bits: float
+    """Entropy of a uniform distribution."""
+    explained: float | None
+    """R^2 of the linear fit on the observation; None of a constant action."""
+
+
+class CoverageCard(Record):
+    """Cells of a grid over all signals that rows fall into."""
+
+    rows_looked_at: int
+    bins: int
+    """Cells per signal."""
+    cells: int
+    rows_per_cell: float
+    mean_covered: float
+    """Mean of the signals' covered shares."""
+
+
+class LimitCard(Record):
+    """How often and by how much a limit is violated."""
+
+    unit: str
+    low: float | None
+    high: float | None
+    violated_rows: int
+    violated_share: float
+    worst_excess: float
+
+
+class GapsCard(Record):
+    """Time that is missing between episodes."""
+
+    known: bool
+    """Whether there are timestamps."""
+    count: int
+    longest_s: float
+    total_s: float
+
+
+class EpisodesCard(Record):
+    """Lengths in steps, and returns."""
+
+    count: int
+    shortest: int
+    median: float
+    longest: int
+    terminated: int
+    return_least: float
+    return_mean: float
+    return_greatest: float
+
+
+class Card(Record):
+    """What a dataset holds, how it was made, and what cannot be learned from it."""
+
+    version: int = Field(alias="schema")
+    dataset: str
+    """The dataset's digest."""
+    plant: str
+    rows: int
+    source: tuple[SourceCard, ...]
+    signals: dict[str, SignalCard]
+    actions: dict[str, ActionCard]
+    coverage: CoverageCard
+    limits: dict[str, LimitCard]
+    gaps: GapsCard
+    episodes: EpisodesCard
+    cannot_learn: tuple[str, ...]
+    """One sentence for each thing."""

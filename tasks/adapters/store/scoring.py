@@ -46,5 +46,6 @@ def with_rewards(rows: Rows, logged: LoggedSignals) -> Rows:
 
 def with_costs(rows: Rows, logged: LoggedSignals) -> Rows:
     """Add constraint_costs (n, K), the excess over each limit in its unit, and costs (n,), 1 where there is any."""
-    excess = np.maximum(-margins_of(logged, rows["next_observations"]), 0.0)
-    return rows | {"constraint_costs": excess, "costs": (excess > 0).any(axis=1).astype(np.float32)}
+    excess = np.maximum(-margins_of(logged, rows["next_observations"]), np.float32(0))
+    violated: npt.NDArray[np.bool_] = np.asarray((excess > 0).any(axis=1))
+    return rows | {"constraint_costs": excess, "costs": violated.astype(np.float32)}

@@ -11,7 +11,7 @@ import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import h5py
 import numpy as np
@@ -30,7 +30,9 @@ from tasks.adapters.store.content import (
 )
 from tasks.adapters.store.records import ShardRecord
 from tasks.adapters.store.schema import ROW_KEYS, Rows
-from tasks.adapters.store.sparse_file import SparseFile
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 SETTLED_NS = 10**8
 """Age of a file's last change from which a further change must show in its time; clocks of file systems tick slowly."""
@@ -91,7 +93,8 @@ def _file_pieces(columns: Columns) -> list[memoryview]:
 
     HDF5 gives each key its place without being given the arrays, which it would copy.
     """
-    image, places = SparseFile(), {}
+    image = SparseFile()
+    places: dict[int, list[memoryview]] = {}
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_obj_track_times(False)
     plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -103,10 +106,10 @@ def _file_pieces(columns: Columns) -> list[memoryview]:
             made = h5py.h5d.create(file.id, key.encode(), kind, space, plan)
             if any(block.nbytes for block in values):
                 places[made.get_offset()] = [byte_view(block) for block in values]
-    pieces, at = [], 0
-    for offset, values in sorted(places.items()):
-        pieces += [memoryview(image.stretch(at, offset)), *values]
-        at = offset + sum(map(len, values))
+    pieces, at = list[memoryview](), 0
+    for offset, views in sorted(places.items()):
+        pieces += [memoryview(image.stretch(at, offset)), *views]
+        at = offset + sum(map(len, views))
     return [*pieces, memoryview(image.stretch(at, image.seek(0, io.SEEK_END)))]
 
 
@@ -177,3 +180,67 @@ def check_content(path: Path, record: ShardRecord) -> None:
             f"expected shard {path.name} to hold content {record.content}, got {got}: "
             "restore it from a backup or ingest its source again."
         )
+
+
+class SparseFile(io.RawIOBase):
+    """A seekable binary file that keeps what was written and where; the rest reads as zeros.
+
+    For a few small writes far apart, as HDF5 makes when it lays out arrays that it is not given: every read goes
+    through all that was written.
+
+    Example:
+        >>> file = SparseFile()
+        >>> _ = file.seek(10**12), file.write(b"end")
+        >>> file.stretch(10**12 - 2, 10**12 + 2)
+        b'\\x00\\x00en'
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: list[tuple[int, bytes]] = []
+        self._at = self._size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def write(self, data: ReadableBuffer) -> int:
+        if held := bytes(data):
+            self._written.append((self._at, held))
+            self._at += len(held)
+            self._size = max(self._size, self._at)
+        return len(held)
+
+    def truncate(self, size: int | None = None) -> int:
+        self._size = self._at if size is None else size
+        self._written = [(at, data[: self._size - at]) for at, data in self._written if at < self._size]
+        return self._size
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        into = memoryview(buffer).cast("B")
+        found = self.stretch(self._at, min(self._at + len(into), self._size))
+        into[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def stretch(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), wherever the file ends."""
+        found = bytearray(max(stop - start, 0))
+        # In the order of writing, so that the last one holds.
+        for at, data in self._written:
+            first, last = max(at, start), min(at + len(data), stop)
+            if first < last:
+                found[first - start : last - start] = data[first - at : last - at]
+        return bytes(found)

@@ -1,9 +1,12 @@
-"""Summary tables of a dataset: one row per episode and one record per signal, in one pass and little memory."""
+"""Statistics of a dataset, gathered in one pass and little memory: what its card shows and validation decides by.
+
+Observations and actions together are the signals, F of them; a dataset has N rows, E episodes and K limits.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,30 +15,69 @@ import numpy.typing as npt
 from neorl_core.types import PlantSpec, Space
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import find_failures
+from tasks.adapters.store.schema import Rows
 
 Floats = npt.NDArray[np.float64]
+Index = npt.NDArray[np.int64]
+Columns = dict[str, npt.NDArray[Any]]
+"""Columns of a table by name, all of one length."""
 
+BLOCK_ROWS = 32768
+"""Rows that are counted at a time: fewer cost calls, and what is computed of more leaves the processor's cache."""
 SAMPLE = 50_000
 """Rows, evenly spaced, from which quantiles are taken."""
 AT_BOUND = 1e-3
 """Share of an action's range within which it counts as at its bound."""
 BINS = 10
+NO_GAP = 1.5
+"""Control periods between two episodes up to which no time is missing."""
 
 
-class Summary(NamedTuple):
-    """What validation judges instead of the rows."""
+class Signal(NamedTuple):
+    """Statistics of one signal, in its unit."""
 
-    episodes: dict[str, npt.NDArray[Any]]
-    """Columns (E,) by name."""
-    signals: dict[str, dict[str, float]]
-    """Per 'observation x' and 'action y': mean, deviation, least, greatest, low and high (5 % and 95 % quantiles),
-    covered (share of its bounds between those two), change (mean absolute step), distinct (values in the sample),
-    and for actions at_bounds (share of rows)."""
-    faults: Counter[str]
-    """Rows that are not as a dataset's rows must be, by reason."""
+    mean: float
+    deviation: float
+    least: float
+    greatest: float
+    low: float
+    """5 % quantile."""
+    high: float
+    """95 % quantile."""
+    covered: float
+    """Share of the range between these two; the range is the signal's bounds, or what was seen where it has none."""
+    change: float
+    """Mean absolute difference of consecutive rows within episodes."""
+    distinct: int
+    """Different values in the sample."""
+    at_bounds: float
+    """Share of rows at a bound."""
+
+
+class Statistics(NamedTuple):
+    """What is known of a dataset without its rows."""
+
     rows: int
+    episodes: Columns
+    """One line per episode (E,)."""
+    signals: dict[str, Signal]
+    """By 'observation x' and 'action y', in the order of `signal_names`."""
+    covariance: Floats
+    """Of the signals (F, F)."""
     sample: dict[str, Floats]
     """Evenly spaced values by signal."""
+    violated: Index
+    """Rows that violate each limit (K,); of a log with one cost, those with any; of others none (0,)."""
+    worst: Floats
+    """Greatest excess over each limit, in its unit (K,)."""
+    gaps: Floats
+    """Seconds missing between consecutive episodes, of those that time tells (n,)."""
+    terminated: int
+    """Episodes that terminate."""
+    rewards: tuple[float, float]
+    """The least and the greatest."""
+    faults: Counter[str]
+    """Rows that are not as a dataset's rows must be, by reason; empty where rows were not checked."""
 
 
 def signal_names(spec: PlantSpec) -> list[str]:
@@ -53,100 +95,266 @@ def summarise(
     dataset: StoredDataset,
     spec: PlantSpec,
     progress: Callable[[int, int, str], None] | None = None,
-    block_rows: int = 65536,
-) -> Summary:
+    block_rows: int = BLOCK_ROWS,
+    check_rows: bool = True,
+) -> Statistics:
     """Read a dataset once, block by block.
 
     Args:
         dataset: rows in order.
         spec: names and bounds.
-        progress: told of rows.
+        progress: called with (done, total, unit); the unit is rows.
         block_rows: rows in memory at a time; the result does not depend on it.
+        check_rows: whether to count rows that are not as they must be, which takes about as long as all the rest.
     """
-    bounds, total = dataset.episodes, dataset.rows
-    episodes, names = len(bounds) - 1, signal_names(spec)
     low, high = signal_bounds(spec)
-    margin = AT_BOUND * (high - low)
-    plain, square, moved = (np.zeros((episodes, len(names))) for _ in range(3))
-    least, greatest = np.full((episodes, len(names)), np.inf), np.full((episodes, len(names)), -np.inf)
-    outer, gained, cost = np.zeros((episodes, len(names))), np.zeros(episodes), np.zeros(episodes)
+    per, whole = _PerEpisode(dataset, low, high), _Whole(dataset, len(low))
     faults: Counter[str] = Counter()
-    sample, stride = [], max(total // SAMPLE, 1)
-    origin: Floats | None = None
-    before: Floats | None = None
-    first = 0
-    for block in dataset.blocks(rows=block_rows):
-        faults.update(str(reason) for reason in find_failures(block, spec) if reason)
-        x = np.concatenate([block["observations"], block["actions"]], axis=1).astype(np.float64)
-        index = np.arange(first, first + len(x))
-        episode = np.searchsorted(bounds, index, side="right") - 1
-        ends = block["terminals"] | block["timeouts"]
-        if wrong := int((ends != (index + 1 == bounds[episode + 1])).sum()):
-            faults["episodes do not end where terminals and timeouts say"] += wrong
-        if both := int((block["terminals"] & block["timeouts"]).sum()):
-            faults["a row is both terminal and timeout"] += both
-        # Deviations are taken around the first row, lest squares of large values drown them.
-        origin = x[0] if origin is None else origin
-        step = np.abs(np.diff(x, axis=0, prepend=x[:1] if before is None else before[None]))
-        step[index == bounds[episode]] = 0.0
-        cut = np.flatnonzero(np.diff(episode, prepend=-1))
-        which = episode[cut]
-        plain[which] += np.add.reduceat(x - origin, cut)
-        square[which] += np.add.reduceat((x - origin) ** 2, cut)
-        moved[which] += np.add.reduceat(step, cut)
-        outer[which] += np.add.reduceat(((x <= low + margin) | (x >= high - margin)).astype(float), cut)
-        least[which] = np.minimum(least[which], np.minimum.reduceat(x, cut))
-        greatest[which] = np.maximum(greatest[which], np.maximum.reduceat(x, cut))
-        gained[which] += np.add.reduceat(block["rewards"].astype(np.float64), cut)
-        cost[which] += np.add.reduceat(block["costs"].astype(np.float64), cut)
-        sample.append(x[index % stride == 0])
-        before, first = x[-1], first + len(x)
+    for block in _blocks(dataset, block_rows):
+        if check_rows:
+            faults.update(_faults(block, spec))
+        per.add(block)
+        whole.add(block)
         if progress:
-            progress(first, total, "rows")
-    origin = np.zeros(len(names)) if origin is None else origin
-    length = np.diff(bounds)
-    per = length[:, None]
-    mean = plain / per
-    deviation = np.sqrt(np.maximum(square / per - mean**2, 0.0))
-    table: dict[str, npt.NDArray[Any]] = {
-        "episode": np.arange(episodes),
-        "length": length,
-        "return": gained,
-        "rows violating a limit": cost,
-    }
-    columns = {"mean": origin + mean, "deviation": deviation, "min": least, "max": greatest}
-    table |= {f"{name} {what}": values[:, i] for i, name in enumerate(names) for what, values in columns.items()}
-    drawn = np.concatenate(sample) if sample else np.zeros((0, len(names)))
-    centre = plain.sum(axis=0) / total
-    spread = np.sqrt(np.maximum(square.sum(axis=0) / total - centre**2, 0.0))
-    signals = {}
-    for i, name in enumerate(names):
-        q05, q95 = np.quantile(drawn[:, i], [0.05, 0.95])
-        span = high[i] - low[i]
-        signals[name] = {
-            "mean": origin[i] + centre[i],
-            "deviation": spread[i],
-            "least": least[:, i].min(),
-            "greatest": greatest[:, i].max(),
-            "low": q05,
-            "high": q95,
-            "covered": (q95 - q05) / span if np.isfinite(span) else np.nan,
-            "change": moved[:, i].sum() / max(total - episodes, 1),
-            "distinct": float(len(np.unique(drawn[:, i]))),
+            progress(block.first + len(block.x), dataset.rows, "rows")
+    return _statistics(per, whole, faults, spec)
+
+
+class _Block(NamedTuple):
+    """Some consecutive rows, divided into parts of one episode each."""
+
+    rows: Rows
+    x: Floats
+    """Signals (n, F)."""
+    apart: Floats
+    """Their differences from the dataset's first row: squares of large values would drown deviations (n, F)."""
+    first: int
+    """Number of the first row in the dataset."""
+    cut: Index
+    """Where the parts begin within the block (p,)."""
+    episode: Index
+    """Episode of each part (p,)."""
+    begins: npt.NDArray[np.bool_]
+    """Whether a part is the begin of its episode (p,)."""
+    ends: npt.NDArray[np.bool_]
+    """Whether a row is the last of its episode (n,)."""
+
+
+def _blocks(dataset: StoredDataset, rows: int) -> Iterator[_Block]:
+    bounds, first, origin = dataset.episodes, 0, _origin(dataset)
+    for block in dataset.blocks(rows=rows):
+        x = _signals(block)
+        last = first + len(x)
+        low, high = np.searchsorted(bounds, [first, last])
+        cut = np.union1d(bounds[low:high], [first])
+        episode = np.searchsorted(bounds, cut, side="right") - 1
+        ends = np.zeros(len(x), bool)
+        low, high = np.searchsorted(bounds, [first, last], side="right")
+        ends[bounds[low:high] - 1 - first] = True
+        yield _Block(block, x, x - origin, first, cut - first, episode, bounds[episode] == cut, ends)
+        first = last
+
+
+def _signals(rows: Rows) -> Floats:
+    signals: Floats = np.concatenate([rows["observations"], rows["actions"]], axis=1, dtype=np.float64)
+    return signals
+
+
+def _origin(dataset: StoredDataset) -> Floats:
+    first: Floats = _signals(dataset.read(0, 1, ["observations", "actions"]))[0]
+    return first
+
+
+def _faults(block: _Block, spec: PlantSpec) -> Counter[str]:
+    """Rows that are not as a dataset's rows must be, by reason."""
+    faults = Counter(str(reason) for reason in find_failures(block.rows, spec) if reason)
+    terminals, timeouts = block.rows["terminals"], block.rows["timeouts"]
+    if wrong := int(((terminals | timeouts) != block.ends).sum()):
+        faults["episodes do not end where terminals and timeouts say"] += wrong
+    if both := int((terminals & timeouts).sum()):
+        faults["a row is both terminal and timeout"] += both
+    return faults
+
+
+class _PerEpisode:
+    """Sums and extremes of the signals per episode: arrays (E, F), filled block by block.
+
+    Args:
+        dataset: what is counted.
+        low: lower bounds of the signals (F,).
+        high: upper bounds (F,).
+    """
+
+    def __init__(self, dataset: StoredDataset, low: Floats, high: Floats) -> None:
+        self.lengths = np.diff(dataset.episodes)
+        shape = len(self.lengths), len(low)
+        margin = AT_BOUND * np.where(np.isfinite(high - low), high - low, 0.0)
+        self._low, self._high = low + margin, high - margin
+        self.origin = _origin(dataset)
+        self.plain, self.square, self.moved, self.at_bounds = (np.zeros(shape) for _ in range(4))
+        self.least, self.greatest = np.full(shape, np.inf), np.full(shape, -np.inf)
+        self.gained, self.violating = np.zeros(shape[0]), np.zeros(shape[0])
+        self._before = np.zeros(len(low))
+
+    def add(self, block: _Block) -> None:
+        """Count the next rows."""
+        x, apart, cut, which = block.x, block.apart, block.cut, block.episode
+        step = np.abs(np.diff(x, axis=0, prepend=self._before[None]))
+        step[cut[block.begins]] = 0.0
+        self.plain[which] += np.add.reduceat(apart, cut)
+        self.square[which] += np.add.reduceat(apart * apart, cut)
+        self.moved[which] += np.add.reduceat(step, cut)
+        self.at_bounds[which] += np.add.reduceat(((x <= self._low) | (x >= self._high)).astype(float), cut)
+        self.least[which] = np.minimum(self.least[which], np.minimum.reduceat(x, cut))
+        self.greatest[which] = np.maximum(self.greatest[which], np.maximum.reduceat(x, cut))
+        self.gained[which] += np.add.reduceat(block.rows["rewards"].astype(np.float64), cut)
+        if "costs" in block.rows:
+            self.violating[which] += np.add.reduceat(block.rows["costs"].astype(np.float64), cut)
+        self._before = x[-1]
+
+    def table(self, names: list[str]) -> Columns:
+        """One line per episode."""
+        mean = self.plain / self.lengths[:, None]
+        deviation = np.sqrt(np.maximum(self.square / self.lengths[:, None] - mean**2, 0.0))
+        table: Columns = {
+            "episode": np.arange(len(self.lengths)),
+            "length": self.lengths,
+            "return": self.gained,
+            "rows violating a limit": self.violating,
         }
-        if name.startswith("action "):
-            signals[name]["at_bounds"] = outer[:, i].sum() / total
-            table[f"{name} at bounds"] = outer[:, i] / length
-            table[f"{name} change"] = moved[:, i] / np.maximum(length - 1, 1)
-    plain_signals = {name: {key: float(value) for key, value in record.items()} for name, record in signals.items()}
-    return Summary(table, plain_signals, faults, total, {name: drawn[:, i] for i, name in enumerate(names)})
+        columns = {"mean": self.origin + mean, "deviation": deviation, "min": self.least, "max": self.greatest}
+        table |= {f"{name} {what}": values[:, i] for i, name in enumerate(names) for what, values in columns.items()}
+        for i, name in enumerate(names):
+            if name.startswith("action "):
+                table[f"{name} at bounds"] = self.at_bounds[:, i] / self.lengths
+                table[f"{name} change"] = self.moved[:, i] / np.maximum(self.lengths - 1, 1)
+        return table
 
 
-def mean_shift(new: Summary, old: Summary, name: str) -> float:
+class _Whole:
+    """What is counted over all rows, block by block."""
+
+    def __init__(self, dataset: StoredDataset, signals: int) -> None:
+        self._stride = max(dataset.rows // SAMPLE, 1)
+        self._period = _period(dataset)
+        self._sample: list[Floats] = []
+        episodes = len(dataset.episodes) - 1 if self._period else 0
+        self._begins, self._ends = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
+        self.product = np.zeros((signals, signals))
+        self.violated, self.worst = np.zeros(0, np.int64), np.zeros(0)
+        self.terminated = 0
+        self.rewards = np.inf, -np.inf
+
+    def add(self, block: _Block) -> None:
+        """Count the next rows."""
+        self.product += block.apart.T @ block.apart
+        # A copy, lest a view keep the whole block.
+        self._sample.append(block.x[-block.first % self._stride :: self._stride].copy())
+        excess = _excess(block.rows)
+        if not block.first:
+            self.violated, self.worst = np.zeros(excess.shape[1], np.int64), np.zeros(excess.shape[1])
+        self.violated += (excess > 0).sum(axis=0)
+        self.worst = np.maximum(self.worst, excess.max(axis=0, initial=0.0))
+        self.terminated += int(block.rows["terminals"].sum())
+        rewards = block.rows["rewards"]
+        self.rewards = min(self.rewards[0], float(rewards.min())), max(self.rewards[1], float(rewards.max()))
+        if self._period:
+            stamps = block.rows["timestamps"]
+            self._begins[block.episode[block.begins]] = stamps[block.cut[block.begins]]
+            ended = stamps[block.ends]
+            self._ends[block.episode[: len(ended)]] = ended
+
+    @property
+    def gaps(self) -> Floats:
+        """Seconds missing between consecutive episodes (n,); at the usual distance none are missing."""
+        apart = (self._begins[1:] - self._ends[:-1]) / 1e9
+        return np.asarray(apart[apart > NO_GAP * self._period] - self._period)
+
+    @property
+    def sample(self) -> Floats:
+        """Evenly spaced rows (n, F)."""
+        return np.concatenate(self._sample)
+
+
+def _excess(rows: Rows) -> npt.NDArray[Any]:
+    """By how much each limit is exceeded (n, K); of a foreign log, whether any is (n, 1), or nothing at all (n, 0)."""
+    if "constraint_costs" in rows:
+        return rows["constraint_costs"]
+    return rows["costs"][:, None] if "costs" in rows else np.zeros((len(rows["rewards"]), 0))
+
+
+def _period(dataset: StoredDataset) -> float:
+    """Seconds between the first rows of an episode; 0 where time is unknown or no episode has two rows."""
+    if "timestamps" not in dataset.keys:
+        return 0.0
+    bounds = dataset.episodes
+    long = np.flatnonzero(np.diff(bounds) > 1)
+    if not len(long):
+        return 0.0
+    first = int(bounds[long[0]])
+    stamps = dataset.read(first, first + 2, ["timestamps"])["timestamps"]
+    return float(stamps[1] - stamps[0]) / 1e9
+
+
+def _statistics(per: _PerEpisode, whole: _Whole, faults: Counter[str], spec: PlantSpec) -> Statistics:
+    names = signal_names(spec)
+    total, episodes, sample = int(per.lengths.sum()), len(per.lengths), whole.sample
+    least, greatest = per.least.min(axis=0), per.greatest.max(axis=0)
+    centre = per.plain.sum(axis=0) / total
+    deviation = np.sqrt(np.maximum(per.square.sum(axis=0) / total - centre**2, 0.0))
+    q05, q95 = np.quantile(sample, [0.05, 0.95], axis=0)
+    low, high = signal_ranges(spec, least, greatest)
+    signals = {
+        name: Signal(
+            mean=float(per.origin[i] + centre[i]),
+            deviation=float(deviation[i]),
+            least=float(least[i]),
+            greatest=float(greatest[i]),
+            low=float(q05[i]),
+            high=float(q95[i]),
+            covered=float((q95[i] - q05[i]) / (high[i] - low[i])),
+            change=float(per.moved[:, i].sum() / max(total - episodes, 1)),
+            distinct=len(np.unique(sample[:, i])),
+            at_bounds=float(per.at_bounds[:, i].sum() / total),
+        )
+        for i, name in enumerate(names)
+    }
+    return Statistics(
+        rows=total,
+        episodes=per.table(names),
+        signals=signals,
+        covariance=whole.product / total - np.outer(centre, centre),
+        sample={name: sample[:, i] for i, name in enumerate(names)},
+        violated=whole.violated,
+        worst=whole.worst,
+        gaps=whole.gaps,
+        terminated=whole.terminated,
+        rewards=whole.rewards,
+        faults=faults,
+    )
+
+
+def signal_ranges(spec: PlantSpec, least: Floats, greatest: Floats) -> tuple[Floats, Floats]:
+    """The range of every signal: its bounds, or what was seen where there are none.
+
+    Args:
+        spec: the bounds.
+        least: least values seen (F,).
+        greatest: greatest values seen (F,).
+
+    Returns:
+        Lower and upper ends (F,); a range that is a point is made one unit wide.
+    """
+    low, high = signal_bounds(spec)
+    low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, greatest)
+    return low, np.where(high > low, high, low + 1.0)
+
+
+def mean_shift(new: Statistics, old: Statistics, name: str) -> float:
     """How far a signal's mean moved, in deviations of the older data."""
     a, b = new.signals[name], old.signals[name]
-    gap = abs(a["mean"] - b["mean"])
-    return float(gap / b["deviation"]) if b["deviation"] > 0 else float(gap > 0) * 1e9
+    gap = abs(a.mean - b.mean)
+    return gap / b.deviation if b.deviation > 0 else float(gap > 0) * 1e9
 
 
 def stability_index(new: Floats, old: Floats) -> float:
@@ -160,6 +368,6 @@ def stability_index(new: Floats, old: Floats) -> float:
         old: (m,) values.
     """
     edges = np.unique(np.quantile(old, np.linspace(0, 1, BINS + 1)[1:-1]))
-    p, q = (np.bincount(np.searchsorted(edges, x, side="right"), minlength=len(edges) + 1) for x in (new, old))
-    p, q = np.maximum(p, 0.5) / len(new), np.maximum(q, 0.5) / len(old)
+    counts = [np.bincount(np.searchsorted(edges, x, side="right"), minlength=len(edges) + 1) for x in (new, old)]
+    p, q = np.maximum(counts[0], 0.5) / len(new), np.maximum(counts[1], 0.5) / len(old)
     return float(np.sum((p - q) * np.log(p / q)))

@@ -100,8 +100,9 @@ class Ring:
         if (beyond := start + rows + 1 - len(self)) > 0:
             parts.append(self._span(0, beyond))
         joined = transitions_of({key: np.concatenate([part[key] for part in parts]) for key in KEYS})
+        following: Any = successors(joined)
         # One row more than asked for was read, to know the next action of the last one.
-        found: Transition = jax.tree.map(lambda x: x[:rows], joined._replace(next_action=successors(joined)))
+        found: Transition = jax.tree.map(lambda x: x[:rows], joined._replace(next_action=following))
         return found
 
     def _span(self, start: int, stop: int) -> Rows:
@@ -147,7 +148,8 @@ class Stream:
         """What the training loop takes."""
         rows = self._shape.slots * self._shape.block
         one = jax.eval_shape(lambda: self._read(range(1)))
-        return Source(jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), one), self.at)
+        shape: Any = jax.ShapeDtypeStruct  # a class without types
+        return Source(jax.tree.map(lambda x: shape((rows, *x.shape[1:]), x.dtype), one), self.at)
 
     def at(self, done: int) -> Transition:
         """The window after so many gradient steps. The one before it is gone: its memory is used again."""

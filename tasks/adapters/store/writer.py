@@ -20,7 +20,6 @@ from tasks.adapters.files.canonical import canonical_json, sha256_hex, write_ato
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.store.reader import SCHEMA, StoredDataset
 from tasks.adapters.store.records import FileRecord, Manifest, Provenance, ShardRecord
-from tasks.adapters.store.row_buffer import Buffer
 from tasks.adapters.store.schema import ROW_KEYS, Rows
 from tasks.adapters.store.shards import LIBVER, open_shard, write_shard
 
@@ -28,6 +27,53 @@ SHARD_BYTES = 32 * 2**20
 """Rows of about this many bytes make a shard; some of them are the memory that writing takes, whatever the size."""
 IN_FLIGHT = 3
 """Shards that are hashed and written while the next one's rows come."""
+
+
+FEW_ROWS = 4096
+"""Fewer rows than these are joined with their neighbours, for every array has its price."""
+
+
+class _Buffer:
+    """The rows of a shard that is being filled: kept and not copied, for fresh memory costs time."""
+
+    def __init__(self) -> None:
+        self.count = self.nbytes = 0
+        self._parts: list[Rows] = []
+        self._small: list[Rows] = []
+        self._small_count = 0
+
+    def append(self, rows: Rows) -> None:
+        """Put rows (n, ...) behind those that are there; they are not to be written to any more.
+
+        Raises:
+            ValueError: when arrays differ in their number of rows, or in shape from those that are there.
+        """
+        count = len(rows["rewards"])
+        before = next(iter(self._parts or self._small), rows)
+        for key, values in rows.items():
+            if values.shape != (count, *before[key].shape[1:]):
+                raise ValueError(f"expected {key} of shape {(count, *before[key].shape[1:])}, got {values.shape}")
+        if count >= FEW_ROWS:
+            self._join()
+            self._parts.append(rows)
+        elif count:
+            self._small.append(rows)
+            self._small_count += count
+            if self._small_count >= FEW_ROWS:
+                self._join()
+        self.count += count
+        self.nbytes += sum(values.nbytes for values in rows.values())
+
+    def _join(self) -> None:
+        """Make one part of the small ones."""
+        if self._small:
+            self._parts.append({key: np.concatenate([part[key] for part in self._small]) for key in self._small[0]})
+            self._small, self._small_count = [], 0
+
+    def parts(self) -> list[Rows]:
+        """All rows, in blocks one after the other."""
+        self._join()
+        return self._parts
 
 
 class DatasetWriter:
@@ -50,7 +96,7 @@ class DatasetWriter:
         self.shards: list[ShardRecord] = list(parent.manifest.shards) if parent else []
         self.provenance: list[Provenance] = list(parent.manifest.provenance) if parent else []
         self.keys: list[str] = list(parent.manifest.keys) if parent else []
-        self._buffer = Buffer()
+        self._buffer = _Buffer()
         self._beside = ThreadPoolExecutor(IN_FLIGHT)
         self._waiting: deque[Future[ShardRecord]] = deque()
         if parent and parent.manifest.spec != spec_record(spec):
@@ -101,7 +147,7 @@ class DatasetWriter:
         self._adopt(IN_FLIGHT - 1)
         if self._buffer.count:
             self._waiting.append(self._beside.submit(write_shard, self.root / "shards", self._buffer.parts()))
-            self._buffer = Buffer()
+            self._buffer = _Buffer()
 
     def _adopt(self, left: int) -> None:
         """Name shards in their order until only so many are still being written."""

@@ -10,11 +10,11 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from neorl_core.types import Constraint, PlantSpec, Space
-from tasks.adapters.store import card_counts as cards
+from tasks.adapters.store import card as cards
 from tasks.adapters.store.card import build_card, read_card, require_violations, write_card
 from tasks.adapters.store.card_page import card_markdown
 from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import Provenance, SourceRecord
+from tasks.adapters.store.records import GapsCard, Provenance, SourceRecord
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.writer import DatasetWriter
 
@@ -71,23 +71,27 @@ def dataset(tmp_path: Path) -> StoredDataset:
 
 def test_counts_by_hand(dataset: StoredDataset) -> None:
     held, card = rows(), build_card(dataset, SPEC)
-    assert (card["rows"], card["episodes"]["count"], card["episodes"]["terminated"]) == (ROWS, 20, 1)
-    assert (card["episodes"]["shortest"], card["episodes"]["longest"]) == (LENGTH, LENGTH)
+    assert (card.rows, card.episodes.count, card.episodes.terminated) == (ROWS, 20, 1)
+    assert (card.episodes.shortest, card.episodes.longest) == (LENGTH, LENGTH)
     returns = held["rewards"].astype(float).reshape(20, LENGTH).sum(axis=1)
-    assert card["episodes"]["return_mean"] == pytest.approx(returns.mean())
-    assert card["episodes"]["return_least"] == pytest.approx(returns.min())
-    assert card["limits"]["temperature"]["violated_rows"] == 3
-    assert card["limits"]["temperature"]["worst_excess"] == 2.0
-    assert card["limits"]["level"]["violated_rows"] == 0
-    assert card["gaps"] == {"known": True, "count": 2, "longest_s": 3600.0, "total_s": 3660.0}
+    assert card.episodes.return_mean == pytest.approx(returns.mean())
+    assert card.episodes.return_least == pytest.approx(returns.min())
+    assert card.limits["temperature"].violated_rows == 3
+    assert card.limits["temperature"].worst_excess == 2.0
+    assert card.limits["level"].violated_rows == 0
+    assert card.gaps == GapsCard(known=True, count=2, longest_s=3600.0, total_s=3660.0)
     level = held["observations"][:, 1].astype(float)
-    signal = card["signals"]["observation level"]
-    assert signal["mean"] == pytest.approx(level.mean())
-    assert signal["deviation"] == pytest.approx(level.std())
-    assert (signal["least"], signal["greatest"]) == (level.min(), level.max())
+    signal = card.signals["observation level"]
+    assert signal.mean == pytest.approx(level.mean())
+    assert signal.deviation == pytest.approx(level.std())
+    assert (signal.least, signal.greatest) == (level.min(), level.max())
     inside = np.abs(np.diff(level)).reshape(-1)[np.arange(ROWS - 1) % LENGTH != LENGTH - 1]
-    assert signal["change"] == pytest.approx(inside.mean())
-    assert card["signals"]["observation temperature"]["covered"] == 1.0
+    assert signal.change == pytest.approx(inside.mean())
+    # What 5 % and 95 % quantiles span of 0..10, and of 0..most where the level has no upper bound.
+    for name, values, span in (("temperature", held["observations"][:, 0], 10.0), ("level", level, level.max())):
+        low, high = np.quantile(values.astype(float), [0.05, 0.95])
+        assert card.signals[f"observation {name}"].covered == pytest.approx((high - low) / span)
+    assert card.signals["observation temperature"].covered == pytest.approx(0.9, abs=0.02)
     cells = np.floor(
         np.stack(
             [
@@ -103,11 +107,12 @@ def test_counts_by_hand(dataset: StoredDataset) -> None:
         * cards.CELL_BINS
     )
     # Linear counting in 2^22 bits: hardly two of some hundred cells share one.
-    assert card["coverage"]["cells"] == pytest.approx(len(np.unique(np.minimum(cells, 4), axis=0)), abs=2)
+    assert card.coverage.cells == pytest.approx(len(np.unique(np.minimum(cells, 4), axis=0)), abs=2)
 
 
 def test_the_behaviour_fit_agrees_with_least_squares(dataset: StoredDataset) -> None:
-    held, fit = rows(), build_card(dataset, SPEC)["behaviour"]["r_squared"]
+    held = rows()
+    fit = {name: action.explained for name, action in build_card(dataset, SPEC).actions.items()}
     x = np.column_stack([held["observations"].astype(float), np.ones(ROWS)])
     y = held["actions"][:, 0].astype(float)
     left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
@@ -118,7 +123,7 @@ def test_the_behaviour_fit_agrees_with_least_squares(dataset: StoredDataset) -> 
 
 def test_what_cannot_be_learned_is_said_and_refused(dataset: StoredDataset) -> None:
     card = build_card(dataset, SPEC)
-    said = " ".join(card["cannot_learn"])
+    said = " ".join(card.cannot_learn)
     for sentence in (
         "Limit 'level' is never violated",
         "Action 'pump' follows from the observation",
@@ -135,20 +140,19 @@ def test_what_cannot_be_learned_is_said_and_refused(dataset: StoredDataset) -> N
     with pytest.raises(BadInput, match="expected a limit among temperature, level"):
         require_violations(card, ["pressure"])
     with pytest.raises(Refused, match="a plant without"):
-        require_violations(card | {"limits": {}})
+        require_violations(card.model_copy(update={"limits": {}}))
 
 
 def test_the_card_does_not_depend_on_blocks(dataset: StoredDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build_card(dataset, SPEC)
-    monkeypatch.setattr(cards, "BLOCK", 7)
+    monkeypatch.setattr(cards, "BLOCK_ROWS", 7)
     parts = build_card(dataset, SPEC)
-    assert parts["gaps"] == whole["gaps"]
-    assert parts["limits"] == whole["limits"]
-    assert parts["coverage"] == whole["coverage"]
-    for name, signal in whole["signals"].items():
-        assert parts["signals"][name] == {
-            key: value if isinstance(value, str) else pytest.approx(value) for key, value in signal.items()
-        }
+    assert parts.gaps == whole.gaps
+    assert parts.limits == whole.limits
+    assert parts.coverage == whole.coverage
+    for name, signal in whole.signals.items():
+        assert parts.signals[name].unit == signal.unit
+        assert parts.signals[name].model_dump(exclude={"unit"}) == pytest.approx(signal.model_dump(exclude={"unit"}))
 
 
 def test_the_card_is_kept_beside_the_dataset_and_mended(dataset: StoredDataset) -> None:

@@ -268,8 +268,6 @@ def test_every_changed_byte_is_refused_and_the_record_named(tmp_path: Path) -> N
 
 
 def test_a_shard_is_hashed_once_while_it_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = write(tmp_path, *sliced(make_rows(20), 50))
-    path = held.shard_path(held.manifest.shards[0])
     hashed: list[Path] = []
 
     def count(path: Path) -> str:
@@ -278,6 +276,8 @@ def test_a_shard_is_hashed_once_while_it_is_unchanged(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(shards, "file_sha256", count)
     monkeypatch.setattr(shards, "SETTLED_NS", -(10**18))  # as if the files had been written long ago
+    held = write(tmp_path, *sliced(make_rows(20), 50))
+    path = held.shard_path(held.manifest.shards[0])
     for _ in range(3):
         StoredDataset.open(tmp_path, held.digest)
     assert sorted(hashed) == sorted(map(held.shard_path, held.manifest.shards))

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.adapters.store.sparse_file import SparseFile
+from tasks.adapters.store.shards import SparseFile
 
 PLACES = st.integers(0, 60)
 STEPS = st.one_of(
