@@ -60,7 +60,7 @@ def child(name: str, folder: Path) -> None:
     def progress(done: int, *_: Any) -> None:
         print(done, flush=True)
 
-    with Checkpoints(folder, {"algorithm": name}) as checkpoints:
+    with Checkpoints(folder, json.dumps({"algorithm": name})) as checkpoints:
         saved = Checkpointing(checkpoints, progress)
         plan = Plan(CHUNK, CHUNK, UPDATES, warm_up_updates(algorithm, config))
         reached = train(algorithm, fresh, resident(data), plan, 32, resume=saved.resume, report=saved.report)

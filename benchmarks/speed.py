@@ -209,9 +209,9 @@ def checkpoint_seconds(population: TrainState) -> float:
     """Median seconds of saving a state as the pipeline does."""
     from tasks.adapters.models.checkpoints import Checkpoints
 
-    with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder), {"benchmark": 1}) as checkpoints:
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder), "{}") as checkpoints:
         step = iter(range(100))
-        return interleaved({"save": lambda: checkpoints.save(next(step), {"population": population}, {})}, 5, 5)[
+        return interleaved({"save": lambda: checkpoints.save(next(step), {"population": population})}, 5, 5)[
             "save"
         ].seconds
 

@@ -40,7 +40,7 @@ from neorl_core.training.population import prepare
 from neorl_core.types import PlantSpec
 from neorl_core.world_model import dynamics
 from tasks.adapters.files.canonical import write_json
-from tasks.adapters.models.policy_file import load_policy, save_policy
+from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
 from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.adapters.store.reader import Dataset
 from tasks.adapters.synthetic.plant_log import generate
@@ -104,7 +104,7 @@ def train(plant: str, name: str, logs: Logs, home: Home) -> dict[str, Any]:
     learned = fit(logs.transitions, spec, name, updates=updates, seeds=range(SEEDS), overrides=overrides)
     spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - processor}
     for seed, policy in enumerate(learned.policies):
-        save_policy(policy_path(home, plant, name, seed), policy, spec, {"algorithm": name, "seed": seed})
+        save_policy(policy_path(home, plant, name, seed), policy, spec, MadeBy(algorithm=name, seed=seed))
     return {**spent, "updates": updates, "overrides": overrides, "sound": [bool(x) for x in learned.sound]}
 
 

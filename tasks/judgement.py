@@ -12,7 +12,6 @@ from tasks.references import (
     Evaluation,
     Evidence,
     Judgement,
-    Latency,
     Population,
     Rollouts,
     Servability,
@@ -75,18 +74,7 @@ def check_service(
         return Service()
     bundle = population.members[evaluation.selected].bundle
     found = serve_check(bundle.folder, bundle.digest)
-    latency = found.latency_us
-    return Service(
-        check=Servability(
-            reasons=found.reasons,
-            answers=found.answers,
-            max_error=found.max_error,
-            tolerance=found.tolerance,
-            latency_us=Latency(p50=latency.p50, p99=latency.p99) if latency else None,
-            budget_us=found.budget_us,
-            seconds_to_ready=found.seconds_to_ready,
-        )
-    )
+    return Service(check=Servability.model_validate(found.model_dump()))
 
 
 @effect()

@@ -72,7 +72,7 @@ class Checkpointing:
         latest = self._checkpoints.latest()
         if latest is None:
             return fresh
-        state, _ = self._checkpoints.restore(fresh._asdict())
+        state = self._checkpoints.restore(fresh._asdict())
         self._saved_step = latest
         return RunState(**state)
 
@@ -112,5 +112,5 @@ class Checkpointing:
         if self._saved_step == state.done:
             return
         score = self._score(state) if self._score else None
-        self._checkpoints.save(state.done, state._asdict(), {}, score)
+        self._checkpoints.save(state.done, state._asdict(), score)
         self._saved_step, self._saved_at = state.done, time.monotonic()

@@ -147,7 +147,7 @@ def train_members(
     run, (algorithm, fresh) = training.run, _fresh(training, only)
     folder = training.folder if only is None else training.folder / f"member-{only}"
     identity = training.identity.model_copy(update={"member": only})
-    with Checkpoints(folder, identity.model_dump(mode="json")) as checkpoints:
+    with Checkpoints(folder, identity.model_dump_json()) as checkpoints:
         saved = Checkpointing(checkpoints, progress, updates=run.train.checkpoint_every, score=_score(training))
 
         def report(state: RunState, updates: int) -> None:
@@ -203,5 +203,5 @@ def _shipped(training: TrainingRun, checkpoints: Checkpoints, end: RunState) -> 
     best = checkpoints.best() if training.run.train.ships == "best" else None
     if best is None:
         return end
-    state, _ = checkpoints.restore(end._asdict(), best)
+    state = checkpoints.restore(end._asdict(), best)
     return end._replace(population=state["population"])

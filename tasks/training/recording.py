@@ -22,7 +22,7 @@ from tasks.adapters.files.canonical import write_atomic, write_json
 from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.formats.recordings import Recording
 from tasks.adapters.models.checkpoints import Checkpoints
-from tasks.adapters.models.policy_file import save_policy
+from tasks.adapters.models.policy_file import MadeBy, save_policy
 from tasks.adapters.reporting.curves import plot_curves
 from tasks.progress import Report
 from tasks.training.checkpointing import Checkpointing, exclusive
@@ -80,17 +80,17 @@ def fit_recording(
         Refused: when every seed diverged, or the folder holds another run.
     """
     config = checked_overrides(algorithm, overrides or {})
-    identity = {
-        "data": log.about["sha256"],
-        "ends_by_time": log.about["ends_by_time"],
-        "algorithm": algorithm,
-        "hyperparameters": config,
-        "updates": updates,
-        "batch_size": batch_size,
-        "seeds": seeds,
-        "code": sources_digest("neorl_core.fit", ALGORITHMS.module(algorithm)),
-    }
-    with exclusive(out / "checkpoints"), Checkpoints(out / "checkpoints", identity) as checkpoints:
+    identity = MadeBy(
+        data=log.about["sha256"],
+        ends_by_time=log.about["ends_by_time"],
+        algorithm=algorithm,
+        hyperparameters=config,
+        updates=updates,
+        batch_size=batch_size,
+        seeds=seeds,
+        code=sources_digest("neorl_core.fit", ALGORITHMS.module(algorithm)),
+    )
+    with exclusive(out / "checkpoints"), Checkpoints(out / "checkpoints", json.dumps(identity.record())) as checkpoints:
         saved = Checkpointing(checkpoints, progress, seconds=save_seconds)
         try:
             fitted = fit(
@@ -114,7 +114,7 @@ def fit_recording(
     return {**_write(out, fitted, log, identity), "folder": str(out), "steps_per_second": seeds * saved.rate()}
 
 
-def _write(out: Path, fitted: Fitted, log: Recording, identity: Mapping[str, Any]) -> dict[str, Any]:
+def _write(out: Path, fitted: Fitted, log: Recording, identity: MadeBy) -> dict[str, Any]:
     curves = {"step": fitted.steps, **fitted.curves}
     write_atomic(out / "curves.npz", npz_bytes(curves))
     seeds = [member.seed for member in fitted.members]
@@ -125,18 +125,19 @@ def _write(out: Path, fitted: Fitted, log: Recording, identity: Mapping[str, Any
         labels=[f"seed {seed}" for seed in seeds],
         title=f"{fitted.algorithm} on {log.about['file']}",
     )
-    made_by = {**identity, "updates": int(fitted.steps[-1])}
+    made_by = identity._replace(updates=int(fitted.steps[-1]))
     entries = []
     for seed, policy, sound, last in zip(seeds, fitted.policies, fitted.sound, _last_row(fitted), strict=True):
         entry: dict[str, Any] = {"seed": seed, "sound": bool(sound), "metrics": last}
         if sound:
             name = "policy.npz" if len(seeds) == 1 else f"policy-{seed}.npz"
-            entry |= {"file": name, "digest": save_policy(out / name, policy, log.spec, {**made_by, "seed": seed})}
+            digest = save_policy(out / name, policy, log.spec, made_by._replace(seed=seed))
+            entry |= {"file": name, "digest": digest}
         entries.append(entry)
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
     run = {
         "schema": SCHEMA,
-        **made_by,
+        **made_by.record(),
         "data": dict(log.about),
         "members": entries,
         "versions": {"python": platform.python_version(), **versions},

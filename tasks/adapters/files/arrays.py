@@ -43,6 +43,8 @@ class Member(NamedTuple):
     dtype: np.dtype[Any]
     header_bytes: int
     """Where its numbers begin within the member."""
+    by_column: bool = False
+    """Whether its first index changes fastest (Fortran order)."""
 
     @property
     def width(self) -> int:
@@ -73,7 +75,7 @@ class NpzReader:
         """The type and shape of an array, which its bytes are known to fill.
 
         Raises:
-            BadInput: when there is no such array, it is not of plain numbers in row order, or its bytes cannot be as
+            BadInput: when there is no such array, it is not of plain numbers, or its bytes cannot be as
                 many as its shape and type need.
         """
         if f"{name}.npy" not in self._archive.NameToInfo:
@@ -101,14 +103,23 @@ class NpzReader:
         return member
 
     def open(self, member: Member) -> IO[bytes]:
-        """A stream of an array's numbers alone; reading past their end compares the member's checksum."""
+        """A stream of an array's numbers alone, row after row; their end is where the checksum is compared.
+
+        Raises:
+            BadInput: when they do not lie row after row.
+        """
+        if member.by_column:
+            raise BadInput(
+                f"expected '{member.name}' of {self.path.name} row after row, got Fortran order: save "
+                "np.ascontiguousarray of it."
+            )
         stream = self._archive.open(f"{member.name}.npy")
         stream.read(member.header_bytes)
         return stream
 
     def read(self, member: Member) -> npt.NDArray[Any]:
         """A whole array, read-only; `member.size_bytes` says beforehand what it takes."""
-        with self.open(member) as stream:
+        with self.open(member._replace(by_column=False)) as stream:
             # Reading 'all' would inflate up to two gigabytes before zipfile compares them with the size declared.
             data = stream.read(member.size_bytes)
         if len(data) != member.size_bytes:
@@ -116,7 +127,7 @@ class NpzReader:
                 f"expected {member.size_bytes} bytes of '{member.name}' in {self.path.name}, got {len(data)}: copy the "
                 "file again."
             )
-        return np.frombuffer(data, member.dtype).reshape(member.shape)
+        return np.frombuffer(data, member.dtype).reshape(member.shape, order="F" if member.by_column else "C")
 
 
 @contextmanager
@@ -238,8 +249,4 @@ def _parse_header(data: bytes, path: Path, name: str) -> Member:
             f"expected a shape of at most {MAX_DIMENSIONS} lengths below 2^48 of '{name}' in {path.name}, got another: "
             "export it again."
         )
-    if fortran and len(shape) > 1:
-        raise BadInput(
-            f"expected '{name}' of {path.name} row after row, got Fortran order: save np.ascontiguousarray of it."
-        )
-    return Member(name, tuple(int(n) for n in shape), dtype, stream.tell())
+    return Member(name, tuple(int(n) for n in shape), dtype, stream.tell(), fortran and len(shape) > 1)

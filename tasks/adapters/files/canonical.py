@@ -14,6 +14,9 @@ from typing import Any
 
 from configs.errors import BadInput
 
+MAX_JSON_BYTES = 2**26
+"""Length of a JSON file that is read unless told otherwise; as Python objects it may take forty times as much."""
+
 
 def canonical_json(value: Any) -> bytes:
     """The one byte string that stands for a JSON value: sorted keys, no white space, UTF-8, no NaN."""
@@ -94,15 +97,35 @@ def write_json(path: Path, value: Any) -> Path:
     return write_atomic(path, canonical_json(value) + b"\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def parse_json(data: bytes, limit_bytes: int = MAX_JSON_BYTES) -> Any:
+    """A JSON value that may come from anywhere.
 
     Raises:
-        BadInput: when the file is missing or is not JSON.
+        ValueError: when it is not JSON, too long, or nested too deeply.
+    """
+    if len(data) > limit_bytes:
+        raise ValueError(f"more than {limit_bytes} bytes")
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("lists or objects nested too deeply") from error
+
+
+def read_json(path: Path, limit_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: the file.
+        limit_bytes: the largest size that is read.
+
+    Raises:
+        BadInput: when the file is missing, is not JSON, too long, or nested too deeply.
     """
     try:
-        return json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            return parse_json(file.read(limit_bytes + 1), limit_bytes)
     except FileNotFoundError as error:
         raise BadInput(f"expected a file at {path}, got none: check the path.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"expected JSON in {path}, got {error}: restore the file or make it again.") from error
+    except ValueError as error:
+        said = " ".join(str(error).split())[:300]
+        raise BadInput(f"expected JSON in {path}, got {said}: restore the file or make it again.") from error

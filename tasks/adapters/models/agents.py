@@ -9,24 +9,34 @@ from typing import Any
 from configs.errors import BadInput
 from neorl_core.fit import known_algorithm
 from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import Algorithm
 from neorl_core.wrappers import agent
 from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.models.policy_file import load_policy, save_policy
+from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
 
 
 class Agent(agent.Agent):
     """`neorl_core.wrappers.agent.Agent` that can be loaded and saved."""
 
     @classmethod
-    def load(cls, path: Path | str, expected_digest: str | None = None, **settings: Any) -> Agent:
+    def load(
+        cls,
+        path: Path | str,
+        expected_digest: str | None = None,
+        *,
+        algorithm: str | Algorithm | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> Agent:
         """The agent of a policy file (`policy.npz` of `neorl train`) or of a bundle (a folder).
 
-        A policy goes on training with the algorithm and hyper-parameters that it was made by.
+        A policy goes on training with the algorithm and hyper-parameters that it was made by, unless given others; a
+        bundle with TD3+BC.
 
         Args:
             path: the file or folder.
             expected_digest: of a bundle, as registry, ledger or certificate name it.
-            settings: `algorithm` and `hyperparameters` for `train`, where they should be others.
+            algorithm: for `train`, where it should be another.
+            hyperparameters: for `train`, where they should be others.
 
         Raises:
             BadInput: when there is nothing to load, or an unknown algorithm or hyper-parameter.
@@ -35,25 +45,25 @@ class Agent(agent.Agent):
         path = Path(path)
         try:
             if path.is_dir():
-                plant, composite = load_bundle(path, expected_digest)
-                return cls(composite, plant.spec, plant, **settings)
+                plant, params = load_bundle(path, expected_digest)
+                return cls(params, plant.spec, plant, algorithm or "td3_bc", hyperparameters)
             policy, spec, made_by = load_policy(path)
-            return cls(policy, spec, **{**_making(made_by), **settings})
-        except ValueError as error:
+            if hyperparameters is None and made_by.algorithm is not None:
+                hyperparameters = _given(made_by.algorithm, made_by.hyperparameters)
+            return cls(policy, spec, None, algorithm or made_by.algorithm or "td3_bc", hyperparameters)
+        except (ValueError, TypeError) as error:
             raise BadInput(str(error)) from error
 
-    def save(self, path: Path, made_by: Mapping[str, Any] | None = None) -> str:
+    def save(self, path: Path, made_by: MadeBy | None = None) -> str:
         """Write the policy (not the shield) as a policy file; its digest is returned."""
-        making = {"algorithm": self.algorithm.name, "hyperparameters": self.config._asdict()}
-        return save_policy(Path(path), self.policy, self.spec, {**making, **(made_by or {})})
+        making = (made_by or MadeBy())._replace(algorithm=self.algorithm.name, hyperparameters=self.config._asdict())
+        return save_policy(Path(path), self.policy, self.spec, making)
 
 
-def _making(made_by: Mapping[str, Any]) -> dict[str, Any]:
-    """Algorithm and hyper-parameters as they were given; JSON made lists of the optimisers' recipes."""
-    if "algorithm" not in made_by:
-        return {}
-    values = dict(made_by.get("hyperparameters", {}))
-    for name, default in known_algorithm(made_by["algorithm"]).Config()._asdict().items():
+def _given(algorithm: str, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters as they were given; JSON made lists of the optimisers' recipes."""
+    values = dict(hyperparameters)
+    for name, default in known_algorithm(algorithm).Config()._asdict().items():
         if isinstance(default, Recipe) and isinstance(values.get(name), list):
             values[name] = dict(zip(Recipe._fields, values[name], strict=True))
-    return {"algorithm": made_by["algorithm"], "hyperparameters": values}
+    return values

@@ -11,11 +11,10 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.errors import BadInput, Refused
 from neorl_core.types import Params, Plant, PlantSpec
@@ -36,28 +35,20 @@ MAX_ARRAY_BYTES = 2**28
 """Of a bundle's arrays; a policy of 256 x 256 weights takes a thousandth of it."""
 MAX_EXAMPLES = 10_000
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
-
-class Manifest(BaseModel):
+class Manifest(NamedTuple):
     """A bundle's `composite.json`, whose digests have been compared with the files beside it."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-    format: Literal["neorl/composite/1"] = Field(alias="schema")
-    plant: dict[str, Any]
-    """The plant's spec, as `spec_record` writes it."""
-    digest: Sha256
+    spec: PlantSpec
+    """The plant's names, bounds and limits when the bundle was made."""
+    digest: str
     """Of the composite."""
-    structure: dict[str, Any]
-    files: dict[Literal["composite.npz", "examples.npz"], Sha256] = Field(min_length=2)
-    meta: dict[str, str] = {}
+    structure: Any
+    """What `flatten` made of the composite: JSON that names arrays."""
+    files: Mapping[str, str]
+    """SHA-256 of the two archives, by name."""
+    meta: Mapping[str, str]
     """Digests and names that were worth carrying along."""
-
-    @property
-    def spec(self) -> PlantSpec:
-        """The plant's names, bounds and limits when the bundle was made."""
-        return spec_of_record(self.plant)
 
 
 class Examples(NamedTuple):
@@ -223,14 +214,11 @@ def read_manifest(folder: Path) -> Manifest:
     if not intact:
         raise Refused(f"expected {path} as it was written, got altered bytes: take the bundle from the registry again.")
     try:
-        manifest = Manifest.model_validate(value)
-        manifest.spec  # noqa: B018 - read now, so that a bad one is told with its file
-    except (ValidationError, ValueError) as error:
-        said = error.errors()[0] if isinstance(error, ValidationError) else None
-        found = f"{'.'.join(map(str, said['loc']))}: {said['msg']}" if said else str(error)
+        manifest = _manifest(value)
+    except ValueError as error:
         raise Refused(
-            f"expected {path} as this version of neorl_core writes it, got '{found[:300]}': take the bundle from the "
-            "registry again."
+            f"expected {path} as this version of neorl_core writes it, got '{str(error)[:300]}': take the bundle from "
+            "the registry again."
         ) from error
     for name, expected in manifest.files.items():
         file = folder / name
@@ -244,6 +232,26 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def _manifest(value: dict[str, Any]) -> Manifest:
+    """The typed form of `composite.json`, without its own digest.
+
+    Raises:
+        ValueError: when a key is missing, unknown or of another type.
+    """
+    keys = {"schema", "plant", "digest", "structure", "files", "meta"}
+    if set(value) != keys or value["schema"] != SCHEMA:
+        raise ValueError(f"another schema than {SCHEMA}: the keys {', '.join(sorted(value))}")
+    if not isinstance(value["digest"], str):
+        raise ValueError("a digest that is no text")
+    for name in ("files", "meta"):
+        if not isinstance(value[name], dict) or not all(isinstance(text, str) for text in value[name].values()):
+            raise ValueError(f"{name} that are no names and texts")
+    if set(value["files"]) != {ARRAYS, EXAMPLES}:
+        raise ValueError(f"other files than {ARRAYS} and {EXAMPLES}")
+    spec = spec_of_record(value["plant"])
+    return Manifest(spec, value["digest"], value["structure"], value["files"], value["meta"])
+
+
 def _check_size(path: Path, limit: int) -> None:
     size = path.stat().st_size
     if size > limit:
@@ -252,7 +260,7 @@ def _check_size(path: Path, limit: int) -> None:
 
 def is_current(folder: Path, plant: Plant) -> bool:
     """Whether a bundle was made for the plant's names, bounds and limits as they are now, so that it can be run."""
-    return read_manifest(folder).plant == spec_record(plant.spec)
+    return read_manifest(folder).spec == plant.spec
 
 
 def load_bundle(folder: Path, expected_digest: str | None = None) -> tuple[Plant, Composite]:
@@ -275,7 +283,7 @@ def load_bundle(folder: Path, expected_digest: str | None = None) -> tuple[Plant
     """
     manifest = read_manifest(folder)
     plant = _plant(manifest.spec.name)
-    if manifest.plant != spec_record(plant.spec):
+    if manifest.spec != plant.spec:
         raise Refused(
             f"expected the limits of {plant.spec.name} that {folder} was certified with, got others in this version of "
             "the code: retrain, or load it with the version it was made with."

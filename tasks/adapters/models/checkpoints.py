@@ -8,18 +8,21 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
+import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 from orbax.checkpoint import checkpoint_managers as policies
 
 from configs.errors import BadInput, Refused
+from neorl_core.types import Params
 from tasks.adapters.files.canonical import (
     canonical_json,
     digest_json,
     no_space_is_bad_input,
+    parse_json,
     read_json,
     sha256_hex,
     write_json,
@@ -28,10 +31,13 @@ from tasks.adapters.files.canonical import (
 # What fails in Orbax's threads comes back from the next call and is told in one sentence there.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
+State = TypeVar("State")
+"""A pytree of plain arrays."""
+
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-def state_digest(state: Any) -> str:
+def state_digest(state: Params) -> str:
     """SHA-256 over the path, type, shape and little-endian bytes of every array of a pytree."""
     leaves = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -47,22 +53,22 @@ class Checkpoints:
 
     Args:
         folder: where they are kept; made when absent.
-        identity: what the run is (configuration, dataset digest, code digest, ...), as JSON. A folder that holds
-            another run's checkpoints is refused.
+        identity: what the run is (configuration, dataset digest, code digest, ...), as the JSON text of an object. A
+            folder that holds another run's checkpoints is refused.
         keep: how many of the newest are retained. The one with the highest score is retained besides.
 
     Raises:
         Refused: when the folder belongs to another identity; the message names every difference.
 
     Example:
-        >>> with Checkpoints(folder, {"config": {...}, "dataset": digest}) as checkpoints:  # doctest: +SKIP
+        >>> with Checkpoints(folder, '{"dataset": "ab", "seed": 3}') as checkpoints:  # doctest: +SKIP
         ...     if checkpoints.latest() is not None:
-        ...         state, extra = checkpoints.restore(state)
+        ...         state = checkpoints.restore(state)
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int = 2) -> None:
+    def __init__(self, folder: Path, identity: str, keep: int = 2) -> None:
         self.folder = folder.resolve()
-        _check_identity(self.folder / "identity.json", identity)
+        _check_identity(self.folder / "identity.json", parse_json(identity.encode()))
         newest = policies.LatestN(keep)
         best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
@@ -102,21 +108,22 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The newest finished checkpoint's step, or None; what a kill left half-written does not count."""
         self.wait()
-        return self._manager.latest_step()
+        step: int | None = self._manager.latest_step()
+        return step
 
     def best(self) -> int | None:
         """The step of the finished checkpoint with the highest score, or None where none has a score."""
         self.wait()
         scored = [step for step in self._manager.all_steps() if self._manager.metrics(step)]
-        return self._manager.best_step() if scored else None
+        step: int | None = self._manager.best_step() if scored else None
+        return step
 
-    def save(self, step: int, state: Any, extra: Mapping[str, Any], score: float | None = None) -> None:
+    def save(self, step: int, state: Params, score: float | None = None) -> None:
         """Begin to write a state and return; it survives a kill once it is whole, at the latest after `wait`.
 
         Args:
             step: gradient steps made.
             state: a pytree of plain arrays (keys as their uint32 data, as `TrainState` holds them).
-            extra: JSON that belongs to it, such as the curves so far.
             score: an off-policy estimate of its value; one that is not finite counts as none.
 
         Raises:
@@ -124,17 +131,17 @@ class Checkpoints:
                 checkpoints stay.
         """
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-            if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.dtype(object)), jax.dtypes.prng_key):
+            if jnp.issubdtype(getattr(leaf, "dtype", np.dtype(object)), jax.dtypes.prng_key):
                 raise TypeError(f"expected key data at {jax.tree_util.keystr(path)}, got a typed key.")
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
-            extra=ocp.args.JsonSave({"digest": state_digest(state), "extra": dict(extra)}),
+            extra=ocp.args.JsonSave({"digest": state_digest(state)}),
         )
         with _full_disk_is_bad_input(self.folder):
             metrics = {"score": float(score)} if score is not None and np.isfinite(score) else None
             self._manager.save(step, args=items, metrics=metrics, force=True)
 
-    def restore(self, template: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+    def restore(self, template: State, step: int | None = None) -> State:
         """Read a state back, bit for bit.
 
         Args:
@@ -142,7 +149,7 @@ class Checkpoints:
             step: which checkpoint; the newest by default.
 
         Returns:
-            The state and its `extra`.
+            The state.
 
         Raises:
             BadInput: when there is no such checkpoint.
@@ -157,8 +164,8 @@ class Checkpoints:
         )
         try:
             restored = self._manager.restore(found, args=items)
-            digest, extra = restored["extra"]["digest"], restored["extra"]["extra"]
-            state = restored["state"]
+            digest = restored["extra"]["digest"]
+            state: State = restored["state"]
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise Refused(
                 f"expected checkpoint {found} to be whole and of this run's structure, got "
@@ -170,7 +177,7 @@ class Checkpoints:
                 f"expected the state of checkpoint {found} to have digest {digest}, got {state_digest(state)}: it was "
                 f"altered, delete {self.folder / 'steps' / str(found)} to resume from the one before."
             )
-        return state, extra
+        return state
 
 
 def _score(metrics: Mapping[str, float]) -> float:
@@ -184,14 +191,14 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     return {k: v for key, item in value.items() for k, v in _flat(item, f"{name}.{key}" if name else str(key)).items()}
 
 
-def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
+def _check_identity(path: Path, identity: dict[str, Any]) -> None:
     if not path.exists():
-        write_json(path, dict(identity))
+        write_json(path, identity)
         return
     before = read_json(path)
-    if canonical_json(before) == canonical_json(dict(identity)):
+    if canonical_json(before) == canonical_json(identity):
         return
-    old, new = _flat(before), _flat(dict(identity))
+    old, new = _flat(before), _flat(identity)
     differences = ", ".join(
         f"{name} {new.get(name, 'absent')!r} (checkpoint: {old.get(name, 'absent')!r})"
         for name in sorted(old.keys() | new.keys())

@@ -156,10 +156,10 @@ def _misfit(composite: Params, plant: Plant) -> str | None:
     normaliser = Normaliser(*(_zeros((size,)) for size in (observed, observed, acting, acting)))
     if not isinstance(composite.policy, Policy) or not _alike(composite.policy.normaliser, normaliser):
         return "another policy"
-    return None if _is_network(composite.policy.params, observed, acting) else "another network"
+    return None if is_network(composite.policy.params, observed, acting) else "another network"
 
 
-def _is_network(params: Params, inputs: int, outputs: int) -> bool:
+def is_network(params: Params, inputs: int, outputs: int) -> bool:
     """Whether weights are dense layers, one after the other, from `inputs` numbers to `outputs`."""
     import jax
 

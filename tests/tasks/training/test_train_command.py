@@ -50,7 +50,7 @@ def test_a_policy_file_acts_as_the_policy_in_memory(file: Path, done: Path) -> N
     for seed, policy in enumerate(learned.policies):
         path = done / f"policy-{seed}.npz"
         found, spec, made_by = load_policy(path)
-        assert (spec, made_by["seed"], made_by["algorithm"]) == (log.spec, seed, "td3_bc")
+        assert (spec, made_by.seed, made_by.algorithm) == (log.spec, seed, "td3_bc")
         np.testing.assert_array_equal(policy_act(found, x), policy_act(policy, x))
         np.testing.assert_allclose(by_numpy(path, x), policy_act(policy, x), atol=1e-5)
     with np.load(done / "curves.npz", allow_pickle=False) as curves:

@@ -14,10 +14,10 @@ import pytest
 from configs.errors import BadInput, NeoRLError, Refused
 from neorl_core.networks import Normaliser, Policy, actor_init, policy_act
 from neorl_core.plants import PLANTS
-from tasks.adapters.models.policy_file import load_policy, save_policy
+from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
 
 SPEC = PLANTS["double_mass"].spec
-MADE_BY = {"algorithm": "td3_bc", "seed": 3}
+MADE_BY = MadeBy(algorithm="td3_bc", seed=3, hyperparameters={"alpha": 2.5, "hidden": [8, 8]})
 
 
 def policy(seed: int = 0) -> Policy:
