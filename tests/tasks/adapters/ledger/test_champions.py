@@ -4,29 +4,41 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters.ledger.champions import approve, champion, moment, open_approval, promote, reject
-from tasks.adapters.ledger.ledger import Ledger
-from tests.evidence import PLANT, certify, crown
+from tasks.adapters.ledger.champions import (
+    PromotionBody,
+    VerdictBody,
+    approve,
+    champion,
+    moment,
+    open_approval,
+    promote,
+    reject,
+)
+from tasks.adapters.ledger.ledger import Entry, Ledger
+from tests.evidence import PLANT, certify, crown, open_ledger
 
 A, B = "a" * 64, "b" * 64
 
 
 @pytest.fixture
 def ledger(home: Path) -> Ledger:
-    ledger = Ledger.open(Home(home))
+    ledger = open_ledger(Home(home))
     for composite in (A, B):
         certify(ledger, composite)
     return ledger
 
 
-def put(ledger: Ledger, composite: str, approval: str, expected: str | None) -> Any:
-    return promote(ledger, PLANT, {"composite": composite}, approval=approval, expected_current=expected)
+def put(ledger: Ledger, composite: str, approval: str, expected: str | None) -> Entry:
+    return promote(ledger, PLANT, PromotionBody(composite=composite, approval=approval, replaces=expected))
+
+
+def verdict(composite: str, by: str = "x", note: str = "") -> VerdictBody:
+    return VerdictBody(composite=composite, by=by, note=note)
 
 
 def test_the_last_promotion_is_champion(ledger: Ledger) -> None:
@@ -42,11 +54,11 @@ def test_the_last_promotion_is_champion(ledger: Ledger) -> None:
 
 
 def test_who_was_champion_at_a_date(ledger: Ledger) -> None:
-    def at(*moment: int) -> Ledger:
-        return Ledger.open(ledger.home, clock=lambda: datetime(*moment, tzinfo=UTC))  # type: ignore[misc]
+    def at(instant: datetime) -> Ledger:
+        return open_ledger(ledger.home, clock=lambda: instant)
 
-    first = crown(at(2090, 3, 1, 12), A)
-    second = crown(at(2090, 3, 2, 23, 59, 59), B)
+    first = crown(at(datetime(2090, 3, 1, 12, tzinfo=UTC)), A)
+    second = crown(at(datetime(2090, 3, 2, 23, 59, 59, tzinfo=UTC)), B)
     history = ledger.entries()
     assert champion(history, PLANT, at="2090-03-01") == first
     assert champion(history, PLANT, at="2090-03-01T11:59:59Z") is None
@@ -64,7 +76,7 @@ def test_moments() -> None:
 
 
 def test_two_promotions_against_the_same_champion(ledger: Ledger) -> None:
-    first, second = (approve(ledger, PLANT, composite, by="x") for composite in (A, B))
+    first, second = (approve(ledger, PLANT, verdict(composite)) for composite in (A, B))
     put(ledger, A, first.digest, None)
     with pytest.raises(Refused, match=r"champion of chemical_reactor in force \(aaaaaaaaaaaa\)"):
         put(ledger, B, second.digest, None)
@@ -72,12 +84,12 @@ def test_two_promotions_against_the_same_champion(ledger: Ledger) -> None:
 
 
 def test_repeating_a_killed_promotion_changes_nothing(ledger: Ledger) -> None:
-    approval = approve(ledger, PLANT, A, by="x")
-    assert approve(ledger, PLANT, A, by="x") == approval
+    approval = approve(ledger, PLANT, verdict(A))
+    assert approve(ledger, PLANT, verdict(A)) == approval
     entry = put(ledger, A, approval.digest, None)
-    size = ledger.head()["size"]
+    size = ledger.head().size
     assert put(ledger, A, approval.digest, None) == entry
-    assert ledger.head()["size"] == size
+    assert ledger.head().size == size
 
 
 def test_an_approval_is_good_for_one_promotion(ledger: Ledger) -> None:
@@ -91,17 +103,17 @@ def test_an_approval_is_good_for_one_promotion(ledger: Ledger) -> None:
 
 
 def test_a_rejection_takes_an_approval_back(ledger: Ledger) -> None:
-    approval = approve(ledger, PLANT, A, by="x")
-    reject(ledger, PLANT, A, by="y", reason="too aggressive")
+    approval = approve(ledger, PLANT, verdict(A))
+    reject(ledger, PLANT, verdict(A, "y", "too aggressive"))
     with pytest.raises(Refused, match="approval"):
         put(ledger, A, approval.digest, None)
     assert crown(ledger, A).body["composite"] == A
 
 
 def test_nothing_is_promoted_without_a_passed_certification(ledger: Ledger) -> None:
-    approval = approve(ledger, PLANT, "c" * 64, by="x")
+    approval = approve(ledger, PLANT, verdict("c" * 64))
     with pytest.raises(Refused, match="passed certification of composite cccccccccccc"):
         put(ledger, "c" * 64, approval.digest, None)
-    ledger.append("result", {"attempt": "x", "composite": "c" * 64, "passed": False}, plant=PLANT)
+    certify(ledger, "c" * 64, (1, 2, 3), episodes=500)
     with pytest.raises(Refused, match="passed certification"):
         put(ledger, "c" * 64, approval.digest, None)

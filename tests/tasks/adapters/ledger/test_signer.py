@@ -25,7 +25,7 @@ from tasks.adapters.ledger.champions import PromotionBody, VerdictBody
 from tasks.adapters.ledger.client import ask, hello, socket_file, start, stop
 from tasks.adapters.ledger.keys import PASSPHRASE, open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, Ledger, artefact
-from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Head
+from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Head, Request
 from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
 from tasks.adapters.ledger.signer import Server, Signer
@@ -224,25 +224,25 @@ def test_a_killed_signer_is_started_again(place: Home) -> None:
 @pytest.mark.parametrize("written", [True, False])
 def test_an_answer_that_was_lost_appends_once(home: Path, written: bool) -> None:
     """The signer is lost after it wrote the entry, or before: in both cases there is one entry."""
-    signer, lost = Signer.open(Home(home)), []
+    signer, lost = Signer.open(Home(home)), list[Request]()
 
-    def losing(request: object) -> Answer:
+    def losing(request: Request) -> Answer:
         if isinstance(request, Append) and not lost:
             lost.append(request)
             if written:
                 signer.answer(request)
             raise ConnectionError("gone")
-        return signer.answer(request)  # type: ignore[arg-type]
+        return signer.answer(request)
 
     ledger = Ledger.open(Home(home), ask=losing)
     entry = ledger.append("note", NoteBody(text="once"))
     assert lost
     assert ledger.entries() == [entry]
 
-    def always_lost(request: object) -> Answer:
+    def always_lost(request: Request) -> Answer:
         if isinstance(request, Append):
             raise ConnectionError("gone")
-        return signer.answer(request)  # type: ignore[arg-type]
+        return signer.answer(request)
 
     with pytest.raises(Refused, match="expected the signer to append an entry, got 'gone'"):
         Ledger.open(Home(home), ask=always_lost).append("note", NoteBody(text="twice"))
