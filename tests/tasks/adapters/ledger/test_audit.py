@@ -56,10 +56,10 @@ def test_an_untouched_home_passes_and_says_what_was_checked(furnished: Home) -> 
     assert report.passed
     assert {check.name: check.detail.split(",")[0] for check in report.checks} == {
         "table": "ledger.db: ok",
-        "chain": "12 entries",
+        "chain": "14 entries",
         "heads": "2 signed heads are in the ledger's history",
         "attempts": "6 entries",
-        "decisions": "2 entries",
+        "decisions": "4 entries",
         "promotions": "2 entries",
         "others": "2 entries",
         "champions": "one champion for each of 1 plants",
@@ -101,11 +101,11 @@ def test_files_that_are_gone_moved_or_overwritten_are_named(copied: Home) -> Non
 def test_heads_that_survive_elsewhere(copied: Home, furnished: Home) -> None:
     head = (furnished.root / "ledger.head").read_text()
     truncate(copied, 9)
-    assert "ledger.head: expected at least the 12 ledger entries" in named(audit(copied))
+    assert "ledger.head: expected at least the 14 ledger entries" in named(audit(copied))
     (copied.root / "ledger.head").write_text(open_ledger(copied).signed_head())
     # A genuine older state: only a head from elsewhere can tell.
     assert audit(copied).passed
-    assert "head 1: expected at least the 12 ledger entries" in named(audit(copied, [head]))
+    assert "head 1: expected at least the 14 ledger entries" in named(audit(copied, [head]))
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{}"])
@@ -132,7 +132,7 @@ def test_rules_are_replayed(copied: Home) -> None:
             "confidence": 0.95,
         }
 
-    assert "attempts: ledger entry 13: expected attempt 3 of its lineage" in named(
+    assert "attempts: ledger entry 15: expected attempt 3 of its lineage" in named(
         audit_forged(copied, "attempt", spare)
     )
 
@@ -144,21 +144,31 @@ def test_rules_are_replayed(copied: Home) -> None:
         (
             "promotion",
             lambda last: {**last["promotion"].body, "replaces": last["promotion"].digest},
-            "promotions: ledger entry 13: expected an approval of composite",
+            "promotions: ledger entry 15: expected an approval of composite",
         ),
         # A second champion beside the first.
-        ("promotion", lambda last: last["promotion"].body, "promotions: ledger entry 13: .* in force"),
+        ("promotion", lambda last: last["promotion"].body, "promotions: ledger entry 15: .* in force"),
         (
             "promotion",
-            lambda last: {"composite": "c" * 64, "approval": "", "replaces": last["promotion"].digest},
-            "promotions: ledger entry 13: expected a passed certification",
+            lambda last: {
+                **last["promotion"].body,
+                "composite": "c" * 64,
+                "approval": "",
+                "replaces": last["promotion"].digest,
+            },
+            "promotions: ledger entry 15: expected a passed certification",
         ),
-        ("promotion", lambda last: {}, "promotions: ledger entry 13: .*'composite'"),
-        ("approval", lambda last: {"composite": "c" * 64}, "decisions: ledger entry 13: .*'by'"),
-        ("seed", lambda last: last["seed"].body, "attempts: ledger entry 13: expected the first seed"),
-        ("seed", lambda last: {"attempt": "c" * 64, "commitment": ""}, "attempts: ledger entry 13: expected the first"),
-        ("result", lambda last: last["result"].body, "attempts: ledger entry 13: expected a result after one logged"),
-        ("champion", lambda last: {}, "others: ledger entry 13: expected an entry of one of the kinds"),
+        ("promotion", lambda last: {}, "promotions: ledger entry 15: .*'composite'"),
+        ("approval", lambda last: {"composite": "c" * 64}, "decisions: ledger entry 15: .*'by'"),
+        (
+            "approval",
+            lambda last: {**last["approval"].body, "composite": "c" * 64},
+            "decisions: ledger entry 15: expected an approval of a logged candidate",
+        ),
+        ("seed", lambda last: last["seed"].body, "attempts: ledger entry 15: expected the first seed"),
+        ("seed", lambda last: {"attempt": "c" * 64, "commitment": ""}, "attempts: ledger entry 15: expected the first"),
+        ("result", lambda last: last["result"].body, "attempts: ledger entry 15: expected a result after one logged"),
+        ("champion", lambda last: {}, "others: ledger entry 15: expected an entry of one of the kinds"),
     ],
 )
 def test_entries_past_the_rules_are_found(copied: Home, kind: str, body: Make, failing: str) -> None:
@@ -189,12 +199,12 @@ def test_a_certificate_of_another_attempt_is_found(copied: Home) -> None:
     old = Ledger.open(copied, write=False).entries("result")[0]
     said = Outcome.model_validate({name: old.body[name] for name in Outcome.model_fields})
     report = forge_result(copied, said, (copied.root / old.artefacts[0].path).read_bytes())
-    assert "certificates/forged.json: a certificate of another attempt than that of ledger entry 15" in named(report)
+    assert "certificates/forged.json: a certificate of another attempt than that of ledger entry 17" in named(report)
 
 
 def test_a_passed_result_without_a_certificate_is_found(copied: Home) -> None:
     report = forge_result(copied, Outcome(passed=True), None)
-    assert "attempts: ledger entry 15: expected a passed result to name its certificate's file" in named(report)
+    assert "attempts: ledger entry 17: expected a passed result to name its certificate's file" in named(report)
 
 
 def test_a_certificate_that_was_never_true_is_found(copied: Home) -> None:

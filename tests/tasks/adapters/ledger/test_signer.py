@@ -30,7 +30,7 @@ from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
 from tasks.adapters.ledger.signer import Server, Signer
 from tasks.adapters.ledger.table import GENESIS
-from tests.evidence import CLAIM, MATERIALS, PLANT, attempt_for, certify, counts, open_ledger, outcome
+from tests.evidence import CLAIM, MATERIALS, PLANT, attempt_for, certify, counts, open_ledger, outcome, put, verdict
 
 A, B = "a" * 64, "b" * 64
 
@@ -149,8 +149,13 @@ def test_an_oversize_request_is_refused_while_it_is_sent(served: Home) -> None:
         ("note", RefusalBody(reason="not a note"), "Extra inputs"),
         ("refusal", NoteBody(), "expected the body of a refusal, got 'reason'"),
         ("approval", NoteBody(), "expected the body of a approval, got 'composite'"),
-        ("promotion", PromotionBody(composite=A, approval=B, replaces=None), "passed certification of composite"),
-        ("promotion", PromotionBody(composite=A, approval=B, replaces=B), "replaces the champion"),
+        ("approval", VerdictBody(composite=A, by="x", candidate=B), "an approval of a logged candidate"),
+        (
+            "promotion",
+            PromotionBody(composite=A, approval=B, replaces=None, candidate=B),
+            "passed certification of composite",
+        ),
+        ("promotion", PromotionBody(composite=A, approval=B, replaces=B, candidate=B), "replaces the champion"),
         ("result", Outcome(passed=True), "expected the body of a result"),
     ],
 )
@@ -165,15 +170,10 @@ def test_a_promotion_needs_more_than_somebody_elses_approval(home: Path) -> None
     ledger = open_ledger(Home(home))
     certify(ledger, A)
     certify(ledger, B, (1, 2, 3), episodes=500)
-    other = ledger.append("approval", VerdictBody(composite=B, by="x"), plant=PLANT)
-    for composite, why in (
-        (A, "an approval of composite aaaaaaaaaaaa"),
-        (B, "certification of composite bbbbbbbbbbbb"),
-    ):
+    other = ledger.append("approval", verdict(ledger, B), plant=PLANT)
+    for composite, why in ((A, "an approval of composite aaaaaaaa"), (B, "certification of composite bbbbbbbb")):
         with pytest.raises(Refused, match=why):
-            ledger.append(
-                "promotion", PromotionBody(composite=composite, approval=other.digest, replaces=None), plant=PLANT
-            )
+            put(ledger, other, None, composite=composite)
 
 
 def test_a_certificate_is_signed_for_an_open_attempt_and_counts_that_add_up(home: Path) -> None:
