@@ -21,8 +21,9 @@ from configs.errors import NeoRLError
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import ENTRY_TYPE, GENESIS, TABLE, Ledger
-from tasks.adapters.ledger.signing import open_keys
+from tasks.adapters.ledger.keys import key_file, open_keys
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Ledger
+from tasks.adapters.ledger.table import GENESIS, TABLE
 
 COLUMNS = tuple(TABLE.columns.keys())
 TRIGGERS = ("ledger_no_update", "ledger_no_delete", "ledger_next_only")
@@ -32,9 +33,9 @@ TRIGGERS = ("ledger_no_update", "ledger_no_delete", "ledger_next_only")
 def copy_home(source: Home, target: Path) -> Home:
     """Copy what the audit reads: the ledger, the trust root, the key and every file that an entry names."""
     copy = Home(target)
-    wanted = {source.trust, source.root / "ledger.head", source.root / "keys" / "signing.pem"}
+    wanted = {source.trust, source.root / "ledger.head", key_file(source)}
     for entry in Ledger.open(source, write=False).entries():
-        wanted |= {source.root / file["path"] for file in entry.artefacts}
+        wanted |= {source.root / file.path for file in entry.artefacts}
     for path in (path for path in wanted if path.exists()):
         destination = target / path.relative_to(source.root)
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +113,7 @@ def row_bytes(path: Path, piece: int = 48) -> list[tuple[int, int]]:
 
 def resign(home: Home, scratch: Path) -> None:
     """Sign the whole ledger again with a fresh key, chain and digests included, leaving the trust root alone."""
-    signer, _ = open_keys(Home(scratch), first_use=True)
+    key, _ = open_keys(Home(scratch), first_use=True)
     entries = Ledger.open(home, write=False).entries()
     last = GENESIS
     with closing(sqlite3.connect(home.ledger)) as database:
@@ -120,8 +121,12 @@ def resign(home: Home, scratch: Path) -> None:
             database.execute(f"DROP TRIGGER IF EXISTS {trigger}")
         for entry in entries:
             payload = {name: getattr(entry, name) for name in COLUMNS if name not in ("digest", "envelope")}
-            payload |= {"artefacts": entry.artefacts, "body": entry.body, "predecessor": last}
-            envelope = signer.seal(ENTRY_TYPE, payload)
+            payload |= {
+                "artefacts": [file._asdict() for file in entry.artefacts],
+                "body": entry.body,
+                "predecessor": last,
+            }
+            envelope = key.seal(ENTRY_TYPE, payload)
             row = (last, sha256_hex(envelope), envelope.decode(), entry.sequence)
             database.execute("UPDATE ledger SET predecessor = ?, digest = ?, envelope = ? WHERE sequence = ?", row)
             last = row[1]
@@ -139,8 +144,8 @@ def truncate(home: Home, keep: int) -> None:
 
 def group(home: Home, path: Path) -> str:
     """Which of the tables of results a file belongs to."""
-    room = path.relative_to(home.root).parts[0]
-    return {"certificates": "certificate", "datasets": "dataset"}.get(room, "model and evidence")
+    folder = path.relative_to(home.root).parts[0]
+    return {"certificates": "certificate", "datasets": "dataset"}.get(folder, "model and evidence")
 
 
 def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Counter[str]]:
@@ -161,7 +166,7 @@ def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Coun
     head = (source.root / "ledger.head").read_text()
     results: dict[str, Counter[str]] = {}
 
-    def judge(kind: str, what: str, named: str, heads: tuple[str, ...] = ()) -> None:
+    def count(kind: str, what: str, named: str, heads: tuple[str, ...] = ()) -> None:
         report = audit(home, heads)
         found = not report.passed and any(named in f"{check.name} {check.detail}" for check in report.failures)
         results.setdefault(kind, Counter()).update({"tried": 1, "found": int(found)})
@@ -171,7 +176,7 @@ def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Coun
     if not (clean := audit(home, [head])).passed:
         raise SystemExit(f"expected a home whose audit passes, got {clean.failures}: mend it first.")
     files: dict[str, list[Path]] = {}
-    for path in sorted({home.root / file["path"] for entry in entries for file in entry.artefacts}):
+    for path in sorted({home.root / file.path for entry in entries for file in entry.artefacts}):
         if path.stat().st_size:
             files.setdefault(group(home, path), []).append(path)
     stretches = row_bytes(home.ledger)
@@ -181,38 +186,39 @@ def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Coun
         if kind == "ledger row":
             with altered(home.ledger):
                 sequence, column = flip_in_row(home.ledger, chance)
-                judge(kind, f"entry {sequence}, column {column}", f"ledger entry {sequence}:")
+                count(kind, f"entry {sequence}, column {column}", f"ledger entry {sequence}:")
         elif kind == "ledger file":
             start, length = chance.choice(stretches)
             offset = start + chance.randrange(length)
             with altered(home.ledger):
                 flip_byte(home.ledger, offset, mask)
-                judge(kind, f"byte {offset}", "")
+                count(kind, f"byte {offset}", "")
         else:
             path = chance.choice(files[kind])
             offset = chance.randrange(path.stat().st_size)
             with altered(path):
                 flip_byte(path, offset, mask)
                 relative = path.relative_to(home.root).as_posix()
-                judge(kind, f"{relative} byte {offset}", relative)
+                count(kind, f"{relative} byte {offset}", relative)
     for path in (path for paths in files.values() for path in paths):
         for name, offset in slack(path):
             with altered(path):
                 flip_byte(path, offset, 1)
-                judge("dataset slack", f"{path.name} {name}", path.relative_to(home.root).as_posix())
+                count("dataset slack", f"{path.name} {name}", path.relative_to(home.root).as_posix())
 
     with altered(home.ledger):
         resign(home, scratch / "other")
-        judge("signed again with a fresh key", "all entries", "ledger entry 1:")
+        count("signed again with a fresh key", "all entries", "ledger entry 1:")
     own = home.root / "ledger.head"
     with altered(home.ledger), altered(own):
         truncate(home, len(entries) - 1)
-        judge("truncated ledger", "last entry", "ledger.head")
+        count("truncated ledger", "last entry", "ledger.head")
         own.unlink()
-        judge("truncated ledger", "last entry and the home's own head", "head 1", (head,))
+        count("truncated ledger", "last entry and the home's own head", "head 1", (head,))
         # All that an older copy of the home would hold, its own head included, and all of it genuine.
-        own.write_text(Ledger.open(home).signed_head())
-        judge("restored older home", "one entry behind", "head 1", (head,))
+        key, _ = open_keys(home, first_use=False)
+        own.write_text(key.seal(HEAD_TYPE, Ledger.open(home, write=False).head()._asdict()).decode())
+        count("restored older home", "one entry behind", "head 1", (head,))
     return results
 
 
@@ -220,7 +226,7 @@ def slack(path: Path) -> Iterator[tuple[str, int]]:
     """A byte of an HDF5 file that holds no dataset's values, which digests of content cannot see."""
     if path.suffix not in (".h5", ".hdf5"):
         return
-    import h5py
+    import h5py  # type: ignore[import-untyped]
 
     used: list[tuple[int, int]] = []
 

@@ -33,6 +33,7 @@ from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import (
     ENTRY_TYPE,
     HEAD_TYPE,
+    Body,
     Entry,
     Ledger,
     artefact,
@@ -127,12 +128,39 @@ def certify(ledger: Ledger, composite: str, violating: tuple[int, ...] = (), epi
     return path
 
 
+class CandidateBody(Body):
+    """As much of a candidate as the rules of approval read."""
+
+    composite: str
+    passed: bool = True
+    gates: tuple[dict[str, bool], ...] = ({"passed": True},)
+
+
+def propose(ledger: Ledger, composite: str) -> str:
+    """Log a candidate that passed every gate; the digest of its entry."""
+    return ledger.append("candidate", CandidateBody(composite=composite), plant=PLANT).digest
+
+
+def verdict(ledger: Ledger, composite: str, by: str = "a reviewer", note: str = "") -> VerdictBody:
+    """An approval or rejection of a new candidate with this composite."""
+    return VerdictBody(composite=composite, by=by, note=note, candidate=propose(ledger, composite))
+
+
 def crown(ledger: Ledger, composite: str) -> Entry:
-    """Approve and promote a certified composite."""
+    """Propose, approve and promote a certified composite."""
     current = champion(ledger.entries(), PLANT)
-    approval = approve(ledger, PLANT, VerdictBody(composite=composite, by="a reviewer"))
-    replaces = current.digest if current else None
-    return promote(ledger, PLANT, PromotionBody(composite=composite, approval=approval.digest, replaces=replaces))
+    return put(ledger, approve(ledger, PLANT, verdict(ledger, composite)), current.digest if current else None)
+
+
+def put(ledger: Ledger, approval: Entry, replaces: str | None, composite: str = "") -> Entry:
+    """Promote what was approved, or another composite."""
+    promotion = PromotionBody(
+        composite=composite or approval.body["composite"],
+        approval=approval.digest,
+        replaces=replaces,
+        candidate=approval.body["candidate"],
+    )
+    return promote(ledger, PLANT, promotion)
 
 
 def forge(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,10 @@ from configs.home import Home
 from flows.cli.console import AsJson, emit, group, known_plant
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    from tasks.adapters.ledger.certificate import Check
+    from tasks.adapters.ledger.claims import Statement
     from tasks.adapters.ledger.signing import TrustRoot
 
 certificate = group("Show or check a safety certificate.")
@@ -33,7 +38,7 @@ def certificate_show(file: Certificate, trust: Trust = None, as_json: AsJson = F
     from tasks.adapters.ledger.certificate import read_certificate
     from tasks.adapters.ledger.signing import TrustRoot
 
-    statement = read_certificate(file, TrustRoot.locate(Home.locate(), trust))
+    statement = read_certificate(file, TrustRoot.locate(Home.locate(), trust)).model_dump(mode="json", by_alias=True)
     emit(statement, as_json, [json.dumps(statement, indent=2, sort_keys=True, ensure_ascii=False)])
 
 
@@ -121,13 +126,13 @@ def keys_show(as_json: AsJson = False) -> None:
 
     Example: neorl keys show
     """
-    from tasks.adapters.ledger.signing import key_id, open_keys, trust_yaml
+    from tasks.adapters.ledger.signing import TrustRoot, key_id, trust_yaml
 
     home = Home.locate()
-    signer, root = open_keys(home, first_use=False)
-    result = {"id": key_id(signer.public), "trusted": sorted(root.keys), "trust_root": str(root.source)}
-    lines = [f"signs as {result['id']}", f"trusted: {', '.join(result['trusted'])} ({root.source})"]
-    emit(result, as_json, [*lines, trust_yaml(signer.public, "").decode().rstrip()])
+    public, root = _signing_key(home), TrustRoot.locate(home)
+    result = {"id": key_id(public), "trusted": sorted(root.keys), "trust_root": str(root.source)}
+    lines = [f"signs as {result['id']}", f"trusted: {', '.join(sorted(root.keys))} ({root.source})"]
+    emit(result, as_json, [*lines, trust_yaml(public, "").decode().rstrip()])
 
 
 @keys.command("init")
@@ -137,12 +142,12 @@ def keys_init(as_json: AsJson = False) -> None:
     Example: neorl keys init
     """
     from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.signing import key_id, open_keys
+    from tasks.adapters.ledger.signing import key_id
 
     home = Home.locate()
-    Ledger.open(home)
-    signer, root = open_keys(home, first_use=False)
-    emit({"id": key_id(signer.public)}, as_json, [f"signs as {key_id(signer.public)}, trusted by {root.source}"])
+    root = Ledger.open(home).trust
+    name = key_id(_signing_key(home))
+    emit({"id": name}, as_json, [f"signs as {name}, trusted by {root.source}"])
 
 
 @keys.command("pin")
@@ -154,17 +159,17 @@ def keys_pin(
     Example: neorl keys pin --note "plant 7, signing host"
     """
     from tasks.adapters.files.canonical import write_atomic
-    from tasks.adapters.ledger.signing import PROJECT_TRUST, TrustRoot, key_id, open_keys, trust_yaml
+    from tasks.adapters.ledger.signing import PROJECT_TRUST, TrustRoot, key_id, trust_yaml
 
-    signer, _ = open_keys(Home.locate(), first_use=False)
-    if PROJECT_TRUST.exists() and key_id(signer.public) not in TrustRoot.read(PROJECT_TRUST).keys:
+    public = _signing_key(Home.locate())
+    if PROJECT_TRUST.exists() and key_id(public) not in TrustRoot.read(PROJECT_TRUST).keys:
         raise Refused(
             f"expected no other pinned keys, got some in {PROJECT_TRUST}: add this one there by hand after asking "
             "their owner."
         )
     if not PROJECT_TRUST.exists():
-        write_atomic(PROJECT_TRUST, trust_yaml(signer.public, note))
-    name = key_id(signer.public)
+        write_atomic(PROJECT_TRUST, trust_yaml(public, note))
+    name = key_id(public)
     emit({"id": name, "pinned_in": str(PROJECT_TRUST)}, as_json, [f"{name} is pinned in {PROJECT_TRUST}"])
 
 
@@ -177,13 +182,26 @@ def report(plant: Annotated[str, typer.Argument(help="The plant's name.")], as_j
     files = sorted(folder.glob("*.html"), key=lambda p: p.stat().st_mtime)
     if not files:
         raise BadInput(f"expected a report of {plant} in {folder}, got none: 'neorl retrain' writes one.")
-    result: dict[str, Any] = {"report": str(files[-1]), "reports": [str(f) for f in files]}
+    result = {"report": str(files[-1]), "reports": [str(f) for f in files]}
     emit(result, as_json, [str(files[-1])])
 
 
-def _bundle_of(home: Home, statement: dict[str, Any]) -> Path | None:
-    digest, plant = statement["subject"][0]["digest"]["sha256"], statement["predicate"]["scope"]["plant"]
-    folder = home.root / "bundles" / plant / digest[:24]
+def _signing_key(home: Home) -> Ed25519PublicKey:
+    """The public half of the home's key, from its signer.
+
+    Raises:
+        BadInput: when there is no key yet.
+    """
+    from tasks.adapters.ledger.client import public_key
+    from tasks.adapters.ledger.keys import key_file
+
+    if not key_file(home).exists():
+        raise BadInput(f"expected a signing key in {key_file(home)}, got none: make one with 'neorl keys init'.")
+    return public_key(home)
+
+
+def _bundle_of(home: Home, statement: Statement) -> Path | None:
+    folder = home.root / "bundles" / statement.predicate.scope.plant / statement.composite[:24]
     return folder if folder.is_dir() else None
 
 
@@ -203,7 +221,7 @@ def _registry_heads(home: Home, trust: TrustRoot) -> list[str]:
     return signed_by(Registry(found["url"]).tagged("neorl.ledger_head"), trust.keys)
 
 
-def _conclude(checks: Any, as_json: bool) -> None:
+def _conclude(checks: Sequence[Check], as_json: bool) -> None:
     passed = all(check.passed for check in checks)
     lines = [f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.detail}" for check in checks]
     emit({"passed": passed, "checks": [check._asdict() for check in checks]}, as_json, lines)

@@ -16,10 +16,10 @@ class VerdictBody(Body):
     composite: str
     by: str
     note: str = ""
+    candidate: str
+    """Digest of the candidate's entry."""
     version: str = ""
     """In the registry."""
-    candidate: str = ""
-    """Digest of the candidate's entry."""
 
 
 class PromotionBody(Body):
@@ -27,11 +27,13 @@ class PromotionBody(Body):
 
     composite: str
     approval: str
-    """Digest of its entry."""
+    """Digest of the approval's entry."""
     replaces: str | None
     """Digest of the promotion that this one replaces; none for the first."""
+    candidate: str
+    """Digest of the candidate's entry, the one that was approved."""
     version: str = ""
-    candidate: str = ""
+    """In the registry."""
 
 
 def moment(text: str) -> str:
@@ -96,11 +98,32 @@ def check_certified(history: Sequence[Entry], plant: str, composite: str) -> Non
 
 
 def check_approval(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse an approval that names no composite or nobody.
+    """Refuse an approval of anything but a logged candidate that passed every gate.
 
     Args:
         history: all entries before the approval.
         entry: the approval.
+    """
+    body = entry.read(VerdictBody)
+    candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
+    if candidate is None or (candidate.plant, candidate.body["composite"]) != (entry.plant, body.composite):
+        raise Refused(
+            f"expected an approval of a logged candidate of {entry.plant} with composite {body.composite[:12]}, got "
+            "none: retrain, and approve what that registers."
+        )
+    if candidate.body["passed"] is not True or not all(gate["passed"] is True for gate in candidate.body["gates"]):
+        raise Refused(
+            f"expected a candidate that passed every gate, got composite {body.composite[:12]} of {entry.plant}, which "
+            "did not: retrain it, no approval can skip a gate."
+        )
+
+
+def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
+    """Refuse a rejection that names no composite or nobody.
+
+    Args:
+        history: all entries before the rejection.
+        entry: the rejection.
     """
     entry.read(VerdictBody)
 
@@ -125,7 +148,7 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
         )
     check_certified(history, plant, body.composite)
     approval = open_approval(history, plant, body.composite)
-    if approval is None or approval.digest != body.approval:
+    if approval is None or (approval.digest, approval.body["candidate"]) != (body.approval, body.candidate):
         raise Refused(
             f"expected an approval of composite {body.composite[:12]} for {plant} that no other promotion has used, "
             "got none: have it approved first."

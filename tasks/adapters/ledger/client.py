@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import ValidationError
 
 from configs.errors import BadInput, Refused
@@ -70,6 +72,11 @@ def ask(home: Home, request: Request) -> Answer:
 def hello(home: Home) -> Hello:
     """The first request of a client."""
     return Hello(ledger=sha256_hex(url_of(home).encode()), sources=sources())
+
+
+def public_key(home: Home) -> Ed25519PublicKey:
+    """The public half of the key that a home's signer holds."""
+    return Ed25519PublicKey.from_public_bytes(b64decode(ask(home, hello(home)).public))
 
 
 def start(home: Home) -> None:

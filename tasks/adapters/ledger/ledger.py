@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -225,18 +226,18 @@ class Ledger:
     def _refresh(self) -> list[Entry]:
         """Read and verify what was appended since the last look, and that the last entry seen is still there."""
         seen = len(self._entries)
-        rows = table.rows_from(self._engine, seen)
-        if seen:
-            row = next(rows, None)
-            if row is None or row.envelope != self._entries[-1].envelope.decode():
-                raise Refused(
-                    f"ledger entry {seen}: expected the one that was read before, got another or none: bring back the "
-                    "newer ledger; where an older one is meant, run `neorl down` first."
-                )
-        for row in rows:
-            entry = self._checked(row)
-            self._entries.append(entry)
-            self._tree.append(entry.envelope)
+        with closing(table.rows_from(self._engine, seen)) as rows:
+            if seen:
+                row = next(rows, None)
+                if row is None or row.envelope != self._entries[-1].envelope.decode():
+                    raise Refused(
+                        f"ledger entry {seen}: expected the one that was read before, got another or none: bring back "
+                        "the newer ledger; where an older one is meant, run `neorl down` first."
+                    )
+            for row in rows:
+                entry = self._checked(row)
+                self._entries.append(entry)
+                self._tree.append(entry.envelope)
         return self._entries
 
     def _checked(self, row: sql.Row[Any]) -> Entry:
@@ -257,7 +258,7 @@ class Ledger:
                     )
             if last is not None and entry.timestamp < last.timestamp:
                 raise Refused(f"expected a time from {last.timestamp} on, got {entry.timestamp}: restore the row.")
-        except (Refused, TypeError, ValueError) as error:
+        except (Refused, KeyError, TypeError, ValueError) as error:
             raise Refused(f"ledger entry {number}: {error}") from error
         return entry
 
@@ -280,7 +281,7 @@ def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
     """The entry that a payload stands for.
 
     Raises:
-        TypeError, ValueError: when the payload has another shape.
+        KeyError, TypeError, ValueError: when the payload has another shape.
     """
     artefacts = tuple(Artefact(**file) for file in payload["artefacts"])
     return Entry(**{**payload, "artefacts": artefacts}, digest=sha256_hex(envelope), envelope=envelope)

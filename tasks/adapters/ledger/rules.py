@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from configs.errors import Refused
 from tasks.adapters.ledger.attempts import check_attempt, check_result, check_seed
-from tasks.adapters.ledger.champions import check_approval, check_promotion
+from tasks.adapters.ledger.champions import check_approval, check_promotion, check_rejection
 from tasks.adapters.ledger.ledger import Body, Entry
 
 Rule = Callable[[Sequence[Entry], Entry], None]
@@ -57,7 +57,7 @@ RULES: dict[str, Rule] = {
     "candidate": unruled,
     "decision": unruled,
     "approval": check_approval,
-    "rejection": check_approval,
+    "rejection": check_rejection,
     "promotion": check_promotion,
     "refusal": check_refusal,
     "note": check_note,

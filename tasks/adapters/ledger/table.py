@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import sqlalchemy as sql
@@ -84,7 +84,7 @@ def create(engine: sql.Engine) -> bool:
         ) from error
 
 
-def rows_from(engine: sql.Engine, sequence: int) -> Iterator[sql.Row[Any]]:
+def rows_from(engine: sql.Engine, sequence: int) -> Generator[sql.Row[Any], None, None]:
     """Rows in the order of their sequence, all of them where it is 0.
 
     Raises:
@@ -94,11 +94,13 @@ def rows_from(engine: sql.Engine, sequence: int) -> Iterator[sql.Row[Any]]:
     # Without a filter at first: a row whose sequence was altered must not slip below it.
     if sequence:
         query = query.where(TABLE.c.sequence >= sequence)
+    number = max(sequence, 1)
     try:
         with engine.connect() as connection:
-            yield from connection.execute(query)
+            for row in connection.execute(query):
+                yield row
+                number += 1
     except DBAPIError as error:
         raise Refused(
-            f"expected ledger entry {sequence + 1} to be readable, got '{error.orig}': restore the database from its "
-            "backup."
+            f"expected ledger entry {number} to be readable, got '{error.orig}': restore the database from its backup."
         ) from error

@@ -178,15 +178,18 @@ def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]
 
 def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from configs.home import Home
+    from tasks.adapters.ledger.client import stop
     from tasks.adapters.ledger.ledger import Ledger
+    from tasks.adapters.ledger.rules import NoteBody
 
     ledger = Ledger.open(Home(home))
-    ledger.append("approval", {"composite": "c"}, plant="double_mass")
+    ledger.append("note", NoteBody(text="looked at it"), plant="double_mass")
     (home / "elsewhere.head").write_text(ledger.signed_head())
     assert run(["audit", "verify", "--head", str(home / "elsewhere.head"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["passed"] is True
     for file in home.glob("ledger.db*"):
         file.unlink()
+    stop(Home(home))
     Ledger.open(Home(home))
     assert run(["audit", "verify", "--head", str(home / "elsewhere.head")]) == 1
     captured = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,24 @@ from benchmarks.tamper import altered, copy_home, flip_byte, main, tamper, trunc
 from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
-from tasks.adapters.ledger.attempts import attempt_alpha, close_attempt, draw_seed
+from tasks.adapters.ledger.attempts import Outcome, ResultBody, attempt_alpha, draw_seed
 from tasks.adapters.ledger.audit import AuditReport, audit
-from tasks.adapters.ledger.certificate import make_certificate
+from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, state
+from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
-from tests.evidence import CLAIM, CONFIG, DATASET, LINEAGE, MATERIALS, PLANT, attempt_for, counts, furnished_home
+from tasks.adapters.ledger.protocol import Certify
+from tests.evidence import (
+    CLAIM,
+    MATERIALS,
+    PLANT,
+    attempt_for,
+    counts,
+    forge,
+    furnished_home,
+    inputs,
+    open_ledger,
+    outcome,
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +56,12 @@ def test_an_untouched_home_passes_and_says_what_was_checked(furnished: Home) -> 
     assert report.passed
     assert {check.name: check.detail.split(",")[0] for check in report.checks} == {
         "table": "ledger.db: ok",
-        "chain": "12 entries",
+        "chain": "14 entries",
         "heads": "2 signed heads are in the ledger's history",
-        "attempts": "4 attempts and results",
-        "promotions": "2 promotions",
+        "attempts": "6 entries",
+        "decisions": "4 entries",
+        "promotions": "2 entries",
+        "others": "2 entries",
         "champions": "one champion for each of 1 plants",
         "files": "6 files named by entries",
         "certificates": "2 certificates: seed",
@@ -60,7 +76,7 @@ def test_the_audit_needs_no_private_key_and_writes_nothing(copied: Home) -> None
 
 
 def test_another_trust_root_trusts_nothing_here(copied: Home, tmp_path: Path) -> None:
-    other = Ledger.open(Home(tmp_path / "other"))
+    other = open_ledger(Home(tmp_path / "other"))
     assert "entry 1: expected a signature by a key pinned" in named(audit(copied, trust=other.home.trust))
 
 
@@ -85,11 +101,11 @@ def test_files_that_are_gone_moved_or_overwritten_are_named(copied: Home) -> Non
 def test_heads_that_survive_elsewhere(copied: Home, furnished: Home) -> None:
     head = (furnished.root / "ledger.head").read_text()
     truncate(copied, 9)
-    assert "ledger.head: expected at least the 12 ledger entries" in named(audit(copied))
-    (copied.root / "ledger.head").write_text(Ledger.open(copied).signed_head())
+    assert "ledger.head: expected at least the 14 ledger entries" in named(audit(copied))
+    (copied.root / "ledger.head").write_text(open_ledger(copied).signed_head())
     # A genuine older state: only a head from elsewhere can tell.
     assert audit(copied).passed
-    assert "head 1: expected at least the 12 ledger entries" in named(audit(copied, [head]))
+    assert "head 1: expected at least the 14 ledger entries" in named(audit(copied, [head]))
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{}"])
@@ -97,66 +113,116 @@ def test_heads_that_are_none_are_refused(furnished: Home, text: str) -> None:
     assert "head 1: expected a canonical signed envelope" in named(audit(furnished, [text]))
 
 
-def forge(home: Home, kind: str, body: Callable[[dict[str, Entry]], dict[str, Any]]) -> AuditReport:
-    """Append an entry past the rules, as the holder of the key could."""
-    ledger = Ledger.open(home)
-    last = {entry.kind: entry for entry in ledger.entries()}
-    ledger.append(kind, body(last), plant=PLANT)
+Make = Callable[[dict[str, Entry]], dict[str, Any]]
+
+
+def audit_forged(home: Home, kind: str, body: Make) -> AuditReport:
+    """The audit after an entry that breaks the rules was appended, as the holder of the key could."""
+    last = {entry.kind: entry for entry in Ledger.open(home, write=False).entries()}
+    forge(home, kind, body(last))
     return audit(home)
 
 
 def test_rules_are_replayed(copied: Home) -> None:
     def spare(last: dict[str, Entry]) -> dict[str, Any]:
-        inputs = {"lineage": LINEAGE, "composite": sha256_hex(b"c"), "dataset": DATASET, "config": CONFIG}
-        return {**inputs, "number": 1, "alpha": attempt_alpha(0.95, 1), "confidence": 0.95}
+        return {
+            **inputs(sha256_hex(b"c")).model_dump(),
+            "number": 1,
+            "alpha": attempt_alpha(0.95, 1),
+            "confidence": 0.95,
+        }
 
-    assert "attempts: ledger entry 13: expected attempt 3 of its lineage" in named(forge(copied, "attempt", spare))
+    assert "attempts: ledger entry 15: expected attempt 3 of its lineage" in named(
+        audit_forged(copied, "attempt", spare)
+    )
 
 
 @pytest.mark.parametrize(
-    ("body", "failing"),
+    ("kind", "body", "failing"),
     [
         # The approval is used already.
-        (lambda last: {**last["promotion"].body, "replaces": last["promotion"].digest}, "approval of composite"),
+        (
+            "promotion",
+            lambda last: {**last["promotion"].body, "replaces": last["promotion"].digest},
+            "promotions: ledger entry 15: expected an approval of composite",
+        ),
         # A second champion beside the first.
-        (lambda last: last["promotion"].body, "in force"),
-        (lambda last: {"composite": "c" * 64, "approval": "", "replaces": last["promotion"].digest}, "certification"),
-        (lambda last: {}, "ledger entry 13: 'composite'"),
+        ("promotion", lambda last: last["promotion"].body, "promotions: ledger entry 15: .* in force"),
+        (
+            "promotion",
+            lambda last: {
+                **last["promotion"].body,
+                "composite": "c" * 64,
+                "approval": "",
+                "replaces": last["promotion"].digest,
+            },
+            "promotions: ledger entry 15: expected a passed certification",
+        ),
+        ("promotion", lambda last: {}, "promotions: ledger entry 15: .*'composite'"),
+        ("approval", lambda last: {"composite": "c" * 64}, "decisions: ledger entry 15: .*'by'"),
+        (
+            "approval",
+            lambda last: {**last["approval"].body, "composite": "c" * 64},
+            "decisions: ledger entry 15: expected an approval of a logged candidate",
+        ),
+        ("seed", lambda last: last["seed"].body, "attempts: ledger entry 15: expected the first seed"),
+        ("seed", lambda last: {"attempt": "c" * 64, "commitment": ""}, "attempts: ledger entry 15: expected the first"),
+        ("result", lambda last: last["result"].body, "attempts: ledger entry 15: expected a result after one logged"),
+        ("champion", lambda last: {}, "others: ledger entry 15: expected an entry of one of the kinds"),
     ],
 )
-def test_promotions_past_the_rules_are_found(copied: Home, body: Any, failing: str) -> None:
-    found = named(forge(copied, "promotion", body))
-    assert "promotions: ledger entry 13" in found
-    assert failing in found
+def test_entries_past_the_rules_are_found(copied: Home, kind: str, body: Make, failing: str) -> None:
+    assert re.search(failing, named(audit_forged(copied, kind, body)))
 
 
 def test_two_champions_are_counted(copied: Home) -> None:
-    found = named(forge(copied, "promotion", lambda last: last["promotion"].body))
+    found = named(audit_forged(copied, "promotion", lambda last: last["promotion"].body))
     assert f"champions: expected one champion of {PLANT}, got 2" in found
+
+
+def forge_result(home: Home, said: Outcome, envelope: bytes | None) -> AuditReport:
+    """The audit after the holder of the key closed an open attempt of composite "c" with this certificate."""
+    ledger = open_ledger(home)
+    attempt = attempt_for(ledger, sha256_hex(b"c"))
+    seed = draw_seed(ledger, attempt)
+    opened = attempt.body.model_dump(exclude={"confidence"})
+    body = ResultBody(**said.model_dump(), **opened, attempt=attempt.entry, seed=seed.hex())
+    files = []
+    if envelope is not None:
+        files.append(artefact(home, write_atomic(home.root / "certificates" / "forged.json", envelope)))
+    forge(home, "result", body, files)
+    return audit(home)
 
 
 def test_a_certificate_of_another_attempt_is_found(copied: Home) -> None:
     """A passed attempt's true certificate is put behind the result of another one."""
-    ledger = Ledger.open(copied)
-    attempt = attempt_for(ledger, sha256_hex(b"c"))
-    draw_seed(ledger, attempt)
-    old = copied.root / ledger.entries("result")[0].artefacts[0]["path"]
-    path = write_atomic(copied.root / "certificates" / "again.json", old.read_bytes())
-    close_attempt(ledger, attempt, {"passed": True}, [artefact(copied, path)])
-    expected = "certificates/again.json: a certificate of another attempt than that of ledger entry 15"
-    assert expected in named(audit(copied))
+    old = Ledger.open(copied, write=False).entries("result")[0]
+    said = Outcome.model_validate({name: old.body[name] for name in Outcome.model_fields})
+    report = forge_result(copied, said, (copied.root / old.artefacts[0].path).read_bytes())
+    assert "certificates/forged.json: a certificate of another attempt than that of ledger entry 17" in named(report)
+
+
+def test_a_passed_result_without_a_certificate_is_found(copied: Home) -> None:
+    report = forge_result(copied, Outcome(passed=True), None)
+    assert "attempts: ledger entry 17: expected a passed result to name its certificate's file" in named(report)
 
 
 def test_a_certificate_that_was_never_true_is_found(copied: Home) -> None:
     """The ledger names its very bytes, but the verdict does not follow from the counts."""
-    ledger = Ledger.open(copied)
-    attempt = attempt_for(ledger, sha256_hex(b"c"))
+    ledger = open_ledger(copied)
+    composite = sha256_hex(b"c")
+    attempt = attempt_for(ledger, composite)
     seed = draw_seed(ledger, attempt)
-    found = {**counts(attempt.alpha, (1,), episodes=4000), "certified": True}
-    envelope = make_certificate(ledger, attempt, seed, CLAIM, found, MATERIALS)
-    path = write_atomic(copied.root / "certificates" / "c.json", envelope)
-    close_attempt(ledger, attempt, {"passed": True}, [artefact(copied, path)])
-    assert "certificates/c.json: statistics: 1 violations in 4000 episodes" in named(audit(copied))
+    key, _ = open_keys(copied, first_use=False)
+    true = counts(attempt.alpha)
+    request = Certify(attempt=attempt.entry, claim=CLAIM, counts=true, materials=MATERIALS)
+    statement = state(ledger.entry(attempt.entry), seed, request, ledger.signed_head()).model_dump(
+        mode="json", by_alias=True
+    )
+    false = counts(attempt.alpha, (1,), episodes=4000).model_copy(update={"certified": True})
+    statement["predicate"]["counts"] = false.model_dump(mode="json")
+    report = forge_result(copied, outcome(composite, false), key.seal(PAYLOAD_TYPE, statement))
+    assert "certificates/forged.json: statistics: 1 violations in 4000 episodes" in named(report)
 
 
 def test_damage_that_no_query_reads_is_found(furnished: Home, tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from base64 import b64decode
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,8 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger.attempts import (
+    Outcome,
+    ResultBody,
     attempt_alpha,
     check_attempt,
     check_result,
@@ -26,24 +26,22 @@ from tasks.adapters.ledger.attempts import (
     lineage_digest,
 )
 from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, make_certificate, read_certificate, verify_certificate
+from tasks.adapters.ledger.claims import Counts, Materials, Predicate
+from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import Ledger
-from tests.evidence import CLAIM, CONFIG, DATASET, LINEAGE, MATERIALS, SIMULATOR, attempt_for, certify, counts
+from tests.evidence import CLAIM, MATERIALS, SIMULATOR, attempt_for, certify, counts, forge, inputs, open_ledger
 
 A, B = "a" * 64, "b" * 64
 
 
 @pytest.fixture
 def ledger(home: Path) -> Ledger:
-    return Ledger.open(Home(home))
+    return open_ledger(Home(home))
 
 
 @pytest.fixture
 def certificate(ledger: Ledger) -> Path:
     return certify(ledger, A)
-
-
-def inputs(composite: str) -> dict[str, str]:
-    return {"lineage": LINEAGE, "composite": composite, "dataset": DATASET, "config": CONFIG}
 
 
 def test_attempts_spend_what_the_truth_says(ledger: Ledger) -> None:
@@ -52,14 +50,13 @@ def test_attempts_spend_what_the_truth_says(ledger: Ledger) -> None:
         attempt = attempt_for(ledger, f"{number:064x}")
         assert attempt.number == number
         assert attempt.alpha == pytest.approx(0.05 / (number * (number + 1)), rel=1e-12)
-        assert counts(attempt.alpha)["episodes"] == episodes
-    assert counts(attempt_alpha(0.95, 10))["episodes"] == 8547
+        assert counts(attempt.alpha).episodes == episodes
+    assert counts(attempt_alpha(0.95, 10)).episodes == 8547
 
 
 def test_a_lineage_is_plant_limits_and_domain_family() -> None:
     assert lineage_digest("p", "x<=1", "f") == lineage_digest("p", "x<=1", "f")
     assert len({lineage_digest(*names) for names in (("p", "x<=1", "f"), ("q", "x<=1", "f"), ("p", "x<=2", "f"))}) == 3
-    assert lineage_digest("p", "x<=1", {"b": 1, "a": 2}) == lineage_digest("p", "x<=1", {"a": 2, "b": 1})
 
 
 def test_the_attempt_is_logged_before_its_seed_and_the_seed_before_its_result(ledger: Ledger) -> None:
@@ -76,10 +73,10 @@ def test_a_resumed_attempt_keeps_number_and_seed(ledger: Ledger) -> None:
     attempt = attempt_for(ledger, A)
     assert attempt_for(ledger, A) == attempt
     seed = draw_seed(ledger, attempt)
-    again = Ledger.open(ledger.home)
+    again = open_ledger(ledger.home)
     assert draw_seed(again, attempt_for(again, A)) == seed
     assert len(seed) == 32
-    assert again.head()["size"] == 2
+    assert again.head().size == 2
     # What the secret is kept in, and that nothing else holds it before the result does.
     (path,) = (ledger.home.root / "keys" / "seeds").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -107,12 +104,12 @@ def test_abandoned_attempts_count(ledger: Ledger) -> None:
 
 
 def test_a_finished_attempt_is_found_and_not_resumed(ledger: Ledger) -> None:
-    assert find_result(ledger.entries(), **inputs(A)) is None
+    assert find_result(ledger.entries(), inputs(A)) is None
     certify(ledger, A)
-    found = find_result(ledger.entries(), **inputs(A))
+    found = find_result(ledger.entries(), inputs(A))
     assert found is not None
     assert found.body["passed"] is True
-    assert find_result(ledger.entries(), **inputs(B)) is None
+    assert find_result(ledger.entries(), inputs(B)) is None
     assert attempt_for(ledger, A).number == 2
     assert not list((ledger.home.root / "keys" / "seeds").iterdir())
 
@@ -120,11 +117,11 @@ def test_a_finished_attempt_is_found_and_not_resumed(ledger: Ledger) -> None:
 def test_a_result_needs_its_seed_and_comes_once(ledger: Ledger) -> None:
     attempt = attempt_for(ledger, A)
     with pytest.raises(Refused, match="a seed and no result"):
-        close_attempt(ledger, attempt, {"passed": True})
+        close_attempt(ledger, attempt, Outcome(passed=False))
     draw_seed(ledger, attempt)
-    close_attempt(ledger, attempt, {"passed": True})
+    close_attempt(ledger, attempt, Outcome(passed=False))
     with pytest.raises(Refused, match="a seed and no result"):
-        close_attempt(ledger, attempt, {"passed": True})
+        close_attempt(ledger, attempt, Outcome(passed=False))
 
 
 def test_another_seed_than_the_committed_one_is_refused(ledger: Ledger) -> None:
@@ -134,8 +131,13 @@ def test_another_seed_than_the_committed_one_is_refused(ledger: Ledger) -> None:
     path.write_bytes(bytes(32))
     with pytest.raises(Refused, match="committed to"):
         draw_seed(ledger, attempt)
-    close_attempt(ledger, attempt, {"passed": True})
-    first, seed, result = ledger.entries()
+    # Nor does the signer sign for it.
+    with pytest.raises(Refused, match="committed SHA-256"):
+        close_attempt(ledger, attempt, Outcome(passed=False))
+    first, seed = ledger.entries()
+    opened = attempt.body.model_dump(exclude={"confidence"})
+    body = ResultBody(**opened, passed=False, attempt=attempt.entry, seed="00" * 32)
+    result = forge(ledger.home, "result", body)
     with pytest.raises(Refused, match="committed SHA-256"):
         check_result([first, seed], result)
 
@@ -174,12 +176,12 @@ def test_the_statement_is_in_toto_and_says_what_it_does_not_claim(ledger: Ledger
     )
     assert any("about the simulator, not about the plant" in text for text in predicate["nonClaims"])
     assert any("SIL" in text for text in predicate["nonClaims"])
-    assert predicate["materials"] == MATERIALS
-    assert read_certificate(certificate, ledger.trust) == statement
+    assert predicate["materials"] == MATERIALS.model_dump()
+    assert read_certificate(certificate, ledger.trust).model_dump(mode="json", by_alias=True) == statement
 
 
 def test_a_good_certificate_passes_every_check(ledger: Ledger, certificate: Path) -> None:
-    found = {**MATERIALS, "composite": A}
+    found = {**MATERIALS.model_dump(), "composite": A}
     checks = verify_certificate(certificate, ledger.trust, artefacts=found, ledger=ledger)
     assert all(check.passed for check in checks), checks
     names = [check.name for check in checks]
@@ -190,35 +192,40 @@ def test_violations_are_allowed_for(ledger: Ledger) -> None:
     path = certify(ledger, A, violating=(10, 4000))
     assert all(check.passed for check in verify_certificate(path, ledger.trust, ledger=ledger))
     # truth.md 2: each violation costs 2557.02 successes more.
-    episodes = read_certificate(path, ledger.trust)["predicate"]["counts"]["episodes"]
+    episodes = read_certificate(path, ledger.trust).predicate.counts.episodes
     assert episodes in (4097 + 2 * 2558, 4097 + 2 * 2558 - 1)
 
 
 def test_the_same_attempt_gives_the_same_bytes(ledger: Ledger) -> None:
     attempt = attempt_for(ledger, A)
-    seed = draw_seed(ledger, attempt)
-    first, second = (make_certificate(ledger, attempt, seed, CLAIM, counts(attempt.alpha), MATERIALS) for _ in range(2))
+    draw_seed(ledger, attempt)
+    first, second = (make_certificate(ledger, attempt.entry, CLAIM, counts(attempt.alpha), MATERIALS) for _ in range(2))
     assert first == second
     with pytest.raises(ValueError, match="shield"):
-        make_certificate(ledger, attempt, seed, CLAIM, {}, {k: v for k, v in MATERIALS.items() if k != "shield"})
+        Materials.model_validate(MATERIALS.model_dump(exclude={"shield"}))
 
 
 def test_a_failed_test_is_certified_as_not_shown(ledger: Ledger, tmp_path: Path) -> None:
     attempt = attempt_for(ledger, A)
     found = counts(attempt.alpha, (1, 2, 3), episodes=500)
-    envelope = make_certificate(ledger, attempt, draw_seed(ledger, attempt), CLAIM, found, MATERIALS)
-    path = write_atomic(tmp_path / "c.json", envelope)
-    predicate = read_certificate(path, ledger.trust)["predicate"]
-    assert predicate["passed"] is False
-    assert predicate["claim"].startswith("Not shown: P(")
+    draw_seed(ledger, attempt)
+    path = write_atomic(tmp_path / "c.json", make_certificate(ledger, attempt.entry, CLAIM, found, MATERIALS))
+    predicate = read_certificate(path, ledger.trust).predicate
+    assert predicate.passed is False
+    assert predicate.claim.startswith("Not shown: P(")
     assert all(check.passed for check in verify_certificate(path, ledger.trust))
 
 
 def resealed(ledger: Ledger, certificate: Path, change: Any) -> Path:
     """A false certificate by somebody who holds the signing key."""
-    statement = copy.deepcopy(read_certificate(certificate, ledger.trust))
+    statement = read_certificate(certificate, ledger.trust).model_dump(mode="json", by_alias=True)
     change(statement)
-    return write_atomic(certificate.with_name("false.json"), ledger.seal(PAYLOAD_TYPE, statement))
+    return write_atomic(certificate.with_name("false.json"), sealed(ledger.home, statement))
+
+
+def sealed(home: Home, statement: Any) -> bytes:
+    key, _ = open_keys(home, first_use=False)
+    return key.seal(PAYLOAD_TYPE, statement)
 
 
 def at(*path: str, value: Any) -> Any:
@@ -272,8 +279,8 @@ def test_going_on_after_the_stop_is_another_test(ledger: Ledger, certificate: Pa
 
     def change(statement: dict[str, Any]) -> None:
         predicate = statement["predicate"]
-        found = {**counts(predicate["attempt"]["alpha"], (4500,)), "violating": [4500], "certified": passed}
-        predicate |= {"counts": found, "passed": passed}
+        found = counts(predicate["attempt"]["alpha"], (4500,)).model_dump(mode="json")
+        predicate |= {"counts": {**found, "certified": passed}, "passed": passed}
         predicate["claim"] = CLAIM.line(A, SIMULATOR, passed)
 
     checks = verify_certificate(resealed(ledger, certificate, change), ledger.trust)
@@ -291,8 +298,8 @@ def test_bytes_and_kinds_are_checked_first(ledger: Ledger, certificate: Path) ->
         certificate.write_bytes(spoiled)
         (check,) = verify_certificate(certificate, ledger.trust)
         assert (check.name, check.passed) == ("signature", False)
-    certificate.write_bytes(ledger.seal(PAYLOAD_TYPE, {"_type": "other"}))
-    with pytest.raises(Refused, match="safety-certificate/v1"):
+    certificate.write_bytes(sealed(ledger.home, {"_type": "other"}))
+    with pytest.raises(Refused, match="safety-certificate/v2"):
         read_certificate(certificate, ledger.trust)
     with pytest.raises(BadInput, match="expected a certificate"):
         verify_certificate(certificate.with_name("none.json"), ledger.trust)
@@ -302,9 +309,9 @@ def test_rerun_and_challenge_use_the_right_seeds(ledger: Ledger, certificate: Pa
     seeds: list[bytes] = []
     answer = counts(0.025)
 
-    def repeat(predicate: Mapping[str, Any], seed: bytes) -> Mapping[str, Any]:
+    def repeat(predicate: Predicate, seed: bytes) -> Counts:
         seeds.append(seed)
-        assert predicate["scope"]["domain"] == {"spread": 0.05}
+        assert predicate.scope.domain == {"spread": 0.05}
         return answer
 
     def asked(**options: Any) -> bool:

@@ -10,23 +10,28 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters.ledger.champions import approve, champion, moment, open_approval, promote, reject
+from tasks.adapters.ledger.champions import (
+    PromotionBody,
+    VerdictBody,
+    approve,
+    champion,
+    moment,
+    open_approval,
+    promote,
+    reject,
+)
 from tasks.adapters.ledger.ledger import Ledger
-from tests.evidence import PLANT, certify, crown
+from tests.evidence import PLANT, CandidateBody, certify, crown, open_ledger, propose, put, verdict
 
 A, B = "a" * 64, "b" * 64
 
 
 @pytest.fixture
 def ledger(home: Path) -> Ledger:
-    ledger = Ledger.open(Home(home))
+    ledger = open_ledger(Home(home))
     for composite in (A, B):
         certify(ledger, composite)
     return ledger
-
-
-def put(ledger: Ledger, composite: str, approval: str, expected: str | None) -> Any:
-    return promote(ledger, PLANT, {"composite": composite}, approval=approval, expected_current=expected)
 
 
 def test_the_last_promotion_is_champion(ledger: Ledger) -> None:
@@ -42,11 +47,11 @@ def test_the_last_promotion_is_champion(ledger: Ledger) -> None:
 
 
 def test_who_was_champion_at_a_date(ledger: Ledger) -> None:
-    def at(*moment: int) -> Ledger:
-        return Ledger.open(ledger.home, clock=lambda: datetime(*moment, tzinfo=UTC))  # type: ignore[misc]
+    def at(instant: datetime) -> Ledger:
+        return open_ledger(ledger.home, clock=lambda: instant)
 
-    first = crown(at(2090, 3, 1, 12), A)
-    second = crown(at(2090, 3, 2, 23, 59, 59), B)
+    first = crown(at(datetime(2090, 3, 1, 12, tzinfo=UTC)), A)
+    second = crown(at(datetime(2090, 3, 2, 23, 59, 59, tzinfo=UTC)), B)
     history = ledger.entries()
     assert champion(history, PLANT, at="2090-03-01") == first
     assert champion(history, PLANT, at="2090-03-01T11:59:59Z") is None
@@ -64,44 +69,68 @@ def test_moments() -> None:
 
 
 def test_two_promotions_against_the_same_champion(ledger: Ledger) -> None:
-    first, second = (approve(ledger, PLANT, composite, by="x") for composite in (A, B))
-    put(ledger, A, first.digest, None)
+    first, second = (approve(ledger, PLANT, verdict(ledger, composite)) for composite in (A, B))
+    put(ledger, first, None)
     with pytest.raises(Refused, match=r"champion of chemical_reactor in force \(aaaaaaaaaaaa\)"):
-        put(ledger, B, second.digest, None)
-    assert champion(ledger.entries(), PLANT).body["composite"] == A  # type: ignore[union-attr]
+        put(ledger, second, None)
+    now = champion(ledger.entries(), PLANT)
+    assert now is not None
+    assert now.body["composite"] == A
 
 
 def test_repeating_a_killed_promotion_changes_nothing(ledger: Ledger) -> None:
-    approval = approve(ledger, PLANT, A, by="x")
-    assert approve(ledger, PLANT, A, by="x") == approval
-    entry = put(ledger, A, approval.digest, None)
-    size = ledger.head()["size"]
-    assert put(ledger, A, approval.digest, None) == entry
-    assert ledger.head()["size"] == size
+    said = verdict(ledger, A)
+    approval = approve(ledger, PLANT, said)
+    assert approve(ledger, PLANT, said) == approval
+    entry = put(ledger, approval, None)
+    size = ledger.head().size
+    assert put(ledger, approval, None) == entry
+    assert ledger.head().size == size
 
 
 def test_an_approval_is_good_for_one_promotion(ledger: Ledger) -> None:
     first = crown(ledger, A)
     second = crown(ledger, B)
+    used = ledger.entry(first.body["approval"])
     with pytest.raises(Refused, match="approval of composite aaaaaaaaaaaa"):
-        put(ledger, A, first.body["approval"], second.digest)
+        put(ledger, used, second.digest)
     with pytest.raises(Refused, match="approval of composite bbbbbbbbbbbb"):
-        put(ledger, B, first.body["approval"], second.digest)
+        put(ledger, used, second.digest, composite=B)
     assert open_approval(ledger.entries(), PLANT, A) is None
 
 
+def test_an_approval_is_of_the_candidate_that_is_promoted(ledger: Ledger) -> None:
+    """Two candidates have the same composite; the approval of one does not promote the other."""
+    approval, other = approve(ledger, PLANT, verdict(ledger, A)), propose(ledger, A)
+    promotion = PromotionBody(composite=A, approval=approval.digest, replaces=None, candidate=other)
+    with pytest.raises(Refused, match="approval of composite aaaaaaaaaaaa"):
+        promote(ledger, PLANT, promotion)
+
+
+@pytest.mark.parametrize("failed", [{"passed": False}, {"gates": ({"passed": True}, {"passed": False})}])
+def test_only_a_candidate_that_passed_every_gate_is_approved(ledger: Ledger, failed: dict[str, Any]) -> None:
+    candidate = ledger.append("candidate", CandidateBody(composite=A, **failed), plant=PLANT)
+    with pytest.raises(Refused, match="no approval can skip a gate"):
+        approve(ledger, PLANT, VerdictBody(composite=A, by="x", candidate=candidate.digest))
+    for named in ("", candidate.predecessor):
+        with pytest.raises(Refused, match="an approval of a logged candidate"):
+            approve(ledger, PLANT, VerdictBody(composite=A, by="x", candidate=named))
+    with pytest.raises(Refused, match="an approval of a logged candidate"):
+        approve(ledger, PLANT, VerdictBody(composite=B, by="x", candidate=propose(ledger, A)))
+
+
 def test_a_rejection_takes_an_approval_back(ledger: Ledger) -> None:
-    approval = approve(ledger, PLANT, A, by="x")
-    reject(ledger, PLANT, A, by="y", reason="too aggressive")
+    approval = approve(ledger, PLANT, verdict(ledger, A))
+    reject(ledger, PLANT, verdict(ledger, A, "y", "too aggressive"))
     with pytest.raises(Refused, match="approval"):
-        put(ledger, A, approval.digest, None)
+        put(ledger, approval, None)
     assert crown(ledger, A).body["composite"] == A
 
 
 def test_nothing_is_promoted_without_a_passed_certification(ledger: Ledger) -> None:
-    approval = approve(ledger, PLANT, "c" * 64, by="x")
+    approval = approve(ledger, PLANT, verdict(ledger, "c" * 64))
     with pytest.raises(Refused, match="passed certification of composite cccccccccccc"):
-        put(ledger, "c" * 64, approval.digest, None)
-    ledger.append("result", {"attempt": "x", "composite": "c" * 64, "passed": False}, plant=PLANT)
+        put(ledger, approval, None)
+    certify(ledger, "c" * 64, (1, 2, 3), episodes=500)
     with pytest.raises(Refused, match="passed certification"):
-        put(ledger, "c" * 64, approval.digest, None)
+        put(ledger, approval, None)

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from base64 import b64decode
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,15 +20,27 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.ledger import ledger as module
-from tasks.adapters.ledger.ledger import ENTRY_TYPE, GENESIS, Ledger, artefact, folder_artefacts, signed_by
-from tasks.adapters.ledger.signing import open_keys
+from tasks.adapters.ledger.client import stop
+from tasks.adapters.ledger.keys import open_keys
+from tasks.adapters.ledger.ledger import (
+    ENTRY_TYPE,
+    HEAD_TYPE,
+    Entry,
+    HeadNow,
+    Ledger,
+    artefact,
+    folder_artefacts,
+    signed_by,
+)
+from tasks.adapters.ledger.protocol import Artefact
+from tasks.adapters.ledger.rules import NoteBody, RefusalBody
+from tasks.adapters.ledger.table import GENESIS
+from tests.evidence import open_ledger
 
 
 @pytest.fixture
 def ledger(home: Path) -> Ledger:
-    return Ledger.open(Home(home))
+    return open_ledger(Home(home))
 
 
 def rows(ledger: Ledger) -> list[tuple[Any, ...]]:
@@ -52,9 +65,9 @@ def test_a_ledger_elsewhere_exists_too(home: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_heads_of_other_ledgers_are_left_out(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.append("note", {})
-    other = Ledger.open(Home(tmp_path / "other"))
-    other.append("note", {})
+    ledger.append("note", NoteBody())
+    other = open_ledger(Home(tmp_path / "other"))
+    other.append("note", NoteBody())
     heads = [other.signed_head(), "no head at all", ledger.signed_head()]
     assert signed_by(heads, ledger.trust.keys) == [ledger.signed_head()]
 
@@ -62,7 +75,7 @@ def test_heads_of_other_ledgers_are_left_out(ledger: Ledger, tmp_path: Path) -> 
 def test_rows_are_what_they_say(ledger: Ledger) -> None:
     """A second implementation reads the table with nothing but sqlite3, json, base64 and hashlib."""
     for i in range(3):
-        ledger.append("note", {"i": i}, plant="p")
+        ledger.append("note", NoteBody(text=f"{i}"), plant="p")
     last, leaves = "0" * 64, []
     for number, row in enumerate(rows(ledger), start=1):
         sequence, predecessor, digest, timestamp, kind, plant, envelope = row
@@ -70,7 +83,7 @@ def test_rows_are_what_they_say(ledger: Ledger) -> None:
         assert (sequence, predecessor, kind, plant) == (number, last, "note", "p")
         assert payload == {
             "artefacts": [],
-            "body": {"i": number - 1},
+            "body": {"text": f"{number - 1}"},
             "kind": kind,
             "plant": plant,
             "predecessor": predecessor,
@@ -84,20 +97,20 @@ def test_rows_are_what_they_say(ledger: Ledger) -> None:
     # RFC 6962, section 2.1.3 draws the tree of three leaves: ((a b) c).
     pair = hashlib.sha256(b"\x01" + leaves[0] + leaves[1]).digest()
     root = hashlib.sha256(b"\x01" + pair + leaves[2]).hexdigest()
-    assert ledger.head() == {"last": last, "root": root, "size": 3}
+    assert ledger.head() == HeadNow(last=last, root=root, size=3)
 
 
 def test_an_empty_ledger_has_a_head(ledger: Ledger) -> None:
-    assert ledger.head() == {"last": GENESIS, "root": hashlib.sha256(b"").hexdigest(), "size": 0}
+    assert ledger.head() == HeadNow(last=GENESIS, root=hashlib.sha256(b"").hexdigest(), size=0)
     head = ledger.signed_head()
-    ledger.append("note", {})
-    assert ledger.verify([head])["heads"] == 1
+    ledger.append("note", NoteBody())
+    assert ledger.verify([head]).size == 1
 
 
 def test_entries_are_selected_and_found(ledger: Ledger) -> None:
-    ledger.append("note", {}, plant="p")
-    second = ledger.append("word", {}, plant="q")
-    assert [entry.kind for entry in ledger.entries(plant="q")] == ["word"]
+    ledger.append("note", NoteBody(), plant="p")
+    second = ledger.append("refusal", RefusalBody(reason="x"), plant="q")
+    assert [entry.kind for entry in ledger.entries(plant="q")] == ["refusal"]
     assert [entry.plant for entry in ledger.entries(kind="note")] == ["p"]
     assert ledger.entry(second.digest) == second
     with pytest.raises(BadInput, match="neorl history"):
@@ -116,8 +129,8 @@ def test_entries_are_selected_and_found(ledger: Ledger) -> None:
     ],
 )
 def test_the_table_only_takes_the_next_entry(ledger: Ledger, statement: str) -> None:
-    ledger.append("note", {})
-    ledger.append("note", {})
+    ledger.append("note", NoteBody())
+    ledger.append("note", NoteBody())
     before = rows(ledger)
     with (
         closing(sqlite3.connect(ledger.home.ledger)) as database,
@@ -149,17 +162,17 @@ def test_the_table_only_takes_the_next_entry(ledger: Ledger, statement: str) -> 
 )
 def test_an_altered_row_is_named(ledger: Ledger, statement: str, named: str) -> None:
     for _ in range(3):
-        ledger.append("note", {}, plant="p")
+        ledger.append("note", NoteBody(), plant="p")
     attack(ledger, statement)
     with pytest.raises(Refused, match=named):
         Ledger.open(ledger.home, write=False).entries()
 
 
 def test_rows_signed_by_a_fresh_key_are_refused(ledger: Ledger, tmp_path: Path) -> None:
-    entry = ledger.append("note", {"by": "us"})
+    entry = ledger.append("note", NoteBody(text="us"))
     payload = {name: getattr(entry, name) for name in ("sequence", "predecessor", "timestamp", "kind", "plant")}
     thief, _ = open_keys(Home(tmp_path / "thief"), first_use=True)
-    envelope = thief.seal(ENTRY_TYPE, {**payload, "body": {"by": "them"}, "artefacts": []}).decode()
+    envelope = thief.seal(ENTRY_TYPE, {**payload, "body": {"text": "them"}, "artefacts": []}).decode()
     digest = hashlib.sha256(envelope.encode()).hexdigest()
     attack(ledger, f"UPDATE ledger SET envelope = '{envelope}', digest = '{digest}'")
     with pytest.raises(Refused, match="entry 1: expected a signature by a key pinned"):
@@ -167,10 +180,12 @@ def test_rows_signed_by_a_fresh_key_are_refused(ledger: Ledger, tmp_path: Path) 
 
 
 def test_a_signed_payload_of_another_shape_is_refused(ledger: Ledger) -> None:
-    entry = ledger.append("note", {})
+    entry = ledger.append("note", NoteBody())
+    key, _ = open_keys(ledger.home, first_use=False)
     payload = {name: getattr(entry, name) for name in ("sequence", "predecessor", "timestamp", "kind", "plant", "body")}
-    for odd in (payload, {**payload, "artefacts": [], "more": 1}, [], "text"):
-        envelope = ledger.seal(ENTRY_TYPE, odd).decode()
+    spoiled: tuple[Any, ...] = (payload, {**payload, "artefacts": [], "more": 1}, [], "text")
+    for odd in spoiled:
+        envelope = key.seal(ENTRY_TYPE, odd).decode()
         attack(ledger, f"UPDATE ledger SET envelope = '{envelope}'")
         with pytest.raises(Refused, match="entry 1"):
             Ledger.open(ledger.home, write=False).entries()
@@ -179,45 +194,45 @@ def test_a_signed_payload_of_another_shape_is_refused(ledger: Ledger) -> None:
 def test_heads_refuse_another_history(ledger: Ledger, tmp_path: Path) -> None:
     heads = []
     for i in range(5):
-        ledger.append("note", {"i": i})
+        ledger.append("note", NoteBody(text=f"{i}"))
         heads.append(ledger.signed_head())
     assert len(heads[-1]) < 500
-    assert ledger.verify(heads) == {**ledger.head(), "heads": 5}
+    assert ledger.verify(heads) == ledger.head()
     assert (ledger.home.root / "ledger.head").read_text() == heads[-1]
 
     attack(ledger, "DELETE FROM ledger WHERE sequence > 3")
-    shorter = Ledger.open(ledger.home)
-    assert shorter.verify(heads[:3])["size"] == 3
+    shorter = open_ledger(ledger.home)
+    assert shorter.verify(heads[:3]).size == 3
     with pytest.raises(Refused, match=r"at least the 5 ledger entries .* got 3: .*truncated"):
         shorter.verify(heads[4:])
     # The same key writes the missing entries anew: another history of the same length.
     for i in (3, 4):
-        shorter.append("note", {"i": i})
+        shorter.append("note", NoteBody(text=f"{i} once more"))
     with pytest.raises(Refused, match=r"first 4 ledger entries .* another history"):
         shorter.verify(heads)
 
     thief, _ = open_keys(Home(tmp_path / "thief"), first_use=True)
-    forged = thief.seal(module.HEAD_TYPE, shorter.head()).decode()
+    forged = thief.seal(HEAD_TYPE, shorter.head()._asdict()).decode()
     with pytest.raises(Refused, match="signature by a key pinned"):
         shorter.verify([forged])
 
 
 def test_appending_is_compare_and_set(ledger: Ledger) -> None:
     """Another writer gets in between the look and the write: the look is repeated."""
-    other = Ledger.open(ledger.home)
+    other = open_ledger(ledger.home)
     sizes = []
 
-    def body(history: Any) -> dict[str, int]:
+    def body(history: Sequence[Entry]) -> NoteBody:
         sizes.append(len(history))
         if len(sizes) == 1:
-            other.append("note", {"by": "other"})
-        return {"saw": len(history)}
+            other.append("note", NoteBody(text="other"))
+        return NoteBody(text=f"saw {len(history)}")
 
     entry = ledger.append("note", body)
     assert sizes == [0, 1]
-    assert (entry.sequence, entry.body) == (2, {"saw": 1})
+    assert (entry.sequence, entry.body) == (2, {"text": "saw 1"})
 
-    def refuse(history: Any) -> dict[str, int]:
+    def refuse(history: Sequence[Entry]) -> NoteBody:
         raise Refused("no")
 
     with pytest.raises(Refused, match="no"):
@@ -229,10 +244,11 @@ WRITER = """
 import sys
 from configs.home import Home
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.rules import NoteBody
 ledger = Ledger.open(Home.locate())
 print("open", flush=True)
 for i in range(int(sys.argv[1])):
-    ledger.append("note", {"i": i, "by": sys.argv[2]})
+    ledger.append("note", NoteBody(text=f"{sys.argv[2]}{i}"))
     print(i, flush=True)
 """
 
@@ -252,10 +268,12 @@ def test_two_processes_write_one_chain(home: Path) -> None:
     for process in processes:
         _, errors = process.communicate()
         assert process.returncode == 0, errors.decode()
-    ledger = Ledger.open(Home(home))
-    assert ledger.verify()["size"] == 20
+    ledger = Ledger.open(Home(home), write=False)
+    assert ledger.verify().size == 20
+    texts = [entry.body["text"] for entry in ledger.entries()]
     for name in "ab":
-        assert [entry.body["i"] for entry in ledger.entries() if entry.body["by"] == name] == list(range(10))
+        assert [text for text in texts if text[0] == name] == [f"{name}{i}" for i in range(10)]
+    stop(Home(home))
 
 
 def test_a_killed_writer_loses_nothing_it_reported(home: Path) -> None:
@@ -266,45 +284,48 @@ def test_a_killed_writer_loses_nothing_it_reported(home: Path) -> None:
     process.communicate()
     assert reported == [b"open\n", b"0\n", b"1\n", b"2\n"]
     ledger = Ledger.open(Home(home))
-    assert ledger.verify([(home / "ledger.head").read_text()])["size"] >= 3
-    ledger.append("note", {})
+    assert ledger.verify([(home / "ledger.head").read_text()]).size >= 3
+    ledger.append("note", NoteBody())
+    stop(Home(home))
 
 
 def test_a_full_disk_is_one_sentence_and_nothing_half_written(ledger: Ledger) -> None:
-    """A quota on the size of files stands for a full disk."""
-    ledger.append("note", {})
+    """A quota on the size of files, which the signer inherits from who starts it, stands for a full disk."""
+    ledger.append("note", NoteBody())
     size = ledger.home.ledger.stat().st_size
     code = (
         "import resource\n"
         "from configs.errors import BadInput\n"
         "from configs.home import Home\n"
         "from tasks.adapters.ledger.ledger import Ledger\n"
-        "ledger = Ledger.open(Home.locate())\n"
+        "from tasks.adapters.ledger.rules import NoteBody\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
+        "ledger = Ledger.open(Home.locate())\n"
         "try:\n"
-        "    ledger.append('note', {'text': 'x' * 100_000})\n"
+        "    ledger.append('note', NoteBody(text='x' * 100_000))\n"
         "except BadInput as error:\n"
         "    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=os.environ, check=True)
     assert b"expected to write ledger entry 2" in done.stdout
-    assert Ledger.open(ledger.home).verify()["size"] == 1
+    assert Ledger.open(ledger.home, write=False).verify().size == 1
+    stop(ledger.home)
 
 
 def test_time_never_runs_backwards(home: Path) -> None:
     times = iter([datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 9, tzinfo=UTC)])
-    ledger = Ledger.open(Home(home), clock=lambda: next(times))
-    assert ledger.append("note", {}).timestamp == "2026-11-20T10:00:00.000000Z"
-    assert ledger.append("note", {}).timestamp == "2026-11-20T10:00:00.000000Z"
+    ledger = open_ledger(Home(home), clock=lambda: next(times))
+    assert ledger.append("note", NoteBody()).timestamp == "2026-11-20T10:00:00.000000Z"
+    assert ledger.append("note", NoteBody()).timestamp == "2026-11-20T10:00:00.000000Z"
 
 
 def test_reading_needs_a_ledger_and_no_private_key(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.append("note", {})
+    ledger.append("note", NoteBody())
     (ledger.home.root / "keys" / "signing.pem").unlink()
     reader = Ledger.open(ledger.home, write=False)
-    assert reader.verify()["size"] == 1
+    assert reader.verify().size == 1
     with pytest.raises(Refused, match="opened to read"):
-        reader.append("note", {})
+        reader.append("note", NoteBody())
     with pytest.raises(Refused, match="private key that signed"):
         Ledger.open(ledger.home)
     with pytest.raises(BadInput, match="NEORL_HOME"):
@@ -321,10 +342,10 @@ def test_a_file_that_is_no_database_is_refused(home: Path) -> None:
 
 def test_a_url_names_another_database(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_LEDGER_URL", f"sqlite:///{tmp_path / 'team.db'}")
-    ledger = Ledger.open(Home(home))
-    ledger.append("note", {})
+    ledger = open_ledger(Home(home))
+    ledger.append("note", NoteBody())
     assert not Home(home).ledger.exists()
-    assert Ledger.open(Home(home), write=False).verify()["size"] == 1
+    assert Ledger.open(Home(home), write=False).verify().size == 1
 
 
 def test_artefacts_are_named_by_digest(ledger: Ledger) -> None:
@@ -338,10 +359,9 @@ def test_artefacts_are_named_by_digest(ledger: Ledger) -> None:
     ]
     named = folder_artefacts(ledger.home, folder, "bundle")
     assert named == [
-        {"name": "bundle/a", "path": "bundles/x/a", "sha256": digests[0]},
-        {"name": "bundle/b", "path": "bundles/x/b", "sha256": digests[1]},
+        Artefact("bundle/a", "bundles/x/a", digests[0]),
+        Artefact("bundle/b", "bundles/x/b", digests[1]),
     ]
-    assert ledger.append("registration", {}, artefacts=named).artefacts == named
+    assert ledger.append("note", NoteBody(), artefacts=named).artefacts == tuple(named)
     with pytest.raises(ValueError, match="subpath"):
         artefact(ledger.home, Path(sys.executable))
-    assert canonical_json(named)
