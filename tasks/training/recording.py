@@ -25,7 +25,7 @@ from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.adapters.models.policy_file import MadeBy, save_policy
 from tasks.adapters.reporting.curves import plot_curves
 from tasks.progress import Report
-from tasks.training.checkpointing import Checkpointing, exclusive
+from tasks.training.checkpointing import Checkpointing, sole_training
 
 SCHEMA = "neorl/run/1"
 SAVE_SECONDS = 10.0
@@ -90,7 +90,10 @@ def fit_recording(
         seeds=seeds,
         code=sources_digest("neorl_core.fit", ALGORITHMS.module(algorithm)),
     )
-    with exclusive(out / "checkpoints"), Checkpoints(out / "checkpoints", json.dumps(identity.record())) as checkpoints:
+    with (
+        sole_training(out / "checkpoints"),
+        Checkpoints(out / "checkpoints", json.dumps(identity.record())) as checkpoints,
+    ):
         saved = Checkpointing(checkpoints, progress, seconds=save_seconds)
         try:
             fitted = fit(

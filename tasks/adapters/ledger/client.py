@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.ledger.keys import PASSPHRASE, key_file, locked, must_be_asked_for
+from tasks.adapters.files.locks import exclusive
+from tasks.adapters.ledger.keys import PASSPHRASE, key_file, must_be_asked_for
 from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Hello, Request, Stop
 from tasks.adapters.ledger.table import url_of
 
@@ -90,7 +91,7 @@ def start(home: Home) -> None:
         BadInput: when key or trust root cannot be read.
     """
     given = os.environ.pop(PASSPHRASE, "").encode()
-    with locked(home, "signer"):
+    with exclusive(home.folder("locks") / "signer.lock"):
         running = _connect(home)
         if running is not None:
             running.close()

@@ -25,9 +25,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
+from tasks.adapters.files.secrets import read_secret
 from tasks.adapters.ledger import client, rules, table
 from tasks.adapters.ledger.attempts import ResultBody, certificate_file, of_attempt, seed_file
-from tasks.adapters.ledger.keys import open_keys, read_secret
+from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Entry, Ledger, insert, read_entry
 from tasks.adapters.ledger.protocol import (
     LARGEST,
