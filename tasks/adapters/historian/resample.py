@@ -112,8 +112,9 @@ def _split(samples: Samples, uncertain_is_bad: bool = False) -> _Usable:
     if usable.all():
         return _Usable(*samples, bad_times=samples.times[:0])
     where = np.flatnonzero(usable)
-    times, values, codes = (column.take(where) for column in samples)
-    return _Usable(times, values, codes, samples.times[~usable])
+    return _Usable(
+        samples.times.take(where), samples.values.take(where), samples.statuses.take(where), samples.times[~usable]
+    )
 
 
 class _Place(NamedTuple):
@@ -210,7 +211,7 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
     if beyond.any():
         far |= beyond & (times[before] + limit < end)
     if rule.causal:
-        # Whether there was a silence is told afterwards, for a row may be left out for what came later; its values
+        # Whether there was a silence is known afterwards, for a row may be left out for what came later; its values
         # may not be.
         later = times[np.minimum(before + 1, len(times) - 1)]
         seen = (age <= 0) | (~beyond & (later <= at + rule.skew))
