@@ -31,7 +31,13 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh parameters and optimiser."""
+    """Fresh parameters and optimiser.
+
+    Args:
+        key: of all random draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     actor = actor_init(key, spec.observation.size, spec.action.size, config.hidden)
     return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
 
@@ -42,7 +48,13 @@ def actor_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One gradient step; `batches` is (1, B, ...)."""
+    """One gradient step; `batches` is (1, B, ...).
+
+    Args:
+        state: of the algorithm.
+        batches: transitions (batches, B, ...), one batch for each gradient step.
+        key: of all random draws.
+    """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, batch)
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, state.hyper["actor_lr"])

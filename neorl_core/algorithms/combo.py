@@ -55,7 +55,16 @@ def critic_loss(
     logged: Transition,
     modelled: Transition,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """That of SAC on the mixed batch, plus beta times the mean of `losses.model_gap`."""
+    """That of SAC on the mixed batch, plus beta times the mean of `losses.model_gap`.
+
+    Args:
+        critics: weights of the critics.
+        sac: state of SAC.
+        mixed: logged transitions and steps in the model.
+        target: (B,), what the critics are drawn towards.
+        logged: logged transitions.
+        modelled: steps in the learned model.
+    """
     loss, metrics = sac_n.critic_loss(critics, sac, mixed, target)
     q_modelled = critics_apply(critics, modelled.observation, modelled.action)
     q_logged = critics_apply(critics, logged.observation, logged.action)

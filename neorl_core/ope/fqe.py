@@ -214,7 +214,13 @@ def train_features(
 
 
 def features(layers: Layers, observation: Float[Array, "n O"], action: Float[Array, "n A"]) -> Float[Array, "n D"]:
-    """1, the inputs, their products in pairs (of at most `MOST_QUADRATIC` inputs), and the learned features."""
+    """1, the inputs, their products in pairs (of at most `MOST_QUADRATIC` inputs), and the learned features.
+
+    Args:
+        layers: weights of the learned features.
+        observation: (n, O), normalised.
+        action: (n, A), between -1 and 1.
+    """
     x = jnp.concatenate([observation, action], axis=-1)
     parts = [jnp.ones_like(x[:, :1]), x]
     if x.shape[1] <= MOST_QUADRATIC:

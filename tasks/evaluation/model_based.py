@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from neorl_core.plants import PLANTS
 from neorl_core.types import Transition
 from neorl_core.world_model import dynamics
 from tasks.adapters.store.episodes import Logs
-from tasks.progress import Report
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 CHUNKS = 20
 """Parts that a fit is cut into, so that its progress can be told."""

@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.errors import Refused
 from neorl_core.training.loop import RunState
 from tasks.adapters.models.checkpoints import Checkpoints
-from tasks.progress import Report
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -28,9 +28,11 @@ from neorl_core.plants import PLANTS
 from neorl_core.training.loop import RunState, Source
 from neorl_core.training.population import init_population, make_train_chunk
 from tasks.adapters.files.canonical import write_json
-from tasks.progress import Report
 from tasks.references import Dataset, Placement, Reference
 from tasks.training.population import TrainingRun, train_members, training_run
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 TRIAL_PAYS = 60.0
 """Seconds that must be left of a run before it is worth some of them to find out what is faster."""

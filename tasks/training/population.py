@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -34,10 +34,12 @@ from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, logged_steps
-from tasks.progress import Report
 from tasks.references import Dataset, Reference
 from tasks.training.checkpointing import Checkpointing
 from tasks.training.data import TrainingData, mesh_for, training_data
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 
 class Identity(Reference):
@@ -116,7 +118,7 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
         seed=run.seed,
         code=sources_digest(*learning_sources(run.plant, run.train.algorithm)),
     )
-    store = reader.Dataset.open(dataset.store, dataset.digest)
+    store = reader.StoredDataset.open(dataset.store, dataset.digest)
     data = training_data(run, store, spec, algorithm, warm_up_updates(algorithm, config))
     return TrainingRun(home, run, dataset, algorithm, config, found, identity, mesh, data)
 
@@ -191,7 +193,7 @@ def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
     @cache
     def evaluator() -> LearnedModelEvaluator:
         # A run that is resumed at its end has nothing to compare, and fits no model.
-        store = reader.Dataset.open(training.dataset.store, training.dataset.digest)
+        store = reader.StoredDataset.open(training.dataset.store, training.dataset.digest)
         held_out = read_logs(store, store.split(run.data.held_out)[1])
         return fit_learned_model(run, logged_steps(held_out, normaliser), normaliser)
 

@@ -151,7 +151,14 @@ def derivative(
     heat: Float[Array, " 3"],
     params: Params,
 ) -> Float[Array, " 6"]:
-    """d(Ta, Tm)/dt [K/h] of the three zones, under an outdoor temperature [°C] and heat put into the air [kW]."""
+    """d(Ta, Tm)/dt [K/h] of the three zones, under an outdoor temperature [°C] and heat put into the air [kW].
+
+    Args:
+        y: (6,), temperatures of air and walls in three zones [°C].
+        outdoor: outdoor temperature [°C].
+        heat: (3,), heat put into each zone's air [kW].
+        params: constants of the plant.
+    """
     air, mass = y[:3], y[3:]
     share = jnp.asarray(SHARES, y.dtype)
     inward = params.air_to_mass * (mass - air)
@@ -166,6 +173,13 @@ def advance(
     y: Float[Array, " 6"], cooling: Float[Array, " 3"], hour: Float[Array, ""], now: Weather, params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 3"]]:
     """A quarter of an hour around an hour of the day, with the weather and cooling [kW] held.
+
+    Args:
+        y: (6,), temperatures of air and walls in three zones [°C].
+        cooling: (3,), cooling of each zone [kW].
+        hour: of the day [h].
+        now: weather of the step.
+        params: constants of the plant.
 
     Returns:
         (Ta, Tm) [°C] after it, and each zone's least margin [K] over its start and all substeps.
@@ -254,7 +268,14 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 13"]
 def operate(
     state: State, action: Float[Array, " 3"], now: Weather, params: Params
 ) -> tuple[State, Float[Array, " 3"], Float[Array, ""]]:
-    """A quarter of an hour of given weather under cooling [kW]: the state after it, the margins [K], the reward [$]."""
+    """A quarter of an hour of given weather under cooling [kW]: the state after it, the margins [K], the reward [$].
+
+    Args:
+        state: true state before the step.
+        action: (3,), cooling of each zone [kW].
+        now: weather of the step.
+        params: constants of the plant.
+    """
     cooling = clip_to(SPEC.action, action)
     hour = weather.middle(state.step + 1, action.dtype)
     y, margins = advance(jnp.concatenate([state.air, state.mass]), cooling, hour, now, params)
@@ -264,7 +285,14 @@ def operate(
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
-    """A quarter of an hour; a zone outside its limits is a violation but no end, and its discomfort is paid."""
+    """A quarter of an hour; a zone outside its limits is a violation but no end, and its discomfort is paid.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (3,), cooling of each zone [kW].
+        params: constants of the plant.
+    """
     draw = jax.random.normal(key, (5,), action.dtype)
     now = weather.follow(state.weather, state.step + 1, draw[:2], params.weather)
     following, margins, reward = operate(state, action, now, params)
@@ -280,7 +308,13 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
 def predict(
     observation: Float[Array, " 13"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 13"], Float[Array, " 3"]]:
-    """The next observation with the weather on its expected course, and the least margins [K] on the way."""
+    """The next observation with the weather on its expected course, and the least margins [K] on the way.
+
+    Args:
+        observation: (13,), in the observation space's units.
+        action: (3,), cooling of each zone [kW].
+        params: constants of the plant.
+    """
     hour, *sky = observation[:4]
     air, mass, cooling = jnp.split(observation[4:], 3)
     state = State(jnp.round(hour / DT).astype(jnp.int32), Weather(*sky), air, mass, cooling)
@@ -302,7 +336,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 13"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 13"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 13"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward [$] of logged rows, from measured temperatures and the cooling that was in force."""
+    """The plant's reward [$] of logged rows, from measured temperatures and the cooling that was in force.
+
+    Args:
+        observation: (..., 13), in the observation space's units.
+        action: (..., 3), cooling of each zone [kW].
+        next_observation: (..., 13), what was observed a step later.
+    """
     hour, outdoor = next_observation[..., 0], next_observation[..., 1]
     return reward_of(hour, outdoor, next_observation[..., 4:7], next_observation[..., 10:13], NOMINAL)
 

@@ -125,6 +125,13 @@ def begin(draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
 def sample_weather(
     key: Array, params: WeatherParams, mean_spread: float | Float[Array, ""], sd: Float[Array, " 2"]
 ) -> WeatherParams:
-    """Weather with its mean moved uniformly by up to `mean_spread` [K] and these standard deviations."""
+    """Weather with its mean moved uniformly by up to `mean_spread` [K] and these standard deviations.
+
+    Args:
+        key: of all draws.
+        params: constants of the weather.
+        mean_spread: half range of the mean temperature [K].
+        sd: (2,), standard deviations of temperature [K] and sky [1].
+    """
     moved = mean_spread * jax.random.uniform(key, minval=-1.0, maxval=1.0)
     return params._replace(mean=params.mean + moved, outdoor_sd=sd[0], clearness_sd=sd[1])

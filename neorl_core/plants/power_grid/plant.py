@@ -149,7 +149,15 @@ def flow(
     positions: Int[Array, " 5"],
     params: Params,
 ) -> Flow:
-    """The power flow under a load level [1] with the units feeding in active [MW] and reactive [Mvar] power."""
+    """The power flow under a load level [1] with the units feeding in active [MW] and reactive [Mvar] power.
+
+    Args:
+        level: of the paper's loads [1].
+        active: (6,), fed in by each unit [MW].
+        reactive: (6,), fed in by each unit [Mvar].
+        positions: (5,), which line of each loop is open.
+        params: constants of the plant.
+    """
     dtype = active.dtype
     where = jnp.asarray(units.UNIT_BUSES)
     load = level * jnp.asarray(params.bus_load, dtype)
@@ -188,6 +196,13 @@ def operate(
     state: State, action: Float[Array, " 17"], load_level: Float[Array, ""], clearness: Float[Array, ""], params: Params
 ) -> tuple[State, Flow, Float[Array, ""]]:
     """A quarter of an hour under an action, with the load and the sky that it ends with.
+
+    Args:
+        state: true state before the step.
+        action: (17,), powers [MW, Mvar] and switch positions.
+        load_level: of the paper's loads at the end of the step [1].
+        clearness: of the sky at the end of the step [1].
+        params: constants of the plant.
 
     Returns:
         The state after it, its power flow, and the reward [$].
@@ -266,7 +281,14 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 19"]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 17"], params: Params) -> tuple[State, Timestep]:
-    """A quarter of an hour; a collapse of the voltage is a violation but no end, and its loss is paid."""
+    """A quarter of an hour; a collapse of the voltage is a violation but no end, and its loss is paid.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (17,), powers [MW, Mvar] and switch positions.
+        params: constants of the plant.
+    """
     load_level, clearness = drift(state, jax.random.normal(key, (2,), action.dtype), params)
     following, found, reward = operate(state, action, load_level, clearness, params)
     observation = _observe(following, found)
@@ -289,7 +311,13 @@ def state_of(observation: Float[Array, " 19"]) -> State:
 def predict(
     observation: Float[Array, " 19"], action: Float[Array, " 17"], params: Params
 ) -> tuple[Float[Array, " 19"], Float[Array, " 1"]]:
-    """The next observation with load and sky on their expected course, and the margin [pu] then."""
+    """The next observation with load and sky on their expected course, and the margin [pu] then.
+
+    Args:
+        observation: (19,), in the observation space's units.
+        action: (17,), powers [MW, Mvar] and switch positions.
+        params: constants of the plant.
+    """
     state = state_of(observation)
     load_level, clearness = drift(state, jnp.zeros(2, observation.dtype), params)
     following, found, _ = operate(state, action, load_level, clearness, params)
@@ -311,7 +339,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 19"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 19"], action: Float[AnyArray, "*n 17"], next_observation: Float[AnyArray, "*n 19"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward [$] of logged rows, with the batteries' nominal efficiency."""
+    """The plant's reward [$] of logged rows, with the batteries' nominal efficiency.
+
+    Args:
+        observation: (..., 19), in the observation space's units.
+        action: (..., 17), powers [MW, Mvar] and switch positions.
+        next_observation: (..., 19), what was observed a step later.
+    """
     hour, clearness, loss = (next_observation[..., k] for k in (0, 2, 18))
     withheld = jnp.minimum(action[..., : units.SOLAR], units.available(hour, clearness)[..., None])
     power = units.battery_power(

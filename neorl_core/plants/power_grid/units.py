@@ -87,7 +87,13 @@ def available(hour: Float[AnyArray, "*n"], clearness: Float[AnyArray, "*n"]) -> 
 def battery_power(
     energy: Float[AnyArray, "*n 2"], command: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
 ) -> Float[Array, "*n 2"]:
-    """What batteries really give (+) or take (−) during a step [MW], as what they hold [MWh] allows."""
+    """What batteries really give (+) or take (−) during a step [MW], as what they hold [MWh] allows.
+
+    Args:
+        energy: (..., 2), what each battery holds [MWh].
+        command: (..., 2), power asked for [MW].
+        efficiency: of charging, and again of discharging [1].
+    """
     most = jnp.asarray(energy) * efficiency / DT
     least = -(BATTERY_MWH - jnp.asarray(energy)) / (efficiency * DT)
     return jnp.clip(command, least, most)
@@ -96,7 +102,13 @@ def battery_power(
 def charge(
     energy: Float[AnyArray, "*n 2"], power: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
 ) -> Float[Array, "*n 2"]:
-    """E⁺ = E − dt (max(P, 0)/η + η min(P, 0)) [MWh]."""
+    """E⁺ = E − dt (max(P, 0)/η + η min(P, 0)) [MWh].
+
+    Args:
+        energy: (..., 2), what each battery holds [MWh].
+        power: (..., 2), power given [MW].
+        efficiency: of charging, and again of discharging [1].
+    """
     change = jnp.maximum(power, 0.0) / efficiency + efficiency * jnp.minimum(power, 0.0)
     # The bounds are those of `battery_power`, but for rounding.
     return jnp.clip(energy - DT * change, 0.0, BATTERY_MWH)

@@ -141,6 +141,12 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
     """20 ms after the set point has moved by an action [mm, mm, degrees], clipped.
 
     A contact force beyond its limit trips the protective stop, which ends the episode.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (3,), move of the set point [mm, mm, degrees].
+        params: constants of the plant.
     """
     setpoint = state.setpoint + in_si(clip_to(SPEC.action, action))
     target = setpoint - state.error
@@ -168,6 +174,11 @@ def predict(
 
     Untouched, the tip moves as the impedance has it, and would meet the block with |v| √(k m). Touched, it is taken as
     held where it is, which bears all of what the set point moves.
+
+    Args:
+        observation: (12,), in the observation space's units.
+        action: (3,), move of the set point [mm, mm, degrees].
+        params: constants of the plant.
     """
     moves = clip_to(SPEC.action, action)
     setpoint = observation[9:12] + moves
@@ -210,7 +221,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 12"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 12"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 12"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward of logged rows; a trip is known by the force at the end of the step only."""
+    """The plant's reward of logged rows; a trip is known by the force at the end of the step only.
+
+    Args:
+        observation: (..., 12), in the observation space's units.
+        action: (..., 3), move of the set point [mm, mm, degrees].
+        next_observation: (..., 12), what was observed a step later.
+    """
     force = jnp.hypot(next_observation[..., 6], next_observation[..., 7])
     return -cost(next_observation[..., 1], force) - jnp.where(force > FORCE_LIMIT, TRIP_COST, 0.0)
 

@@ -24,6 +24,10 @@ PER_ZONE = 4
 SECTIONS = ZONES * PER_ZONE
 SECTION = 2.0
 """Length of a section [m]."""
+CELLS = 8
+"""Volumes across half the thickness."""
+SECONDS = 60.0
+"""Length of a control step [s]."""
 STEFAN_BOLTZMANN = 5.670374419e-8
 CELSIUS = 273.15
 
@@ -207,7 +211,58 @@ def advance(
 def stored_heat(
     furnace: Furnace, thickness: Float[Array, " S"], p: Params
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Heat [MJ] in the steel and in the zones, above 0 K."""
+    """Heat [MJ] in the steel and in the zones, above 0 K.
+
+    Args:
+        furnace: temperatures [K].
+        thickness: (S,), of the sections [mm].
+        p: constants of the furnace.
+    """
     volume = thickness / 1000 * SECTION * p.width
     steel = jnp.sum(p.density * p.heat_capacity * volume * jnp.mean(furnace.steel, axis=1)) / 1e6
     return steel, p.zone_capacity * jnp.sum(furnace.zones)
+
+
+def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | float, p: Params) -> Float[Array, ""]:
+    """[m/min]: as much steel per minute whatever its thickness [mm], within what the rollers do.
+
+    Args:
+        thickness: (S,), of the sections [mm].
+        deviation: relative deviation of the speed [1].
+        p: constants of the furnace.
+    """
+    return jnp.clip(p.speed * 30.0 / jnp.mean(thickness) * (1 + deviation), 0.6, 1.9)
+
+
+def steady(
+    thickness: Float[Array, ""], zones: Float[Array, " Z"], p: Params
+) -> tuple[Float[Array, "S M"], Float[Array, " Z"]]:
+    """Temperatures [K] along a furnace full of one thickness [mm] with zones held [K], and the powers [MW] it takes.
+
+    One section is followed through, from place to place; in each it is seen halfway.
+
+    Args:
+        thickness: of the sections [mm].
+        zones: (Z,), zone temperatures [K].
+        p: constants of the furnace.
+    """
+    dwell = SECTION / line_speed(thickness[None], 0.0, p) * SECONDS
+    # Zones of such a capacity feel neither burners nor steel.
+    held = p._replace(zone_capacity=1e12)
+    cold = jnp.full((1, CELLS), p.ambient + CELSIUS, zones.dtype)
+    share = overlap(jnp.zeros((), zones.dtype))
+
+    def halfway(steel: Any, here: Any) -> tuple[Any, Any]:
+        furnace, passage = advance(
+            Furnace(steel, zones), thickness[None], jnp.zeros_like(zones), here[None], dwell / 2, 2, held
+        )
+        return furnace.steel, jnp.sum(passage.absorbed)
+
+    def onwards(steel: Any, here: Any) -> tuple[Any, Any]:
+        middle, first = halfway(steel, here)
+        following, second = halfway(middle, here)
+        return following, (middle[0], first + second)
+
+    _, (found, heat) = jax.lax.scan(onwards, cold, share)
+    losses = p.zone_loss * (zones - p.ambient - CELSIUS) / 1e3
+    return found, (losses + share.T @ heat / dwell) / p.efficiency
