@@ -32,7 +32,7 @@ class Config(NamedTuple):
     beta: float = 1.0
     """Weight of the push; the paper's tasks have 0.5 to 5 beside half a squared error, we have the whole."""
     penalty: float = 0.0
-    """Of MOPO, which this algorithm has none of."""
+    """Weight of MOPO's penalty on uncertainty, which this algorithm has none of."""
     real: float = 0.5
     """Share of logged rows in a batch."""
     discount: float = 0.99

@@ -44,7 +44,7 @@ class Config(NamedTuple):
     tau: float = 0.005
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
-    """Of the critics and of the value."""
+    """Step length of the critics and of the value."""
     actor_recipe: Recipe = optimisers.TD3
     critic_recipe: Recipe = optimisers.TD3
 

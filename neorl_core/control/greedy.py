@@ -14,7 +14,7 @@ from neorl_core.types import Controller, Params
 
 class GreedyParams(NamedTuple):
     base: Params
-    """Of the controller that proposes the first action."""
+    """State of the controller that proposes the first action."""
     rate: Any
     """(A,) step per gradient, in the action's units squared per unit of the objective; 0 leaves an action as it is."""
     low: Any

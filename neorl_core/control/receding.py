@@ -20,7 +20,7 @@ Cost = Callable[[Observation, Action, Observation, Float[Array, " K"]], Float[Ar
 
 class RecedingParams(NamedTuple):
     rate: float | Float[Array, ""]
-    """Of Adam, as a part of each action's range."""
+    """Step length of Adam, as a part of each action's range."""
     low: Any
     """(A,)"""
     high: Any
@@ -29,7 +29,7 @@ class RecedingParams(NamedTuple):
 
 class Plan(NamedTuple):
     actions: Float[Array, "H A"]
-    """From the next step on, in parts of the range, 0 to 1."""
+    """Planned actions from the next step on, in parts of the range, 0 to 1."""
 
 
 def receding(predict: Predict, cost: Cost, horizon: int, steps: int) -> Controller:

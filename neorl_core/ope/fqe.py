@@ -52,9 +52,9 @@ class Decisions(NamedTuple):
     """What a policy does on the logs, in [-1, 1]."""
 
     next_action: Float[Array, "*p N A"]
-    """At `next_observation`."""
+    """(N, A), actions at each `next_observation`."""
     initial_action: Float[Array, "*p E A"]
-    """At the first observation of each episode."""
+    """(E, A), actions at the first observation of each episode."""
 
 
 class FeatureState(NamedTuple):

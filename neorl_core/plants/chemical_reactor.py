@@ -73,9 +73,9 @@ class Params(NamedTuple):
     feed_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the feed temperature's slow deviation [K]."""
     feed_time_constant: float | Float[Array, ""] = 5.0
-    """Its time constant [min]."""
+    """Time constant of the feed's deviations [min]."""
     feed_clip: float | Float[Array, ""] = 1.5
-    """Its bound [K]."""
+    """Bound of the feed temperature's deviation [K]."""
     feed_concentration_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the feed concentration's slow deviation [mol/L], of the same time constant; it is cut off
     at three times itself."""

@@ -87,7 +87,7 @@ class Params(NamedTuple):
     holding_cost: tuple[float | Float[Array, ""], ...] = (0.15, 0.1, 0.05)
     """Per unit on stock at each stage at a period's end."""
     discount: float | Float[Array, ""] = 0.97
-    """Of money, per period; part of the reward as in or-gym."""
+    """Discount of money per period; part of the reward as in or-gym."""
 
 
 class Domain(NamedTuple):

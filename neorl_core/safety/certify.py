@@ -40,7 +40,7 @@ class CertificationCounts(NamedTuple):
     """Least finite margin of each constraint, in its unit; None where there was none."""
     handovers: int
     mean_return: float | None
-    """Of the counted episodes, where finite."""
+    """Mean return of the counted episodes whose return is finite."""
 
 
 def key_of(seed: bytes | int) -> PRNGKeyArray:

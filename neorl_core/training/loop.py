@@ -24,25 +24,25 @@ class Plan(NamedTuple):
     """How a run is cut, so that each of its programs is compiled once; all in gradient steps."""
 
     log_every: int
-    """Of a row of the curves."""
+    """Gradient steps whose metrics are averaged into one row of the learning curves."""
     chunk: int
-    """Between two returns to Python, a multiple of `log_every`."""
+    """Gradient steps between two returns to Python, a multiple of `log_every`."""
     updates: int
-    """In all, a multiple of `chunk`."""
+    """Gradient steps of the whole run, a multiple of `chunk`."""
     warm_up: int = 0
-    """Of the program that comes first, a multiple of `chunk`."""
+    """Gradient steps of the warm-up, which is a program of its own; a multiple of `chunk`."""
 
 
 class RunState(NamedTuple):
-    """A run at some point: all that going on from there needs."""
+    """The state of a training run: all that is needed to go on from it."""
 
     population: TrainState
     curves: dict[str, Float[np.ndarray, "P L"]]
-    """Metric by name; NaN where training has not come yet."""
+    """Each metric's values by its name, a row for each member; NaN where training has not come yet."""
 
     @property
     def done(self) -> int:
-        """Updates made."""
+        """Gradient steps made."""
         return int(on_host(self.population.step)[0])
 
 
@@ -56,12 +56,12 @@ class Source(NamedTuple):
 
 
 def resident(data: Transition) -> Source:
-    """All of the data, all of the time."""
+    """A source whose data stay on the device for the whole run."""
     return Source(data, lambda done: data)
 
 
 def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
-    """Cut a run.
+    """Cut a run into chunks of equal size.
 
     Args:
         updates: gradient steps asked for.

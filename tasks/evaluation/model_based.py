@@ -34,7 +34,7 @@ class LearnedModelEvaluator(NamedTuple):
     starts: Array
     """(E, O), initial observations, normalised."""
     key: Array
-    """Of the resamples."""
+    """Key of the resamples."""
     horizon: int
     """Steps of a rollout."""
     discount: float

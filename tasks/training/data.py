@@ -25,7 +25,7 @@ class TrainingData(NamedTuple):
     """The training episodes of a run."""
 
     moments: Moments
-    """Of their rows, in physical units."""
+    """Moments of all rows, in physical units."""
     scaling: Scaling
     plan: Plan
     streamed: bool

@@ -45,7 +45,7 @@ class Trained(NamedTuple):
     """A population at the end of its training."""
 
     state: RunState
-    """On the host."""
+    """States of all members and their curves, on the host."""
     placement: Placement
     rate: float
     """Gradient steps per second, of all members together; 0 where there was too little to measure."""

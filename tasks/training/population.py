@@ -55,7 +55,7 @@ class Identity(Reference):
     code: str
     """Digest of the sources that take part."""
     member: int | None = None
-    """Of one member that is trained alone."""
+    """Index of the one member that is trained alone."""
 
     def digest(self) -> str:
         """SHA-256 of its canonical JSON."""

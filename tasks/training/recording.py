@@ -47,7 +47,7 @@ class TrainedSeed:
     sound: bool
     """Whether its metrics stayed finite and small; a policy that did not pass is not written."""
     metrics: dict[str, float | None]
-    """At the end of training; none where a metric is not finite."""
+    """Each metric at the end of training; none where it is not finite."""
     file: str | None = None
     digest: str | None = None
 

@@ -28,7 +28,7 @@ from neorl_core.types import AgentView, Constraint, Plant, PlantSpec, Space, Tim
 
 ZONES = ("east", "core", "west")
 SHARES = (0.35, 0.3, 0.35)
-"""Of the house: floor, capacity, losses, gains and cooling."""
+"""Share of each zone in the house's floor, capacity, losses, gains and cooling [1]."""
 SUBSTEPS = 2
 """RK4 steps in a quarter of an hour: within 3e-4 K of the exact answer to a step of full cooling."""
 COOLING = 12.0
@@ -82,25 +82,25 @@ class Params(NamedTuple):
     mass_capacity: float | Float[Array, ""] = 5.867
     """kWh/K"""
     air_loss: float | Float[Array, ""] = 0.112
-    """From air to outdoors [kW/K]."""
+    """Heat conductance from air to outdoors [kW/K]."""
     air_to_mass: float | Float[Array, ""] = 1.633
     """kW/K"""
     mass_loss: float | Float[Array, ""] = 0.362
-    """From walls to outdoors [kW/K]."""
+    """Heat conductance from walls to outdoors [kW/K]."""
     aperture: float | Float[Array, ""] = 1.0
-    """Of the sun [m²], assumed: see benchmarks/identify_hvac.py."""
+    """Area that lets the sun in [m²], assumed: see benchmarks/identify_hvac.py."""
     gain_scale: float | Float[Array, ""] = 1.0
     """Internal gains, relative to the mean day [1]."""
     doors: float | Float[Array, ""] = 0.1
-    """Between the core and each other zone [kW/K], assumed."""
+    """Heat conductance between the core and each other zone [kW/K], assumed."""
     swing: float | Float[Array, ""] = 0.6
     """How much of its share of the sun the east gets more in the morning, and the west in the evening [1], assumed."""
     carnot: float | Float[Array, ""] = 0.25
-    """Of the heat pump: performance relative to Carnot's [1], CityLearn's middle."""
+    """Performance of the heat pump relative to Carnot's [1], CityLearn's middle."""
     noise_sd: float | Float[Array, ""] = 0.0
     """Measurement noise of air temperatures [K]."""
     start_temperature: float | Float[Array, ""] = 23.5
-    """At midnight [°C]: the record's mean there."""
+    """Temperature at midnight [°C]: the record's mean there."""
     start_spread: float | Float[Array, ""] = 0.0
     """Half range of zones' temperatures at midnight [K]."""
     weather: WeatherParams = WeatherParams()
@@ -121,7 +121,7 @@ class Domain(NamedTuple):
     outdoor_sd: float = 1.908
     """K, as fitted."""
     clearness_sd: float = 0.166
-    """As fitted."""
+    """Standard deviation of the clearness, as fitted [1]."""
 
 
 class State(NamedTuple):
@@ -132,7 +132,7 @@ class State(NamedTuple):
     mass: Float[Array, " 3"]
     """°C"""
     cooling: Float[Array, " 3"]
-    """In force during the last step [kW]."""
+    """Cooling in force during the last step [kW]."""
 
 
 NOMINAL = Params()

@@ -42,7 +42,7 @@ class ThermostatParams(NamedTuple):
 
 class ThermostatState(NamedTuple):
     error: Float[Array, " 3"]
-    """Of each zone, one step ago [K]."""
+    """Control error of each zone in the step before [K]."""
 
 
 def setpoint(hour: Float[Array, ""], params: ThermostatParams) -> Float[Array, ""]:

@@ -39,13 +39,13 @@ class WeatherParams(NamedTuple):
     outdoor_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the temperature's slow deviation [K]."""
     outdoor_time_constant: float | Float[Array, ""] = 28.1
-    """Its time constant [h]."""
+    """The deviation's time constant [h]."""
     clearness_mean: float | Float[Array, ""] = 0.779
     """Part of the clear sky's irradiance that arrives [1]."""
     clearness_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of its slow deviation [1]."""
     clearness_time_constant: float | Float[Array, ""] = 18.1
-    """Its time constant [h]."""
+    """The deviation's time constant [h]."""
     recorded: Float[AnyArray, "T 2"] | None = None
     """Outdoor temperature [°C] and global horizontal irradiance [kW/m²] in each quarter of an hour from midnight on, if
     a record is to be followed instead; after its end the last row holds."""
@@ -59,7 +59,7 @@ class Weather(NamedTuple):
     irradiance: Float[Array, ""]
     """Global horizontal [kW/m²]."""
     clearness: Float[Array, ""]
-    """Of the sky, also by night [1]."""
+    """Clearness of the sky, also by night [1]."""
 
 
 def sun(hour: Float[AnyArray, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:

@@ -91,7 +91,7 @@ def _path_of_the_closed_lines() -> Float[np.ndarray, "37 32"]:
 
 
 def _loops() -> Float[np.ndarray, "5 37"]:
-    """Of each tie, the loop that it closes: ±1 where a line runs with or against the tie."""
+    """The loop that each tie closes: ±1 where a line runs with or against the tie."""
     path = np.hstack([np.zeros((LINES, 1)), BASE_PATH])
     loops = np.zeros((TIES, LINES))
     for row, tie in enumerate(range(LINES - TIES, LINES)):

@@ -76,7 +76,7 @@ SPEC = PlantSpec(
 LIMIT = SPEC.constraints[0]
 
 ITERATIONS = 10
-"""Of the power flow: within 1e-10 pu of its fixed point at the paper's full load."""
+"""Iterations of the power flow: within 1e-10 pu of its fixed point at the paper's full load."""
 FLOW_STEPS, FLOW_RATE = 5, 0.015
 """Gradient steps of the optimal flow per control step, and their size [Mvar²/$]."""
 VOLTAGE_BUFFER, VOLTAGE_WEIGHT = 0.025, 4e3
@@ -93,19 +93,19 @@ class Params(NamedTuple):
     impedance_scale: float | Float[Array, ""] = 1.0
     """Lines' impedance relative to the paper's [1]."""
     source_voltage: float | Float[Array, ""] = 1.02
-    """At the substation [pu], where a tap changer holds it; the paper's 1.0 leaves its far buses below any standard."""
+    """Voltage at the substation [pu], held by a tap changer; the paper's 1.0 leaves far buses below any standard."""
     efficiency: float | Float[Array, ""] = units.EFFICIENCY
-    """Of a battery's charging, and again of its discharging [1]."""
+    """Efficiency of a battery's charging, and again of its discharging [1]."""
     load_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the load's slow relative deviation from the daily curve [1]."""
     load_time_constant: float | Float[Array, ""] = 3.0
-    """Its time constant [h]."""
+    """The deviation's time constant [h]."""
     clearness_mean: float | Float[Array, ""] = 0.7
     """Part of the clear sky's irradiance that arrives [1]."""
     clearness_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of its slow deviation [1]."""
     clearness_time_constant: float | Float[Array, ""] = 1.5
-    """Its time constant [h]."""
+    """The deviation's time constant [h]."""
     start_energy_spread: float | Float[Array, ""] = 0.0
     """Half range of what batteries hold at midnight, around one half [1]."""
     topologies: float | Float[Array, ""] = 1.0
@@ -131,12 +131,12 @@ class Domain(NamedTuple):
 class State(NamedTuple):
     step: Int[Array, ""]
     load_level: Float[Array, ""]
-    """Of the paper's loads [1]."""
+    """Load level, as a share of the paper's loads [1]."""
     clearness: Float[Array, ""]
     energy: Float[Array, " 2"]
     """MWh in each battery."""
     positions: Int[Array, " 5"]
-    """Of each loop, which of its lines is open."""
+    """Which line of each loop is open."""
 
 
 NOMINAL = Params()

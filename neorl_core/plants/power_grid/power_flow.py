@@ -29,7 +29,7 @@ class Flow(NamedTuple):
     voltage: Float[Array, "32 2"]
     """Real and imaginary parts; the substation's has no imaginary part."""
     current: Float[Array, "37 2"]
-    """From a line's first bus to its second."""
+    """Current of each line, from its first bus to its second [pu]."""
     loss: Float[Array, ""]
     """Σ r |J|², active."""
 

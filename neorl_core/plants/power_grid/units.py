@@ -17,7 +17,7 @@ HORIZON = 96
 
 SOLAR_BUSES = (18, 22, 25, 33)
 BATTERY_BUSES = (14, 31)
-"""In the paper's count, the substation being bus 1."""
+"""Buses as the paper counts them, the substation being bus 1."""
 UNITS = tuple(f"solar_{bus}" for bus in SOLAR_BUSES) + tuple(f"battery_{bus}" for bus in BATTERY_BUSES)
 UNIT_BUSES = tuple(bus - 2 for bus in SOLAR_BUSES + BATTERY_BUSES)
 """Rows of the feeder's arrays."""
@@ -28,7 +28,7 @@ BATTERY_MW = 0.5
 BATTERY_MVA = 0.6
 BATTERY_MWH = 2.0
 EFFICIENCY = 0.95
-"""Of charging, and again of discharging: the nominal value."""
+"""Nominal efficiency of charging, and again of discharging [1]."""
 RATING = (SOLAR_MVA,) * SOLAR + (BATTERY_MVA,) * BATTERIES
 
 LATITUDE, DECLINATION = 0.59, 0.35
@@ -50,7 +50,7 @@ SWITCHING_COST = 2.0
 STARTS = tuple(feeder.positions_of(lines) for lines in ((32, 33, 34, 35, 36), (6, 13, 8, 31, 36), (6, 13, 9, 31, 27)))
 """Topologies that a day may begin with: the paper's first, its best (139.55 kW at full load), and one near that."""
 BEST_START = 2
-"""Of these, what loses least over a day with sun and batteries."""
+"""The one of `STARTS` that loses least over a day with sun and batteries."""
 
 
 def hour_of(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:

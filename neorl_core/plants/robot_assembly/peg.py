@@ -27,11 +27,11 @@ class Params(NamedTuple):
     half_width: float | Float[Array, ""] = 0.010
     """r, of the peg [m]."""
     length: float | Float[Array, ""] = 0.08
-    """Of the peg [m]."""
+    """Length of the peg [m]."""
     clearance: float | Float[Array, ""] = 0.00015
     """Between peg and hole on each side [m]: a clearance ratio of 0.015."""
     depth: float | Float[Array, ""] = 0.03
-    """Of the hole [m]."""
+    """Depth of the hole [m]."""
     friction: float | Float[Array, ""] = 0.2
     """μ"""
     slip_speed: float | Float[Array, ""] = 1e-3
@@ -53,7 +53,7 @@ class Params(NamedTuple):
     tilt_spread: float | Float[Array, ""] = 0.0
     """Half range of the error of its tilt [rad]."""
     force_noise: float | Float[Array, ""] = 0.0
-    """Of the wrist's sensor [N]; a hundredth of it in N m."""
+    """Standard deviation of the wrist sensor's noise [N]; a hundredth of it in N m."""
 
 
 def axes(angle: Float[Array, ""]) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
@@ -86,13 +86,13 @@ def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity:
 
 
 class Contacts(NamedTuple):
-    """Of the peg's corners (-, +) and the hole's edges (-, +)."""
+    """Where the peg's corners (-, +) and the hole's edges (-, +) touch, and how hard."""
 
     point: Float[Array, "4 2"]
     depth: Float[Array, " 4"]
     """Penetration [m], 0 where there is none."""
     force: Float[Array, "4 2"]
-    """On the peg [N]."""
+    """Forces on the peg [N]."""
 
 
 def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) -> Contacts:

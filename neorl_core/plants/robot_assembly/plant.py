@@ -75,10 +75,10 @@ class State(NamedTuple):
     """The true state, in the hole's frame: x across, z up from the block's face, angles counter-clockwise."""
 
     pose: Float[Array, " 3"]
-    """Of the centre of mass: x, z [m], angle [rad]."""
+    """Pose of the centre of mass: x, z [m], angle [rad]."""
     velocity: Float[Array, " 3"]
     setpoint: Float[Array, " 3"]
-    """Of the tip's centre, as the robot sees it: off as its measurements are."""
+    """Set point of the tip's centre, as the robot sees it: off as its measurements are."""
     error: Float[Array, " 3"]
     """What is seen less what is: (x [m], 0, angle [rad])."""
     step: Int[Array, ""]
@@ -116,7 +116,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]]:
-    """At rest 3 to 6 mm above the block, where the robot believes the hole to be, within 0.5 mm and 0.3 degrees."""
+    """The tip at rest 3 to 6 mm above the block, within 0.5 mm and 0.3 degrees of where the robot believes the hole."""
     drawn = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
     error = jnp.stack([params.offset_spread * drawn[0], jnp.zeros_like(drawn[0]), params.tilt_spread * drawn[1]])
     seen = jnp.stack([0.0005 * drawn[2], 0.0045 + 0.0015 * drawn[3], 0.3 * DEGREE * drawn[4]])
@@ -263,7 +263,7 @@ class InsertionState(NamedTuple):
     middle: Float[Array, ""]
     """Set point across at that moment [mm]."""
     direction: Float[Array, ""]
-    """Of the sweep, ±1."""
+    """Direction of the sweep, ±1."""
     width: Float[Array, ""]
     """Half width of the sweep [mm]."""
 

@@ -27,7 +27,7 @@ SECTION = 2.0
 CELLS = 8
 """Volumes across half the thickness."""
 SECONDS = 60.0
-"""Length of a control step [s]."""
+"""Seconds of a control step, which is a minute."""
 STEFAN_BOLTZMANN = 5.670374419e-8
 CELSIUS = 273.15
 
@@ -42,11 +42,11 @@ class Params(NamedTuple):
     heat_capacity: float | Float[Array, ""] = 650.0
     """c [J/(kg K)]."""
     emissivity: float | Float[Array, ""] = 0.7
-    """ε, of the exchange between zone and plate."""
+    """ε: emissivity of the exchange between zone and plate."""
     convection: float | Float[Array, ""] = 20.0
     """h [W/(m² K)]."""
     width: float | Float[Array, ""] = 2.0
-    """Of the plate [m]."""
+    """Width of the plate [m]."""
     zone_capacity: float | Float[Array, ""] = 6.0
     """C [MJ/K]."""
     zone_loss: float | Float[Array, ""] = 0.4
@@ -56,28 +56,28 @@ class Params(NamedTuple):
     ambient: float | Float[Array, ""] = 20.0
     """Ta, and the temperature of entering steel [°C]."""
     speed: float | Float[Array, ""] = 1.2
-    """Of the line at a thickness of 30 mm [m/min]; it is paced inversely to the mean thickness in the furnace."""
+    """Speed of the line at a thickness of 30 mm [m/min]; it is inverse to the mean thickness in the furnace."""
     speed_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the speed's relative deviation."""
     speed_time_constant: float | Float[Array, ""] = 10.0
-    """Its time constant [min]."""
+    """Time constant of the speed's deviation [min]."""
     noise_sd: float | Float[Array, ""] = 0.0
-    """Of thermocouples and pyrometers [K]."""
+    """Standard deviation of the noise of thermocouples and pyrometers [K]."""
     thickness_low: float | Float[Array, ""] = 20.0
-    """Of products [mm]."""
+    """Least thickness of products [mm]."""
     thickness_high: float | Float[Array, ""] = 40.0
     target_low: float | Float[Array, ""] = 850.0
-    """Exit temperatures of products [°C]."""
+    """Least exit temperature wanted of products [°C]."""
     target_high: float | Float[Array, ""] = 890.0
 
 
 class Furnace(NamedTuple):
-    """What physics moves."""
+    """Temperatures of steel and zones."""
 
     steel: Float[Array, "S M"]
     """Temperatures of the volumes of each section [K], from the surface to the middle."""
     zones: Float[Array, " Z"]
-    """[K]"""
+    """Temperatures of the zones [K]."""
 
 
 @cache
@@ -135,11 +135,11 @@ class Passage(NamedTuple):
     """What happened in the substeps of an advance, along axis 0."""
 
     surface: Float[Array, "n S"]
-    """[K]"""
+    """Temperature of the surface [K]."""
     middle: Float[Array, "n S"]
     """Temperature of the innermost volume [K]."""
     zones: Float[Array, "n Z"]
-    """[K]"""
+    """Temperatures of the zones [K]."""
     absorbed: Float[Array, " n"]
     """Heat into the steel [MJ]."""
     supplied: Float[Array, " n"]

@@ -44,7 +44,7 @@ PRODUCT_SECTIONS = 16
 """Sections of a product; the furnace is full of the first one."""
 PRODUCTS = 12
 POWER = 6.0
-"""Burners of a zone [MW]."""
+"""Full power of a zone's burners [MW]."""
 ERROR_SCALE = 10.0
 """Error of the exit temperature [K] that costs 1 per step."""
 FUEL_COST = 0.2
@@ -107,15 +107,15 @@ class State(NamedTuple):
 
     furnace: Furnace
     thickness: Float[Array, " S"]
-    """Of the section [mm]."""
+    """Thickness of each section [mm]."""
     target: Float[Array, " S"]
-    """Of its exit temperature [°C]."""
+    """Exit temperature wanted of each section [°C]."""
     power: Float[Array, " Z"]
-    """In force [MW]."""
+    """Burner powers in force [MW]."""
     offset: Float[Array, ""]
     """How far section 0 has come in [m]: section i reaches from (i − 1) · 2 m + offset on."""
     deviation: Float[Array, ""]
-    """Of the speed, relative."""
+    """Relative deviation of the speed [1]."""
     entered: Int[Array, ""]
     """Sections that have come in since the start."""
     schedule: Float[Array, "2 P"]

@@ -13,9 +13,9 @@ from neorl_core.plants.steel_annealing.furnace import ZONES
 from neorl_core.types import Controller, Space
 
 BOOST = (1.0, 0.8, 0.4, 0.1)
-"""How the zones share in being hotter than the target."""
+"""How much hotter than the target each zone is, relative to the first."""
 LOAD = (54.0, 169.0, 79.0)
-"""[K] for the first zone, by powers of the relative deviation from 36 mm m/min."""
+"""Excess of the first zone over the target [K], by powers of the load's relative deviation from 36 mm m/min."""
 
 
 class ZoneParams(NamedTuple):
@@ -34,10 +34,12 @@ class ZoneParams(NamedTuple):
 
 
 class ZoneState(NamedTuple):
+    """What the loops remember of the step before."""
+
     error: Float[Array, " Z"]
-    """One step ago [K]."""
+    """Control error of the step before [K]."""
     setpoint: Float[Array, " Z"]
-    """One step ago [°C]."""
+    """Set point of the step before [°C]."""
 
 
 def setpoints(
