@@ -18,9 +18,9 @@ class GreedyParams(NamedTuple):
     rate: Any
     """(A,) step per gradient, in the action's units squared per unit of the objective; 0 leaves an action as it is."""
     low: Any
-    """(A,)"""
+    """(A,), lower bounds of the actions."""
     high: Any
-    """(A,)"""
+    """(A,), upper bounds of the actions."""
 
 
 def greedy(

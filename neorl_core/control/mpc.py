@@ -35,7 +35,7 @@ class MPCParams(NamedTuple):
     low: Any
     """(A,) bounds of the action, in its units."""
     high: Any
-    """(A,)"""
+    """(A,), upper bounds of the actions."""
     correction: Any
     """(O,) share of each signal's one-step prediction error that is taken to last: 0 trusts the model, 1 the plant."""
 

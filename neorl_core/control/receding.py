@@ -22,9 +22,9 @@ class RecedingParams(NamedTuple):
     rate: float | Float[Array, ""]
     """Step length of Adam, as a part of each action's range."""
     low: Any
-    """(A,)"""
+    """(A,), lower bounds of the actions."""
     high: Any
-    """(A,)"""
+    """(A,), upper bounds of the actions."""
 
 
 class Plan(NamedTuple):

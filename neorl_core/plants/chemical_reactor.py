@@ -117,7 +117,7 @@ class State(NamedTuple):
     """One per stretch of `SETPOINT_STEPS` steps; the last is held."""
     step: Int[Array, ""]
     feed_concentration_deviation: Float[Array, ""]
-    """mol/L"""
+    """Deviation of the feed's concentration [mol/L]."""
 
 
 NOMINAL = Params()

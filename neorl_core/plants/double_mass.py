@@ -52,11 +52,11 @@ class Params(NamedTuple):
     """Physical constants."""
 
     mass: float | Float[Array, ""] = 20.0
-    """kg"""
+    """Each mass [kg]."""
     stiffness: float | Float[Array, ""] = 2.0
-    """N/m, of each of the three springs."""
+    """Stiffness of each of the three springs [N/m]."""
     damping: float | Float[Array, ""] = 4.0
-    """N s/m, of each of the three dampers."""
+    """Damping of each of the three dampers [N s/m]."""
     force: float | Float[Array, ""] = 30.0
     """N at action 1."""
 

@@ -34,9 +34,9 @@ SUBSTEPS = 2
 ERROR_SCALE = 2.0
 """Error [cm] of a lower tank's level that costs 1 per step."""
 HIGH_LEVEL = 20.0
-"""cm, the height of the tanks (Johansson)."""
+"""Height of the tanks [cm] (Johansson)."""
 LOW_LEVELS = (2.0, 2.0, -20.0, -20.0)
-"""cm; ours: what the lower tanks feed must not run dry. The upper ones may, and no level reaches −20."""
+"""Least levels [cm], ours: what the lower tanks feed must not run dry; the upper ones may, and none reaches −20."""
 TRIP_COST = 30_000.0
 """Costs are paid per step, so a trip would save the costs of the steps it cuts off. This is more than a whole episode
 inside the limits can cost: no set point is further than 17 cm from a limit, 200 · 2 · (17/2)² = 28,900."""
@@ -75,7 +75,7 @@ class Params(NamedTuple):
     leak: Quad | Float[Array, " 4"] = (0.0, 0.0, 0.0, 0.0)
     """Cross-sections of leaks to the drain [cm²]."""
     gravity: float | Float[Array, ""] = 981.0
-    """cm/s²"""
+    """Acceleration of gravity [cm/s²]."""
     pump: Pair | Float[Array, " 2"] = (3.33, 3.35)
     """Flow per voltage [cm³/(V s)]."""
     valve: Pair | Float[Array, " 2"] = (0.70, 0.60)

@@ -78,13 +78,13 @@ class Params(NamedTuple):
     """Physical constants of the whole house, as identified where nothing else is said, and the weather."""
 
     air_capacity: float | Float[Array, ""] = 0.852
-    """kWh/K"""
+    """Heat capacity of the air [kWh/K]."""
     mass_capacity: float | Float[Array, ""] = 5.867
-    """kWh/K"""
+    """Heat capacity of the walls [kWh/K]."""
     air_loss: float | Float[Array, ""] = 0.112
     """Heat conductance from air to outdoors [kW/K]."""
     air_to_mass: float | Float[Array, ""] = 1.633
-    """kW/K"""
+    """Heat conductance from air to walls [kW/K]."""
     mass_loss: float | Float[Array, ""] = 0.362
     """Heat conductance from walls to outdoors [kW/K]."""
     aperture: float | Float[Array, ""] = 1.0
@@ -128,9 +128,9 @@ class State(NamedTuple):
     step: Int[Array, ""]
     weather: Weather
     air: Float[Array, " 3"]
-    """°C"""
+    """Air temperature of each zone [°C]."""
     mass: Float[Array, " 3"]
-    """°C"""
+    """Wall temperature of each zone [°C]."""
     cooling: Float[Array, " 3"]
     """Cooling in force during the last step [kW]."""
 

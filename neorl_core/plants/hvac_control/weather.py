@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from neorl_core.plants.base import AnyArray
 
 DT = 0.25
-"""h"""
+"""Length of a step [h]."""
 HORIZON = 96
 LATITUDE, DECLINATION, NOON = 0.5283, 0.3927, 12.52
 """Austin in June: radians, radians, and the hour of standard time at which the sun is highest."""
@@ -27,15 +27,15 @@ class WeatherParams(NamedTuple):
     """The daily wave of outdoor temperature and what wanders around it and around the clear sky."""
 
     mean: float | Float[Array, ""] = 29.588
-    """°C"""
+    """Mean outdoor temperature [°C]."""
     cosine: float | Float[Array, ""] = -4.594
-    """K, of the wave with one period a day, from midnight."""
+    """Cosine term of the daily course, from midnight [K]."""
     sine: float | Float[Array, ""] = -4.058
-    """K"""
+    """Sine term of the daily course [K]."""
     cosine_half: float | Float[Array, ""] = 0.729
-    """K, with two periods a day."""
+    """Cosine term of the half-daily course [K]."""
     sine_half: float | Float[Array, ""] = 0.627
-    """K"""
+    """Sine term of the half-daily course [K]."""
     outdoor_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the temperature's slow deviation [K]."""
     outdoor_time_constant: float | Float[Array, ""] = 28.1
@@ -55,7 +55,7 @@ class Weather(NamedTuple):
     """The weather of one interval."""
 
     outdoor: Float[Array, ""]
-    """°C"""
+    """Outdoor temperature [°C]."""
     irradiance: Float[Array, ""]
     """Global horizontal [kW/m²]."""
     clearness: Float[Array, ""]

@@ -73,9 +73,9 @@ RESISTANCE: Float[np.ndarray, " 37"] = np.array([line[2] for line in _LINES]) * 
 """Per unit."""
 REACTANCE: Float[np.ndarray, " 37"] = np.array([line[3] for line in _LINES]) * BASE_MVA / BASE_KV**2
 ACTIVE_LOAD: Float[np.ndarray, " 32"] = np.array([load[0] for load in _LOADS]) / 1000.0
-"""MW at buses 1 to 32, the paper's (peak) values."""
+"""Active load at buses 1 to 32 [MW], the paper's (peak) values."""
 REACTIVE_LOAD: Float[np.ndarray, " 32"] = np.array([load[1] for load in _LOADS]) / 1000.0
-"""Mvar."""
+"""Reactive load at buses 1 to 32 [Mvar]."""
 
 
 def _path_of_the_closed_lines() -> Float[np.ndarray, "37 32"]:

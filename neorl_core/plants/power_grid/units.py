@@ -32,7 +32,7 @@ EFFICIENCY = 0.95
 RATING = (SOLAR_MVA,) * SOLAR + (BATTERY_MVA,) * BATTERIES
 
 LATITUDE, DECLINATION = 0.59, 0.35
-"""Radians: the sun over 34 degrees north in late May."""
+"""Radians: of the sun over 34 degrees north in late May."""
 # Percent of the daily peak at the full hours 0 to 24; the table's first hour ends at 1.
 DAILY_LOAD = (
     *(72, 64, 60, 58, 56, 56, 58, 64, 76, 87, 95, 99, 100),
@@ -41,7 +41,7 @@ DAILY_LOAD = (
 # $/MWh, by the hour in which an interval ends: a flat tariff with a dear evening and a cheap night.
 NIGHT_PRICE, DAY_PRICE, EVENING_PRICE = 60.0, 100.0, 200.0
 STORED_VALUE = 100.0
-"""$/MWh in a battery, so that emptying it before the day ends is no profit."""
+"""Worth of energy in a battery [$/MWh], so that emptying it before the day ends is no profit."""
 WEAR = 10.0
 """$/MWh that a battery gives or takes."""
 SWITCHING_COST = 2.0
@@ -65,7 +65,7 @@ def daily_load(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
 
 
 def price(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """$/MWh in the interval that ends at this hour."""
+    """Price of energy [$/MWh] in the interval that ends at this hour."""
     hour = jnp.asarray(hour)
     night = jnp.where((hour > 7.0) & (hour <= 23.0), DAY_PRICE, NIGHT_PRICE)
     return jnp.where((hour > 17.0) & (hour <= 21.0), EVENING_PRICE, night).astype(hour.dtype)

@@ -33,7 +33,7 @@ class Params(NamedTuple):
     depth: float | Float[Array, ""] = 0.03
     """Depth of the hole [m]."""
     friction: float | Float[Array, ""] = 0.2
-    """μ"""
+    """Coefficient of friction μ [1]."""
     slip_speed: float | Float[Array, ""] = 1e-3
     """vs [m/s], over which friction sets in."""
     contact_stiffness: float | Float[Array, ""] = 1e5
