@@ -263,9 +263,9 @@ def reach(model: Model) -> Reach:
 
     A rollout that ran away there would hide the others' gradients behind its own. Without bounds before training.
     """
-    room = WIDENING * (model.high - model.low)
+    margin = WIDENING * (model.high - model.low)
     seen = model.high >= model.low
-    return Reach(jnp.where(seen, model.low - room, -jnp.inf), jnp.where(seen, model.high + room, jnp.inf))
+    return Reach(jnp.where(seen, model.low - margin, -jnp.inf), jnp.where(seen, model.high + margin, jnp.inf))
 
 
 def elites(model: Model, count: int) -> Ensemble:

@@ -1,4 +1,4 @@
-"""Episodes of a plant one step at a time: the pure programs under the environments of this room."""
+"""Episodes of a plant one step at a time: the pure programs under the environments of this package."""
 
 from __future__ import annotations
 
