@@ -81,8 +81,8 @@ def fit(
         batch_size: transitions per gradient step.
         chunk: gradient steps between two calls of `report`; no result depends on it.
         mesh: devices to spread members and batches over, from `sharding.mesh_of`; one device by default.
-        resume: as in `train`.
-        report: as in `train`.
+        resume: gives the state to begin with, as `train` takes it.
+        report: told of the state after each chunk, as `train` takes it.
 
     Returns:
         Policies and curves, ordered as `members`.

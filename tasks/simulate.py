@@ -87,7 +87,7 @@ def simulate(
         home: where the trajectories for plots are kept.
         run: its plant, seed, evaluation and operating domain.
         population: the members.
-        evaluation: of them; it selected the candidate.
+        evaluation: their evaluation, which selected the candidate.
         champion: rolled out where it can be run on this simulator and is not the candidate itself.
         progress: told of controllers done.
 

@@ -58,7 +58,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """Fresh actor and critics, the critics' targets equal to them, and optimisers.
 
     Args:
-        key: of all random draws.
+        key: randomness of all draws.
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
@@ -85,7 +85,7 @@ def least_q(
         critics: weights of the critics.
         actor: weights of the actor.
         observation: (B, O), normalised observations.
-        key: of the policy's draws.
+        key: randomness of the policy's draws.
     """
     distribution = normal_apply(actor, observation)
     noise = jax.random.normal(key, distribution.mean.shape, distribution.mean.dtype)
@@ -96,9 +96,9 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
     """`losses.td_target` of the target critics at an action of the present policy (algorithm 1).
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
-        key: of all random draws.
+        key: randomness of all draws.
     """
     q_next = least_q(state.critics_target, state.actor, batch.next_observation, key)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 0))
@@ -109,9 +109,9 @@ def weights(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
     """`losses.advantage_weight` of `Q(s, a) - Q(s, a')`, where a' is drawn from the policy: one sample of V(s).
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
-        key: of all random draws.
+        key: randomness of all draws.
     """
     q = jnp.min(critics_apply(state.critics, batch.observation, batch.action), axis=0)
     advantage = q - least_q(state.critics, state.actor, batch.observation, key)
@@ -122,9 +122,9 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     """One step of the critics, then of the actor by what they have learned; `batches` is (1, B, ...).
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: of all random draws.
+        key: randomness of all draws.
     """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     h = state.hyper

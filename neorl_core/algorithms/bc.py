@@ -34,7 +34,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """Fresh parameters and optimiser.
 
     Args:
-        key: of all random draws.
+        key: randomness of all draws.
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
@@ -51,9 +51,9 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     """One gradient step; `batches` is (1, B, ...).
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: of all random draws.
+        key: randomness of all draws.
     """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, batch)

@@ -69,7 +69,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """A fresh actor and a fresh ensemble.
 
     Args:
-        key: of all random draws.
+        key: randomness of all draws.
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
@@ -114,9 +114,9 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     """One step of the actor; `batches` is (1, B, ...). The rollouts are shared out among the elites.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: of all random draws.
+        key: randomness of all draws.
     """
     h, shape = state.hyper, state.shape
     members = dynamics.elites(state.model, shape.elites)
@@ -139,9 +139,9 @@ def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State
     """One step of the ensemble, and one of the actor towards the logged actions.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: of all random draws.
+        key: randomness of all draws.
     """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     model, found = dynamics.update(state.model, batch, state.hyper["model_lr"])

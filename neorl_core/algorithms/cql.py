@@ -58,7 +58,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """A fresh state of SAC and a multiplier of one.
 
     Args:
-        key: of all random draws.
+        key: randomness of all draws.
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
@@ -103,7 +103,7 @@ def critic_loss(
         target: (B,), what the critics are drawn towards.
         actions: (B, K, A), unit actions.
         log_density: (B, K), log density with which each action was drawn.
-        weight: of the conservative loss.
+        weight: weight of the conservative loss.
     """
     every = jnp.concatenate([batch.action[:, None], actions], axis=1)
     observation = jnp.broadcast_to(batch.observation[:, None], (*every.shape[:2], batch.observation.shape[-1]))
@@ -131,7 +131,7 @@ def critic_gradient(
         target: (B,), what the critics are drawn towards.
         actions: (B, K, A), unit actions.
         log_density: (B, K), log density with which each action was drawn.
-        weight: of the conservative loss.
+        weight: weight of the conservative loss.
     """
     rows = target.shape[0]
     chunks = math.gcd(rows, CHUNKS)
@@ -149,9 +149,9 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     """One gradient step; `batches` is (1, B, ...). Target and actor draw the same noise as SAC's do.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: of all random draws.
+        key: randomness of all draws.
     """
     sac, h = state.sac, state.sac.hyper
     batch: Transition = jax.tree.map(lambda x: x[0], batches)

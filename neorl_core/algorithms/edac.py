@@ -60,7 +60,7 @@ def critic_loss(
 
     Args:
         critics: weights of the critics.
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
         target: (B,), what the critics are drawn towards.
     """

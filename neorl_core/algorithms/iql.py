@@ -64,7 +64,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """Fresh actor, value and critics, the critics' targets equal to them, and optimisers.
 
     Args:
-        key: of all random draws.
+        key: randomness of all draws.
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
@@ -125,7 +125,7 @@ def actor_loss(actor: NormalActor, batch: Transition, weight: Float[Array, " B"]
     Args:
         actor: weights of the actor.
         batch: transitions (B, ...).
-        weight: (B,), of each logged action.
+        weight: (B,), weight of each logged action.
     """
     log_prob = normal_log_prob(normal_apply(actor, batch.observation), batch.action)
     return jnp.mean(jax.vmap(losses.weighted_regression_loss)(log_prob, weight))
@@ -138,9 +138,9 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     the value first; its algorithm 1 extracts the policy after all else.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: of all random draws.
+        key: randomness of all draws.
     """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     h = state.hyper

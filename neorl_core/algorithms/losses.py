@@ -21,7 +21,7 @@ def td_target(
 
     Args:
         r_t: reward of the step.
-        discount: per step.
+        discount: discount factor per step.
         terminated: 1 where the step ended the episode, else 0.
         q_next: (C,), each critic's value at the next step.
     """
@@ -101,7 +101,7 @@ def soft_td_target(
 
     Args:
         r_t: reward of the step.
-        discount: per step.
+        discount: discount factor per step.
         terminated: 1 where the step ended the episode, else 0.
         q_next: (C,), each critic's value at the next step.
         log_prob_next: log density of the action at the next step.
@@ -231,7 +231,7 @@ def penalised_td_target(
 
     Args:
         r_t: reward of the step.
-        discount: per step.
+        discount: discount factor per step.
         terminated: 1 where the step ended the episode, else 0.
         q_next: (C,), each critic's value at the next step.
         penalty: weight of the penalty, beta.
@@ -276,10 +276,10 @@ def rollout_loss(
     (arXiv 2005.13239), section 4.2, whose u is here the ensemble's disagreement.
 
     Args:
-        reward: (H,), per step, in the model.
+        reward: (H,), reward per step in the model.
         alive: (H,), probability that the episode had not ended before each step.
-        disagreement: (H,), of the ensemble at each step.
-        discount: per step.
+        disagreement: (H,), disagreement of the ensemble at each step.
+        discount: discount factor per step.
         penalty: weight of the penalty.
     """
     weight = discount ** jnp.arange(reward.shape[0], dtype=reward.dtype)
@@ -295,9 +295,9 @@ def penalised_reward(
     Yu et al. 2020 (arXiv 2005.13239), section 4.2, the uncertainty-penalised reward (MOPO).
 
     Args:
-        reward: per step, in the model.
+        reward: reward per step in the model.
         penalty: weight of the penalty.
-        uncertainty: of the ensemble at the step.
+        uncertainty: uncertainty of the ensemble at the step.
     """
     return reward - penalty * uncertainty
 

@@ -78,7 +78,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
     """A fresh state of SAC and a fresh ensemble; `config` has the fields of `Config`.
 
     Args:
-        key: of all random draws.
+        key: randomness of all draws.
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
@@ -93,9 +93,9 @@ def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple
     """N = B H steps of the policy from B logged states, at the ensemble's rewards, and their uncertainty.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         logged: logged transitions.
-        key: of all random draws.
+        key: randomness of all draws.
     """
 
     def policy(observation: Float[Array, " O"], noise: Float[Array, " A"]) -> Float[Array, " A"]:
@@ -160,7 +160,7 @@ def penalise(steps: Transition, uncertainty: Float[Array, " N"], penalty: Float[
 
     Args:
         steps: N steps in the learned model.
-        uncertainty: (N,), of the ensemble at each step.
+        uncertainty: (N,), uncertainty of the ensemble at each step.
         penalty: weight of the uncertainty.
     """
     reward = jax.vmap(losses.penalised_reward, in_axes=(0, None, 0))(steps.reward, penalty, uncertainty)

@@ -42,7 +42,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """Fresh actor and layer-normalised critics, their targets equal to them, and optimisers.
 
     Args:
-        key: of all random draws.
+        key: randomness of all draws.
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
@@ -65,9 +65,9 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
     """`losses.penalised_td_target` at the smoothed action of the target actor.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
-        key: of all random draws.
+        key: randomness of all draws.
 
     Raises:
         ValueError: when the batch does not hold the actions that were logged next.
@@ -101,9 +101,9 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     """Two critic steps and one actor step, then one of every target network; `batches` is (2, B, ...).
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: of all random draws.
+        key: randomness of all draws.
     """
     h = state.hyper
     for i, critic_key in enumerate(jax.random.split(key)):

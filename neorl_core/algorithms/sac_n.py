@@ -63,7 +63,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
     """Fresh actor and critics, targets equal to the critics, and optimisers; `config` has the fields of `Config`.
 
     Args:
-        key: of all random draws.
+        key: randomness of all draws.
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
@@ -90,7 +90,7 @@ def targets(
     """`losses.soft_td_target` at actions drawn with `noise`; `entropy` is the entropy's share, 1 for SAC.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
         noise: (B, A), standard normal numbers.
         entropy: weight of the entropy: 1 for SAC, 0 for none.
@@ -109,7 +109,7 @@ def critic_loss(
 
     Args:
         critics: weights of the critics.
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
         target: (B,), what the critics are drawn towards.
     """
@@ -159,7 +159,7 @@ def update_actor(state: State, batch: Transition, noise: Float[Array, "B A"]) ->
     """One step of the actor and of the temperature, on the same drawn actions, then of the target critics.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
         noise: (B, A), standard normal numbers.
     """

@@ -21,8 +21,6 @@ class Config(NamedTuple):
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 2
-    pessimists: int = 1
-    """How many critics the actor follows the least of; one in the paper, all where an ensemble is to hold it back."""
     alpha: float = 2.5
     discount: float = 0.99
     tau: float = 0.005
@@ -48,7 +46,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """Fresh actor and critics, their targets equal to them, and optimisers.
 
     Args:
-        key: of all random draws.
+        key: randomness of all draws.
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
@@ -83,9 +81,9 @@ def next_action(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Arr
     """`losses.smoothed_action` of the target actor at the next observation.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
-        key: of all random draws.
+        key: randomness of all draws.
     """
     noise = jax.random.normal(key, batch.action.shape, batch.action.dtype)
     smoothed = jax.vmap(losses.smoothed_action, in_axes=(0, 0, None, None))
@@ -97,9 +95,9 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
     """`losses.td_target` at the smoothed action of the target actor.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
-        key: of all random draws.
+        key: randomness of all draws.
     """
     action = next_action(state, batch, key)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
@@ -135,9 +133,9 @@ def update_critics(state: State, batch: Transition, key: PRNGKeyArray) -> tuple[
     """One step of all critics towards `targets`.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batch: transitions (B, ...).
-        key: of all random draws.
+        key: randomness of all draws.
     """
     target = targets(state, batch, key)
     loss, gradient = jax.value_and_grad(critic_loss)(state.critics, batch, target)
@@ -166,9 +164,9 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     The pair is the unit of training, so that the actor's delay is no counter that could restart.
 
     Args:
-        state: of the algorithm.
+        state: the learner's state.
         batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: of all random draws.
+        key: randomness of all draws.
     """
     first, second = (jax.tree.map(lambda x, i=i: x[i], batches) for i in range(2))
     first_key, second_key = jax.random.split(key)

@@ -361,7 +361,7 @@ def tracking_residuals(
 
     Args:
         observation: (4,), concentration, temperatures and set point.
-        margins: (1,), to the temperature's limits [K].
+        margins: (1,), distances to the temperature's limits [K].
         action: (1,), coolant temperature [K].
         before: (1,), coolant temperature of the step before [K].
     """

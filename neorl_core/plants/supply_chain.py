@@ -257,7 +257,7 @@ def predict(
     """The next observation at the mean demand, and its margins; the observation is the whole state.
 
     Args:
-        observation: (26,), in the observation space's units.
+        observation: (26,), the observation, in its space's units.
         action: (3,), orders of the three stages.
         params: constants of the plant.
     """
@@ -283,7 +283,7 @@ def logged_reward(
     """The profit of logged rows at nominal prices: sales follow from the balance of the retailer's stock.
 
     Args:
-        observation: (..., 26), in the observation space's units.
+        observation: (..., 26), the observation, in its space's units.
         action: (..., 3), orders of the three stages.
         next_observation: (..., 26), what was observed a step later.
     """

@@ -128,8 +128,8 @@ def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params:
     """dh/dt [cm/s] at voltages [V].
 
     Args:
-        levels: (4,), of the four tanks [cm].
-        voltages: (2,), of the two pumps [V].
+        levels: (4,), levels of the four tanks [cm].
+        voltages: (2,), voltages of the two pumps [V].
         params: constants of the plant.
     """
     area, outlet, leak = (_four(x, levels) for x in (params.area, params.outlet, params.leak))
@@ -156,8 +156,8 @@ def advance(
     """The levels after `duration` [s] with voltages held, and the least margins [cm] on the way.
 
     Args:
-        levels: (4,), of the four tanks [cm].
-        voltages: (2,), of the two pumps [V].
+        levels: (4,), levels of the four tanks [cm].
+        voltages: (2,), voltages of the two pumps [V].
         params: constants of the plant.
         duration: how long [s].
         substeps: integration steps.
@@ -250,7 +250,7 @@ def predict(
     """The noise-free next observation under unchanged set points, and the least margins [cm] on the way.
 
     Args:
-        observation: (8,), in the observation space's units.
+        observation: (8,), the observation, in its space's units.
         action: (2,), voltages of the two pumps [V].
         params: constants of the plant.
     """
@@ -275,7 +275,7 @@ def logged_reward(
     """Reward of logged rows from the measured levels, less the trip's cost where one left its limits.
 
     Args:
-        observation: (..., 8), in the observation space's units.
+        observation: (..., 8), the observation, in its space's units.
         action: (..., 2), voltages of the two pumps [V].
         next_observation: (..., 8), what was observed a step later.
     """
@@ -305,8 +305,8 @@ def tracking_residuals(
     """The task's errors, and 10 per cm by which a margin of half a centimetre is not kept.
 
     Args:
-        observation: (8,), in the observation space's units.
-        margins: (4,), to the levels' limits [cm].
+        observation: (8,), the observation, in its space's units.
+        margins: (4,), distances to the levels' limits [cm].
         action: (2,), voltages of the two pumps [V].
         before: (2,), voltages of the step before [V].
     """

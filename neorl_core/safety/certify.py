@@ -62,7 +62,7 @@ def episode_keys(seed: bytes | int, start: int, count: int) -> PRNGKeyArray:
     """Keys (count,) of episodes start, start + 1, ...: fold_in(key_of(seed), i) for episode i, whatever the batches.
 
     Args:
-        seed: of the attempt.
+        seed: seed of the attempt.
         start: number of the first episode.
         count: how many.
     """
@@ -77,7 +77,7 @@ def violations_allowed(p0: float, alpha: float, max_episodes: int) -> int:
     Args:
         p0: violation probability that is claimed.
         alpha: error probability that the attempt spends.
-        max_episodes: after which the test stops.
+        max_episodes: number of episodes after which the test stops.
     """
     allowed = -1
     while betting_episodes(p0, allowed + 1, alpha) <= max_episodes:
@@ -126,10 +126,10 @@ def certify_batches(
         controller: usually `composite_controller(plant)`.
         controller_params: usually the `Composite`.
         domain: the operating domain, part of the claim.
-        seed: of this attempt (see `key_of`).
+        seed: seed of this attempt (see `key_of`).
         p0: the violation probability to refute.
         alpha: what this attempt may spend (`bounds.alpha_spent`).
-        max_episodes: after which it gives up.
+        max_episodes: number of episodes after which it gives up.
         batch: episodes per compiled call.
 
     Yields:
@@ -197,10 +197,10 @@ def certify(
         controller: what is tested.
         controller_params: its parameters, such as a composite.
         domain: operating domain that episodes are drawn from.
-        seed: of the attempt.
+        seed: seed of the attempt.
         p0: violation probability that is claimed.
         alpha: error probability that the attempt spends.
-        max_episodes: after which the test stops.
+        max_episodes: number of episodes after which the test stops.
         batch: episodes that are simulated at a time.
     """
     *_, last = certify_batches(

@@ -56,7 +56,7 @@ def make_composite(plant: Plant, policy: Policy | None = None, shield: ShieldPar
     Args:
         plant: whose fallback and nominal model it has.
         policy: what acts while it is trusted; none for the fallback alone.
-        shield: of the policy; the plant's default without one.
+        shield: shield of the policy; the plant's default where there is none.
     """
     shield = default_shield(plant.spec) if shield is None else shield
     fallback, model = jax.tree.map(lambda x: jnp.asarray(x), (plant.fallback_params, plant.params))

@@ -104,9 +104,9 @@ def train(
 
     Args:
         algorithm: what to train.
-        fresh: from `init_population`.
-        source: the data.
-        plan: from `schedule`.
+        fresh: state to begin with, from `init_population`.
+        source: prepared transitions.
+        plan: how the run is cut, from `schedule`.
         batch_size: transitions per gradient step.
         resume: given the fresh start, returns where to begin: itself, or what an earlier run's `report` was told.
         report: told of the progress and of the updates in all, at the start and after every chunk. Saving, evaluating

@@ -79,7 +79,7 @@ def step(
 
     Args:
         params: weights before the step.
-        gradient: of the loss, shaped like the weights.
+        gradient: gradient of the loss, shaped like the weights.
         optimiser: recipe and state of the optimiser.
         learning_rate: step length.
     """

@@ -251,7 +251,7 @@ def policies(algorithm: Algorithm, population: TrainState, normaliser: Normalise
     Args:
         algorithm: what was trained.
         population: states of P members.
-        normaliser: of the training data.
+        normaliser: scale of the training data.
     """
     size = population.step.shape[0]
     return [Policy(algorithm.actor(member(population, i).learner), normaliser) for i in range(size)]

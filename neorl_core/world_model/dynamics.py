@@ -94,7 +94,7 @@ def init(
         actions: A.
         hidden: widths of the hidden layers, of dynamics and reward alike.
         members: M.
-        recipe: of the optimiser.
+        recipe: recipe of the optimiser.
     """
     stacked = jax.vmap(lambda k: _member(k, observations, actions, hidden))(jax.random.split(key, members))
     weights = _apart(stacked, members)

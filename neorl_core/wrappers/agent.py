@@ -137,7 +137,7 @@ class Agent:
         Args:
             dataset: (N, ...), physical units.
             updates: gradient steps; rounded up as `fit.schedule` says.
-            seed: of what is fresh and of the batches drawn.
+            seed: seed of what is fresh and of the batches drawn.
             batch_size: transitions per gradient step.
 
         Returns:

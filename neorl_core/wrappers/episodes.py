@@ -89,7 +89,7 @@ def to_command(space: Space, action: Float[Array, " A"], physical: bool) -> Floa
 
     Args:
         space: the plant's action space.
-        action: (A,), of the agent.
+        action: (A,), action of the agent.
         physical: whether actions are in physical units rather than between -1 and 1.
     """
     if physical:
@@ -126,7 +126,7 @@ def advance(plant: Plant, physical: bool, running: Running, action: Float[Array,
         plant: the simulator.
         physical: whether actions are in physical units rather than between -1 and 1.
         running: the episode under way.
-        action: (A,), of the agent.
+        action: (A,), action of the agent.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
     command = to_command(plant.spec.action, action, physical)

@@ -62,8 +62,8 @@ def fit_learned_model(
 
     Args:
         run: its plant, seed and evaluation.
-        steps: of held-out episodes.
-        normaliser: by which `steps` are normalised.
+        steps: logged steps of held-out episodes.
+        normaliser: scale by which `steps` are normalised.
         progress: told of gradient steps made.
     """
     init_key, train_key = jax.random.split(jax.random.key(run.seed + 2))

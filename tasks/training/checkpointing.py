@@ -41,7 +41,7 @@ class Checkpointing:
     """What `neorl_core.training.loop.train` takes as `resume` and `report`: it restores and saves one run.
 
     Args:
-        checkpoints: of this run.
+        checkpoints: the run's checkpoints.
         progress: told of gradient steps made.
         seconds: least time between two checkpoints; the end is saved in any case.
         updates: least number of gradient steps between two checkpoints.
@@ -83,7 +83,7 @@ class Checkpointing:
         """Save the state when it is time to, and pass on how far training came.
 
         Args:
-            state: of the run.
+            state: the run's state.
             updates: gradient steps of the whole run.
         """
         done = state.done

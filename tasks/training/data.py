@@ -42,7 +42,7 @@ def training_data(
     Args:
         run: its seed, training and share of held-out episodes.
         store: the dataset.
-        spec: of the plant.
+        spec: names, units and bounds of the plant.
         algorithm: that will be trained.
         warm_up: gradient steps of the algorithm's warm-up.
 

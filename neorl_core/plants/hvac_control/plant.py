@@ -177,7 +177,7 @@ def advance(
     Args:
         y: (6,), temperatures of air and walls in three zones [°C].
         cooling: (3,), cooling of each zone [kW].
-        hour: of the day [h].
+        hour: hour of the day [h].
         now: weather of the step.
         params: constants of the plant.
 
@@ -311,7 +311,7 @@ def predict(
     """The next observation with the weather on its expected course, and the least margins [K] on the way.
 
     Args:
-        observation: (13,), in the observation space's units.
+        observation: (13,), the observation, in its space's units.
         action: (3,), cooling of each zone [kW].
         params: constants of the plant.
     """
@@ -339,7 +339,7 @@ def logged_reward(
     """The plant's reward [$] of logged rows, from measured temperatures and the cooling that was in force.
 
     Args:
-        observation: (..., 13), in the observation space's units.
+        observation: (..., 13), the observation, in its space's units.
         action: (..., 3), cooling of each zone [kW].
         next_observation: (..., 13), what was observed a step later.
     """

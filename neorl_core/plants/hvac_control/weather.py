@@ -128,7 +128,7 @@ def sample_weather(
     """Weather with its mean moved uniformly by up to `mean_spread` [K] and these standard deviations.
 
     Args:
-        key: of all draws.
+        key: randomness of all draws.
         params: constants of the weather.
         mean_spread: half range of the mean temperature [K].
         sd: (2,), standard deviations of temperature [K] and sky [1].

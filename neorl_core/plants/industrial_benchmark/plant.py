@@ -272,7 +272,7 @@ def predict(
     too early, and a runaway of fatigue is not foreseen at all. The set point is the observed one, not that of `params`.
 
     Args:
-        observation: (6,), in the observation space's units.
+        observation: (6,), the observation, in its space's units.
         action: (3,), moves of velocity, gain and shift between -1 and 1.
         params: constants of the plant.
     """
@@ -308,7 +308,7 @@ def logged_reward(
     """The benchmark's reward of logged rows, −(3f + c) after the step.
 
     Args:
-        observation: (..., 6), in the observation space's units.
+        observation: (..., 6), the observation, in its space's units.
         action: (..., 3), moves of velocity, gain and shift between -1 and 1.
         next_observation: (..., 6), what was observed a step later.
     """

@@ -152,7 +152,7 @@ def flow(
     """The power flow under a load level [1] with the units feeding in active [MW] and reactive [Mvar] power.
 
     Args:
-        level: of the paper's loads [1].
+        level: load, as a share of the paper's [1].
         active: (6,), fed in by each unit [MW].
         reactive: (6,), fed in by each unit [Mvar].
         positions: (5,), which line of each loop is open.
@@ -200,8 +200,8 @@ def operate(
     Args:
         state: true state before the step.
         action: (17,), powers [MW, Mvar] and switch positions.
-        load_level: of the paper's loads at the end of the step [1].
-        clearness: of the sky at the end of the step [1].
+        load_level: load at the end of the step, as a share of the paper's [1].
+        clearness: clearness of the sky at the end of the step [1].
         params: constants of the plant.
 
     Returns:
@@ -314,7 +314,7 @@ def predict(
     """The next observation with load and sky on their expected course, and the margin [pu] then.
 
     Args:
-        observation: (19,), in the observation space's units.
+        observation: (19,), the observation, in its space's units.
         action: (17,), powers [MW, Mvar] and switch positions.
         params: constants of the plant.
     """
@@ -342,7 +342,7 @@ def logged_reward(
     """The plant's reward [$] of logged rows, with the batteries' nominal efficiency.
 
     Args:
-        observation: (..., 19), in the observation space's units.
+        observation: (..., 19), the observation, in its space's units.
         action: (..., 17), powers [MW, Mvar] and switch positions.
         next_observation: (..., 19), what was observed a step later.
     """

@@ -92,7 +92,7 @@ def battery_power(
     Args:
         energy: (..., 2), what each battery holds [MWh].
         command: (..., 2), power asked for [MW].
-        efficiency: of charging, and again of discharging [1].
+        efficiency: efficiency of charging, and again of discharging [1].
     """
     most = jnp.asarray(energy) * efficiency / DT
     least = -(BATTERY_MWH - jnp.asarray(energy)) / (efficiency * DT)
@@ -107,7 +107,7 @@ def charge(
     Args:
         energy: (..., 2), what each battery holds [MWh].
         power: (..., 2), power given [MW].
-        efficiency: of charging, and again of discharging [1].
+        efficiency: efficiency of charging, and again of discharging [1].
     """
     change = jnp.maximum(power, 0.0) / efficiency + efficiency * jnp.minimum(power, 0.0)
     # The bounds are those of `battery_power`, but for rounding.

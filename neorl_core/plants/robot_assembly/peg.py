@@ -77,8 +77,8 @@ def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity:
 
     Args:
         point: (..., 2), positions [m].
-        pose: (3,), of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), of the centre of mass [m/s, m/s, rad/s].
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
     """
     arm = point - jnp.broadcast_to(pose[:2], point.shape)
     turning = velocity[2] * jnp.stack([-arm[..., 1], arm[..., 0]], axis=-1)
@@ -99,8 +99,8 @@ def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) 
     """Where peg and block touch, and how hard. A point inside leaves by the nearer face.
 
     Args:
-        pose: (3,), of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), of the centre of mass [m/s, m/s, rad/s].
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
         p: constants of peg, hole and robot.
     """
     across, up = axes(pose[2])
@@ -154,9 +154,9 @@ def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float
     """The impedance controller's force and moment about the centre of mass, for a set point of the tip at rest.
 
     Args:
-        pose: (3,), of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), of the centre of mass [m/s, m/s, rad/s].
-        setpoint: (3,), of the tip: x, z [m] and angle [rad].
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
         p: constants of peg, hole and robot.
     """
     tip = tip_of(pose, p)
@@ -173,8 +173,8 @@ def accelerated(
     """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v; `wrench` is about the centre of mass.
 
     Args:
-        pose: (3,), of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), of the centre of mass [m/s, m/s, rad/s].
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
         wrench: (3,), forces [N] and moment [N m].
         h: length of a substep [s].
         p: constants of peg, hole and robot.
@@ -196,9 +196,9 @@ def advance(
     """Some time under a set point of the tip (in the hole's frame) and a further wrench about the tip.
 
     Args:
-        pose: (3,), of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), of the centre of mass [m/s, m/s, rad/s].
-        setpoint: (3,), of the tip: x, z [m] and angle [rad].
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
         external: (3,), further wrench about the tip [N, N, N m].
         seconds: duration [s].
         substeps: integration steps.
@@ -227,9 +227,9 @@ def energy(
     """Kinetic energy and that of the springs of contacts and impedance [J].
 
     Args:
-        pose: (3,), of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), of the centre of mass [m/s, m/s, rad/s].
-        setpoint: (3,), of the tip: x, z [m] and angle [rad].
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
         p: constants of peg, hole and robot.
     """
     depth = contacts(pose, velocity, p).depth

@@ -129,8 +129,8 @@ def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[A
     """1 + z / depth, what is left of the way as a share of the hole's depth, and 0.1 (f / limit)².
 
     Args:
-        height: of the tip over the block's face [mm].
-        force: of the contacts [N].
+        height: height of the tip over the block's face [mm].
+        force: force of the contacts [N].
     """
     depth = NOMINAL.depth * MILLI
     left = jnp.maximum(depth + height, 0.0) / depth
@@ -176,7 +176,7 @@ def predict(
     held where it is, which bears all of what the set point moves.
 
     Args:
-        observation: (12,), in the observation space's units.
+        observation: (12,), the observation, in its space's units.
         action: (3,), move of the set point [mm, mm, degrees].
         params: constants of the plant.
     """
@@ -224,7 +224,7 @@ def logged_reward(
     """The plant's reward of logged rows; a trip is known by the force at the end of the step only.
 
     Args:
-        observation: (..., 12), in the observation space's units.
+        observation: (..., 12), the observation, in its space's units.
         action: (..., 3), move of the set point [mm, mm, degrees].
         next_observation: (..., 12), what was observed a step later.
     """

@@ -159,8 +159,8 @@ def advance(
 
     Args:
         furnace: temperatures [K].
-        thickness: of the sections [mm].
-        power: of the zones' burners [MW].
+        thickness: thickness of the sections [mm].
+        power: powers of the zones' burners [MW].
         share: overlap of sections and zones.
         seconds: how long.
         substeps: midpoint steps.
@@ -215,7 +215,7 @@ def stored_heat(
 
     Args:
         furnace: temperatures [K].
-        thickness: (S,), of the sections [mm].
+        thickness: (S,), thickness of the sections [mm].
         p: constants of the furnace.
     """
     volume = thickness / 1000 * SECTION * p.width
@@ -227,7 +227,7 @@ def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | floa
     """[m/min]: as much steel per minute whatever its thickness [mm], within what the rollers do.
 
     Args:
-        thickness: (S,), of the sections [mm].
+        thickness: (S,), thickness of the sections [mm].
         deviation: relative deviation of the speed [1].
         p: constants of the furnace.
     """
@@ -242,7 +242,7 @@ def steady(
     One section is followed through, from place to place; in each it is seen halfway.
 
     Args:
-        thickness: of the sections [mm].
+        thickness: thickness of the sections [mm].
         zones: (Z,), zone temperatures [K].
         p: constants of the furnace.
     """

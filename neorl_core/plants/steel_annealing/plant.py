@@ -238,7 +238,7 @@ def cost(
     Args:
         exit_temperature: (...), surface temperature at the exit [°C].
         target: (...), their exit temperatures [°C].
-        power: (..., 4), of the burners [MW].
+        power: (..., 4), powers of the burners [MW].
     """
     return jnp.square((exit_temperature - target) / ERROR_SCALE) + FUEL_COST * jnp.mean(power, axis=-1) / POWER
 
@@ -308,7 +308,7 @@ def predict(
     """The next observation from what the stations show, and the least margins [K] on the way; products stay.
 
     Args:
-        observation: (23,), in the observation space's units.
+        observation: (23,), the observation, in its space's units.
         action: (4,), burner powers [MW].
         params: constants of the plant.
     """
@@ -349,7 +349,7 @@ def logged_reward(
     """The plant's reward of logged rows, by what the exit's pyrometer showed.
 
     Args:
-        observation: (..., 23), in the observation space's units.
+        observation: (..., 23), the observation, in its space's units.
         action: (..., 4), burner powers [MW].
         next_observation: (..., 23), what was observed a step later.
     """

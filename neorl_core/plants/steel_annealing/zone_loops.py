@@ -51,9 +51,9 @@ def setpoints(
     fitted to the steady states of the nominal furnace that meet the target.
 
     Args:
-        thickness: (...), of the product [mm].
+        thickness: (...), thickness of the product [mm].
         target: (...), its exit temperature [°C].
-        speed: (...), of the line [m/min].
+        speed: (...), speed of the line [m/min].
         zone: number of the zone, from 0.
     """
     load = thickness * speed / 36.0 - 1.0
@@ -66,9 +66,9 @@ def setpoints_of(
     """The table's zone temperatures [°C] for what stands at the stations: each zone between its two.
 
     Args:
-        thickness: (5,), of the product [mm].
+        thickness: (5,), thickness of the product [mm].
         target: (5,), its exit temperature [°C].
-        speed: of the line [m/min].
+        speed: speed of the line [m/min].
     """
     thickness, target = (thickness[1:] + thickness[:-1]) / 2, (target[1:] + target[:-1]) / 2
     return jnp.stack([setpoints(thickness[z], target[z], speed, z) for z in range(ZONES)])
