@@ -46,6 +46,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that AWAC remembers between two updates."""
+
     actor: NormalActor
     critics: Ensemble
     critics_target: Ensemble

@@ -25,6 +25,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that behaviour cloning remembers between two updates."""
+
     actor: Params
     actor_optimiser: Optimiser
     hyper: Hyperparameters

@@ -57,6 +57,8 @@ jax.tree_util.register_static(Shape)
 
 
 class State(NamedTuple):
+    """All that BPTT remembers between two updates."""
+
     actor: Params
     model: Model
     actor_optimiser: Optimiser

@@ -45,6 +45,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that CQL remembers between two updates."""
+
     sac: sac_n.State
     log_multiplier: Float[Array, ""]
     multiplier_optimiser: Optimiser

@@ -50,6 +50,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that IQL remembers between two updates."""
+
     actor: NormalActor
     value: Params
     critics: Ensemble

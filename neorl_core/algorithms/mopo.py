@@ -65,6 +65,8 @@ jax.tree_util.register_static(Shape)
 
 
 class State(NamedTuple):
+    """All that MOPO remembers between two updates."""
+
     sac: sac_n.State
     model: Model
     shape: Shape

@@ -49,6 +49,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that SAC-N remembers between two updates."""
+
     actor: Params
     critics: Ensemble
     critics_target: Ensemble

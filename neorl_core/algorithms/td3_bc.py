@@ -33,6 +33,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that TD3+BC remembers between two updates."""
+
     actor: Params
     critics: Ensemble
     actor_target: Params

@@ -13,8 +13,10 @@ from neorl_core.types import Controller, Params
 
 
 class GreedyParams(NamedTuple):
+    """What the controller starts from and may do."""
+
     base: Params
-    """State of the controller that proposes the first action."""
+    """Parameters of the controller that proposes the first action."""
     rate: Any
     """(A,) step per gradient, in the action's units squared per unit of the objective; 0 leaves an action as it is."""
     low: Any

@@ -41,6 +41,8 @@ class MPCParams(NamedTuple):
 
 
 class MPCState(NamedTuple):
+    """The last plan and the prediction errors so far."""
+
     plan: Float[Array, "M A"]
     """The moves planned last, shifted to now."""
     bias: Float[Array, " O"]

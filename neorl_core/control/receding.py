@@ -19,6 +19,8 @@ Cost = Callable[[Observation, Action, Observation, Float[Array, " K"]], Float[Ar
 
 
 class RecedingParams(NamedTuple):
+    """Step length and bounds of the plan."""
+
     rate: float | Float[Array, ""]
     """Step length of Adam, as a part of each action's range."""
     low: Any
@@ -28,6 +30,8 @@ class RecedingParams(NamedTuple):
 
 
 class Plan(NamedTuple):
+    """The last plan, from which the next one starts."""
+
     actions: Float[Array, "H A"]
     """Planned actions from the next step on, in parts of the range, 0 to 1."""
 

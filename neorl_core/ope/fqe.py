@@ -52,9 +52,9 @@ class Decisions(NamedTuple):
     """What a policy does on the logs, in [-1, 1]."""
 
     next_action: Float[Array, "*p N A"]
-    """(N, A), actions at each `next_observation`."""
+    """Actions at each next observation."""
     initial_action: Float[Array, "*p E A"]
-    """(E, A), actions at the first observation of each episode."""
+    """Actions at the first observation of each episode."""
 
 
 class FeatureState(NamedTuple):

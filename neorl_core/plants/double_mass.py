@@ -70,6 +70,8 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state, all of which is observed."""
+
     motion: Float[Array, " 4"]
     """(x1, x2, v1, v2)"""
     targets: Float[Array, " 2"]

@@ -101,6 +101,8 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state: stocks, shipments and what is owed."""
+
     stock: Float[Array, " 3"]
     under_way: Float[Array, " 18"]
     """Shipments to each stage, the latest first, as they stand in the observation."""

@@ -106,6 +106,8 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state of the tanks and the set points to come."""
+
     levels: Float[Array, " 4"]
     voltages: Float[Array, " 2"]
     setpoints: Float[Array, "S 2"]

@@ -125,6 +125,8 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state of the house and the weather."""
+
     step: Int[Array, ""]
     weather: Weather
     air: Float[Array, " 3"]

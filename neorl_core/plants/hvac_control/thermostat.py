@@ -41,6 +41,8 @@ class ThermostatParams(NamedTuple):
 
 
 class ThermostatState(NamedTuple):
+    """What the thermostats remember of the step before."""
+
     error: Float[Array, " 3"]
     """Control error of each zone in the step before [K]."""
 

@@ -96,6 +96,8 @@ class Noise(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state, most of which is hidden."""
+
     steering: Float[Array, " 3"]
     """Velocity, gain, shift, each 0 to 100."""
     costs: Float[Array, " 10"]

@@ -129,6 +129,8 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state of the day, the feeder and the batteries."""
+
     step: Int[Array, ""]
     load_level: Float[Array, ""]
     """Load level, as a share of the paper's loads [1]."""

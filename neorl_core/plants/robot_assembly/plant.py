@@ -256,6 +256,8 @@ class InsertionParams(NamedTuple):
 
 
 class InsertionState(NamedTuple):
+    """What the insertion has found out so far."""
+
     touched: Bool[Array, ""]
     """Whether the block has been met."""
     face: Float[Array, ""]
