@@ -46,8 +46,8 @@ class RunState(NamedTuple):
         return int(on_host(self.population.step)[0])
 
 
-class Source(NamedTuple):
-    """Where a run's prepared transitions come from."""
+class TrainingRows(NamedTuple):
+    """The prepared transitions of a run, of which each chunk draws from those on the device."""
 
     shapes: Transition
     """Like any answer of `at`: arrays, or shapes and types."""
@@ -55,9 +55,9 @@ class Source(NamedTuple):
     """Updates made -> the transitions that the next chunk draws from, on the device. It depends on nothing else."""
 
 
-def resident(data: Transition) -> Source:
-    """A source whose data stay on the device for the whole run."""
-    return Source(data, lambda done: data)
+def resident(data: Transition) -> TrainingRows:
+    """Rows that stay on the device for the whole run."""
+    return TrainingRows(data, lambda done: data)
 
 
 def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
@@ -93,7 +93,7 @@ def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
 def train(
     algorithm: Algorithm,
     fresh: TrainState,
-    source: Source,
+    data: TrainingRows,
     plan: Plan,
     batch_size: int,
     *,
@@ -105,7 +105,7 @@ def train(
     Args:
         algorithm: what to train.
         fresh: state to begin with, from `init_population`.
-        source: prepared transitions.
+        data: prepared transitions.
         plan: how the run is cut, from `schedule`.
         batch_size: transitions per gradient step.
         resume: given the fresh start, returns where to begin: itself, or what an earlier run's `report` was told.
@@ -120,7 +120,7 @@ def train(
         FloatingPointError: when every member diverged; the state that `report` was told of last is the last good one.
     """
     advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, batch_size)
-    names = jax.eval_shape(advance, fresh, source.shapes)[1]
+    names = jax.eval_shape(advance, fresh, data.shapes)[1]
     rows = plan.updates // plan.log_every
     state = RunState(fresh, {k: np.full((x.shape[0], rows), np.nan, x.dtype) for k, x in names.items()})
     state = state if resume is None else resume(state)
@@ -132,7 +132,7 @@ def train(
         report(state, plan.updates)
     for done in range(state.done, plan.updates, plan.chunk):
         advance = make_train_chunk(phase(algorithm, done < plan.warm_up), plan.chunk, plan.log_every, batch_size)
-        population, metrics = advance(state.population, source.at(done))
+        population, metrics = advance(state.population, data.at(done))
         told = on_host(metrics)
         if np.asarray(diverged(told)).all():
             raise FloatingPointError(

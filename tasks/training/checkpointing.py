@@ -51,7 +51,7 @@ class Checkpointing:
     Example:
         >>> with Checkpoints(folder, identity) as checkpoints:  # doctest: +SKIP
         ...     run = Checkpointing(checkpoints)
-        ...     train(algorithm, fresh, source, plan, 256, resume=run.resume, report=run.report)
+        ...     train(algorithm, fresh, data, plan, 256, resume=run.resume, report=run.report)
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from configs.run import Evaluate, RunConfig, Train
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.plants import PLANTS
 from neorl_core.training import sharding
-from neorl_core.training.loop import RunState, Source, on_host, train
+from neorl_core.training.loop import RunState, TrainingRows, on_host, train
 from neorl_core.training.population import (
     Algorithm,
     Member,
@@ -125,7 +125,7 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
 
 def train_members(
     training: TrainingRun,
-    source: Source,
+    rows: TrainingRows,
     only: int | None = None,
     progress: Report | None = None,
     observe: Callable[[float, int], None] | None = None,
@@ -134,7 +134,7 @@ def train_members(
 
     Args:
         training: what to train.
-        source: its data.
+        rows: its prepared transitions.
         only: index of the one member to train, without the others; all by default.
         progress: told of gradient steps made, of all that each member makes.
         observe: told of the gradient steps per second, once known, and of the steps left; what it raises ends the run.
@@ -159,7 +159,7 @@ def train_members(
 
         settings = (training.data.plan, run.train.batch_size)
         try:
-            end = train(algorithm, fresh, source, *settings, resume=saved.resume, report=report)
+            end = train(algorithm, fresh, rows, *settings, resume=saved.resume, report=report)
         except FloatingPointError as error:
             left = saved.leave()
             if only is None or saved.last is None:
