@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from neorl_core.training.population import Algorithm, TrainState, diverged, make_train_chunk, phase
 from neorl_core.types import Transition
@@ -31,6 +31,11 @@ class Plan(NamedTuple):
     """Gradient steps of the whole run, a multiple of `chunk`."""
     warm_up: int = 0
     """Gradient steps of the warm-up, which is a program of its own; a multiple of `chunk`."""
+
+    @property
+    def steps(self) -> Int[np.ndarray, " L"]:
+        """Gradient steps made at each row of the learning curves."""
+        return np.arange(self.log_every, self.updates + 1, self.log_every)
 
 
 class RunState(NamedTuple):

@@ -81,12 +81,11 @@ def train(home: Home, run: RunConfig, dataset: Dataset, progress: Report | None 
             bundle = keep_bundle(home, _shielded(PLANTS[run.plant], policy, moments), run.plant)
             members.append(Member(**asdict(member), bundle=bundle))
     folder = home.folder("runs", run.plant, "populations", training.key)
-    steps = np.arange(plan.log_every, plan.updates + 1, plan.log_every)
     return Population(
         digest=digest_json({"training": training.key, "members": [member.bundle.digest for member in members]}),
         folder=folder,
         members=tuple(members),
-        curves=write_atomic(folder / "curves.npz", npz_bytes({"step": steps, **trained.state.curves})),
+        curves=write_atomic(folder / "curves.npz", npz_bytes({"step": plan.steps, **trained.state.curves})),
         updates=plan.updates,
         steps_per_second=trained.rate,
         placement=trained.placement,
