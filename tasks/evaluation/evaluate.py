@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +18,11 @@ from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.evaluation.model_based import CHUNKS, fit_learned_model, logged_steps
-from tasks.progress import Report
 from tasks.references import Bundle, Champion, Dataset, Evaluation, Interval, MemberEvaluation, Population
 from tasks.stages import cached
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 REWARD, COST = 0, 1
 """Positions in the values that fitted Q evaluation gives."""
@@ -51,7 +55,7 @@ def evaluate(
     Returns:
         The estimates of each member, and the differences of the selected one.
     """
-    store = reader.Dataset.open(dataset.store, dataset.digest)
+    store = reader.StoredDataset.open(dataset.store, dataset.digest)
     logs = read_logs(store, store.split(run.data.held_out)[1])
     found = [policy for member in population.members if (policy := _policy(member.bundle)) is not None]
     normaliser, confidence = found[0].normaliser, run.evaluate.confidence

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.errors import Refused
 from neorl_core.training.loop import RunState
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.models.checkpoints import Checkpoints
-from tasks.progress import Report
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 
 def sole_training(folder: Path) -> AbstractContextManager[None]:
@@ -31,7 +34,7 @@ class Checkpointing:
     """What `neorl_core.training.loop.train` takes as `resume` and `report`: it restores and saves one run.
 
     Args:
-        checkpoints: of this run.
+        checkpoints: the run's checkpoints.
         progress: told of gradient steps made.
         seconds: least time between two checkpoints; the end is saved in any case.
         updates: least number of gradient steps between two checkpoints.
@@ -41,7 +44,7 @@ class Checkpointing:
     Example:
         >>> with Checkpoints(folder, identity) as checkpoints:  # doctest: +SKIP
         ...     run = Checkpointing(checkpoints)
-        ...     train(algorithm, fresh, source, plan, 256, resume=run.resume, report=run.report)
+        ...     train(algorithm, fresh, data, plan, 256, resume=run.resume, report=run.report)
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Checkpointing:
         """Save the state when it is time to, and pass on how far training came.
 
         Args:
-            state: of the run.
+            state: the run's state.
             updates: gradient steps of the whole run.
         """
         done = state.done

@@ -1,4 +1,4 @@
-"""What makes a candidate's entry true: complete gates, verdicts that follow from the numbers, numbers that are logged."""
+"""What makes a candidate's entry true: complete gates, verdicts that follow from numbers, logged certificates."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tasks.adapters.store.episodes import read_logs
 from tasks.evaluation.evaluate import evaluate
 from tasks.references import Bundle, Champion, Dataset, Interval, Member, Placement, Population
 from tasks.training.train import keep_bundle
-from tests.small_data import PLANT, reactor_reference, reactor_run
+from tests.small_data import PLANT, reactor_dataset, reactor_run
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="module")
 def reference(home: Home) -> Dataset:
     """A dataset of seventeen hours of the reactor's log."""
-    return reactor_reference(home, home.root.parent, 0.1)
+    return reactor_dataset(home, home.root.parent, 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def sound(home: Home, reference: Dataset) -> list[Bundle]:
 
 def _bundle(home: Home, reference: Dataset, seed: int, scale: float = 1.0) -> Bundle:
     spec = PLANTS[PLANT].spec
-    store = reader.Dataset.open(reference.store, reference.digest)
+    store = reader.StoredDataset.open(reference.store, reference.digest)
     normaliser, _ = prepare(read_logs(store, store.split(0.3)[0]).transitions, spec)
     actor = actor_init(jax.random.key(seed), spec.observation.size, spec.action.size, (8,))
     policy = Policy(jax.tree.map(lambda x: jnp.asarray(scale) * x, actor), normaliser)
