@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 HOST = "127.0.0.1"
 TOKEN = "NEORL_SERVICE_TOKEN"
