@@ -355,7 +355,7 @@ def report_heads(home: Home) -> Iterator[str]:
 
 def _json(body: BaseModel) -> dict[str, JsonValue]:
     # By way of text, where numbers that are not finite have a form that JSON knows.
-    value: dict[str, JsonValue] = json.loads(body.model_dump_json()) if isinstance(body, BaseModel) else dict(body)
+    value: dict[str, JsonValue] = json.loads(body.model_dump_json())
     return value
 
 
