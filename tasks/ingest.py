@@ -16,8 +16,7 @@ from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
-from tasks.adapters.formats.source_rows import for_plant, survey
-from tasks.adapters.formats.sources import digest_of, in_words, name_of, recognise
+from tasks.adapters.formats.sources import digest_of, for_plant, in_words, name_of, recognise, survey
 from tasks.adapters.store.card import write_card
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import IngestedSource, Provenance

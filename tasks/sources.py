@@ -15,8 +15,7 @@ from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, read_json, write_json
 from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.files.spec import spec_record
-from tasks.adapters.formats.source_rows import for_plant
-from tasks.adapters.formats.sources import digest_of, recognise
+from tasks.adapters.formats.sources import digest_of, for_plant, recognise
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, StepAccount
 from tasks.adapters.store.row_checks import Quarantine, RowChecker

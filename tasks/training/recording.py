@@ -81,8 +81,8 @@ def fit_recording(
     """
     config = checked_overrides(algorithm, overrides or {})
     identity = MadeBy(
-        data=log.about["sha256"],
-        ends_by_time=log.about["ends_by_time"],
+        data=log.about.sha256,
+        ends_by_time=log.about.ends_by_time,
         algorithm=algorithm,
         hyperparameters=config,
         updates=updates,
@@ -123,7 +123,7 @@ def _write(out: Path, fitted: Fitted, log: Recording, identity: MadeBy) -> dict[
         fitted.steps,
         fitted.curves,
         labels=[f"seed {seed}" for seed in seeds],
-        title=f"{fitted.algorithm} on {log.about['file']}",
+        title=f"{fitted.algorithm} on {log.about.file}",
     )
     made_by = identity._replace(updates=int(fitted.steps[-1]))
     entries = []
@@ -138,7 +138,7 @@ def _write(out: Path, fitted: Fitted, log: Recording, identity: MadeBy) -> dict[
     run = {
         "schema": SCHEMA,
         **made_by.record(),
-        "data": dict(log.about),
+        "data": log.about.model_dump(mode="json", by_alias=True),
         "members": entries,
         "versions": {"python": platform.python_version(), **versions},
         "device": jax.devices()[0].device_kind,

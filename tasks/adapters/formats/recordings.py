@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from configs.errors import BadInput
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.formats.hdf5.isolated import read_recording
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR, VECTORS, Layout
+from tasks.adapters.formats.hdf5.sources import Blocks
+from tasks.adapters.store.episodes import transitions_of
+from tasks.adapters.store.records import Record
+from tasks.adapters.store.schema import Rows
 
 MAX_DROPPED = 0.05
 """Share of rows with NaN or infinity above which a file is refused."""
@@ -24,17 +29,78 @@ ACTION_BOX = 1.0 + 1e-6
 Array = npt.NDArray[Any]
 
 
+class PerEpisode(Record):
+    """A sum over each episode's rows: its mean, least and greatest over the episodes."""
+
+    mean: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"mean {self.mean:.5g} (from {self.least:.5g} to {self.most:.5g})"
+
+
+class RecordingAccount(Record):
+    """How a file was read."""
+
+    file: str
+    sha256: str
+    format: str
+    rows: int
+    transitions: int
+    """Rows that can be used."""
+    observations: int
+    """Numbers per observation."""
+    actions: int
+    """Numbers per action."""
+    next_observations: Literal["file", "made"]
+    ends_by_time: str
+    """"file", "unknown" or "every N"."""
+    cost_key: str | None
+    left_out: dict[str, int]
+    """Rows that cannot be used, by reason."""
+    episodes: int
+    terminated: int
+    cut: int
+    """Episodes cut by time."""
+    longest: int
+    """Steps."""
+    returns: PerEpisode = Field(alias="return")
+    cost: PerEpisode
+
+    def __str__(self) -> str:
+        """A line for each thing that a reader should check."""
+        ends = {"terminated": self.terminated, "cut by time": self.cut}
+        ends["unfinished"] = self.episodes - self.terminated - self.cut
+        ended = ", ".join(f"{n:,} {how}" for how, n in ends.items() if n)
+        time_limits = {"file": "", "unknown": "; the file does not tell which were cut by time"}.get(
+            self.ends_by_time, f"; cut {self.ends_by_time} steps, as told"
+        )
+        lines = [
+            f"{self.file}: {self.format} layout, {self.rows:,} rows in {self.episodes:,} episode(s)",
+            f"  episodes: {ended}{time_limits}; the longest has {self.longest:,} steps",
+            f"  return per episode: {self.returns}",
+            f"  costs: read from '{self.cost_key}', per episode {self.cost}"
+            if self.cost_key
+            else "  costs: none in the file",
+            "  next observations: "
+            + ("in the file" if self.next_observations == "file" else "made, within episodes only"),
+            *(f"  left out: {n:,} row(s), {reason}" for reason, n in self.left_out.items()),
+            f"  {self.transitions:,} transitions of {self.observations} observations, {self.actions} actions",
+        ]
+        return "\n".join(lines)
+
+
 class Recording(NamedTuple):
     """A file in memory; `print` it to see how it was read."""
 
     transitions: Transition
     """NumPy arrays (N, ...), float32."""
     spec: PlantSpec
-    about: dict[str, Any]
-    """The account, fit for JSON."""
+    about: RecordingAccount
 
     def __str__(self) -> str:
-        return in_words(self.about)
+        return str(self.about)
 
 
 def read(
@@ -45,7 +111,7 @@ def read(
     Args:
         path: the HDF5 file.
         horizon: steps after which episodes were cut, for a file with neither timeouts nor next_observations.
-        progress: told of rows read.
+        progress: called with (done, total, unit); the unit is rows.
 
     Returns:
         The transitions of all rows that can be used.
@@ -59,8 +125,41 @@ def read(
     """
     path = Path(path)
     layout, blocks = read_recording(path, horizon)
+    usable, every, dropped = _read_usable(layout, blocks, progress)
+    _hold_to_threshold(path, layout, dropped)
+    kept = len(usable["rewards"])
+    if kept == 0:
+        raise BadInput(f"expected a row with a next observation in {path.name}, got none: export longer episodes.")
+    found = _episodes(every)
+    about = RecordingAccount(
+        file=path.name,
+        sha256=file_sha256(path),
+        format=layout.family,
+        rows=layout.rows,
+        transitions=kept,
+        observations=layout.widths["observations"],
+        actions=layout.widths["actions"],
+        next_observations="file" if "next_observations" in layout.widths else "made",
+        ends_by_time="file" if "timeouts" in layout.widths else "unknown" if horizon is None else f"every {horizon}",
+        cost_key="costs" if "costs" in layout.widths else None,
+        left_out=dict(sorted(dropped.items())),
+        episodes=found.number,
+        terminated=found.terminated,
+        cut=found.cut,
+        longest=found.longest,
+        cost=_per_episode(every["costs"], found.starts),
+        **{"return": _per_episode(every["rewards"], found.starts)},
+    )
+    spec = spec_of(path.stem, usable["observations"], usable["actions"], usable["next_observations"], found.longest)
+    return Recording(transitions_of(usable), spec, about)
+
+
+def _read_usable(
+    layout: Layout, blocks: Blocks, progress: Callable[[int, int, str], None] | None
+) -> tuple[Rows, Rows, Counter[str]]:
+    """All rows that can be used (N, ...), what episodes are told by of every row, and how many are left out and why."""
     widths = {**layout.widths, "next_observations": layout.widths["observations"]}
-    usable = {key: np.empty((layout.rows, widths[key]), np.float32) for key in VECTORS}
+    usable: Rows = {key: np.empty((layout.rows, widths[key]), np.float32) for key in VECTORS}
     usable |= {key: np.empty(layout.rows, np.float32) for key in ("rewards", "costs", "terminals")}
     every: dict[str, list[Array]] = {key: [] for key in ("rewards", "costs", "terminals", "timeouts")}
     kept, seen, dropped = 0, 0, Counter[str]()
@@ -75,46 +174,30 @@ def read(
         kept, seen = kept + count, seen + len(sound)
         if progress:
             progress(seen, layout.rows, "rows")
-    _hold_to_threshold(path, layout, dropped)
-    if kept == 0:
-        raise BadInput(f"expected a row with a next observation in {path.name}, got none: export longer episodes.")
-    usable = {key: values[:kept] for key, values in usable.items()}
-    episodes = _episodes({key: np.concatenate(parts) for key, parts in every.items()})
-    transitions = Transition(
-        observation=usable["observations"],
-        action=usable["actions"],
-        reward=usable["rewards"],
-        cost=usable["costs"],
-        next_observation=usable["next_observations"],
-        terminated=usable["terminals"],
+    return (
+        {key: values[:kept] for key, values in usable.items()},
+        {key: np.concatenate(parts) for key, parts in every.items()},
+        dropped,
     )
-    about = {
-        "file": path.name,
-        "sha256": file_sha256(path),
-        "format": layout.family,
-        "rows": layout.rows,
-        "transitions": kept,
-        "observations": widths["observations"],
-        "actions": widths["actions"],
-        "next_observations": "file" if "next_observations" in layout.widths else "made",
-        "ends_by_time": "file" if "timeouts" in layout.widths else "unknown" if horizon is None else f"every {horizon}",
-        "cost_key": "costs" if "costs" in layout.widths else None,
-        "left_out": dict(sorted(dropped.items())),
-        **episodes,
-    }
-    return Recording(transitions, spec_of(path.stem, transitions, episodes["longest"]), about)
 
 
-def spec_of(name: str, transitions: Transition, horizon: int) -> PlantSpec:
+def spec_of(name: str, observations: Array, actions: Array, next_observations: Array, horizon: int) -> PlantSpec:
     """A spec for transitions of which nothing else is known.
 
     Observations are bounded by what was seen. Actions have the box [-1, 1] when all lie in it, else the range seen. No
     unit, limit or score is known, so that a return scores itself.
+
+    Args:
+        name: of the plant.
+        observations: (N, O); rows with the least and the greatest values are enough.
+        actions: (N, A), likewise.
+        next_observations: (N, O), likewise.
+        horizon: steps of the longest episode.
     """
-    both = transitions.observation, transitions.next_observation
+    both = observations, next_observations
     least, most = np.min([x.min(axis=0) for x in both], axis=0), np.max([x.max(axis=0) for x in both], axis=0)
     observed = _space("obs", least, most)
-    low, high = transitions.action.min(axis=0), transitions.action.max(axis=0)
+    low, high = actions.min(axis=0), actions.max(axis=0)
     if max(-low.min(), high.max()) <= ACTION_BOX:
         low, high = -np.ones_like(low), np.ones_like(high)
     still = high <= low
@@ -138,46 +221,29 @@ def _hold_to_threshold(path: Path, layout: Layout, dropped: Mapping[str, int]) -
         )
 
 
-def _episodes(rows: Mapping[str, Array]) -> dict[str, Any]:
-    """Counts, lengths, returns and costs of the episodes; a row that is not finite adds nothing to a sum."""
+class _Episodes(NamedTuple):
+    starts: npt.NDArray[np.int64]
+    """First row of each (E,)."""
+    number: int
+    terminated: int
+    cut: int
+    longest: int
+
+
+def _episodes(rows: Mapping[str, Array]) -> _Episodes:
     ended = rows["terminals"] | rows["timeouts"]
     starts = np.flatnonzero(np.append(True, ended[:-1]))
-    returns, costs = (
-        np.add.reduceat(np.nan_to_num(rows[key].astype(np.float64), posinf=0.0, neginf=0.0), starts)
-        for key in ("rewards", "costs")
+    return _Episodes(
+        starts,
+        len(starts),
+        int(rows["terminals"].sum()),
+        int((rows["timeouts"] & ~rows["terminals"]).sum()),
+        int(np.diff(np.append(starts, len(ended))).max()),
     )
-    return {
-        "episodes": len(starts),
-        "terminated": int(rows["terminals"].sum()),
-        "cut": int((rows["timeouts"] & ~rows["terminals"]).sum()),
-        "longest": int(np.diff(np.append(starts, len(ended))).max()),
-        "return": {"mean": float(returns.mean()), "least": float(returns.min()), "most": float(returns.max())},
-        "cost": {"mean": float(costs.mean()), "least": float(costs.min()), "most": float(costs.max())},
-    }
 
 
-def in_words(about: Mapping[str, Any]) -> str:
-    """The account of a file, a line for each thing that a reader should check."""
-    ends = {"terminated": about["terminated"], "cut by time": about["cut"]}
-    ends["unfinished"] = about["episodes"] - about["terminated"] - about["cut"]
-    ended = ", ".join(f"{n:,} {how}" for how, n in ends.items() if n)
-    time_limits = {"file": "", "unknown": "; the file does not tell which were cut by time"}.get(
-        about["ends_by_time"], f"; cut {about['ends_by_time']} steps, as told"
-    )
-    lines = [
-        f"{about['file']}: {about['format']} layout, {about['rows']:,} rows in {about['episodes']:,} episode(s)",
-        f"  episodes: {ended}{time_limits}; the longest has {about['longest']:,} steps",
-        f"  return per episode: {_range(about['return'])}",
-        f"  costs: read from '{about['cost_key']}', per episode {_range(about['cost'])}"
-        if about["cost_key"]
-        else "  costs: none in the file",
-        "  next observations: "
-        + ("in the file" if about["next_observations"] == "file" else "made, within episodes only"),
-        *(f"  left out: {n:,} row(s), {reason}" for reason, n in about["left_out"].items()),
-        f"  {about['transitions']:,} transitions of {about['observations']} observations, {about['actions']} actions",
-    ]
-    return "\n".join(lines)
-
-
-def _range(values: Mapping[str, float]) -> str:
-    return f"mean {values['mean']:.5g} (from {values['least']:.5g} to {values['most']:.5g})"
+def _per_episode(values: Array, starts: npt.NDArray[np.int64]) -> PerEpisode:
+    """Sums over episodes; a row that is not finite adds nothing to a sum."""
+    finite: npt.NDArray[np.float64] = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
+    sums = np.add.reduceat(finite, starts)
+    return PerEpisode(mean=float(sums.mean()), least=float(sums.min()), most=float(sums.max()))

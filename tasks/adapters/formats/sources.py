@@ -7,20 +7,26 @@ npz archives of NeoRL and NeoRL-2, and Parquet or CSV of a historian, which only
 from __future__ import annotations
 
 import re
-import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from configs.errors import BadInput
+from neorl_core.plants.base import LoggedSignals
+from neorl_core.types import Constraint, PlantSpec
+from tasks.adapters.files.arrays import open_npz
 from tasks.adapters.files.canonical import digest_json, file_sha256
-from tasks.adapters.formats.archives import read_npz, read_npz_layout, reading_archive
+from tasks.adapters.formats.archives import read_archive, read_archive_layout
 from tasks.adapters.formats.hdf5.isolated import has_signature, read_isolated
+from tasks.adapters.formats.hdf5.layouts import VECTORS
 from tasks.adapters.formats.hdf5.minari import find_folder
-from tasks.adapters.formats.hdf5.sources import Source, no_horizon
+from tasks.adapters.formats.hdf5.sources import Blocks, Source, no_horizon
+from tasks.adapters.formats.recordings import spec_of
 from tasks.adapters.store.schema import ALWAYS
-
-if TYPE_CHECKING:
-    from neorl_core.types import PlantSpec
+from tasks.adapters.store.scoring import with_costs
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 ZIP = b"PK"
@@ -64,14 +70,14 @@ def recognise(path: Path, horizon: int | None = None) -> Source:
 
 
 def _npz(path: Path) -> Source:
-    with reading_archive(path), zipfile.ZipFile(path) as archive:
-        names = {name.removesuffix(".npy") for name in archive.namelist()}
+    with open_npz(path) as archive:
+        names = set(archive.names)
     if {"states", "actions"} <= names and "reward" not in names:
         raise BadInput(
             f"expected rewards and next observations in {path.name}, got recorded states and actions of a simulator "
             f"({', '.join(sorted(names))}): it is a trace to check a plant's equations by, no log to learn from."
         )
-    layout = read_npz_layout(path)
+    layout = read_archive_layout(path)
     divided = "'truncated'" if "truncated" in layout.widths else "'index'"
     return Source(
         path,
@@ -82,7 +88,7 @@ def _npz(path: Path) -> Source:
         layout.widths["action"],
         ALWAYS,
         (f"episodes cut by time: from {divided}", "costs: none in the file"),
-        lambda: read_npz(path, layout.widths),
+        lambda: read_archive(path, layout.widths),
     )
 
 
@@ -122,3 +128,69 @@ def in_words(source: Source, spec: PlantSpec, known: bool) -> list[str]:
         *(f"  {note}" for note in notes),
         f"  read as {spec.name}: {made}",
     ]
+
+
+def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals) -> Callable[[], Blocks]:
+    """A source's blocks as rows of a known plant: costs by its limits, where the source has none of its own.
+
+    Raises:
+        BadInput: when its vectors are not as wide as the plant's.
+    """
+    for what, got, space in (
+        ("observations", source.observations, spec.observation),
+        ("actions", source.actions, spec.action),
+    ):
+        if got != space.size:
+            raise BadInput(
+                f"expected {space.size} {what} of {spec.name} in {source.path.name}, got {got}: "
+                "check that the file belongs to this plant."
+            )
+
+    def blocks() -> Blocks:
+        for rows in source.blocks():
+            if "constraint_costs" in source.carries:
+                if rows["constraint_costs"].shape[1:] != (len(spec.constraints),):
+                    raise BadInput(
+                        f"expected costs of {len(spec.constraints)} limits of {spec.name} in {source.path.name}, got "
+                        f"{rows['constraint_costs'].shape[1:]}: check that the file belongs to this plant."
+                    )
+                yield rows
+            else:
+                own = {"costs": rows["costs"]} if "costs" in source.carries else {}
+                yield with_costs(rows, logged) | own
+
+    return blocks
+
+
+def survey(source: Source, name: str) -> PlantSpec:
+    """A spec for a file of which nothing else is known, made in one pass over it.
+
+    Raises:
+        BadInput: when no row can be used.
+    """
+    bounds: dict[str, list[npt.NDArray[Any]]] = {}
+    longest = age = 0
+    limits = 0
+    for rows in source.blocks():
+        sound = np.ones(len(rows["rewards"]), bool)
+        for key in ("observations", "actions", "next_observations", "rewards"):
+            sound &= np.isfinite(rows[key]).reshape(len(sound), -1).all(axis=1)
+        sound &= rows["rejected"] == "" if "rejected" in rows else True
+        for key in VECTORS:
+            if sound.any():
+                edges = [rows[key][sound].min(axis=0), rows[key][sound].max(axis=0)]
+                bounds[key] = (
+                    [np.minimum(bounds[key][0], edges[0]), np.maximum(bounds[key][1], edges[1])]
+                    if key in bounds
+                    else edges
+                )
+        ends = np.flatnonzero((rows["terminals"] != 0) | (rows["timeouts"] != 0))
+        lengths = np.diff(np.concatenate([[-1 - age], ends, [len(sound) - 1]]))
+        longest, age = max(longest, int(lengths.max())), int(lengths[-1])
+        limits = rows["constraint_costs"].shape[1] if "constraint_costs" in source.carries else 0
+    if not bounds:
+        raise BadInput(f"expected a sound row in {source.path.name}, got none: mend the export.")
+    box = {key: np.stack(edges) for key, edges in bounds.items()}
+    spec = spec_of(name, box["observations"], box["actions"], box["next_observations"], longest)
+    unknown = tuple(Constraint(f"limit_{i}", "", -np.inf, np.inf) for i in range(limits))
+    return spec._replace(constraints=unknown)

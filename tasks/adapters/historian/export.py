@@ -1,7 +1,7 @@
 """Historian exports: long or wide tables in Parquet or CSV, one file or a folder, read once in order of time.
 
-A first look at the timestamps alone tells the files' order, the period, and rows of a clock gone astray. What is not in
-order of time at all (tag after tag) is sorted through a temporary file, so that memory is constant either way.
+A first pass over the timestamps alone finds the files' order, the period, and rows of a clock gone astray. What is not
+in order of time at all (tag after tag) is sorted through a temporary file, so that memory is constant either way.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from pyarrow.lib import ArrowException
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from tasks.adapters.files.canonical import digest_json, file_sha256
-from tasks.adapters.historian.arrivals import Arrivals, Chunk, Rejects, ahead, portions
 from tasks.adapters.historian.parquet_batches import coded_batches, time_groups
-from tasks.adapters.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows
-from tasks.adapters.historian.raw_times import FOLLOWERS, Clockwork, find_astray
+from tasks.adapters.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows, Rejects
+from tasks.adapters.historian.raw_times import FOLLOWERS, TimestampReader, find_astray
 from tasks.adapters.historian.raw_values import Decoder
 from tasks.adapters.historian.tables import batches, long_rows, sorted_rows
+from tasks.adapters.historian.tag_rows import Chunk, TagGrouper, ahead, portions
 
 CHUNK_ROWS = 1_000_000
 """Rows that are read at a time."""
 GROUPED_AHEAD = 16
 """Portions that may wait, grouped, while others are being settled."""
-GLANCE_ROWS = 65_536
+FOOTER_CHECK_ROWS = 65_536
 """Rows at either end of a file whose order is looked at where the footer tells the rest."""
 UNORDERED = 0.1
 """Share of rows behind younger ones above which an export is not in order of time but of something else."""
@@ -73,7 +73,7 @@ def digest_of_tables(path: Path, digests: Mapping[Path, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Look:
+class FileTimes:
     """What the timestamps of a file say."""
 
     first: int
@@ -88,14 +88,14 @@ class Look:
 
 @dataclass
 class Export:
-    """Tables on disk, looked at and ready to be read."""
+    """Tables on disk whose columns and timestamps are known, ready to be read."""
 
     path: Path
     mapping: HistorianMapping
     files: list[Path]
     digests: Mapping[Path, str] = field(default_factory=dict)
     """SHA-256 of each file, where it is known already."""
-    looks: list[Look] = field(default_factory=list)
+    times_of: list[FileTimes] = field(default_factory=list)
     ordered: bool = True
     rows: int = 0
     """Rows that were read, of a wide table the cells with something in them."""
@@ -104,7 +104,7 @@ class Export:
 
     @classmethod
     def open(cls, path: Path, mapping: HistorianMapping, digests: Mapping[Path, str] | None = None) -> Export:
-        """Look at the tables' columns and timestamps.
+        """FileTimes at the tables' columns and timestamps.
 
         Args:
             path: a table, or a folder of them.
@@ -118,23 +118,23 @@ class Export:
         for file in export.files:
             export._check_columns(file)
         with ThreadPoolExecutor(2) as pool:
-            looks = dict(zip(export.files, pool.map(export._look, export.files), strict=True))
-        export.files.sort(key=lambda file: looks[file].centre)
-        export.looks = [looks[file] for file in export.files]
-        if not any(look.rows for look in export.looks):
+            times_of = dict(zip(export.files, pool.map(export._file_times, export.files), strict=True))
+        export.files.sort(key=lambda file: times_of[file].centre)
+        export.times_of = [times_of[file] for file in export.files]
+        if not any(one.rows for one in export.times_of):
             raise BadInput(f"expected values in {path.name}, got an empty table: export a longer period.")
-        if all(look.first > look.last for look in export.looks):
+        if all(one.first > one.last for one in export.times_of):
             raise BadInput(f"expected timestamps in {path.name}, got none: export it again.")
         top = -np.inf
-        for look in export.looks:
-            export.ordered &= look.behind <= UNORDERED * look.rows and (look.rows == 0 or look.centre >= top)
-            top = max(top, look.last)
+        for one in export.times_of:
+            export.ordered &= one.behind <= UNORDERED * one.rows and (one.rows == 0 or one.centre >= top)
+            top = max(top, one.last)
         return export
 
     def period(self) -> tuple[int, int]:
         """The first and the last timestamp, ns since 1970, UTC."""
-        seen = [look for look in self.looks if look.first <= look.last]
-        return min(look.first for look in seen), max(look.last for look in seen)
+        seen = [one for one in self.times_of if one.first <= one.last]
+        return min(one.first for one in seen), max(one.last for one in seen)
 
     def first_time(self, tag: str) -> int:
         """When a tag was first archived, in the order of the rows.
@@ -151,7 +151,7 @@ class Export:
                 else:
                     rows = table.filter(pl.col(tag).is_not_null())
                 head = rows.select(columns.timestamp).head(16).collect(engine="streaming")
-            times, _ = Clockwork(self.mapping.clock).read(head[columns.timestamp], file.name)
+            times, _ = TimestampReader(self.mapping.clock).read(head[columns.timestamp], file.name)
             found += times[times != UNKNOWN_TIME].tolist()
             if found and self.ordered:
                 break
@@ -161,13 +161,13 @@ class Export:
             raise BadInput(f"expected tag '{tag}' in {self.path.name}, got no value of it with a time: export it.")
         return int(min(found)) if not self.ordered else int(found[0])
 
-    def chunks(self, quarantine: RawQuarantine, arrivals: Arrivals) -> Iterator[Chunk]:
+    def chunks(self, quarantine: RawQuarantine, grouper: TagGrouper) -> Iterator[Chunk]:
         """The rows of the mapped tags, in order of time but for what came late; each row once.
 
         Args:
             quarantine: takes the rows that do not count by themselves. Those whose value alone is unusable come with
                 status Bad nevertheless, for the tag is known to have been Bad then.
-            arrivals: groups them.
+            grouper: groups them by tag.
 
         Raises:
             BadInput: when the table holds a tag or status that the mapping does not know, or lacks one that it names.
@@ -177,9 +177,9 @@ class Export:
         with tempfile.TemporaryDirectory(prefix="neorl-sort-") as folder:
             decoded = self._decoded()
             if not self.ordered:
-                decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.looks), Path(folder))
+                decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.times_of), Path(folder))
             # Three threads: one reads and decodes, one groups by tag, and this one's caller resamples.
-            for chunk in ahead((arrivals.arrange(*item) for item in portions(ahead(decoded, 1))), GROUPED_AHEAD):
+            for chunk in ahead((grouper.arrange(*item) for item in portions(ahead(decoded, 1))), GROUPED_AHEAD):
                 for rejects in chunk.rejects:
                     quarantine.add(*rejects)
                 yield chunk
@@ -189,8 +189,8 @@ class Export:
         decoder = Decoder(self.mapping)
         seen = np.zeros(len(self.mapping.tags), bool)
         for number, file in enumerate(self.files):
-            clock = Clockwork(self.mapping.clock)
-            astray = self.looks[number].astray if self.ordered else np.zeros(0, np.int64)
+            clock = TimestampReader(self.mapping.clock)
+            astray = self.times_of[number].astray if self.ordered else np.zeros(0, np.int64)
             base = 0
             for frame, count in self._batches(file):
                 rows, rejects, unknown = decoder.read(
@@ -260,10 +260,10 @@ class Export:
             tags = [n for n in names if n != columns.timestamp and (self._wanted(n) <= (n in self.mapping.tags))]
             _compare_tags(self.path, self.mapping, tags)
 
-    def _look(self, file: Path) -> Look:
+    def _file_times(self, file: Path) -> FileTimes:
         """Read the timestamps alone; rows of a clock gone astray count for nothing here."""
-        if (told := self._glance(file)) is not None:
-            return told
+        if (found := self._footer_times(file)) is not None:
+            return found
         late = round(self.mapping.clock.late_seconds * 1e9)
         first, last, total, good, behind, rows = NEVER, UNKNOWN_TIME, 0.0, 0, 0, 0
         astray: list[Times] = []
@@ -285,9 +285,9 @@ class Export:
                 top = max(top, last)
                 total, good = total + float(known.sum(dtype=np.float64)), good + len(known)
         joined = np.concatenate(astray) if astray else np.zeros(0, np.int64)
-        return Look(first, last, total / max(good, 1), rows, behind, joined)
+        return FileTimes(first, last, total / max(good, 1), rows, behind, joined)
 
-    def _glance(self, file: Path) -> Look | None:
+    def _footer_times(self, file: Path) -> FileTimes | None:
         """What the footer says, where its row groups follow each other in time and rows at both ends bear that out."""
         groups = None
         if file.suffix == ".parquet" and not self.mapping.ignore:
@@ -297,7 +297,7 @@ class Export:
             return None
         rows = int(groups.rows.sum())
         # Files of one export are written alike: of all but one, some rows are enough.
-        most = rows if file == self.files[0] else GLANCE_ROWS
+        most = rows if file == self.files[0] else FOOTER_CHECK_ROWS
         first, last = (min(int(count), most) for count in (groups.rows[0], groups.rows[-1]))
         ends = []
         for start, count in ((0, first), (rows - last, last)):
@@ -309,11 +309,11 @@ class Export:
         if not ends or ends[0] != groups.least[0] or ends[-1] != groups.greatest[-1]:
             return None
         centre = float(((groups.least / 2 + groups.greatest / 2) * groups.rows).sum() / rows)
-        return Look(int(groups.least.min()), int(groups.greatest.max()), centre, rows, 0, np.zeros(0, np.int64))
+        return FileTimes(int(groups.least.min()), int(groups.greatest.max()), centre, rows, 0, np.zeros(0, np.int64))
 
     def _stamps(self, file: Path, table: pl.LazyFrame) -> Iterator[tuple[Times, Times, int]]:
         """Times and row numbers of the mapped tags, and how many of them are followed by enough others to be judged."""
-        columns, clock = self.mapping.columns, Clockwork(self.mapping.clock)
+        columns, clock = self.mapping.columns, TimestampReader(self.mapping.clock)
         ignoring = self.mapping.layout == "long" and bool(self.mapping.ignore)
         names = [columns.timestamp]
         if ignoring:

@@ -34,7 +34,15 @@ class RawRows(NamedTuple):
 
     def take(self, where: npt.NDArray[Any] | slice) -> RawRows:
         """Some of the rows, by mask, index or slice."""
-        return RawRows(*(column[where] for column in self))
+        return RawRows._make(column[where] for column in self)
+
+
+class Rejects(NamedTuple):
+    """Rows that do not count, and why."""
+
+    rows: RawRows
+    reasons: npt.NDArray[Any]
+    texts: list[str | None] | None
 
 
 class RawQuarantine:

@@ -35,7 +35,7 @@ REASONS = {
 ASTRAY = "timestamp is more than a day ahead of the rows around it"
 
 
-class Clockwork:
+class TimestampReader:
     """Reads the timestamps of one file, batch after batch; the state is what tells the second of two equal hours.
 
     Args:

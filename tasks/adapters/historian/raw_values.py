@@ -10,9 +10,8 @@ import polars as pl
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.adapters.historian.arrivals import Rejects
-from tasks.adapters.historian.raw_rows import RawRows
-from tasks.adapters.historian.raw_times import ASTRAY, REASONS, Clockwork
+from tasks.adapters.historian.raw_rows import RawRows, Rejects
+from tasks.adapters.historian.raw_times import ASTRAY, REASONS, TimestampReader
 from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN
 
 WORDS = {"good": GOOD, "uncertain": UNCERTAIN, "bad": BAD}
@@ -44,7 +43,7 @@ class Decoder:
         self._ranged = bool(np.isfinite(self._low).any() or np.isfinite(self._high).any())
 
     def read(
-        self, frame: pl.DataFrame, clock: Clockwork, file: str, base: int, astray: npt.NDArray[np.int64]
+        self, frame: pl.DataFrame, clock: TimestampReader, file: str, base: int, astray: npt.NDArray[np.int64]
     ) -> tuple[RawRows, list[Rejects], bool]:
         """The rows of the mapped tags, those that do not count, and whether there were tags the mapping does not know.
 

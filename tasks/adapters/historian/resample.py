@@ -112,8 +112,9 @@ def _split(samples: Samples, uncertain_is_bad: bool = False) -> _Usable:
     if usable.all():
         return _Usable(*samples, bad_times=samples.times[:0])
     where = np.flatnonzero(usable)
-    times, values, codes = (column.take(where) for column in samples)
-    return _Usable(times, values, codes, samples.times[~usable])
+    return _Usable(
+        samples.times.take(where), samples.values.take(where), samples.statuses.take(where), samples.times[~usable]
+    )
 
 
 class _Place(NamedTuple):

@@ -19,7 +19,7 @@ Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
-class Fate(IntEnum):
+class StepOutcome(IntEnum):
     """What becomes of a control step."""
 
     ROW = 0
@@ -51,7 +51,7 @@ class Points(NamedTuple):
     modes: Floats
 
     def slice(self, where: slice) -> Points:
-        return Points(*(column[where] for column in self))
+        return Points._make(column[where] for column in self)
 
 
 class Scorer:
@@ -159,11 +159,11 @@ def single(values: Floats) -> Floats:
     return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
 
 
-def fates(now: Points, later: Points, outside: Mask) -> npt.NDArray[np.int64]:
+def outcomes(now: Points, later: Points, outside: Mask) -> npt.NDArray[np.int64]:
     """What becomes of each step (G - 1,); a step that ends in a trip is kept although the plant then stops."""
-    fate = np.full(len(now.times), Fate.ROW)
-    fate[(now.fault != "") | (later.fault != "") | (now.action_fault != "")] = Fate.REJECTED
-    fate[now.gap | later.gap | now.action_gap] = Fate.GAP
-    fate[outside[:-1]] = Fate.OUTSIDE_LIMITS
-    fate[~now.running | (~later.running & ~outside[1:])] = Fate.NOT_RUNNING
-    return fate
+    outcome = np.full(len(now.times), StepOutcome.ROW)
+    outcome[(now.fault != "") | (later.fault != "") | (now.action_fault != "")] = StepOutcome.REJECTED
+    outcome[now.gap | later.gap | now.action_gap] = StepOutcome.GAP
+    outcome[outside[:-1]] = StepOutcome.OUTSIDE_LIMITS
+    outcome[~now.running | (~later.running & ~outside[1:])] = StepOutcome.NOT_RUNNING
+    return outcome

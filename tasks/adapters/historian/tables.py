@@ -10,8 +10,7 @@ import numpy as np
 import polars as pl
 
 from configs.mapping import HistorianMapping
-from tasks.adapters.historian.arrivals import Rejects
-from tasks.adapters.historian.raw_rows import RawRows
+from tasks.adapters.historian.raw_rows import RawRows, Rejects
 
 BUCKET_ROWS = 4_000_000
 """Rows that are sorted at a time."""

@@ -17,12 +17,11 @@ from configs.errors import BadInput
 from configs.mapping import LAG, HistorianMapping
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
-from tasks.adapters.historian.arrivals import Arrivals
 from tasks.adapters.historian.export import Export
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.historian.resample import Rule, Times, known_at
-from tasks.adapters.historian.steps import Cutter, Fate, Points, Scorer, fates, single
-from tasks.adapters.historian.tracks import Tracks
+from tasks.adapters.historian.steps import Cutter, Points, Scorer, StepOutcome, outcomes, single
+from tasks.adapters.historian.tag_rows import TagGrouper, TagHistory
 from tasks.adapters.store.records import RawAccount, SampleCounts, StepAccount
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.scoring import BLOCK_ROWS
@@ -128,9 +127,9 @@ class HistorianStream:
                 f"expected at least one control step of {mapping.period_seconds:g} s in {path.name}, got a log from "
                 f"{np.datetime64(begin, 'ns')} to {np.datetime64(end, 'ns')}: export a longer period."
             )
-        self.arrivals = Arrivals(len(mapping.tags), mapping.clock)
-        self.tracks = Tracks(len(mapping.tags), mapping.clock, quarantine)
-        self._fates = np.zeros(len(Fate), np.int64)
+        self.grouper = TagGrouper(len(mapping.tags), mapping.clock)
+        self.history = TagHistory(len(mapping.tags), mapping.clock, quarantine)
+        self._outcomes = np.zeros(len(StepOutcome), np.int64)
         self._trips = 0
         self._before: Floats | None = None
         """Observations before the next grid point, newest last, for lags (k, O)."""
@@ -151,24 +150,28 @@ class HistorianStream:
         # What is known at a moment rests on samples as late as this; an action is taken at the middle of its step.
         reach = max(rule.reach for rule in self.rules.values()) + self.period // 2
         unsettled = 0
-        for chunk in self.export.chunks(self.quarantine, self.arrivals):
-            self.tracks.push(chunk)
+        for chunk in self.export.chunks(self.quarantine, self.grouper):
+            self.history.push(chunk)
             unsettled += len(chunk.rows.ids) + PIECE_ROWS * len(self.codes)
             del chunk
             if unsettled >= SETTLE_ROWS:
                 unsettled = 0
-                yield from self._settled(self.tracks.complete - reach, self.tracks.complete)
-                self.tracks.trim(self.next)
+                yield from self._settled(self.history.complete - reach, self.history.complete)
+                self.history.trim(self.next)
         yield from self._settled(self.end + 1, self.end)
 
     @property
     def account(self) -> StepAccount:
         """What became of the control steps and raw rows that were read so far."""
-        counts = self.arrivals.counts
-        steps = {("rows" if fate is Fate.ROW else fate.name.lower()): int(self._fates[fate]) for fate in Fate}
+        counts = self.grouper.counts
+        steps = {outcome.name.lower(): int(self._outcomes[outcome]) for outcome in StepOutcome}
         return StepAccount(
-            steps=int(self._fates.sum()),
-            **steps,
+            steps=int(self._outcomes.sum()),
+            rows=steps["row"],
+            rejected=steps["rejected"],
+            gap=steps["gap"],
+            not_running=steps["not_running"],
+            outside_limits=steps["outside_limits"],
             trips=self._trips,
             samples={
                 tag: SampleCounts(**{name: int(counts[name][code]) for name in counts})
@@ -179,7 +182,7 @@ class HistorianStream:
                 ignored=self.export.ignored,
                 rejected=self.quarantine.count,
                 reasons=dict(self.quarantine.reasons.most_common()),
-                put_in_place=self.arrivals.displaced,
+                put_in_place=self.grouper.displaced,
                 in_order_of_time=self.export.ordered,
             ),
         )
@@ -209,7 +212,7 @@ class HistorianStream:
         actions, action_gap, action_fault = self._resample(self.acting, middles, known_to)
         running, modes = np.ones(len(grid), bool), np.zeros((len(grid), len(self.mapping.modes)))
         for i, tag in enumerate(self.mapping.modes):
-            found = known_at(self.tracks.samples(self.codes[tag]), grid, self.rules[tag], known_to)
+            found = known_at(self.history.samples(self.codes[tag]), grid, self.rules[tag], known_to)
             running &= np.isin(found.values, self.mapping.tags[tag].running)
             modes[:, i] = np.nan_to_num(found.values, nan=np.inf)
         return Points(
@@ -227,7 +230,7 @@ class HistorianStream:
     def _resample(self, tags: list[str], at: Times, known_to: int) -> tuple[Floats, Mask, npt.NDArray[Any]]:
         values, gap, fault = np.empty((len(at), len(tags))), np.zeros(len(at), bool), np.full(len(at), "", dtype=object)
         for i, tag in enumerate(tags):
-            found = known_at(self.tracks.samples(self.codes[tag]), at, self.rules[tag], known_to)
+            found = known_at(self.history.samples(self.codes[tag]), at, self.rules[tag], known_to)
             lost = np.isnan(found.values)
             bad = lost & found.across_bad
             scale, offset = self.conversions[tag]
@@ -258,9 +261,9 @@ class HistorianStream:
         if not len(now.times):
             return
         outside = self.scorer.outside(points)
-        fate = fates(now, later, outside)
-        keep = fate <= Fate.REJECTED
-        terminals = keep & (fate == Fate.ROW) & outside[1:]
+        outcome = outcomes(now, later, outside)
+        keep = outcome <= StepOutcome.REJECTED
+        terminals = keep & (outcome == StepOutcome.ROW) & outside[1:]
         changed = (now.modes != later.modes).any(axis=1)
         first, ends = self._cutter.number, self._cutter.cut(keep, terminals | changed, last)
         count = len(ends)
@@ -271,13 +274,13 @@ class HistorianStream:
             "actions": now.actions,
             "next_observations": later.observations,
             "terminals": terminals,
-            "timeouts": np.append(ends, np.zeros(len(fate) - count, bool)) & ~terminals,
+            "timeouts": np.append(ends, np.zeros(len(outcome) - count, bool)) & ~terminals,
             "timestamps": now.times,
-            "rejected": np.where(fate == Fate.REJECTED, fault, ""),
-            "numbers": first + np.arange(len(fate)),
+            "rejected": np.where(outcome == StepOutcome.REJECTED, fault, ""),
+            "numbers": first + np.arange(len(outcome)),
         }
         rows |= self.scorer.formulas(points)
-        self._fates += np.bincount(fate[:count], minlength=len(Fate))
+        self._outcomes += np.bincount(outcome[:count], minlength=len(StepOutcome))
         self._trips += int(terminals[:count].sum())
         where = np.flatnonzero(keep[:count])
         for start in range(0, max(len(where), 1), BLOCK_ROWS):

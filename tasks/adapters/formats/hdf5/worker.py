@@ -95,7 +95,7 @@ def send_rows(out: BinaryIO, rows: Rows) -> None:
     arrays = [[key, values.dtype.str, values.shape] for key, values in plain.items()]
     _send(out, {"arrays": arrays, "reasons": reasons})
     for values in plain.values():
-        out.write(values.reshape(-1).view(np.uint8))
+        out.write(values.reshape(-1).view(np.uint8).data)
 
 
 def _send(out: BinaryIO, frame: dict[str, Any]) -> None:

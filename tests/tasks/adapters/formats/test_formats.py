@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,8 @@ import pytest
 
 from configs.errors import BadInput
 from neorl_core.plants import LOGGED, PLANTS
-from tasks.adapters.formats.archives import read_npz
-from tasks.adapters.formats.source_rows import for_plant
-from tasks.adapters.formats.sources import recognise
+from tasks.adapters.formats.archives import read_archive
+from tasks.adapters.formats.sources import for_plant, recognise
 from tasks.adapters.store.schema import Rows
 
 SPEC = PLANTS["double_mass"].spec
@@ -44,7 +45,7 @@ def read(path: Path, block_rows: int = 65536) -> Rows:
     source = recognise(path)
     widths = {"obs": source.observations, "action": source.actions, "next_obs": source.observations}
     widths |= {"reward": 1, "done": 1, "truncated": 1}
-    cut = source._replace(blocks=lambda: read_npz(path, widths, block_rows))
+    cut = source._replace(blocks=lambda: read_archive(path, widths, block_rows))
     blocks = list(for_plant(cut, SPEC, LOGGED["double_mass"])())
     return {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
 
@@ -151,3 +152,20 @@ def test_official_data_agree_with_the_plant_s_reward(dmsd_train: Path) -> None:
     assert int(rows["timeouts"].sum()) == 1000
     got = LOGGED["double_mass"].reward(*(rows[key] for key in ("observations", "actions", "next_observations")))
     np.testing.assert_allclose(np.asarray(got), rows["rewards"], atol=5e-6)
+
+
+def test_a_header_of_rows_that_are_not_there_is_refused_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, values in arrays().items():
+            shape = (20_000_000, *values.shape[1:])
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(stream, header)
+                stream.write(values.tobytes())
+    tracemalloc.start()
+    with pytest.raises(BadInput, match=r"bytes of 'obs' in a\.npz"):
+        read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000

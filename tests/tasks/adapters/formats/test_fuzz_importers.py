@@ -27,8 +27,7 @@ from configs.errors import BadInput
 from tasks.adapters.formats.exports import export
 from tasks.adapters.formats.hdf5 import isolated as hdf5_isolated
 from tasks.adapters.formats.hdf5.isolated import read_isolated
-from tasks.adapters.formats.source_rows import survey
-from tasks.adapters.formats.sources import recognise
+from tasks.adapters.formats.sources import recognise, survey
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import Rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from configs.errors import BadInput
 from neorl_core.plants import PLANTS
-from tasks.adapters.formats.recordings import read
+from tasks.adapters.formats.recordings import PerEpisode, RecordingAccount, read
 from tests.benchmark_files import walk, write_d4rl, write_dsrl
 from tests.tasks.adapters.formats.test_hdf5_formats import by_hand
 
@@ -22,15 +21,15 @@ def test_the_account_of_a_file_worked_by_hand(tmp_path: Path) -> None:
     log = read(path, progress=lambda *args: told.append(args))
     assert told == [(8, 8, "rows")]
     # Episodes: rewards 0+1+2, 3+4, 5, 6+7.
-    about = {key: value for key, value in log.about.items() if key not in ("sha256", "cost")}
+    about = log.about.model_dump(mode="json", by_alias=True, exclude={"sha256", "cost"})
     assert about == {
         **{"file": "toy-v0.hdf5", "format": "D4RL", "rows": 8, "transitions": 6, "observations": 1, "actions": 1},
         **{"next_observations": "made", "ends_by_time": "file", "cost_key": None},
         **{"left_out": {"no next observation": 2}, "episodes": 4, "terminated": 2, "cut": 1, "longest": 3},
         "return": {"mean": 7.0, "least": 3.0, "most": 13.0},
     }
-    assert log.about["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert json.loads(json.dumps(log.about)) == log.about
+    assert log.about.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert RecordingAccount.model_validate_json(log.about.model_dump_json(by_alias=True)) == log.about
     kept = [0, 1, 2, 3, 5, 6]
     np.testing.assert_array_equal(log.transitions.observation, by_hand()["observations"][kept])
     np.testing.assert_array_equal(log.transitions.next_observation[:, 0], [2, 3, 3, 11, 20, 31])
@@ -53,7 +52,7 @@ def test_costs_are_carried_and_accounted_for(tmp_path: Path) -> None:
     np.testing.assert_array_equal(log.transitions.cost, unsafe)
     ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
     each = [part.sum() for part in np.split(unsafe, ends)]
-    assert log.about["cost"] == {"mean": np.mean(each), "least": min(each), "most": max(each)}
+    assert log.about.cost == PerEpisode(mean=float(np.mean(each)), least=float(min(each)), most=float(max(each)))
     assert "DSRL layout" in str(log)
     assert "costs: read from 'costs', per episode" in str(log)
     assert "next observations: in the file" in str(log)
@@ -93,7 +92,7 @@ def test_a_few_bad_rows_are_left_out_and_many_refuse_the_file(tmp_path: Path) ->
     rewards[[3, 40, 41, 42, 99]] = np.nan
     path = write_d4rl(tmp_path / "a.hdf5", arrays, rewards=rewards)
     log = read(path)
-    assert log.about["left_out"] == {"NaN or infinity in rewards": 5}
+    assert log.about.left_out == {"NaN or infinity in rewards": 5}
     assert "left out: 5 row(s), NaN or infinity in rewards" in str(log)
     np.testing.assert_array_equal(log.transitions.reward, np.delete(arrays["rewards"], [3, 40, 41, 42, 99]))
     rewards[50] = np.inf
@@ -120,12 +119,12 @@ def test_official_data_in_d4rl_layout_have_their_published_score(dmsd_train: Pat
         }
     log = read(write_d4rl(tmp_path / "dmsd.hdf5", arrays))
     worst, best = PLANTS["double_mass"].spec.score_range
-    assert 100 * (log.about["return"]["mean"] - worst) / (best - worst) == pytest.approx(56.6, abs=0.05)
-    assert (log.about["episodes"], log.about["longest"], log.about["cut"]) == (1000, 100, 1000)
+    assert 100 * (log.about.returns.mean - worst) / (best - worst) == pytest.approx(56.6, abs=0.05)
+    assert (log.about.episodes, log.about.longest, log.about.cut) == (1000, 100, 1000)
     # Made anew, they are the same but for each episode's last row.
     made = read(write_d4rl(tmp_path / "bare.hdf5", arrays, next_observations=None))
     last = np.arange(99, 100_000, 100)
-    assert made.about["left_out"] == {"no next observation": 1000}
+    assert made.about.left_out == {"no next observation": 1000}
     np.testing.assert_array_equal(
         made.transitions.next_observation, np.delete(log.transitions.next_observation, last, axis=0)
     )

@@ -12,8 +12,8 @@ import pytest
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
 from tasks.adapters.files.canonical import file_sha256
-from tasks.adapters.historian import arrivals, transitions
 from tasks.adapters.historian import export as historian
+from tasks.adapters.historian import tag_rows, transitions
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.historian.transitions import HistorianLog, read_historian
 from tasks.adapters.synthetic.fault_log import (
@@ -129,7 +129,7 @@ def test_the_size_of_chunks_changes_nothing(tmp_path: Path, monkeypatch: pytest.
     whole, parts = RawQuarantine(), RawQuarantine()
     log = read(made["path"], whole)
     monkeypatch.setattr(historian, "CHUNK_ROWS", 257)
-    monkeypatch.setattr(arrivals, "PORTION_ROWS", 100)
+    monkeypatch.setattr(tag_rows, "PORTION_ROWS", 100)
     monkeypatch.setattr(transitions, "SETTLE_ROWS", 300)
     again = read(made["path"], parts)
     key = ["file", "row", "tag"]
@@ -152,5 +152,5 @@ def test_an_observation_knows_nothing_of_what_came_later(tmp_path: Path) -> None
         one, two = (read(p, RawQuarantine(), causal=causal, clock=limits) for p in (made["path"], path))
         until = [log.rows["timestamps"] <= moment for log in (one, two)]
         same = np.array_equal(one.rows["observations"][until[0]], two.rows["observations"][until[1]])
-        # Part 13's interpolation looks ahead by its nature; what is causal must not.
+        # Part 13's interpolation times_of ahead by its nature; what is causal must not.
         assert same == causal

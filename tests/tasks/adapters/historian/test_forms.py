@@ -220,11 +220,11 @@ def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypat
     for table, told in ((frame, True), (late, False), (grouped, False)):
         table.write_parquet(path, row_group_size=10 if told else 30)
         export = historian.Export(path, mapping(clock={"late_seconds": 0}), [path])
-        glance = export._glance(path)
+        glance = export._footer_times(path)
         assert (glance is not None) == told
-        look = export._look(path)
+        look = export._file_times(path)
         monkeypatch.setattr(historian, "time_groups", lambda *_: None)
-        read_whole = export._look(path)
+        read_whole = export._file_times(path)
         monkeypatch.undo()
         for name in ("first", "last", "rows", "behind"):
             assert getattr(look, name) == getattr(read_whole, name)
@@ -232,7 +232,7 @@ def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypat
 
 
 def test_of_a_folder_s_later_files_the_ends_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(historian, "GLANCE_ROWS", 8)
+    monkeypatch.setattr(historian, "FOOTER_CHECK_ROWS", 8)
     frame = long()
     begun, ended = frame[:8].reverse(), frame[-8:].reverse()
     orders = {"a": frame, "b": pl.concat([begun, frame[8:]]), "c": pl.concat([frame[:-8], ended])}
@@ -240,12 +240,12 @@ def test_of_a_folder_s_later_files_the_ends_are_looked_at(tmp_path: Path, monkey
         table.write_parquet(tmp_path / f"{name}.parquet", row_group_size=20)
     files = [tmp_path / f"{name}.parquet" for name in orders]
     export = historian.Export(tmp_path, mapping(clock={"late_seconds": 1e6}), files)
-    assert [export._glance(file) is not None for file in files] == [True, False, False]
+    assert [export._footer_times(file) is not None for file in files] == [True, False, False]
     # A clock that went astray among rows that were not looked at.
     for at, years in ((len(frame) - 12, 80), (12, -40)):
         when = pl.when(pl.int_range(pl.len()) == at).then(pl.col("timestamp").dt.offset_by(f"{years}y"))
         frame.with_columns(timestamp=when.otherwise("timestamp")).write_parquet(files[2], row_group_size=20)
-        assert export._glance(files[2]) is None
+        assert export._footer_times(files[2]) is None
 
 
 @pytest.mark.parametrize("name", ["long.parquet", "wide.parquet", "long.csv", "wide.csv"])

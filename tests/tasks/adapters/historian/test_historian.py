@@ -15,8 +15,8 @@ from configs.mapping import HistorianMapping
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec, Space
-from tasks.adapters.historian import arrivals, transitions
 from tasks.adapters.historian import export as historian
+from tasks.adapters.historian import tag_rows, transitions
 from tasks.adapters.historian.export import Export
 from tasks.adapters.historian.transitions import HistorianLog, read_historian
 from tasks.adapters.store.records import SampleCounts
@@ -238,7 +238,7 @@ def test_a_stream_in_small_pieces_says_the_same(
     )
     assert "contradicts another row of the same time" in whole.account.raw.reasons
     monkeypatch.setattr(historian, "CHUNK_ROWS", rows)
-    monkeypatch.setattr(arrivals, "PORTION_ROWS", max(rows // 2, 1))
+    monkeypatch.setattr(tag_rows, "PORTION_ROWS", max(rows // 2, 1))
     monkeypatch.setattr(transitions, "SETTLE_ROWS", rows)
     monkeypatch.setattr(transitions, "GRID_POINTS", points)
     assert_same(read(tmp_path, frame, **how), whole)
