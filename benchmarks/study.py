@@ -87,7 +87,7 @@ def logged(plant: str, data: Sequence[Path], home: Home) -> tuple[Logs, Logs]:
     """The plant's logs through the pipeline's own ingest: episodes to train on and episodes held out."""
     if not data:
         made = plant == "chemical_reactor"
-        data = [Path(generate(plant, home.folder("generated", plant), seed=0)["path"])] if made else official()
+        data = [generate(plant, home.folder("generated", plant), seed=0).path] if made else official()
     mapping = ROOT / "configs" / "mappings" / f"{plant}.yaml"
     source = {"mapping": mapping} if mapping.exists() else {}
     found = ingest(home, RunConfig(plant=plant, data={**source, "held_out": HELD_OUT}), list(data))

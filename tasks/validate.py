@@ -11,7 +11,7 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, write_json
-from tasks.adapters.store.expectations import Check, check_episode_table, judge
+from tasks.adapters.store.expectations import Check, check_episode_table, check_tables
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
 from tasks.adapters.store.statistics import Signal, Statistics, mean_shift, signal_bounds, stability_index, summarise
@@ -71,7 +71,7 @@ def validate(
         f"expected sound rows, got {n} where {why}: ingest its sources again." for why, n in summary.faults.items()
     ]
     reasons += check_episode_table(summary.episodes)
-    failed, docs = judge(
+    failed, docs = check_tables(
         plant=run.plant,
         digest=store.digest,
         tables={"episodes": summary.episodes, "dataset": {name: np.array([value]) for name, value in table.items()}},

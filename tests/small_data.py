@@ -36,7 +36,7 @@ def reactor_run(**settings: Any) -> RunConfig:
 def reactor_dataset(home: Home, folder: Path, weeks: float, seed: int = 0) -> Dataset:
     """Weeks of the reactor's log as a dataset of the home."""
     log = generate(PLANT, folder / f"log-{seed}", seed, weeks)
-    return ingest(home, reactor_run(), [Path(log["path"])])
+    return ingest(home, reactor_run(), [log.path])
 
 
 def altered(reference: Dataset, folder: Path, **changes: Any) -> Dataset:

@@ -44,12 +44,11 @@ def generate(
         if weeks is not None:
             raise BadInput(f"expected --weeks for a history alone, got it with {behaviour}: give --episodes instead.")
         from tasks.adapters.synthetic.episodes import generate as play
-        from tasks.adapters.synthetic.episodes import in_words
 
         folder = out or Home.locate().folder("datasets", name)
         with StageProgress("generate") as progress:
-            result = play(name, behaviour, episodes or 1000, seed, folder, progress)
-        emit(result, as_json, in_words(result))
+            made = play(name, behaviour, episodes or 1000, seed, folder, progress)
+        emit(made.model_dump(mode="json", exclude_none=True), as_json, made.lines())
         return
     if episodes is not None or out is None:
         raise BadInput(
@@ -59,8 +58,8 @@ def generate(
     from tasks.adapters.synthetic.plant_log import generate as write
 
     with StageProgress("generate") as progress:
-        result = write(name, out, seed=seed, weeks=3.0 if weeks is None else weeks, progress=progress)
-    emit(result, as_json, [f"{result['rows']:,} rows in {result['path']}"])
+        log = write(name, out, seed=seed, weeks=3.0 if weeks is None else weeks, progress=progress)
+    emit(log.model_dump(mode="json"), as_json, [f"{log.rows:,} rows in {log.path}"])
 
 
 def ingest(
@@ -134,6 +133,6 @@ def export(
     datasets = Home.locate().root / "datasets"
     folders = [root] if root else sorted(datasets.iterdir()) if datasets.is_dir() else []
     with StageProgress("export") as progress:
-        result = write(find_dataset(folders, digest), to, out, progress)
-    lines = [f"{result['rows']:,} rows in {result['episodes']:,} episodes as {to} in {result['path']}"]
-    emit(result, as_json, [*lines, *(f"  left out: {what}" for what in result["left_out"])])
+        made = write(find_dataset(folders, digest), to, out, progress)
+    lines = [f"{made.rows:,} rows in {made.episodes:,} episodes as {to} in {made.path}"]
+    emit(made.model_dump(mode="json"), as_json, [*lines, *(f"  left out: {what}" for what in made.left_out)])

@@ -51,7 +51,7 @@ def words(served: Home) -> list[str]:
     folder = served.root.parent
     log = generate(PLANT, folder / "log", 0, 0.5)
     (folder / "run.yaml").write_text(CONFIG)
-    return ["retrain", str(folder / "run.yaml"), "--data", str(log["path"])]
+    return ["retrain", str(folder / "run.yaml"), "--data", str(log.path)]
 
 
 def _start(home: Home, words: list[str]) -> subprocess.Popen[str]:

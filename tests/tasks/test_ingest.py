@@ -247,8 +247,8 @@ def test_missing_sources_plants_and_mappings_are_named(tmp_path: Path, home: Pat
 def test_a_historian_s_log_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
     made = generate("chemical_reactor", tmp_path, seed=0, weeks=0.15)
     reactor = RunConfig(plant="chemical_reactor", data=Data(mapping=REACTOR))
-    reference = ingest(Home(home), reactor, [Path(made["path"])])
-    assert ingest(Home(home), reactor, [Path(made["path"])]) == reference
+    reference = ingest(Home(home), reactor, [made.path])
+    assert ingest(Home(home), reactor, [made.path]) == reference
     held = opened(reference)
     held.verify()
     (account,) = reference.accounts
@@ -270,7 +270,7 @@ def test_a_log_of_a_plant_that_never_ran_is_an_empty_dataset(tmp_path: Path, hom
     made = generate("chemical_reactor", tmp_path, seed=0, weeks=0.02)
     stopped = pl.when(pl.col("tag") == "AIC-101.MODE").then(0.0)
     path = tmp_path / "stopped.parquet"
-    pl.read_parquet(made["path"]).with_columns(value=stopped.otherwise(pl.col("value"))).write_parquet(path)
+    pl.read_parquet(made.path).with_columns(value=stopped.otherwise(pl.col("value"))).write_parquet(path)
     with pytest.raises(BadInput, match=r"empty dataset \(.*\d+ not running.*\): check"):
         ingest(Home(home), RunConfig(plant="chemical_reactor", data=Data(mapping=REACTOR)), [path])
 

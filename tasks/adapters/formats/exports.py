@@ -12,8 +12,9 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -23,6 +24,7 @@ from configs.errors import BadInput
 from tasks.adapters.files.canonical import file_sha256, fsync_folder, no_space_is_bad_input, publish, write_atomic
 from tasks.adapters.formats.hdf5.minari import INFOS, first_difference, metadata_of, write_episode
 from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import Record
 from tasks.adapters.store.schema import ALWAYS, ROW_KEYS, Rows
 from tasks.adapters.store.shards import LIBVER
 
@@ -34,17 +36,30 @@ MINARI_NAME = re.compile(r"[-_\w]+-v\d+")
 BESIDES = "names, units, limits and provenance, which stay in the manifest"
 
 
-def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+class Export(Record):
+    """A dataset that was written in another format."""
+
+    format: str
+    path: Path
+    sha256: str
+    """Digest of the file; of Minari's folder, of its HDF5 file."""
+    rows: int
+    episodes: int
+    left_out: tuple[str, ...]
+    """What the format has no place for."""
+
+
+def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None = None) -> Export:
     """Write a dataset in another format.
 
     Args:
         dataset: opened, so that its files are known to be whole.
         to: one of `FORMATS`.
         out: the file, or for Minari the folder, whose name is the dataset's id (NAME-v0); must not exist.
-        progress: told of rows.
+        progress: called with (done, total, unit); the unit is rows.
 
     Returns:
-        {format, path, sha256, rows, episodes, left_out: [what the format has no place for]}.
+        What was written, and what the format has no place for.
 
     Raises:
         BadInput: when the path exists, the format cannot hold the dataset, or the disk is full.
@@ -56,14 +71,14 @@ def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None
     out.parent.mkdir(parents=True, exist_ok=True)
     with no_space_is_bad_input(out):
         main, left_out = FORMATS[to](dataset, out, progress or (lambda done, total, unit: None))
-    return {
-        "format": to,
-        "path": str(out),
-        "sha256": file_sha256(main),
-        "rows": dataset.rows,
-        "episodes": len(dataset.episodes) - 1,
-        "left_out": [*left_out, BESIDES],
-    }
+    return Export(
+        format=to,
+        path=out,
+        sha256=file_sha256(main),
+        rows=dataset.rows,
+        episodes=len(dataset.episodes) - 1,
+        left_out=(*left_out, BESIDES),
+    )
 
 
 def _left_out(dataset: StoredDataset, carried: tuple[str, ...]) -> list[str]:
@@ -147,18 +162,24 @@ def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, 
     return _flat(dataset, out, (*ALWAYS, "costs"), progress)
 
 
-def _npz_file(
-    out: Path, members: dict[str, tuple[tuple[int, ...], Any, Callable[[], Iterator[npt.NDArray[Any]]]]]
-) -> None:
+class _Array(NamedTuple):
+    """An array that is written part after part."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: Callable[[], Iterator[npt.NDArray[Any]]]
+
+
+def _npz_file(out: Path, members: dict[str, _Array]) -> None:
     """An npz whose arrays are streamed, one after the other; the same arrays make the same bytes."""
     temporary = out.with_name(f".{out.name}.part")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-            for name, (shape, dtype, parts) in members.items():
+            for name, array in members.items():
                 entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 entry.create_system = 3
                 with archive.open(entry, "w", force_zip64=True) as stream:
-                    _write_array(stream, shape, np.dtype(dtype), parts())
+                    _write_array(stream, array.shape, np.dtype(array.dtype), array.parts())
         publish(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)
@@ -186,14 +207,14 @@ def _npz(dataset: StoredDataset, out: Path, progress: Progress, v1: bool) -> tup
             progress(written, rows * len(names), "rows of arrays")
             yield block[key].reshape(-1, *tail)
 
-    members: dict[str, Any] = {}
+    members: dict[str, _Array] = {}
     for name, key in names.items():
         # NeoRL keeps columns where NeoRL-2's files have (N,).
         tail = first[key].shape[1:] or ((1,) if v1 else ())
-        members[name] = ((rows, *tail), "<f4", lambda key=key, tail=tail: parts(key, tail))
+        members[name] = _Array((rows, *tail), "<f4", partial(parts, key, tail))
     if v1:
         ends = dataset.episodes[1:]
-        members["index"] = (ends.shape, "<i8", lambda: iter([ends]))
+        members["index"] = _Array(ends.shape, "<i8", lambda: iter([ends]))
     _npz_file(out, members)
     return out, _left_out(dataset, ALWAYS)
 

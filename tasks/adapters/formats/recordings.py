@@ -157,7 +157,7 @@ def read(
 def _read_usable(
     layout: Layout, blocks: Blocks, progress: Callable[[int, int, str], None] | None
 ) -> tuple[Rows, Rows, Counter[str]]:
-    """All rows that can be used (N, ...), what episodes are told by of every row, and how many are left out and why."""
+    """The rows that can be used (N, ...), rewards, costs and ends of all rows, and how many are left out and why."""
     widths = {**layout.widths, "next_observations": layout.widths["observations"]}
     usable: Rows = {key: np.empty((layout.rows, widths[key]), np.float32) for key in VECTORS}
     usable |= {key: np.empty(layout.rows, np.float32) for key in ("rewards", "costs", "terminals")}

@@ -35,7 +35,7 @@ CHUNK_ROWS = 1_000_000
 GROUPED_AHEAD = 16
 """Portions that may wait, grouped, while others are being settled."""
 FOOTER_CHECK_ROWS = 65_536
-"""Rows at either end of a file whose order is looked at where the footer tells the rest."""
+"""Rows at either end of a file whose order is checked where the rest is known from the footer."""
 UNORDERED = 0.1
 """Share of rows behind younger ones above which an export is not in order of time but of something else."""
 SUFFIXES = (".parquet", ".csv")

@@ -47,10 +47,10 @@ def time_groups(path: Path, column: str) -> Groups | None:
         return None
     found = []
     for i in range(footer.num_row_groups):
-        told = footer.row_group(i).column(place).statistics
-        if told is None or not told.has_min_max or not told.has_null_count or told.null_count:
+        held = footer.row_group(i).column(place).statistics
+        if held is None or not held.has_min_max or not held.has_null_count or held.null_count:
             return None
-        found.append((footer.row_group(i).num_rows, told.min_raw, told.max_raw))
+        found.append((footer.row_group(i).num_rows, held.min_raw, held.max_raw))
     rows, least, greatest = np.array(found, np.int64).T
     scale = TO_NS[kind["timeUnit"]]
     if max(np.abs(least).max(), np.abs(greatest).max()) > 9 * 10**18 // scale:

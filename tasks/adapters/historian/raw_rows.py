@@ -79,9 +79,9 @@ class RawQuarantine:
         count = len(rows.ids)
         if not count:
             return
-        told = np.asarray(reasons, dtype=object)
-        self.reasons.update(told.tolist())
-        self._added.append((rows, told, texts))
+        given = np.asarray(reasons, dtype=object)
+        self.reasons.update(given.tolist())
+        self._added.append((rows, given, texts))
         self._waiting += count
         if self.folder is not None and self._waiting >= self.part_records:
             self.close()
@@ -99,7 +99,7 @@ class RawQuarantine:
             return pl.DataFrame()
         parts, reasons, texts = zip(*self._added, strict=True)
         rows = RawRows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        told = [text for some, part in zip(texts, parts, strict=True) for text in some or [None] * len(part.ids)]
+        shown = [text for some, part in zip(texts, parts, strict=True) for text in some or [None] * len(part.ids)]
         known = rows.times != UNKNOWN_TIME
         names = np.asarray([*self.tags, None], dtype=object)
         frame = pl.DataFrame(
@@ -110,7 +110,7 @@ class RawQuarantine:
                 "timestamp": pl.Series(np.where(known, rows.times, 0)).cast(pl.Datetime("ns", "UTC")),
                 "value": rows.values,
                 "status": rows.statuses,
-                "text": pl.Series(told, dtype=pl.String),
+                "text": pl.Series(shown, dtype=pl.String),
                 "reason": np.concatenate(reasons).tolist(),
                 "known": known,
             },

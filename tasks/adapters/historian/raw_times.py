@@ -94,13 +94,13 @@ class TimestampReader:
     def _texts(self, column: pl.Series, file: str) -> tuple[Times, npt.NDArray[np.uint8] | None]:
         text = column.str.strip_chars()
         iso = text.str.contains(ISO_DATE).fill_null(False)
-        told = text.str.contains(OFFSET).fill_null(False)
-        with_offset = iso & told
+        offset = text.str.contains(OFFSET).fill_null(False)
+        with_offset = iso & offset
         times = np.full(len(text), UNKNOWN_TIME, np.int64)
         reasons = np.full(len(text), UNREADABLE, np.uint8)
         parts: tuple[tuple[pl.Series, Callable[[pl.Series], tuple[Times, npt.NDArray[np.uint8] | None]]], ...] = (
             (with_offset, lambda x: _in_range(x.str.to_datetime(time_unit="ns", time_zone="UTC", strict=False))),
-            (iso & ~told, lambda x: self._local(x.str.to_datetime(time_unit="ns", strict=False))),
+            (iso & ~offset, lambda x: self._local(x.str.to_datetime(time_unit="ns", strict=False))),
         )
         for which, parse in parts:
             mask = which.to_numpy()
@@ -139,16 +139,16 @@ class TimestampReader:
         if not (skipped.any() or twice.any() or reasons is not None):
             self._crest, self._second = UNKNOWN_TIME, False
             return earlier, None
-        told = np.zeros(len(earlier), np.uint8) if reasons is None else reasons
-        told[skipped] = SKIPPED
+        why = np.zeros(len(earlier), np.uint8) if reasons is None else reasons
+        why[skipped] = SKIPPED
         times = earlier
         if rule == "quarantine":
-            told[twice] = AMBIGUOUS
+            why[twice] = AMBIGUOUS
         elif rule == "later":
             times = later
         elif rule == "order":
             times = np.where(twice & self._in_second_pass(earlier, twice), later, earlier)
-        return times, told if told.any() else None
+        return times, why if why.any() else None
 
     def _in_second_pass(self, earlier: Times, twice: Mask) -> Mask:
         """Where a clock that was set back runs through the same hour again: once it fell back by half an hour."""

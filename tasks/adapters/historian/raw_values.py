@@ -20,8 +20,8 @@ OPC_DA = np.array([BAD, UNCERTAIN, 0xC0000000, GOOD], np.uint32)
 """By the two highest of an OPC DA quality's eight bits; the third is not used by that standard."""
 NAMELESS = "tag is missing"
 LONGEST_TEXT = 60
-MOST_TOLD = 100
-"""Texts and status codes of which reasons tell each."""
+MOST_NAMED = 100
+"""Texts and status codes that reasons name one by one."""
 
 
 class Decoder:
@@ -36,7 +36,7 @@ class Decoder:
         self.ignored = 0
         tags = list(mapping.tags.values())
         self._known: dict[str, int] = {}
-        self._told: dict[str, set[str]] = {}
+        self._named_before: dict[str, set[str]] = {}
         ranges = [tag.range or (None, None) for tag in tags]
         self._low = np.array([-np.inf if low is None else low for low, _ in ranges])
         self._high = np.array([np.inf if high is None else high for _, high in ranges])
@@ -82,7 +82,7 @@ class Decoder:
         if lost is not None:
             suspects |= lost
         keep, rejects = mapped, list[Rejects]()
-        # Few rows are suspect, as a rule: what is wrong is told of those alone.
+        # Few rows are suspect, as a rule: what is wrong is found for those alone.
         where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
         if len(where):
             some = rows.take(where)
@@ -143,10 +143,10 @@ class Decoder:
 
     def _named(self, kind: str, which: str) -> str:
         """A reason that tells the text or code, as long as there are not too many: a wrong column may hold anything."""
-        told = self._told.setdefault(kind, set())
-        if which not in told and len(told) >= MOST_TOLD:
+        before = self._named_before.setdefault(kind, set())
+        if which not in before and len(before) >= MOST_NAMED:
             return kind
-        told.add(which)
+        before.add(which)
         return f"{kind} {which}"
 
     def _with_states(

@@ -211,7 +211,7 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
     if beyond.any():
         far |= beyond & (times[before] + limit < end)
     if rule.causal:
-        # Whether there was a silence is told afterwards, for a row may be left out for what came later; its values
+        # Whether there was a silence is known afterwards, for a row may be left out for what came later; its values
         # may not be.
         later = times[np.minimum(before + 1, len(times) - 1)]
         seen = (age <= 0) | (~beyond & (later <= at + rule.skew))

@@ -100,7 +100,8 @@ class Scorer:
             found["rewards"] = single(reward).astype(np.float32)
         if self.logged is None:
             excess = single(np.maximum(-self._margins(points)[1:], 0.0)).astype(np.float32)
-            found |= {"constraint_costs": excess, "costs": (excess > 0).any(axis=1).astype(np.float32)}
+            found["constraint_costs"] = excess
+            found["costs"] = np.asarray((excess > 0).any(axis=1), np.float32)
         return found
 
     def score(self, rows: Rows) -> Rows:
@@ -147,7 +148,7 @@ class Cutter:
         begin = np.maximum.accumulate(np.where(begins, index, 0))
         # The first step goes on where the one before it left off.
         age = index - begin + np.where(begin == 0, self._age, 0)
-        cut = kept & (ended | ((age + 1) % self.longest == 0))
+        cut: Mask = kept & (ended | ((age + 1) % self.longest == 0))
         if len(ended):
             self._age = int(age[-1]) + 1 if kept[-1] and not ended[-1] else 0
         self.number += len(ended)

@@ -369,5 +369,5 @@ def _cut_short(episodes: EpisodesCard, gaps: GapsCard, spec: PlantSpec) -> list[
     if episodes.terminated == 0:
         said.append("No episode terminates: what a trip costs cannot be learned.")
     if not gaps.known:
-        said.append("There are no timestamps: gaps in the record cannot be told.")
+        said.append("There are no timestamps: gaps in the record cannot be found.")
     return said

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Columns = Mapping[str, npt.NDArray[Any]]
 
 MAX_CASES = 3
-"""Failure cases that are told of; a schema's report can hold millions."""
+"""Failure cases that are reported; a schema's report can hold millions."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _failures(schema: Any, frame: pl.DataFrame, what: str) -> list[str]:
     return []
 
 
-def judge(
+def check_tables(
     plant: str,
     digest: str,
     tables: Mapping[str, Columns],

@@ -148,8 +148,8 @@ def sha256_while_unchanged(path: Path) -> str:
 
 
 def _state(path: Path) -> _State:
-    told = path.stat()
-    return _State(told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
+    found = path.stat()
+    return _State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def check_file(path: Path, record: ShardRecord) -> None:

@@ -14,11 +14,12 @@ bisection on the mean score of the same episodes, whatever the seed, so that one
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from configs.errors import BadInput
 from neorl_core.control.behaviour import Behaviour, play
@@ -45,11 +46,20 @@ class Policy(NamedTuple):
     """"oracle" or "plant's own controller"."""
     parts: dict[str, Behaviour]
     """By name, with scalars; episode i is of part i modulo their number."""
-    about: dict[str, Any]
-    """What was found by calibration, fit for JSON."""
+    noise: float | None = None
+    """Standard deviation of the noise, as a share of half the actions' range."""
+    blend: float | None = None
+    """Share of random actions of the medium policy, as calibration found it."""
+    medium_score: float | None = None
+    """Its mean score."""
+
+    def calibration(self) -> dict[str, float]:
+        """Those of the last three that apply, by name."""
+        values = {"noise": self.noise, "blend": self.blend, "medium_score": self.medium_score}
+        return {name: value for name, value in values.items() if value is not None}
 
 
-def score(plant: Plant, returns: Any) -> Any:
+def score(plant: Plant, returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Returns on the plant's scale from 0 to 100."""
     worst, best = plant.spec.score_range
     return 100 * (returns - worst) / (best - worst)
@@ -68,15 +78,20 @@ def policy_of(plant: Plant, behaviour: str) -> Policy:
     own = plant.fallback, plant.fallback_params, "plant's own controller"
     oracle = plant.oracle is not None and plant.spec.name not in EXPENSIVE_ORACLES
     if behaviour == "pid":
-        return Policy(*own, {"pid": Behaviour(0.0, NOISE)}, {"noise": NOISE})
+        return Policy(*own, {"pid": _blended(0.0, NOISE)}, noise=NOISE)
     best = (plant.oracle, plant.oracle_params, "oracle") if plant.oracle is not None and oracle else own
-    parts = {"random": Behaviour(1.0, 0.0), "expert": Behaviour(0.0, 0.0)}
+    parts = {"random": _blended(1.0), "expert": _blended(0.0)}
     if behaviour in parts:
-        return Policy(*best, {behaviour: parts[behaviour]}, {})
+        return Policy(*best, {behaviour: parts[behaviour]})
     blend, found = find_medium(plant, *best[:2])
-    parts["medium"] = Behaviour(blend, 0.0)
+    parts["medium"] = _blended(blend)
     names = ("random", "medium", "expert") if behaviour == "mixed" else ("medium",)
-    return Policy(*best, {name: parts[name] for name in names}, {"blend": blend, "medium_score": found})
+    return Policy(*best, {name: parts[name] for name in names}, blend=blend, medium_score=found)
+
+
+def _blended(random: float, noise: float = 0.0) -> Behaviour:
+    """A controller of whose actions a share is random, with normal noise."""
+    return Behaviour(jnp.float32(random), jnp.float32(noise))
 
 
 def find_medium(plant: Plant, base: Controller, params: Params) -> tuple[float, float]:
@@ -88,7 +103,7 @@ def find_medium(plant: Plant, base: Controller, params: Params) -> tuple[float, 
 
     def measure(blend: float) -> float:
         each = Behaviour(jnp.full(CALIBRATION, blend, jnp.float32), jnp.zeros(CALIBRATION, jnp.float32))
-        return float(score(plant, np.asarray(play(plant, base, params, each, keys).ret, np.float64).mean()))
+        return float(score(plant, np.asarray(play(plant, base, params, each, keys).ret, np.float64)).mean())
 
     wanted = sum(MEDIUM) / 2
     low, high = 0.0, 1.0

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict
 
 from configs.errors import BadInput
 from neorl_core.control.behaviour import Behaviour, play
@@ -22,7 +22,7 @@ from tasks.adapters.files.canonical import digest_json, file_sha256, no_space_is
 from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.formats.exports import Flat
-from tasks.adapters.store.records import Provenance
+from tasks.adapters.store.records import Provenance, Record
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import ALWAYS, Rows
 from tasks.adapters.store.writer import DatasetWriter
@@ -34,9 +34,75 @@ MAX_BATCH = 8192
 Progress = Callable[[int, int, str], None]
 
 
+class Scores(Record):
+    """Mean return and score of some episodes."""
+
+    # A return that is not finite is a finding too, and JSON has no number for it.
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    mean_return: float
+    score: float
+    """On the plant's scale from 0 to 100."""
+    deviation: float
+    """Standard deviation of the score."""
+    violating: float
+    """Share of episodes that violate a limit."""
+
+    def __str__(self) -> str:
+        return (
+            f"mean score {self.score:.1f} (deviation {self.deviation:.1f}), mean return "
+            f"{self.mean_return:.5g}, {self.violating:.1%} of episodes violate a limit"
+        )
+
+
+class GeneratedEpisodes(Scores):
+    """Episodes that were played and written."""
+
+    plant: str
+    behaviour: str
+    episodes: int
+    seed: int
+    rows: int
+    path: Path
+    """The folder of datasets, or the file."""
+    digest: str | None
+    """Digest of the dataset; None of a file."""
+    sha256: str | None
+    """SHA-256 of the file; None of a dataset."""
+    expert: str
+    noise: float | None = None
+    blend: float | None = None
+    medium_score: float | None = None
+    parts: dict[str, Scores]
+    """By part of which the behaviour is mixed."""
+    quarantined: int
+    reasons: dict[str, int]
+
+    def lines(self) -> list[str]:
+        """What was made, a line for each thing that a reader should check."""
+        what = {
+            "random": "uniformly random actions",
+            "pid": f"the plant's own controller with noise of {self.noise or 0:.0%} of half the range",
+            "medium": f"the {self.expert} with a share of {self.blend or 0:.3g} of random actions",
+            "expert": f"the {self.expert}, without noise",
+            "mixed": "episodes in turn of " + ", ".join(self.parts),
+        }[self.behaviour]
+        lines = [f"{self.plant}, {self.behaviour}: {what}", f"  {Scores.__str__(self)}"]
+        if len(self.parts) > 1:
+            lines += [f"  {name}: {part}" for name, part in self.parts.items()]
+        found = self.medium_score
+        if found is not None and not MEDIUM[0] <= found <= MEDIUM[1]:
+            lines.append(
+                f"  no blend is between a third and half of the scale: this one, at {found:.1f}, is the nearest"
+            )
+        lines += [f"  left out: {count:,} row(s), {reason}" for reason, count in self.reasons.items()]
+        name = f"dataset {self.digest}" if self.digest else f"SHA-256 {self.sha256}"
+        return [*lines, f"{self.rows:,} rows in {self.episodes:,} episodes in {self.path}", name]
+
+
 def generate(
     plant_name: str, behaviour: str, episodes: int, seed: int, out: Path, progress: Progress | None = None
-) -> dict[str, Any]:
+) -> GeneratedEpisodes:
     """Play episodes and write them; the same arguments give the same digest on one architecture.
 
     Args:
@@ -45,11 +111,10 @@ def generate(
         episodes: how many.
         seed: of starts, disturbances, noise and exploration.
         out: folder of datasets, or a file in D4RL's layout where the name ends in .hdf5 or .h5.
-        progress: told of episodes.
+        progress: called with (done, total, unit); the unit is episodes.
 
     Returns:
-        {plant, behaviour, episodes, seed, rows, path, digest (of the dataset) or sha256 (of the file), return, score,
-        parts: the same by part, violating: share of episodes, expert, quarantined, ...}.
+        What was made, and how it scores.
 
     Raises:
         BadInput: for an unknown plant or behaviour, or when the disk is full.
@@ -67,7 +132,7 @@ def generate(
         "seed": seed,
         "expert": policy.expert,
         "parts": list(policy.parts),
-        **policy.about,
+        **policy.calibration(),
         "code": sources_digest(__name__, PLANTS.module(plant_name)),
     }
     quarantine = Quarantine(home / "quarantine" / digest_json(recipe), plant.spec)
@@ -87,18 +152,27 @@ def generate(
                 to.append(block)
                 rows += len(block["rewards"])
         quarantine.close()
-        about = _account(plant, policy, results)
-        name = (
-            {"sha256": file_sha256(out)}
-            if writer is None
-            else {"digest": writer.commit(Provenance.model_validate({**recipe, **about}))}
-        )
-    return {
-        **{"plant": plant_name, "behaviour": behaviour, "episodes": episodes, "seed": seed, "rows": rows},
-        **{"path": str(out), **name, "expert": policy.expert, **policy.about, **about},
-        "quarantined": quarantine.count,
-        "reasons": dict(quarantine.reasons),
-    }
+        scores, parts = _scores(plant, policy, results)
+        digest = None
+        if writer is not None:
+            said = scores.model_dump(mode="json") | {"parts": {k: v.model_dump(mode="json") for k, v in parts.items()}}
+            digest = writer.commit(Provenance.model_validate({**recipe, **said}))
+    return GeneratedEpisodes(
+        **scores.model_dump(),
+        plant=plant_name,
+        behaviour=behaviour,
+        episodes=episodes,
+        seed=seed,
+        rows=rows,
+        path=out,
+        digest=digest,
+        sha256=file_sha256(out) if digest is None else None,
+        expert=policy.expert,
+        **policy.calibration(),
+        parts=parts,
+        quarantined=quarantine.count,
+        reasons=dict(quarantine.reasons),
+    )
 
 
 def _batches(plant: Plant, policy: Policy, episodes: int, seed: int) -> Iterator[tuple[EpisodeResult, Rows]]:
@@ -107,13 +181,11 @@ def _batches(plant: Plant, policy: Policy, episodes: int, seed: int) -> Iterator
     step = 4 * (2 * spec.observation.size + spec.action.size + len(spec.constraints) + 4)
     size = int(min(max(BATCH_BYTES // (step * spec.horizon), 1), MAX_BATCH, episodes))
     root = jax.random.key(seed)
-    parts = list(policy.parts.values())
+    values = np.array([[float(x) for x in part] for part in policy.parts.values()], np.float32)
     for start in range(0, episodes, size):
         index = np.arange(start, start + size)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(root, jnp.asarray(index, jnp.uint32))
-        each = Behaviour(
-            *(jnp.asarray([parts[i % len(parts)][field] for i in index], jnp.float32) for field in range(2))
-        )
+        each = Behaviour(*(jnp.asarray(values[index % len(values), field]) for field in range(2)))
         played = jax.device_get(play(plant, policy.base, policy.base_params, each, keys, trace=True))
         played = jax.tree.map(itemgetter(slice(episodes - start)), played)
         yield played._replace(trajectory=None), rows_of(played)
@@ -125,18 +197,18 @@ def rows_of(played: EpisodeResult) -> Rows:
     assert trajectory is not None
     alive = np.asarray(trajectory.alive)
     last = alive & ~np.pad(alive[:, 1:], ((0, 0), (0, 1)))
-    excess = np.maximum(-trajectory.margins[alive], np.float32(0)).astype(np.float32)
-    rows: dict[str, npt.NDArray[Any]] = {
-        "observations": trajectory.observations[alive],
-        "actions": trajectory.actions[alive],
-        "rewards": trajectory.rewards[alive],
-        "next_observations": trajectory.next_observations[alive],
-        "costs": (excess > 0).any(axis=1).astype(np.float32),
-        "terminals": trajectory.terminated[alive],
-        "timeouts": (last & ~trajectory.terminated)[alive],
+    excess = np.maximum(-np.asarray(trajectory.margins)[alive], np.float32(0)).astype(np.float32)
+    terminated = np.asarray(trajectory.terminated)
+    return {
+        "observations": np.asarray(trajectory.observations)[alive],
+        "actions": np.asarray(trajectory.actions)[alive],
+        "rewards": np.asarray(trajectory.rewards)[alive],
+        "next_observations": np.asarray(trajectory.next_observations)[alive],
+        "costs": np.asarray((excess > 0).any(axis=1), np.float32),
+        "terminals": terminated[alive],
+        "timeouts": (last & ~terminated)[alive],
         "constraint_costs": excess,
     }
-    return rows
 
 
 def _checked(
@@ -148,51 +220,20 @@ def _checked(
         yield None, rest
 
 
-def _account(plant: Plant, policy: Policy, results: list[EpisodeResult]) -> dict[str, Any]:
-    """Mean return and score, of all episodes and of each part."""
+def _scores(plant: Plant, policy: Policy, results: list[EpisodeResult]) -> tuple[Scores, dict[str, Scores]]:
+    """Returns and scores of all episodes, and of each part."""
     returns = np.concatenate([np.asarray(r.ret, np.float64) for r in results])
     violated = np.concatenate([np.asarray(r.violated) for r in results])
     part = np.arange(len(returns)) % len(policy.parts)
 
-    def of(which: npt.NDArray[np.bool_]) -> dict[str, float]:
+    def of(which: npt.NDArray[np.bool_]) -> Scores:
         scores = score(plant, returns[which])
-        return {
-            "return": _plain(returns[which].mean()),
-            "score": _plain(scores.mean()),
-            "deviation": _plain(scores.std()),
-            "violating": _plain(violated[which].mean()),
-        }
+        return Scores(
+            mean_return=float(returns[which].mean()),
+            score=float(scores.mean()),
+            deviation=float(scores.std()),
+            violating=float(violated[which].mean()),
+        )
 
     parts = {name: of(part == i) for i, name in enumerate(policy.parts) if (part == i).any()}
-    return {**of(np.ones(len(returns), bool)), "parts": parts}
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if np.isfinite(value) else str(value)
-
-
-def in_words(result: dict[str, Any]) -> list[str]:
-    """What was made, a line for each thing that a reader should check."""
-    what = {
-        "random": "uniformly random actions",
-        "pid": f"the plant's own controller with noise of {result.get('noise', 0):.0%} of half the range",
-        "medium": f"the {result['expert']} with a share of {result.get('blend', 0):.3g} of random actions",
-        "expert": f"the {result['expert']}, without noise",
-        "mixed": "episodes in turn of " + ", ".join(result["parts"]),
-    }[result["behaviour"]]
-    lines = [f"{result['plant']}, {result['behaviour']}: {what}", f"  {_means(result)}"]
-    if len(result["parts"]) > 1:
-        lines += [f"  {name}: {_means(part)}" for name, part in result["parts"].items()]
-    found = result.get("medium_score")
-    if found is not None and not MEDIUM[0] <= found <= MEDIUM[1]:
-        lines.append(f"  no blend is between a third and half of the scale: this one, at {found:.1f}, is the nearest")
-    lines += [f"  left out: {count:,} row(s), {reason}" for reason, count in result["reasons"].items()]
-    name = f"dataset {result['digest']}" if "digest" in result else f"SHA-256 {result['sha256']}"
-    return [*lines, f"{result['rows']:,} rows in {result['episodes']:,} episodes in {result['path']}", name]
-
-
-def _means(part: dict[str, Any]) -> str:
-    return (
-        f"mean score {float(part['score']):.1f} (deviation {float(part['deviation']):.1f}), mean return "
-        f"{float(part['return']):.5g}, {float(part['violating']):.1%} of episodes violate a limit"
-    )
+    return of(np.ones(len(returns), bool)), parts

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ import numpy.typing as npt
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import file_sha256, no_space_is_bad_input, publish
 from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN
+from tasks.adapters.store.records import Record
 from tasks.adapters.synthetic.plant_run import DAY, HOUR, MAINTENANCE, Floats, Run, Schedule, draw_schedule, simulate
 
 if TYPE_CHECKING:
@@ -64,6 +65,23 @@ class Reports(NamedTuple):
     statuses: npt.NDArray[np.uint32]
 
 
+class GeneratedLog(Record):
+    """A historian's export that was written, and the truth beside it."""
+
+    plant: str
+    path: Path
+    truth: Path
+    sha256: str
+    truth_sha256: str
+    rows: int
+    """Rows of the export."""
+    steps: int
+    """Control steps of the truth."""
+    weeks: float
+    seed: int
+    tags: tuple[str, ...]
+
+
 def generate(
     plant_name: str,
     folder: Path,
@@ -71,7 +89,7 @@ def generate(
     weeks: float = 3.0,
     progress: Callable[[int, int, str], None] | None = None,
     file_format: Literal["parquet", "csv"] = "parquet",
-) -> dict[str, Any]:
+) -> GeneratedLog:
     """Write `historian.parquet` (or `.csv`) and `truth.npz`; the same seed gives the same bytes.
 
     Args:
@@ -79,11 +97,11 @@ def generate(
         folder: made when absent; files of the same names are replaced, each whole or not at all.
         seed: of schedule, disturbances, noise and of what goes wrong with the archive.
         weeks: length of the record.
-        progress: told (done, total, unit).
+        progress: called with (done, total, unit).
         file_format: of the export.
 
     Returns:
-        {plant, path, truth, sha256, truth_sha256, rows, steps, weeks, seed, tags}.
+        Where they are and what is in them.
 
     Raises:
         BadInput: for another plant, a record under an hour, or when the disk is full.
@@ -105,18 +123,18 @@ def generate(
     path, truth = folder / f"historian.{file_format}", folder / "truth.npz"
     rows = _write_table(path, archive)
     _write_truth(truth, plan, run)
-    return {
-        "plant": plant_name,
-        "path": str(path),
-        "truth": str(truth),
-        "sha256": file_sha256(path),
-        "truth_sha256": file_sha256(truth),
-        "rows": rows,
-        "steps": steps,
-        "weeks": weeks,
-        "seed": seed,
-        "tags": sorted(archive),
-    }
+    return GeneratedLog(
+        plant=plant_name,
+        path=path,
+        truth=truth,
+        sha256=file_sha256(path),
+        truth_sha256=file_sha256(truth),
+        rows=rows,
+        steps=steps,
+        weeks=weeks,
+        seed=seed,
+        tags=tuple(sorted(archive)),
+    )
 
 
 def archive_of(rng: np.random.Generator, plan: Schedule, run: Run) -> dict[str, Reports]:

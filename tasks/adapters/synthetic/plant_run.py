@@ -139,7 +139,7 @@ def simulate(seed: int, plan: Schedule, progress: Callable[[int, int, str], None
     Args:
         seed: of the disturbances and the noise.
         plan: per control step (N,).
-        progress: told (steps done, steps, "steps").
+        progress: called with (done, total, unit); the unit is steps.
 
     Returns:
         What was true at each control instant, N steps long.

@@ -11,15 +11,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from configs.errors import BadInput
 from tasks.adapters.formats.hdf5.layouts import Layout
-from tasks.adapters.formats.hdf5.sources import Blocks, Source
+from tasks.adapters.formats.hdf5.sources import Blocks, Request, Source
 from tasks.adapters.store.schema import Rows
 
+What = Literal["source", "recording"]
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_LINE = 2**20
 MAX_ARRAY = 2**32
@@ -40,7 +41,7 @@ def has_signature(path: Path) -> bool:
 
 
 def read_isolated(path: Path, horizon: int | None = None) -> Source:
-    """What `hdf5_sources.open_hdf5` finds, read elsewhere.
+    """What `open_hdf5` finds, read elsewhere.
 
     Raises:
         BadInput: as that, and when reading crashes, takes too long or too much memory.
@@ -51,7 +52,7 @@ def read_isolated(path: Path, horizon: int | None = None) -> Source:
 
 
 def read_recording(path: Path, horizon: int | None = None) -> tuple[Layout, Blocks]:
-    """What `hdf5_formats.read_layout` and `read_blocks` find, read elsewhere.
+    """What `read_layout` and `read_blocks` find, read elsewhere.
 
     Raises:
         BadInput: as those, and when reading crashes, takes too long or too much memory.
@@ -60,21 +61,21 @@ def read_recording(path: Path, horizon: int | None = None) -> tuple[Layout, Bloc
     return Layout(**head), _rows(path, "recording", horizon)
 
 
-def _rows(path: Path, what: str, horizon: int | None) -> Blocks:
+def _rows(path: Path, what: What, horizon: int | None) -> Blocks:
     answers = _ask(path, what, horizon, rows=True)
     next(answers)
     for _, rows in answers:
         yield rows
 
 
-def _ask(path: Path, what: str, horizon: int | None, rows: bool) -> Iterator[tuple[dict[str, Any], Rows]]:
+def _ask(path: Path, what: What, horizon: int | None, rows: bool) -> Iterator[tuple[dict[str, Any], Rows]]:
     """The head, with no rows, then the blocks, with the head again."""
     worker = _living_worker()
     whole = False
     try:
         files = list(path.glob("*.hdf5")) if path.is_dir() else [path]
         size = sum(file.stat().st_size for file in files if file.is_file())
-        worker.send({"path": str(path.absolute()), "what": what, "horizon": horizon, "rows": rows, "bytes": size})
+        worker.send(Request(str(path.absolute()), what, horizon, rows, size))
         head: dict[str, Any] = {}
         while True:
             frame = worker.receive(path)
@@ -123,10 +124,10 @@ class _Worker:
         assert self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
-    def send(self, request: dict[str, Any]) -> None:
+    def send(self, request: Request) -> None:
         # Of one that dies just now there is no answer, which `receive` tells.
         with suppress(BrokenPipeError):
-            self.stdin.write(json.dumps(request).encode() + b"\n")
+            self.stdin.write(json.dumps(request._asdict()).encode() + b"\n")
             self.stdin.flush()
 
     def receive(self, path: Path) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _width(path: Path, key: str, array: h5py.Dataset, count: int) -> int:
 
 
 def _read(file: h5py.File, key: str, start: int, stop: int, path: Path) -> npt.NDArray[Any]:
-    values = file[key][start:stop]
+    values: npt.NDArray[Any] = file[key][start:stop]
     if len(values) != stop - start:
         raise BadInput(f"expected {stop} rows of '{key}' in {path.name}, got fewer: copy the file again.")
     if key in FLAGS:

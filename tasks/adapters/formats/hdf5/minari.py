@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import h5py
 import numpy as np
@@ -218,7 +218,7 @@ def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
         group.create_dataset(key, data=values, track_times=False)
 
 
-def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int, about: dict[str, Any]) -> bytes:
+def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int, about: dict[str, str]) -> bytes:
     """metadata.json of a dataset.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,18 @@ from tasks.adapters.formats.hdf5.store_files import read_store, read_store_layou
 from tasks.adapters.store.schema import ALWAYS, Rows
 
 Blocks = Iterator[Rows]
+
+
+class Request(NamedTuple):
+    """What the process that reads foreign files is asked."""
+
+    path: str
+    what: Literal["source", "recording"]
+    horizon: int | None
+    rows: bool
+    """Whether the rows are wanted, or what the file holds alone."""
+    bytes: int
+    """Size of what is read, which bounds the time it may take."""
 
 
 class Source(NamedTuple):
@@ -69,14 +81,14 @@ def _hdf5(path: Path, horizon: int | None) -> Source:
     if {"episode_starts", "observations"} <= keys:
         return no_horizon(_store(path), horizon)
     layout = read_layout(path, horizon)
-    told = "timeouts" in layout.widths or horizon is not None
+    marked = "timeouts" in layout.widths or horizon is not None
     made = "next_observations" not in layout.widths
     ends = "in the file" if "timeouts" in layout.widths else f"every {horizon} steps, as told"
     carries = (*ALWAYS, "costs") if "costs" in layout.widths else ALWAYS
 
     def blocks() -> Blocks:
         rows = read_blocks(path, horizon)
-        for block in rows if told else cut_where_broken(rows):
+        for block in rows if marked else cut_where_broken(rows):
             yield {key: block[key] for key in (*carries, "rejected")}
 
     return Source(
@@ -89,7 +101,7 @@ def _hdf5(path: Path, horizon: int | None) -> Source:
         carries,
         (
             f"next observations: {'made within episodes: a cut episode loses its last row' if made else 'in the file'}",
-            "episodes cut by time: " + (ends if told else "found where next observations do not go on"),
+            "episodes cut by time: " + (ends if marked else "found where next observations do not go on"),
             "costs: " + ("read from 'costs'" if "costs" in layout.widths else "none in the file"),
         ),
         blocks,

@@ -13,13 +13,13 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 import numpy as np
 
 from configs.errors import BadInput
 from tasks.adapters.formats.hdf5.layouts import read_blocks, read_layout
-from tasks.adapters.formats.hdf5.sources import open_hdf5
+from tasks.adapters.formats.hdf5.sources import Request, open_hdf5
 from tasks.adapters.store.schema import Rows
 
 MEMORY = 4 * 2**30
@@ -35,21 +35,21 @@ def serve() -> None:
     for line in sys.stdin.buffer:
         child = os.fork()
         if child == 0:
-            _exit_after(json.loads(line), out)
+            _exit_after(Request(**json.loads(line)), out)
         if os.waitpid(child, 0)[1] != 0:
             # What the child had begun to send is of no known length: the other end gives this process up.
             os._exit(1)
 
 
-def _exit_after(request: dict[str, Any], out: BinaryIO) -> NoReturn:
+def _exit_after(request: Request, out: BinaryIO) -> NoReturn:
     """Answer and end the process: with 0 if the answer has its last frame."""
     status = 1
     try:
-        _limit(int(request["bytes"]))
+        _limit(request.bytes)
         try:
             answer(request, out)
         except MemoryError:
-            _send(out, {"bad": "memory"})
+            _send(out, bad="memory")
         out.flush()
         status = 0
     finally:
@@ -64,25 +64,25 @@ def _limit(size: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def answer(request: dict[str, Any], out: BinaryIO) -> None:
+def answer(request: Request, out: BinaryIO) -> None:
     """Send what a file holds and, if asked for, its rows; a frame `end` or `bad` is the last."""
-    path, horizon = Path(request["path"]), request["horizon"]
+    path, horizon = Path(request.path), request.horizon
     try:
-        if request["what"] == "recording":
+        if request.what == "recording":
             layout = read_layout(path, horizon)
-            head: dict[str, Any] = layout._asdict()
+            head: object = layout._asdict()
             blocks = read_blocks(path, horizon)
         else:
             source = open_hdf5(path, horizon)
             head = source._asdict() | {"path": str(source.path), "blocks": None}
             blocks = source.blocks()
-        _send(out, {"head": head})
-        if request["rows"]:
+        _send(out, head=head)
+        if request.rows:
             for rows in blocks:
                 send_rows(out, rows)
-        _send(out, {"end": True})
+        _send(out, end=True)
     except BadInput as error:
-        _send(out, {"bad": str(error)})
+        _send(out, bad=str(error))
 
 
 def send_rows(out: BinaryIO, rows: Rows) -> None:
@@ -93,12 +93,12 @@ def send_rows(out: BinaryIO, rows: Rows) -> None:
         found, codes = np.unique(rows["rejected"].astype(str), return_inverse=True)
         reasons, plain["rejected"] = found.tolist(), codes.astype(np.uint8)
     arrays = [[key, values.dtype.str, values.shape] for key, values in plain.items()]
-    _send(out, {"arrays": arrays, "reasons": reasons})
+    _send(out, arrays=arrays, reasons=reasons)
     for values in plain.values():
         out.write(values.reshape(-1).view(np.uint8).data)
 
 
-def _send(out: BinaryIO, frame: dict[str, Any]) -> None:
+def _send(out: BinaryIO, **frame: object) -> None:
     out.write(json.dumps(frame).encode() + b"\n")
     out.flush()
 

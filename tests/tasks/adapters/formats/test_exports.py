@@ -119,8 +119,8 @@ def test_every_format_gives_back_the_bits_that_it_carries(made: tuple[PlantSpec,
                     export(dataset, to, out)
                 continue
             result = export(dataset, to, out)
-            assert (result["rows"], result["episodes"]) == (len(rows["rewards"]), len(dataset.episodes) - 1)
-            assert set(result["left_out"]) == {*(set(rows) - set(keys)), BESIDES}
+            assert (result.rows, result.episodes) == (len(rows["rewards"]), len(dataset.episodes) - 1)
+            assert set(result.left_out) == {*(set(rows) - set(keys)), BESIDES}
             got = read(out)
             assert_same_bits(got, rows, keys)
             assert set(got) == set(keys)
@@ -212,9 +212,9 @@ def test_d4rl_and_dsrl_have_the_published_names_and_types(tmp_path: Path) -> Non
 def test_what_a_format_cannot_hold_is_said(tmp_path: Path) -> None:
     jump = np.float32([[1], [2.25], [3], [5]])  # the second step does not lead to where the third begins
     dataset = small(tmp_path / "store", next_observations=jump)
-    left = export(dataset, "minari", tmp_path / "a-v0")["left_out"]
+    left = export(dataset, "minari", tmp_path / "a-v0").left_out
     assert left[0] == "the next observations of 1 rows, which differ from the observation that follows"
-    assert export(dataset, "d4rl", tmp_path / "a.hdf5")["left_out"] == ["costs", "constraint_costs", BESIDES]
+    assert export(dataset, "d4rl", tmp_path / "a.hdf5").left_out == ("costs", "constraint_costs", BESIDES)
 
 
 def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -223,3 +226,16 @@ def test_only_what_came_by_way_of_h5py_says_that_a_file_is_damaged(tmp_path: Pat
         file["other"]
     with pytest.raises(KeyError, match="ours"), open_guarded(path):
         {}["ours"]
+
+
+def test_the_process_that_reads_foreign_files_starts_without_slow_libraries() -> None:
+    script = """
+        import sys
+        import tasks.adapters.formats.hdf5.worker
+        slow = ("jax", "pydantic", "polars", "pandas", "pyarrow", "prefect", "mlflow", "scipy")
+        print([name for name in slow if name in sys.modules])
+    """
+    root = Path(__file__).parents[4]
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

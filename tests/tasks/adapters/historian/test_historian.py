@@ -346,12 +346,12 @@ def test_the_generated_plant_is_found_again(tmp_path: Path, file_format: Any) ->
     # Source: the generator's truth at every control instant, which the export does not hold.
     made = generate("chemical_reactor", tmp_path, seed=3, weeks=0.15, file_format=file_format)
     spec, logged = PLANTS["chemical_reactor"].spec, LOGGED["chemical_reactor"]
-    log = read_historian(Path(made["path"]), load_yaml(REACTOR, HistorianMapping), spec, logged)
-    truth = np.load(made["truth"], allow_pickle=False)
+    log = read_historian(made.path, load_yaml(REACTOR, HistorianMapping), spec, logged)
+    truth = np.load(made.truth, allow_pickle=False)
     sound = log.rows["rejected"] == ""
     at = np.searchsorted(truth["timestamps"], log.rows["timestamps"][sound])
     np.testing.assert_array_equal(truth["timestamps"][at], log.rows["timestamps"][sound])
-    assert len(at) > 0.9 * made["steps"]
+    assert len(at) > 0.9 * made.steps
     assert set(truth["mode"][at]) == {1, 2}
     error = log.rows["observations"][sound] - truth["observations"][at]
     # A sample up to 0.25 s of 26 s off the grid mixes in 1 % of a neighbour; single missing samples are interpolated,

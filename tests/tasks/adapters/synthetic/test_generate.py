@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,46 +19,46 @@ from tasks.adapters.formats.sources import recognise
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.synthetic.behaviours import BEHAVIOURS, MEDIUM, policy_of
-from tasks.adapters.synthetic.episodes import generate, in_words
+from tasks.adapters.synthetic.episodes import GeneratedEpisodes, generate
 
 EPISODES = 64
 
 
-def make(folder: Path, behaviour: str, seed: int = 3) -> dict[str, Any]:
+def make(folder: Path, behaviour: str, seed: int = 3) -> GeneratedEpisodes:
     return generate("double_mass", behaviour, EPISODES, seed, folder / behaviour)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GeneratedEpisodes]:
     """A dataset of each quality."""
     folder = tmp_path_factory.mktemp("made")
     return {behaviour: make(folder, behaviour) for behaviour in BEHAVIOURS}
 
 
-def rows_of(result: dict[str, Any]) -> Rows:
-    dataset = StoredDataset.open(Path(result["path"]), result["digest"])
+def rows_of(result: GeneratedEpisodes) -> Rows:
+    dataset = StoredDataset.open(result.path, result.digest or "")
     dataset.verify()
     return dataset.arrays()
 
 
-def test_scores_are_where_the_field_and_the_paper_put_them(made: dict[str, dict[str, Any]]) -> None:
+def test_scores_are_where_the_field_and_the_paper_put_them(made: dict[str, GeneratedEpisodes]) -> None:
     # truth 1.4: the saturated LQR with the true model scores 97.8. Medium is a third to half of the way up.
-    assert made["expert"]["score"] == pytest.approx(97.8, abs=2.0)
-    assert MEDIUM[0] < made["medium"]["score"] < MEDIUM[1]
+    assert made["expert"].score == pytest.approx(97.8, abs=2.0)
+    assert MEDIUM[0] < made["medium"].score < MEDIUM[1]
     # Zero action scores 9.8; uniformly random forces are no better, and leave the travel in one episode out of three.
-    assert made["random"]["score"] < 9.8
-    assert 0.15 < made["random"]["violating"] < 0.5
-    assert made["medium"]["score"] < made["pid"]["score"] < made["expert"]["score"]
-    parts = made["mixed"]["parts"]
+    assert made["random"].score < 9.8
+    assert 0.15 < made["random"].violating < 0.5
+    assert made["medium"].score < made["pid"].score < made["expert"].score
+    parts = made["mixed"].parts
     assert list(parts) == ["random", "medium", "expert"]
-    assert parts["random"]["score"] < parts["medium"]["score"] < parts["expert"]["score"]
+    assert parts["random"].score < parts["medium"].score < parts["expert"].score
 
 
-def test_scores_are_those_of_the_stored_rows(made: dict[str, dict[str, Any]]) -> None:
+def test_scores_are_those_of_the_stored_rows(made: dict[str, GeneratedEpisodes]) -> None:
     rows = rows_of(made["expert"])
     worst, best = SPEC.score_range
     returns = rows["rewards"].reshape(EPISODES, 100).sum(axis=1, dtype=np.float64)
-    assert 100 * (returns.mean() - worst) / (best - worst) == pytest.approx(made["expert"]["score"], abs=1e-3)
+    assert 100 * (returns.mean() - worst) / (best - worst) == pytest.approx(made["expert"].score, abs=1e-3)
     # Episode i of a mixture is of part i modulo three, and each part acts as it does alone.
     mixed = rows_of(made["mixed"])["actions"].reshape(EPISODES, 100, 2)
     expert = rows["actions"].reshape(EPISODES, 100, 2)
@@ -67,7 +66,7 @@ def test_scores_are_those_of_the_stored_rows(made: dict[str, dict[str, Any]]) ->
     assert np.abs(mixed[1::3] - expert[1::3]).max() > 0.1
 
 
-def test_rows_obey_the_plants_equations_and_formulas(made: dict[str, dict[str, Any]]) -> None:
+def test_rows_obey_the_plants_equations_and_formulas(made: dict[str, GeneratedEpisodes]) -> None:
     rows = rows_of(made["medium"])
     step = jax.jit(jax.vmap(lambda motion, action: advance(motion, action, NOMINAL)))
     after = np.asarray(step(rows["observations"][:, :4], rows["actions"]))
@@ -84,7 +83,7 @@ def test_rows_obey_the_plants_equations_and_formulas(made: dict[str, dict[str, A
     np.testing.assert_array_equal(rows["next_observations"][:-1][inside], rows["observations"][1:][inside])
 
 
-def test_random_actions_are_uniform_over_the_box(made: dict[str, dict[str, Any]]) -> None:
+def test_random_actions_are_uniform_over_the_box(made: dict[str, GeneratedEpisodes]) -> None:
     actions = np.sort(rows_of(made["random"])["actions"].ravel())
     # Kolmogorov and Smirnov: D sqrt(n) exceeds 1.63 with probability 1 %.
     distance = np.abs(np.arange(1, len(actions) + 1) / len(actions) - (actions + 1) / 2).max()
@@ -92,21 +91,21 @@ def test_random_actions_are_uniform_over_the_box(made: dict[str, dict[str, Any]]
 
 
 def test_the_same_seed_makes_the_same_digest_and_another_seed_another(
-    made: dict[str, dict[str, Any]], tmp_path: Path
+    made: dict[str, GeneratedEpisodes], tmp_path: Path
 ) -> None:
-    assert make(tmp_path, "medium")["digest"] == made["medium"]["digest"]
+    assert make(tmp_path, "medium").digest == made["medium"].digest
     other = make(tmp_path, "medium", seed=4)
-    assert other["digest"] != made["medium"]["digest"]
+    assert other.digest != made["medium"].digest
     # One plant has one medium policy, whatever the seed.
-    assert other["blend"] == made["medium"]["blend"]
+    assert other.blend == made["medium"].blend
 
 
-def test_a_file_in_d4rls_layout_holds_the_same_rows(made: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_file_in_d4rls_layout_holds_the_same_rows(made: dict[str, GeneratedEpisodes], tmp_path: Path) -> None:
     path = tmp_path / "double_mass-random.hdf5"
     result = generate("double_mass", "random", EPISODES, 3, path)
     blocks = list(recognise(path).blocks())
     rows = rows_of(made["random"])
-    assert result["rows"] == len(rows["rewards"])
+    assert result.rows == len(rows["rewards"])
     for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts", "costs"):
         np.testing.assert_array_equal(np.concatenate([block[key] for block in blocks]), rows[key])
     with pytest.raises(BadInput, match="expected nothing at"):
@@ -134,11 +133,11 @@ def test_the_controller_is_not_told_of_what_was_added_to_its_output() -> None:
     assert np.abs(actions).max() < 0.05
 
 
-def test_what_was_made_is_told_in_words(made: dict[str, dict[str, Any]]) -> None:
-    said = in_words(made["mixed"])
+def test_what_was_made_is_told_in_words(made: dict[str, GeneratedEpisodes]) -> None:
+    said = made["mixed"].lines()
     assert said[0] == "double_mass, mixed: episodes in turn of random, medium, expert"
-    assert said[1].startswith(f"  mean score {made['mixed']['score']:.1f} (deviation ")
-    assert said[-1] == f"dataset {made['mixed']['digest']}"
+    assert said[1].startswith(f"  mean score {made['mixed'].score:.1f} (deviation ")
+    assert said[-1] == f"dataset {made['mixed'].digest}"
 
 
 def test_unknown_behaviours_and_unbounded_actions_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,25 +12,25 @@ from configs.errors import BadInput
 from neorl_core.plants import chemical_reactor as reactor
 from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN, Samples, interpolative
-from tasks.adapters.synthetic.plant_log import HEARTBEAT, KELVIN, PERIOD_NS, START_NS, WEEK_NS, generate
+from tasks.adapters.synthetic.plant_log import HEARTBEAT, KELVIN, PERIOD_NS, START_NS, WEEK_NS, GeneratedLog, generate
 from tasks.adapters.synthetic.plant_run import AUTO, MAINTENANCE, MANUAL
 
 WEEKS = 1.0
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> GeneratedLog:
     return generate("chemical_reactor", tmp_path_factory.mktemp("log"), seed=7, weeks=WEEKS)
 
 
 @pytest.fixture(scope="module")
-def table(log: dict[str, Any]) -> pl.DataFrame:
-    return pl.read_parquet(log["path"])
+def table(log: GeneratedLog) -> pl.DataFrame:
+    return pl.read_parquet(log.path)
 
 
 @pytest.fixture(scope="module")
-def truth(log: dict[str, Any]) -> dict[str, np.ndarray]:
-    with np.load(log["truth"], allow_pickle=False) as file:
+def truth(log: GeneratedLog) -> dict[str, np.ndarray]:
+    with np.load(log.truth, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
 
@@ -41,16 +40,16 @@ def history(table: pl.DataFrame, tag: str) -> Samples:
     return Samples(times, rows["value"].to_numpy(), rows["status"].to_numpy())
 
 
-def test_the_table_is_as_documented(log: dict[str, Any], table: pl.DataFrame) -> None:
+def test_the_table_is_as_documented(log: GeneratedLog, table: pl.DataFrame) -> None:
     assert table.schema == {
         "tag": pl.String(),
         "timestamp": pl.Datetime("us", "UTC"),
         "value": pl.Float64(),
         "status": pl.UInt32(),
     }
-    assert (log["rows"], log["steps"]) == (len(table), round(WEEKS * WEEK_NS / PERIOD_NS))
-    assert set(table["tag"].unique()) == set(log["tags"])
-    assert log["sha256"] == file_sha256(Path(log["path"]))
+    assert (log.rows, log.steps) == (len(table), round(WEEKS * WEEK_NS / PERIOD_NS))
+    assert set(table["tag"].unique()) == set(log.tags)
+    assert log.sha256 == file_sha256(log.path)
     assert table["timestamp"].is_sorted()
     assert not table.select("tag", "timestamp").is_duplicated().any()
     assert set(table["status"].unique()) == {GOOD, UNCERTAIN, BAD}
@@ -59,13 +58,13 @@ def test_the_table_is_as_documented(log: dict[str, Any], table: pl.DataFrame) ->
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
     logs = [generate("chemical_reactor", tmp_path / str(i), seed, 0.1) for i, seed in enumerate((3, 3, 4))]
-    assert logs[0]["sha256"] == logs[1]["sha256"] != logs[2]["sha256"]
-    assert logs[0]["truth_sha256"] == logs[1]["truth_sha256"] != logs[2]["truth_sha256"]
+    assert logs[0].sha256 == logs[1].sha256 != logs[2].sha256
+    assert logs[0].truth_sha256 == logs[1].truth_sha256 != logs[2].truth_sha256
     table = generate("chemical_reactor", tmp_path / "csv", 3, 0.1, file_format="csv")
-    read = pl.read_csv(table["path"], schema_overrides={"status": pl.UInt32}).with_columns(
+    read = pl.read_csv(table.path, schema_overrides={"status": pl.UInt32}).with_columns(
         pl.col("timestamp").str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC")
     )
-    assert read.equals(pl.read_parquet(logs[0]["path"]))
+    assert read.equals(pl.read_parquet(logs[0].path))
     assert {path.name for path in (tmp_path / "csv").iterdir()} == {"historian.csv", "truth.npz"}
 
 
@@ -162,7 +161,7 @@ def test_the_archive_is_marred_as_archives_are(table: pl.DataFrame, truth: dict[
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
     log = generate("chemical_reactor", tmp_path, 0, 0.25, lambda *news: told.append(news))
-    assert told[-1] == (log["steps"], log["steps"], "steps")
+    assert told[-1] == (log.steps, log.steps, "steps")
     assert [news[0] for news in told] == sorted(news[0] for news in told)
 
 
