@@ -276,7 +276,12 @@ def test_what_an_hdf5_file_only_promises_is_refused(
 
 @pytest.mark.parametrize(
     ("shape", "said"),
-    [((2**40, 3), "cannot hold as many"), ((40, 2**40), "rows of at most"), ((40, -3), "rows of at most|NumPy array")],
+    [
+        ((2**40, 3), "cannot hold as many"),
+        ((40, 2**40), "cannot hold as many"),
+        ((1, 2**18 + 1), "rows of at most"),
+        ((40, -3), "lengths below|NumPy array"),
+    ],
 )
 def test_what_an_npz_only_promises_is_refused(tmp_path: Path, sound: Path, shape: tuple[int, int], said: str) -> None:
     header = io.BytesIO()
@@ -285,7 +290,7 @@ def test_what_an_npz_only_promises_is_refused(tmp_path: Path, sound: Path, shape
     with zipfile.ZipFile(sound / "neorl2") as whole, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in whole.namelist():
             # Zeros deflate to a thousandth: a megabyte of them in a kilobyte.
-            promised = header.getvalue() + bytes(2**20)
+            promised = header.getvalue() + bytes(2**20 + 4)
             archive.writestr(name, promised if name == "obs.npy" else whole.read(name))
     assert path.stat().st_size < 20_000
     with pytest.raises(BadInput, match=said):
