@@ -41,6 +41,7 @@ def outcome(*command: str) -> tuple[int, str]:
         (MAPPED, LAUGHS, "an alias"),
         (MAPPED, "tags: " + DEEP, "nested more than 20 deep"),
     ],
+    ids=["aliases", "deep", "digits", "tag", "long", "key", "mapping of aliases", "deep mapping"],
 )
 def test_hostile_configuration(home: Path, tmp_path: Path, run: str, mapping: str, said: str) -> None:
     (tmp_path / "run.yaml").write_text(run)
@@ -60,6 +61,7 @@ def test_hostile_configuration(home: Path, tmp_path: Path, run: str, mapping: st
         (MANIFEST, b" " * 2**23, "at most 4194304 bytes"),
         (ARRAYS, npz_bytes({}), "expected SHA-256"),
     ],
+    ids=["deep", "empty", "long", "arrays"],
 )
 def test_hostile_bundles(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     save_bundle(tmp_path, make_composite(PLANTS["chemical_reactor"]), "chemical_reactor")
