@@ -261,19 +261,22 @@ def _found_or_computed(
 def _run_task(running: Session, task: Task[..., R], args: Sequence[object], kwargs: Mapping[str, Any]) -> State[R]:
     """Run a task to its final state.
 
-    Prefect would look for earlier results in every part of the arguments, and take equal names and small numbers for
-    dependencies. So the arguments are quoted, and the task runs that they came from are named.
+    Prefect looks for earlier results in every part of the arguments, and takes equal names and small numbers for
+    dependencies. So what it remembers of results is forgotten, the arguments are quoted, and the task runs that they
+    came from are named.
     """
+    from prefect.context import FlowRunContext
     from prefect.utilities.annotations import quote
 
+    if context := FlowRunContext.get():
+        context.run_results.clear()
     quoted = [quote(value) for value in args]
     named = {name: quote(value) for name, value in kwargs.items()}
     upstream = running.upstream([*args, *kwargs.values()])
     state = cast("State[R]", task(*quoted, **named, wait_for=upstream, return_state=True))
     if state.is_completed():
         result: R = state.result()
-        # Without its data, in whose parts Prefect would find other task runs again.
-        running.produced[id(result)] = (result, state.model_copy(update={"data": None}))
+        running.produced[id(result)] = (result, state)
     return state
 
 

@@ -12,16 +12,15 @@ from configs.home import Home
 from tasks import promote
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger import champions
-from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Entry, Ledger
-from tests.evidence import PLANT, certify
+from tasks.references import Bundle, Member, Placement, Population
+from tests import judged
+from tests.evidence import PLANT, candidate_record, certificate_of, certify, forge
 from tests.sample_record import write_bundle
-from tests.small_data import reactor_dataset
+from tests.small_data import reactor_run
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
-
-GATES = [{"name": "data", "passed": True, "detail": ""}, {"name": "ope", "passed": True, "detail": ""}]
 
 
 @pytest.fixture
@@ -34,28 +33,21 @@ def digest_of(name: str) -> str:
     return sha256_hex(name.encode())
 
 
-def body(name: str, **changes: Any) -> dict[str, Any]:
-    """What a run would say of its candidate."""
-    return {
-        "run_key": f"run of {name}",
-        "composite": digest_of(name),
-        "version": name,
-        "run_id": "0",
-        "url": f"http://mlflow/{name}",
-        "gates": GATES,
-        "passed": True,
-        "claim": "P(violation) <= 0.001",
-        "dataset": {"digest": "0"},
-        "config": "0",
-        "champion": None,
-        **changes,
-    }
-
-
 def candidate(ledger: Ledger, name: str, **changes: Any) -> Entry:
-    """A candidate that is certified for real."""
-    certify(ledger, digest_of(name))
-    return ledger.append("candidate", body(name, **changes), plant=PLANT)
+    """A candidate that is certified for real, and passed every gate but for what is changed."""
+    composite = digest_of(name)
+    certify(ledger, composite)
+    said = {"version": name, "run_key": f"run of {name}", "url": f"http://mlflow/{name}", **changes}
+    return ledger.append("candidate", candidate_record(ledger, composite, **said), plant=PLANT)
+
+
+def failed(ledger: Ledger, name: str) -> Entry:
+    """A candidate whose dataset did not pass."""
+    composite = digest_of(name)
+    certify(ledger, composite)
+    own = certificate_of(ledger, composite)
+    numbers = judged.evidence(fallback=own, certificate=own, data=("too few episodes",))
+    return ledger.append("candidate", candidate_record(ledger, composite, numbers, version=name), plant=PLANT)
 
 
 def current(ledger: Ledger) -> Entry | None:
@@ -64,7 +56,7 @@ def current(ledger: Ledger) -> Entry | None:
 
 def test_a_decision_makes_a_champion_once(ledger: Ledger) -> None:
     entry = candidate(ledger, "1")
-    promotion = promote.decide(ledger.home, entry, "a reviewer", "looked at it")
+    promotion = promote.promote_candidate(ledger.home, entry, "a reviewer", "looked at it")
     assert current(ledger) == promotion
     assert promotion.body["candidate"] == entry.digest
     assert promotion.body["version"] == "1"
@@ -72,34 +64,37 @@ def test_a_decision_makes_a_champion_once(ledger: Ledger) -> None:
     assert promotion.body["approval"] == approval.digest
     assert (approval.body["by"], approval.body["note"]) == ("a reviewer", "looked at it")
     count = len(ledger.entries())
-    assert promote.decide(ledger.home, entry, "another", "again") == promotion
+    assert promote.promote_candidate(ledger.home, entry, "another", "again") == promotion
     assert len(ledger.entries()) == count
 
 
 def test_a_failed_gate_cannot_be_approved(ledger: Ledger) -> None:
-    gates = [*GATES, {"name": "statistical", "passed": False, "detail": ""}]
-    gates.append({"name": "servability", "passed": None, "detail": ""})
-    entry = candidate(ledger, "1", passed=False, gates=gates)
-    with pytest.raises(Refused, match=r"which failed.* statistical.*no approval can skip a gate") as error:
-        promote.decide(ledger.home, entry, "a reviewer", "")
-    assert "data" not in str(error.value)
+    entry = failed(ledger, "1")
+    with pytest.raises(Refused, match=r"which failed.* data.*no approval can skip a gate") as error:
+        promote.promote_candidate(ledger.home, entry, "a reviewer", "")
+    assert "statistical" not in str(error.value)
     assert ledger.entries("approval") == []
     assert current(ledger) is None
 
 
-def test_a_candidate_without_certificate_is_not_promoted(ledger: Ledger) -> None:
-    entry = ledger.append("candidate", body("1"), plant=PLANT)
-    with pytest.raises(Refused, match="certify it first"):
-        promote.decide(ledger.home, entry, "a reviewer", "")
-    assert current(ledger) is None
-    assert champions.open_approval(ledger.entries(), PLANT, digest_of("1")) is None
+def test_a_record_that_was_tampered_with_cannot_be_approved(ledger: Ledger) -> None:
+    entry = failed(ledger, "1")
+    said = promote.record_of(entry)
+    gates = tuple(gate.model_copy(update={"passed": True}) for gate in said.gates)
+    forged = forge(ledger.home, "candidate", said.model_copy(update={"gates": gates, "passed": True}))
+    with pytest.raises(Refused, match="expected gate data to be failed by its numbers, got passed"):
+        promote.promote_candidate(ledger.home, forged, "a reviewer", "")
+    fewer = forge(ledger.home, "candidate", said.model_copy(update={"gates": gates[1:], "passed": True}))
+    with pytest.raises(Refused, match="expected the gates data, simulator, ope"):
+        promote.promote_candidate(ledger.home, fewer, "a reviewer", "")
+    assert ledger.entries("approval") == []
 
 
 def test_a_champion_that_came_meanwhile_leaves_no_usable_approval(ledger: Ledger) -> None:
     first, second = candidate(ledger, "1"), candidate(ledger, "2")
-    promotion = promote.decide(ledger.home, first, "a reviewer", "")
+    promotion = promote.promote_candidate(ledger.home, first, "a reviewer", "")
     with pytest.raises(Refused, match="compare") as error:
-        promote.decide(ledger.home, second, "a reviewer", "")
+        promote.promote_candidate(ledger.home, second, "a reviewer", "")
     assert str(error.value).count(". ") == 0
     assert current(ledger) == promotion
     assert champions.open_approval(ledger.entries(), PLANT, digest_of("2")) is None
@@ -109,21 +104,20 @@ def test_a_champion_that_came_meanwhile_leaves_no_usable_approval(ledger: Ledger
 
 def test_a_rejected_candidate_is_not_promoted(ledger: Ledger) -> None:
     entry = candidate(ledger, "1")
-    promote.turn_down(ledger.home, entry, "a reviewer", "too lively")
+    promote.reject_candidate(ledger.home, entry, "a reviewer", "too lively")
     with pytest.raises(Refused, match="rejected"):
-        promote.decide(ledger.home, entry, "another", "")
+        promote.promote_candidate(ledger.home, entry, "another", "")
     assert current(ledger) is None
     assert champions.open_approval(ledger.entries(), PLANT, digest_of("1")) is None
 
 
 def test_a_kill_between_approval_and_promotion_is_completed(ledger: Ledger) -> None:
     entry = candidate(ledger, "1")
-    approval = champions.approve(
-        ledger, PLANT, digest_of("1"), version="1", by="a reviewer", note="", candidate=entry.digest
-    )
+    verdict = champions.VerdictBody(composite=digest_of("1"), version="1", by="a reviewer", candidate=entry.digest)
+    approval = champions.approve(ledger, PLANT, verdict)
     # Nobody may think it is done.
     assert promote.waiting(ledger.entries(), PLANT) == [entry]
-    promotion = promote.decide(ledger.home, entry, "a reviewer", "")
+    promotion = promote.promote_candidate(ledger.home, entry, "a reviewer", "")
     assert promotion.body["approval"] == approval.digest
     assert ledger.entries("approval", PLANT) == [approval]
     assert promote.waiting(ledger.entries(), PLANT) == []
@@ -132,14 +126,14 @@ def test_a_kill_between_approval_and_promotion_is_completed(ledger: Ledger) -> N
 def test_who_waits(ledger: Ledger) -> None:
     assert promote.waiting(ledger.entries()) == []
     first, second = candidate(ledger, "1"), candidate(ledger, "2")
-    failed = candidate(ledger, "3", passed=False)
+    refused = failed(ledger, "3")
     rejected = candidate(ledger, "4")
-    promote.turn_down(ledger.home, rejected, "a reviewer", "")
+    promote.reject_candidate(ledger.home, rejected, "a reviewer", "")
     found = promote.waiting(ledger.entries(), PLANT)
     assert found == promote.waiting(ledger.entries()) == [first, second]
-    assert failed not in found
+    assert refused not in found
     assert promote.waiting(ledger.entries(), "double_mass") == []
-    promotion = promote.decide(ledger.home, first, "a reviewer", "")
+    promotion = promote.promote_candidate(ledger.home, first, "a reviewer", "")
     # The second was compared with no champion, which is no longer so.
     assert promote.waiting(ledger.entries(), PLANT) == []
     third = candidate(ledger, "5", champion=promotion.digest)
@@ -148,36 +142,98 @@ def test_who_waits(ledger: Ledger) -> None:
 
 def test_a_rejection_takes_back_an_approval_that_was_not_used(ledger: Ledger) -> None:
     entry = candidate(ledger, "1")
-    champions.approve(ledger, PLANT, digest_of("1"), version="1", by="a", note="", candidate=entry.digest)
-    promote.turn_down(ledger.home, entry, "b", "second thoughts")
+    verdict = champions.VerdictBody(composite=digest_of("1"), version="1", by="a", candidate=entry.digest)
+    champions.approve(ledger, PLANT, verdict)
+    promote.reject_candidate(ledger.home, entry, "b", "second thoughts")
     assert promote.waiting(ledger.entries(), PLANT) == []
     assert champions.open_approval(ledger.entries(), PLANT, digest_of("1")) is None
 
 
 def test_turning_down_is_logged_once(ledger: Ledger) -> None:
     first, second = candidate(ledger, "1"), candidate(ledger, "2")
-    rejection = promote.turn_down(ledger.home, first, "a reviewer", "why")
-    assert promote.turn_down(ledger.home, first, "another", "also") == rejection
-    other = promote.turn_down(ledger.home, second, "a reviewer", "")
+    rejection = promote.reject_candidate(ledger.home, first, "a reviewer", "why")
+    assert promote.reject_candidate(ledger.home, first, "another", "also") == rejection
+    other = promote.reject_candidate(ledger.home, second, "a reviewer", "")
     assert ledger.entries("rejection", PLANT) == [rejection, other]
     assert rejection.body["candidate"] == first.digest
 
 
-def test_the_incumbent_is_the_champion_before_the_runs_own(ledger: Ledger) -> None:
-    def incumbent(*own: str) -> Entry | None:
-        return promote.incumbent(ledger.entries(), PLANT, map(digest_of, own))
+def test_the_incumbent_is_the_champion_before_the_runs_own(ledger: Ledger, tmp_path: Path) -> None:
+    def incumbent(*own: str, plant: str = PLANT) -> str | None:
+        bundles = [Bundle(digest=digest_of(name), plant=PLANT, folder=tmp_path) for name in own]
+        members = tuple(Member(index=i, seed=i, bundle=bundle) for i, bundle in enumerate(bundles[1:]))
+        population = Population(
+            digest="0",
+            folder=tmp_path,
+            members=members,
+            curves=tmp_path,
+            updates=1,
+            steps_per_second=1.0,
+            placement=Placement(processes=False, reason=""),
+            rows=1,
+        )
+        return promote.incumbent(
+            ledger.home, reactor_run().model_copy(update={"plant": plant}), population, bundles[0]
+        ).digest
 
     assert incumbent("a") is None
     reigns: list[Entry] = []
     for name in ("a", "b", "c"):
         before = reigns[-1].digest if reigns else None
-        reigns.append(promote.decide(ledger.home, candidate(ledger, name, champion=before), "a reviewer", ""))
-    a, b, c = reigns
-    assert incumbent() == incumbent("a") == incumbent("x") == c
-    assert incumbent("c") == incumbent("c", "a") == b
-    assert incumbent("c", "b") == a
+        # A bundle of other limits cannot be run here, but it is the champion all the same.
+        write_bundle(ledger.home.folder("bundles", PLANT) / digest_of(name)[:24])
+        found = candidate(ledger, name, champion=before)
+        reigns.append(promote.promote_candidate(ledger.home, found, "a reviewer", ""))
+    assert incumbent("a") == incumbent("x") == incumbent("x", "a") == digest_of("c")
+    assert incumbent("c") == incumbent("c", "a") == incumbent("a", "c") == digest_of("b")
+    assert incumbent("c", "b") == digest_of("a")
     assert incumbent("a", "b", "c") is None
-    assert promote.incumbent(ledger.entries(), "double_mass", []) is None
+    assert incumbent("a", plant="double_mass") is None
+
+
+@pytest.mark.parametrize(
+    ("passed", "rejected", "champion", "stands", "role", "reason"),
+    [
+        (True, False, None, True, "candidate", "the candidate passed every gate"),
+        (True, False, "other", True, "candidate", "the candidate passed every gate"),
+        (True, False, "itself", True, None, "the candidate is the champion already"),
+        (False, False, None, True, "fallback", "the candidate did not pass every gate, and the plant's own controller"),
+        (False, False, None, False, None, "the plant's own controller is not certified, or a person rejected it"),
+        (False, False, "other", True, None, "and version other stays champion"),
+        (False, False, "fallback", True, None, "and the plant's own controller stays champion"),
+        # A person's no outlasts the run: the certified controller stands in, and the reason says why.
+        (True, True, None, True, "fallback", "a person rejected this composite, and the plant's own controller"),
+        (True, True, "other", True, None, "a person rejected this composite, and version other stays champion"),
+    ],
+)
+def test_the_rule(
+    ledger: Ledger,
+    passed: bool,
+    rejected: bool,
+    champion: str | None,
+    stands: bool,
+    role: str | None,
+    reason: str,
+) -> None:
+    said = promote.record_of(candidate(ledger, "1") if passed else failed(ledger, "1"))
+    names = {"itself": said.composite, "fallback": "f", "other": "o"}
+    now = said.model_copy(update={"composite": names[champion], "version": champion}) if champion else None
+    found, why = promote.propose(said, "f", stands, now, rejected)
+    assert found == role
+    assert reason in why
+
+
+def test_a_run_that_is_repeated_after_its_promotion_proposes_as_before(ledger: Ledger) -> None:
+    first = candidate(ledger, "1")
+    promotion = promote.promote_candidate(ledger.home, first, "rule: auto", "")
+    second = candidate(ledger, "2", champion=promotion.digest)
+    promote.promote_candidate(ledger.home, second, "rule: auto", "")
+    entries = ledger.entries()
+    before = promote.before_run(entries, PLANT, "run of 2")
+    assert before is not None
+    assert before.version == "1"
+    assert promote.before_run(entries, PLANT, "run of 1") == promote.record_of(second)
+    assert promote.before_run(entries, "double_mass", "run of 1") is None
 
 
 def test_a_candidate_is_found_by_its_version(ledger: Ledger) -> None:
@@ -187,39 +243,6 @@ def test_a_candidate_is_found_by_its_version(ledger: Ledger) -> None:
         promote.find_candidate(ledger.entries(), PLANT, "2")
     with pytest.raises(BadInput, match=r"double_mass that the ledger knows \(none\)"):
         promote.find_candidate(ledger.entries(), "double_mass", "1")
-
-
-@pytest.fixture(scope="module")
-def furnished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, dict[str, Any], Path, str]:
-    """(home, dataset, bundle, its digest)."""
-    folder = tmp_path_factory.mktemp("promote")
-    home = Home(folder / "home")
-    dataset = reactor_dataset(home, folder, 0.05)
-    bundle = home.root / "bundles" / "sample"
-    return home, dataset, bundle, write_bundle(bundle)
-
-
-def test_a_candidate_is_recorded_once_with_all_its_files(
-    furnished: tuple[Home, dict[str, Any], Path, str],
-) -> None:
-    home, dataset, bundle, digest = furnished
-    certificate = certify(Ledger.open(home), digest)
-    said = body("1", composite=digest)
-    entry = promote.record_candidate(home, PLANT, said, [bundle], certificate, dataset)
-    assert promote.record_candidate(home, PLANT, said, [bundle], certificate, dataset) == entry
-    assert Ledger.open(home).entries("candidate") == [entry]
-    named = {(home.root / item["path"]).resolve() for item in entry.artefacts}
-    assert {path.resolve() for path in bundle.rglob("*") if path.is_file()} <= named
-    assert certificate.resolve() in named
-    store = Path(dataset["path"])
-    assert {path.resolve() for path in store.glob("shards/*")} <= named
-    assert (store / "manifests" / f"{dataset['digest']}.json").resolve() in named
-    # The same composite from another run is another candidate, compared with another champion perhaps.
-    other = promote.record_candidate(home, PLANT, {**said, "run_key": "other"}, [bundle], None, dataset)
-    assert other != entry
-    promotion = promote.decide(home, entry, "a reviewer", "")
-    assert promotion.artefacts == entry.artefacts
-    assert audit(home).passed
 
 
 def _on_the_sessions_servers(services: Services, root: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
@@ -241,7 +264,7 @@ def test_people_decide_and_the_aliases_follow(
     from tasks.adapters.registry.upload import Submission, TrainingData
 
     home = _on_the_sessions_servers(services, tmp_path / "home", monkeypatch)
-    assert list_candidates(home) == []
+    assert list_candidates(home) == ()
     ledger, registry, plant = Ledger.open(home), Registry(services.mlflow.url), PLANTS[PLANT]
     registry.reconcile(PLANT, None, None)
     dataset = TrainingData(digest=digest_of("dataset"), store=tmp_path, rows=1, episodes=1)
@@ -257,16 +280,16 @@ def test_people_decide_and_the_aliases_follow(
         )  # fmt: skip
         reference = registry.register(submission)
         certify(ledger, digest)
-        said = body("", run_key=key, composite=digest, version=reference.version, url=reference.url)
+        said = candidate_record(ledger, digest, run_key=key, version=reference.version, url=reference.url)
         entries.append(ledger.append("candidate", said, plant=PLANT))
     first, second = (entry.body["version"] for entry in entries)
-    assert [row["version"] for row in list_candidates(home, PLANT)] == [first, second]
-    assert list_candidates(home, "double_mass") == []
+    assert [row.record.version for row in list_candidates(home, PLANT)] == [first, second]
+    assert list_candidates(home, "double_mass") == ()
     promote.reconcile(home, PLANT, registry)
     assert registry.aliases(PLANT) == {"challenger": second}
 
     turned = reject(home, PLANT, second, "a reviewer", "too lively")
-    assert (turned["champion"], turned["record"]) == (None, None)
+    assert (turned.champion, turned.record) == (None, None)
     assert registry.aliases(PLANT) == {"challenger": first}
     with pytest.raises(Refused, match=f"version {second}.*rejected"):
         approve(home, PLANT, second, "a reviewer", "")
@@ -274,15 +297,16 @@ def test_people_decide_and_the_aliases_follow(
         approve(home, PLANT, "0", "a reviewer", "")
 
     crowned = approve(home, PLANT, first, "a reviewer", "compared")
-    assert crowned["champion"] == first
-    assert crowned["record"]["approver"] == "a reviewer"
-    assert crowned["record"]["url"] == entries[0].body["url"]
+    assert crowned.champion == first
+    assert crowned.record is not None
+    assert crowned.record.approver == "a reviewer"
+    assert crowned.record.url == entries[0].body["url"]
     assert registry.aliases(PLANT) == {"champion": first}
-    assert list_candidates(home) == []
+    assert list_candidates(home) == ()
     with pytest.raises(Refused, match="the champion"):
         reject(home, PLANT, first, "a reviewer", "")
     again = approve(home, PLANT, first, "another", "")
-    assert again["record"] == crowned["record"]
+    assert again.record == crowned.record
     assert len(ledger.entries("promotion")) == 1
 
     # What someone moves by hand in MLflow is put right by the next reconciliation.

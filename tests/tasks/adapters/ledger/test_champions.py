@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,19 @@ from tasks.adapters.ledger.champions import (
     reject,
 )
 from tasks.adapters.ledger.ledger import Ledger
-from tests.evidence import PLANT, CandidateBody, certify, crown, open_ledger, propose, put, verdict
+from tests import judged
+from tests.evidence import (
+    PLANT,
+    candidate_record,
+    certificate_of,
+    certify,
+    crown,
+    forge,
+    open_ledger,
+    propose,
+    put,
+    verdict,
+)
 
 A, B = "a" * 64, "b" * 64
 
@@ -107,9 +118,11 @@ def test_an_approval_is_of_the_candidate_that_is_promoted(ledger: Ledger) -> Non
         promote(ledger, PLANT, promotion)
 
 
-@pytest.mark.parametrize("failed", [{"passed": False}, {"gates": ({"passed": True}, {"passed": False})}])
-def test_only_a_candidate_that_passed_every_gate_is_approved(ledger: Ledger, failed: dict[str, Any]) -> None:
-    candidate = ledger.append("candidate", CandidateBody(composite=A, **failed), plant=PLANT)
+def test_only_a_candidate_that_passed_every_gate_is_approved(ledger: Ledger) -> None:
+    certify(ledger, A)
+    own = certificate_of(ledger, A)
+    numbers = judged.evidence(fallback=own, certificate=own, data=("too few episodes",))
+    candidate = ledger.append("candidate", candidate_record(ledger, A, numbers), plant=PLANT)
     with pytest.raises(Refused, match="no approval can skip a gate"):
         approve(ledger, PLANT, VerdictBody(composite=A, by="x", candidate=candidate.digest))
     for named in ("", candidate.predecessor):
@@ -128,7 +141,10 @@ def test_a_rejection_takes_an_approval_back(ledger: Ledger) -> None:
 
 
 def test_nothing_is_promoted_without_a_passed_certification(ledger: Ledger) -> None:
-    approval = approve(ledger, PLANT, verdict(ledger, "c" * 64))
+    """Not even a candidate that somebody with the key wrote down past the rules."""
+    certify(ledger, A)
+    forged = forge(ledger.home, "candidate", candidate_record(ledger, A).model_copy(update={"composite": "c" * 64}))
+    approval = approve(ledger, PLANT, VerdictBody(composite="c" * 64, by="x", candidate=forged.digest))
     with pytest.raises(Refused, match="passed certification of composite cccccccccccc"):
         put(ledger, approval, None)
     certify(ledger, "c" * 64, (1, 2, 3), episodes=500)

@@ -1,0 +1,88 @@
+"""A candidate's entry: gates that are missing, contradicted by their numbers, or rest on certificates nobody logged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.errors import Refused
+from configs.home import Home
+from tasks.adapters.files.canonical import sha256_hex
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.ledger import Ledger
+from tasks.gates import REQUIRED, judge
+from tasks.references import CandidateRecord, GateName
+from tests import judged
+from tests.evidence import PLANT, candidate_record, certificate_of, certify, forge, open_ledger
+
+A, B = (sha256_hex(name) for name in (b"a", b"b"))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """A ledger with two certified composites."""
+    found = open_ledger(Home(tmp_path / "home"))
+    certify(found, A)
+    certify(found, B)
+    return found
+
+
+def refused(ledger: Ledger, record: CandidateRecord, sentence: str) -> None:
+    """The signer does not sign it; and where somebody with the key did, the audit names it."""
+    with pytest.raises(Refused, match=sentence):
+        ledger.append("candidate", record, plant=PLANT)
+    forge(ledger.home, "candidate", record)
+    failures = audit(ledger.home).failures
+    assert [check.name for check in failures] == ["decisions"]
+    assert len(failures[0].detail.splitlines()) == 1
+
+
+def test_a_true_record_is_logged(ledger: Ledger) -> None:
+    entry = ledger.append("candidate", candidate_record(ledger, A), plant=PLANT)
+    assert entry.read(CandidateRecord).passed
+    assert audit(ledger.home).passed
+
+
+def test_numbers_that_are_not_finite_are_kept_and_judged(ledger: Ledger) -> None:
+    own, nan = certificate_of(ledger, A), float("nan")
+    numbers = judged.evidence(fallback=own, certificate=own, ope=judged.interval(nan, nan))
+    entry = ledger.append("candidate", candidate_record(ledger, A, numbers), plant=PLANT)
+    assert not entry.read(CandidateRecord).passed
+    assert audit(ledger.home).passed
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_missing_gate_is_refused(ledger: Ledger, name: GateName) -> None:
+    record = candidate_record(ledger, A)
+    fewer = tuple(gate for gate in record.gates if gate.name != name)
+    refused(ledger, record.model_copy(update={"gates": fewer}), f"expected the gates {', '.join(REQUIRED)}, got")
+
+
+def test_a_verdict_that_its_numbers_contradict_is_refused(ledger: Ledger) -> None:
+    own = certificate_of(ledger, A)
+    numbers = judged.evidence(fallback=own, certificate=own, rollouts=judged.interval(-1.0, 1.0))
+    failed = candidate_record(ledger, A, numbers)
+    turned = tuple(gate.model_copy(update={"passed": True}) for gate in judge(numbers))
+    changes = {"gates": turned, "passed": True}
+    refused(ledger, failed.model_copy(update=changes), "expected gate rollouts to be failed by its numbers, got passed")
+
+
+def test_a_record_that_says_passed_beside_a_failed_gate_is_refused(ledger: Ledger) -> None:
+    own = certificate_of(ledger, A)
+    failed = candidate_record(ledger, A, judged.evidence(fallback=own, certificate=own, data=("too few",)))
+    refused(ledger, failed.model_copy(update={"passed": True}), "expected 'passed' to be False by its gates, got True")
+
+
+def test_a_certificate_of_another_composite_is_refused(ledger: Ledger) -> None:
+    other = certificate_of(ledger, B)
+    numbers = judged.evidence(fallback=certificate_of(ledger, A), certificate=other)
+    refused(ledger, candidate_record(ledger, A, numbers), "expected a certificate of composite")
+
+
+def test_numbers_that_no_attempt_came_to_are_refused(ledger: Ledger) -> None:
+    own = certificate_of(ledger, A)
+    assert own is not None
+    better = own.model_copy(update={"episodes": own.episodes + 1000})
+    numbers = judged.evidence(fallback=own, certificate=better)
+    refused(ledger, candidate_record(ledger, A, numbers), "expected the numbers of attempt 1 as the ledger has them")
