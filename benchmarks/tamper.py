@@ -226,7 +226,7 @@ def slack(path: Path) -> Iterator[tuple[str, int]]:
     """A byte of an HDF5 file that holds no dataset's values, which digests of content cannot see."""
     if path.suffix not in (".h5", ".hdf5"):
         return
-    import h5py  # type: ignore[import-untyped]
+    import h5py
 
     used: list[tuple[int, int]] = []
 

@@ -20,19 +20,7 @@ from tasks.adapters.ledger.champions import (
     reject,
 )
 from tasks.adapters.ledger.ledger import Ledger
-from tests import judged
-from tests.evidence import (
-    PLANT,
-    candidate_record,
-    certificate_of,
-    certify,
-    crown,
-    forge,
-    open_ledger,
-    propose,
-    put,
-    verdict,
-)
+from tests.evidence import PLANT, candidate_record, certify, crown, forge, open_ledger, propose, put, verdict
 
 A, B = "a" * 64, "b" * 64
 
@@ -119,15 +107,15 @@ def test_an_approval_is_of_the_candidate_that_is_promoted(ledger: Ledger) -> Non
 
 
 def test_only_a_candidate_that_passed_every_gate_is_approved(ledger: Ledger) -> None:
-    certify(ledger, A)
-    own = certificate_of(ledger, A)
-    numbers = judged.evidence(fallback=own, certificate=own, data=("too few episodes",))
-    candidate = ledger.append("candidate", candidate_record(ledger, A, numbers), plant=PLANT)
+    failed = "c" * 64
+    certify(ledger, failed, (1, 2, 3), episodes=500)
+    candidate = ledger.append("candidate", candidate_record(ledger, failed), plant=PLANT)
+    assert candidate.body["passed"] is False
     with pytest.raises(Refused, match="no approval can skip a gate"):
-        approve(ledger, PLANT, VerdictBody(composite=A, by="x", candidate=candidate.digest))
+        approve(ledger, PLANT, VerdictBody(composite=failed, by="x", candidate=candidate.digest))
     for named in ("", candidate.predecessor):
         with pytest.raises(Refused, match="an approval of a logged candidate"):
-            approve(ledger, PLANT, VerdictBody(composite=A, by="x", candidate=named))
+            approve(ledger, PLANT, VerdictBody(composite=failed, by="x", candidate=named))
     with pytest.raises(Refused, match="an approval of a logged candidate"):
         approve(ledger, PLANT, VerdictBody(composite=B, by="x", candidate=propose(ledger, A)))
 
@@ -141,12 +129,10 @@ def test_a_rejection_takes_an_approval_back(ledger: Ledger) -> None:
 
 
 def test_nothing_is_promoted_without_a_passed_certification(ledger: Ledger) -> None:
-    """Not even a candidate that somebody with the key wrote down past the rules."""
-    certify(ledger, A)
-    forged = forge(ledger.home, "candidate", candidate_record(ledger, A).model_copy(update={"composite": "c" * 64}))
-    approval = approve(ledger, PLANT, VerdictBody(composite="c" * 64, by="x", candidate=forged.digest))
+    """Not even where an approval was forged past its own rule."""
+    failed = "c" * 64
+    certify(ledger, failed, (1, 2, 3), episodes=500)
+    candidate = ledger.append("candidate", candidate_record(ledger, failed), plant=PLANT)
+    approval = forge(ledger.home, "approval", VerdictBody(composite=failed, by="x", candidate=candidate.digest))
     with pytest.raises(Refused, match="passed certification of composite cccccccccccc"):
-        put(ledger, approval, None)
-    certify(ledger, "c" * 64, (1, 2, 3), episodes=500)
-    with pytest.raises(Refused, match="passed certification"):
         put(ledger, approval, None)
