@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from neorl_core.training.population import configure
 from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import write_atomic, write_json
 from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.formats.recordings import Recording
+from tasks.adapters.formats.recordings import Recording, RecordingAccount
 from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.adapters.models.policy_file import MadeBy, save_policy
 from tasks.adapters.reporting.curves import plot_curves
@@ -66,8 +66,8 @@ class Record:
     seeds: int
     code: str | None
     """Digest of the sources that took part."""
-    data: dict[str, Any]
-    """How the recording was read, as `Recording.about` has it."""
+    data: RecordingAccount
+    """How the recording was read."""
     members: tuple[TrainedSeed, ...]
     versions: dict[str, str]
     device: str
@@ -215,7 +215,7 @@ def _write(out: Path, fitted: Fitted, log: Recording, identity: MadeBy) -> Recor
         batch_size=identity.batch_size,
         seeds=len(members),
         code=identity.code,
-        data=log.about.model_dump(mode="json", by_alias=True),
+        data=log.about,
         members=tuple(members),
         versions={"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
         device=jax.devices()[0].device_kind,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from configs.errors import BadInput
 from neorl_core.types import PlantSpec, Space, Transition
@@ -18,7 +18,6 @@ from tasks.adapters.formats.hdf5.isolated import read_recording
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR, VECTORS, Layout
 from tasks.adapters.formats.hdf5.sources import Blocks
 from tasks.adapters.store.episodes import transitions_of
-from tasks.adapters.store.records import Record
 from tasks.adapters.store.schema import Rows
 
 MAX_DROPPED = 0.05
@@ -29,7 +28,8 @@ ACTION_BOX = 1.0 + 1e-6
 Array = npt.NDArray[Any]
 
 
-class PerEpisode(Record):
+@dataclass(frozen=True)
+class PerEpisode:
     """A sum over each episode's rows: its mean, least and greatest over the episodes."""
 
     mean: float
@@ -40,7 +40,8 @@ class PerEpisode(Record):
         return f"mean {self.mean:.5g} (from {self.least:.5g} to {self.most:.5g})"
 
 
-class RecordingAccount(Record):
+@dataclass(frozen=True)
+class RecordingAccount:
     """How a file was read."""
 
     file: str
@@ -65,7 +66,7 @@ class RecordingAccount(Record):
     """Episodes cut by time."""
     longest: int
     """Steps."""
-    returns: PerEpisode = Field(alias="return")
+    returns: PerEpisode
     cost: PerEpisode
 
     def __str__(self) -> str:
@@ -147,8 +148,8 @@ def read(
         terminated=found.terminated,
         cut=found.cut,
         longest=found.longest,
+        returns=_per_episode(every["rewards"], found.starts),
         cost=_per_episode(every["costs"], found.starts),
-        **{"return": _per_episode(every["rewards"], found.starts)},
     )
     spec = spec_of(path.stem, usable["observations"], usable["actions"], usable["next_observations"], found.longest)
     return Recording(transitions_of(usable), spec, about)

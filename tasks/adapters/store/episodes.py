@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from neorl_core.types import Transition
-from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.schema import Rows
+
+if TYPE_CHECKING:
+    # Recordings are read where the store's own dependencies are not installed.
+    from tasks.adapters.store.reader import StoredDataset
 
 KEYS = ("observations", "actions", "rewards", "costs", "next_observations", "terminals")
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_a_policy_file_acts_as_the_policy_in_memory(file: Path, done: Path) -> N
         for name, rows in learned.curves.items():
             np.testing.assert_array_equal(curves[name], rows)
     record = json.loads((done / "run.json").read_bytes())
-    assert record["data"] == log.about.model_dump(mode="json", by_alias=True)
+    assert record["data"] == asdict(log.about)
     assert record["hyperparameters"] == json.loads(json.dumps(learned.config._asdict()))
     assert record["hyperparameters"]["alpha"] == 1
     assert [member["metrics"]["q"] for member in record["members"]] == [float(q) for q in learned.curves["q"][:, -1]]
