@@ -177,7 +177,7 @@ def validate_simulator(home: Home, run: RunConfig, dataset: Dataset) -> Simulato
         The root mean square errors of every signal that moves.
     """
     plant = PLANTS[run.plant]
-    store = reader.Dataset.open(dataset.store, dataset.digest)
+    store = reader.StoredDataset.open(dataset.store, dataset.digest)
     rows = read_logs(store, store.split(run.data.held_out)[1]).transitions
     predict = jax.jit(jax.vmap(plant.predict, (0, 0, None)))
 

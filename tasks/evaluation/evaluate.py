@@ -51,7 +51,7 @@ def evaluate(
     Returns:
         The estimates of each member, and the differences of the selected one.
     """
-    store = reader.Dataset.open(dataset.store, dataset.digest)
+    store = reader.StoredDataset.open(dataset.store, dataset.digest)
     logs = read_logs(store, store.split(run.data.held_out)[1])
     found = [policy for member in population.members if (policy := _policy(member.bundle)) is not None]
     normaliser, confidence = found[0].normaliser, run.evaluate.confidence

@@ -116,7 +116,7 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
         seed=run.seed,
         code=sources_digest(*learning_sources(run.plant, run.train.algorithm)),
     )
-    store = reader.Dataset.open(dataset.store, dataset.digest)
+    store = reader.StoredDataset.open(dataset.store, dataset.digest)
     data = training_data(run, store, spec, algorithm, warm_up_updates(algorithm, config))
     return TrainingRun(home, run, dataset, algorithm, config, found, identity, mesh, data)
 
@@ -191,7 +191,7 @@ def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
     @cache
     def evaluator() -> LearnedModelEvaluator:
         # A run that is resumed at its end has nothing to compare, and fits no model.
-        store = reader.Dataset.open(training.dataset.store, training.dataset.digest)
+        store = reader.StoredDataset.open(training.dataset.store, training.dataset.digest)
         held_out = read_logs(store, store.split(run.data.held_out)[1])
         return fit_learned_model(run, logged_steps(held_out, normaliser), normaliser)
 

@@ -39,7 +39,7 @@ def sound(home: Home, reference: Dataset) -> list[Bundle]:
 
 def _bundle(home: Home, reference: Dataset, seed: int, scale: float = 1.0) -> Bundle:
     spec = PLANTS[PLANT].spec
-    store = reader.Dataset.open(reference.store, reference.digest)
+    store = reader.StoredDataset.open(reference.store, reference.digest)
     normaliser, _ = prepare(read_logs(store, store.split(0.3)[0]).transitions, spec)
     actor = actor_init(jax.random.key(seed), spec.observation.size, spec.action.size, (8,))
     policy = Policy(jax.tree.map(lambda x: jnp.asarray(scale) * x, actor), normaliser)

@@ -181,7 +181,7 @@ def test_the_best_checkpoint_ships_where_the_run_says_so(
     """The same as stopping where the learned model's estimate was highest: at 20 updates, or at the end."""
     half = train(Home(tmp_path / "half"), reactor_run(train={"updates": 20}), reference)
     found = train(Home(tmp_path / "best"), reactor_run(train={"ships": "best", "checkpoint_every": 20}), reference)
-    store = reader.Dataset.open(reference.store, reference.digest)
+    store = reader.StoredDataset.open(reference.store, reference.digest)
     logs = read_logs(store, store.split(reactor_run().data.held_out)[1])
     policies = {
         name: [load_bundle(m.bundle.folder, m.bundle.digest)[1].policy for m in run.members]
