@@ -31,8 +31,9 @@ from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import bare_controller
 from tasks.adapters.models.bundle import load_bundle
-from tasks.evaluation.evaluate import evaluate_population
+from tasks.evaluation.evaluate import evaluate
 from tasks.ingest import ingest
+from tasks.references import Champion
 from tasks.simulate import score
 from tasks.training.train import train
 
@@ -62,9 +63,9 @@ def ours(data: Sequence[Path], seed: int) -> dict[str, Any]:
         started, processor = time.perf_counter(), time.process_time()
         population = train(home, run, dataset)
         trained = time.perf_counter() - started
-        selected = evaluate_population(home, run, dataset, population, None)["selected"]
+        selected = evaluate(home, run, dataset, population, Champion()).selected
         seconds, processor = time.perf_counter() - started, time.process_time() - processor
-        policies = [load_bundle(Path(m["path"]), m["digest"])[1].policy for m in population["members"]]
+        policies = [load_bundle(m.bundle.folder, m.bundle.digest)[1].policy for m in population.members]
     keys = jax.random.split(jax.random.key(seed), EPISODES)
     returns = [rollouts(plant, bare_controller(plant), policy, keys, plant.domain).ret for policy in policies]
     scores = [score(plant.spec, float(np.mean(r))) for r in returns]

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.speed import SPEC, transitions
 from benchmarks.windows import interleaved
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.training.loop import Source, resident
+from neorl_core.training.loop import TrainingRows, resident
 from neorl_core.training.population import configure, init_population, make_train_chunk
 from neorl_core.training.preparation import moments, scaled, scaling
 from tasks.adapters.store.reader import StoredDataset
@@ -59,7 +59,7 @@ def store(folder: Path, rows: int) -> StoredDataset:
     return StoredDataset.open(folder, digest)
 
 
-def runner(name: str, hidden: int, source: Source) -> Callable[[], None]:
+def runner(name: str, hidden: int, data: TrainingRows) -> Callable[[], None]:
     """A window of one chunk; the run goes on from window to window."""
     algorithm = ALGORITHMS[name]
     small = {"hidden": [hidden, hidden], "critics": 2}
@@ -71,7 +71,7 @@ def runner(name: str, hidden: int, source: Source) -> Callable[[], None]:
         nonlocal state
         done = 0
         while True:
-            state, metrics = advance(state, source.at(done))
+            state, metrics = advance(state, data.at(done))
             done += CHUNK
             yield jax.block_until_ready(metrics)
 

@@ -8,7 +8,9 @@ and the functions of FUNCTIONS are all there is.
 from __future__ import annotations
 
 import ast
+import math
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +21,10 @@ from configs.units import dimensions, kind, to_base
 
 MAX_LENGTH = 1000
 MAX_NODES = 200
+MAX_LEVELS = 40
 MAX_POWER = 8
+
+TOO_DEEP = f"expected a formula of at most {MAX_LEVELS} levels, got a deeper one: derive a tag from a part of it"
 
 Values = Mapping[str, npt.NDArray[np.float64]]
 Compute = Callable[[Values], Any]
@@ -84,13 +89,18 @@ def compile_expression(text: str, units: Mapping[str, str], unit: str) -> Expres
     if len(text) > MAX_LENGTH:
         raise ValueError(f"expected a formula of at most {MAX_LENGTH} characters, got {len(text)}")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python warns of is refused below
+            tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"expected a formula, got '{text}', in which {getattr(error, 'msg', error)}") from error
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise ValueError(f"expected a formula of at most {MAX_NODES} parts, got a longer one: derive a tag from some")
     reader = _Reader(units)
-    part = reader.read(tree.body)
+    try:
+        part = reader.read(tree.body)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
     wanted = dimensions(unit)
     if part.dimension != wanted:
         raise ValueError(
@@ -112,8 +122,18 @@ class _Reader:
     def __init__(self, units: Mapping[str, str]) -> None:
         self.units = units
         self.names: set[str] = set()
+        self.level = 0
 
     def read(self, node: ast.expr) -> _Part:
+        """What an expression computes, and the dimension of it."""
+        self.level += 1
+        if self.level > MAX_LEVELS:
+            raise ValueError(TOO_DEEP)
+        part = self._read(node)
+        self.level -= 1
+        return part
+
+    def _read(self, node: ast.expr) -> _Part:
         if isinstance(node, ast.Constant):
             return self._constant(node)
         if isinstance(node, ast.Name):
@@ -133,9 +153,7 @@ class _Reader:
         )
 
     def _constant(self, node: ast.Constant) -> _Part:
-        if isinstance(node.value, bool) or not isinstance(node.value, int | float) or not np.isfinite(node.value):
-            raise ValueError(f"expected a number, got {node.value!r}")
-        number = float(node.value)
+        number = _number(node.value)
         return _Part(dimensions("1"), lambda values: number)
 
     def _name(self, name: str) -> _Part:
@@ -165,9 +183,9 @@ class _Reader:
         exponent, sign = node.right, 1.0
         if isinstance(exponent, ast.UnaryOp) and isinstance(exponent.op, ast.USub):
             exponent, sign = exponent.operand, -1.0
-        if not isinstance(exponent, ast.Constant) or not isinstance(exponent.value, int | float):
+        if not isinstance(exponent, ast.Constant):
             raise ValueError(f"expected a number as exponent, got '{ast.unparse(node)[:60]}'")
-        power = sign * float(exponent.value)
+        power = sign * _number(exponent.value)
         if not abs(power) <= MAX_POWER:
             raise ValueError(f"expected an exponent of at most {MAX_POWER}, got {power:g}")
         return _Part(base.dimension**power, lambda values: np.power(base.compute(values), power))
@@ -197,9 +215,8 @@ class _Reader:
         plain = number.operand if isinstance(number, ast.UnaryOp) and negative else number
         if not (isinstance(unit, ast.Constant) and isinstance(unit.value, str) and isinstance(plain, ast.Constant)):
             raise ValueError(f"expected quantity(number, 'unit'), got '{ast.unparse(node)[:60]}'")
-        self._constant(plain)
         scale, offset = to_base(unit.value)
-        value = scale * float(plain.value) * (-1.0 if negative else 1.0) + offset  # type: ignore[arg-type]
+        value = scale * _number(plain.value) * (-1.0 if negative else 1.0) + offset
         return _Part(dimensions(unit.value), lambda values: value)
 
     def _where(self, node: ast.Call) -> _Part:
@@ -225,3 +242,12 @@ class _Reader:
                 f"{kind(right.dimension)}"
             )
         return left.dimension
+
+
+def _number(value: object) -> float:
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ValueError(f"expected a number, got {repr(value)[:60]}")

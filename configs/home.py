@@ -67,6 +67,11 @@ class Home:
         return self.root / "services.json"
 
     @property
+    def login(self) -> Path:
+        """The name and password of this home's own servers, its owner's alone."""
+        return self.root / "secrets" / "login"
+
+    @property
     def trust(self) -> Path:
         """The public keys pinned on first use, where the project pins none."""
         return self.root / "trust.yaml"

@@ -204,9 +204,9 @@ class HistorianMapping(Strict):
                 tag = tags[signal]
                 if tag in self.tags:
                     found[tag] = self._conversion(tag, unit)
-        for name, tag in self.tags.items():
-            if tag.role == "input":
-                found[name] = self._conversion(name, tag.to_unit or str(tag.unit))
+        for name, own in self.tags.items():
+            if own.role == "input":
+                found[name] = self._conversion(name, own.to_unit or str(own.unit))
         return found | dict.fromkeys(self.modes, (1.0, 0.0))
 
     def _conversion(self, tag: str, unit: str) -> tuple[float, float]:

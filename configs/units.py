@@ -14,6 +14,10 @@ MAX_LENGTH = 40
 ALLOWED = re.compile(r"[\w\s%°µΩ./*^()·²³-]+")
 """What a unit may be written with; pint reads it with a tokenizer of its own and evaluates nothing."""
 
+POWERS = re.compile(r"\*\*|\^")
+POWER = re.compile(r"\s*\(?-?\d(\.\d{1,3})?\)?\s*($|[*/·) ].*)")
+"""What may stand behind a sign of power: one digit, for pint would compute 9**9**9."""
+
 KINDS = {
     "1": "ratio",
     "K": "temperature",
@@ -36,11 +40,11 @@ KINDS = {
 
 
 @cache
-def registry() -> UnitRegistry:
+def registry() -> UnitRegistry[float]:
     """pint's units, and per unit of the base (pu) besides; imported when the first conversion is asked for."""
     import pint
 
-    units: UnitRegistry = pint.UnitRegistry(autoconvert_offset_to_baseunit=True, cache_folder=None)
+    units: UnitRegistry[float] = pint.UnitRegistry(autoconvert_offset_to_baseunit=True, cache_folder=None)
     units.define("per_unit = 1 = pu")
     return units
 
@@ -52,7 +56,7 @@ def parse(text: str) -> Any:
         ValueError: when pint knows no such unit.
     """
     try:
-        if len(text) > MAX_LENGTH or not ALLOWED.fullmatch(text):
+        if len(text) > MAX_LENGTH or not ALLOWED.fullmatch(text) or not _plain_powers(text):
             raise ValueError(text)
         if text.strip() == "1":
             return registry().dimensionless
@@ -61,8 +65,16 @@ def parse(text: str) -> Any:
         return registry().parse_units(powers)
     except Exception as error:  # pint's tokenizer lets Python's own errors through, of many kinds
         raise ValueError(
-            f"expected a unit such as degC, kPa, m3/h or 1, got '{text}': write it as pint does"
+            f"expected a unit such as degC, kPa, m3/h or 1, got '{text[:MAX_LENGTH]}': write it as pint does"
         ) from error
+
+
+def _plain_powers(text: str) -> bool:
+    """Whether each exponent is one digit, and none is raised to a power itself."""
+    _, *exponents = POWERS.split(text)
+    return all(POWER.fullmatch(part) for part in exponents) and all(
+        any(character.isalpha() for character in part) for part in exponents[:-1]
+    )
 
 
 def dimensions(unit: str) -> UnitsContainer:

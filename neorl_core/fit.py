@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.networks import Policy
+from neorl_core.networks import Normaliser, Policy
 from neorl_core.training import sharding
-from neorl_core.training.loop import RunState, on_host, resident, schedule, train
+from neorl_core.training.loop import Plan, RunState, on_host, resident, schedule, train
 from neorl_core.training.population import (
     Algorithm,
     Member,
@@ -81,8 +81,8 @@ def fit(
         batch_size: transitions per gradient step.
         chunk: gradient steps between two calls of `report`; no result depends on it.
         mesh: devices to spread members and batches over, from `sharding.mesh_of`; one device by default.
-        resume: as in `train`.
-        report: as in `train`.
+        resume: gives the state to begin with, as `train` takes it.
+        report: told of the state after each chunk, as `train` takes it.
 
     Returns:
         Policies and curves, ordered as `members`.
@@ -106,14 +106,35 @@ def fit(
         data = sharding.replicated(mesh, data)
     state = train(learner, fresh, resident(data), plan, batch_size, resume=resume, report=report)
     population = state.population if mesh is None else jax.tree.map(jnp.asarray, on_host(state.population))
+    return fitted(learner, config, members(seeds, grid or {}), normaliser, plan, state._replace(population=population))
+
+
+def fitted(
+    algorithm: Algorithm,
+    config: Any,
+    population: Sequence[Member],
+    normaliser: Normaliser,
+    plan: Plan,
+    end: RunState,
+) -> Fitted:
+    """What a run has come to.
+
+    Args:
+        algorithm: what was trained.
+        config: its `Config`.
+        population: the members.
+        normaliser: scale of the training data.
+        plan: how the run was cut.
+        end: the run's last state.
+    """
     return Fitted(
-        algorithm=learner.name,
+        algorithm=algorithm.name,
         config=config,
-        policies=tuple(policies(learner, population, normaliser)),
-        members=tuple(members(seeds, grid or {})),
-        sound=~np.asarray(diverged(state.curves)),
-        steps=np.arange(plan.log_every, plan.updates + 1, plan.log_every),
-        curves=state.curves,
+        policies=tuple(policies(algorithm, end.population, normaliser)),
+        members=tuple(population),
+        sound=~np.asarray(diverged(end.curves)),
+        steps=plan.steps,
+        curves=end.curves,
     )
 
 

@@ -71,7 +71,14 @@ class MLP(nn.Module):
 
 
 def mlp_init(key: PRNGKeyArray, inputs: int, features: tuple[int, ...], layer_norm: bool = False) -> Params:
-    """Fresh weights of an MLP from `inputs` numbers to `features[-1]`."""
+    """Fresh weights of an MLP from `inputs` numbers to `features[-1]`.
+
+    Args:
+        key: randomness of the weights.
+        inputs: how many numbers go in.
+        features: widths of the layers, the last one's is the output's.
+        layer_norm: whether hidden layers are normalised.
+    """
     params: Params = MLP(features, layer_norm).init(key, jnp.zeros((inputs,)))["params"]
     return params
 
@@ -86,7 +93,14 @@ def mlp_apply(params: Params, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
 
 
 def actor_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
-    """Fresh weights of a deterministic actor."""
+    """Fresh weights of a deterministic actor.
+
+    Args:
+        key: randomness of the weights.
+        observations: how many observations, O.
+        actions: how many actions, A.
+        hidden: widths of the hidden layers.
+    """
     return mlp_init(key, observations, (*hidden, actions))
 
 
@@ -103,7 +117,14 @@ class Gaussian(NamedTuple):
 
 
 def gaussian_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
-    """Fresh weights of a tanh-Gaussian actor: an MLP whose last layer gives means, then log deviations."""
+    """Fresh weights of a tanh-Gaussian actor: an MLP whose last layer gives means, then log deviations.
+
+    Args:
+        key: randomness of the weights.
+        observations: how many observations, O.
+        actions: how many actions, A.
+        hidden: widths of the hidden layers.
+    """
     return mlp_init(key, observations, (*hidden, 2 * actions))
 
 
@@ -158,7 +179,14 @@ class NormalActor(NamedTuple):
 
 
 def normal_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> NormalActor:
-    """Fresh weights, with deviation 1."""
+    """Fresh weights, with deviation 1.
+
+    Args:
+        key: randomness of the weights.
+        observations: how many observations, O.
+        actions: how many actions, A.
+        hidden: widths of the hidden layers.
+    """
     return NormalActor(actor_init(key, observations, actions, hidden), jnp.zeros(actions))
 
 
@@ -183,7 +211,16 @@ def normal_log_prob(distribution: Gaussian, action: Float[Array, "*n A"]) -> Flo
 def critics_init(
     key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], count: int, layer_norm: bool = False
 ) -> Ensemble:
-    """Fresh weights of `count` separate critics."""
+    """Fresh weights of `count` separate critics.
+
+    Args:
+        key: randomness of the weights.
+        observations: how many observations, O.
+        actions: how many actions, A.
+        hidden: widths of the hidden layers.
+        count: how many critics, C.
+        layer_norm: whether hidden layers are normalised.
+    """
     keys = jax.random.split(key, count)
     return tuple(mlp_init(k, observations + actions, (*hidden, 1), layer_norm) for k in keys)
 
@@ -191,7 +228,13 @@ def critics_init(
 def critics_apply(
     ensemble: Ensemble, observation: Float[Array, "*n O"], action: Float[Array, "*n A"]
 ) -> Float[Array, "C ..."]:
-    """Q of each critic at normalised observations and unit actions."""
+    """Q of each critic at normalised observations and unit actions.
+
+    Args:
+        ensemble: weights of the critics.
+        observation: (..., O), normalised.
+        action: (..., A), between -1 and 1.
+    """
     x = jnp.concatenate([observation, action], axis=-1)
     return jnp.stack([mlp_apply(params, x)[..., 0] for params in ensemble])
 

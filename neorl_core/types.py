@@ -124,4 +124,4 @@ class Plant(NamedTuple):
     """The top of the scale: what the true model allows (NMPC, LQR), for judging only."""
     oracle_params: Params = None
     agents: tuple[AgentView, ...] = ()
-    """Of a plant that several agents share (inverters on a feeder, stages of a supply chain)."""
+    """What each agent sees and does, where several share a plant (inverters on a feeder, stages of a supply chain)."""

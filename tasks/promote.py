@@ -10,10 +10,10 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from tasks.adapters.ledger import champions
+from tasks.adapters.ledger.candidates import check_record
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.models.bundle import is_current
 from tasks.adapters.registry.registry import Registry
-from tasks.gates import check_gates
 from tasks.references import (
     Aliases,
     Bundle,
@@ -234,7 +234,13 @@ def promote_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry
     """
     ledger = Ledger.open(home)
     plant, record = candidate.plant, record_of(candidate)
-    check_candidate(record, plant)
+    check_record(record, plant)
+    if not record.passed:
+        failed = ", ".join(gate.name for gate in record.gates if not gate.passed)
+        raise Refused(
+            f"expected a candidate that passed every gate, got version {record.version} of {plant}, which failed "
+            f"{failed}: retrain it, no approval can skip a gate."
+        )
     entries = ledger.entries()
     current = champions.champion(entries, plant)
     if current is not None and current.body["composite"] == record.composite:
@@ -267,23 +273,6 @@ def _verdict(record: CandidateRecord, candidate: Entry, by: str, note: str) -> c
     return champions.VerdictBody(
         composite=record.composite, by=by, note=note, version=record.version, candidate=candidate.digest
     )
-
-
-def check_candidate(record: CandidateRecord, plant: str) -> None:
-    """Refuse a candidate whose gates are incomplete, contradict their numbers, or did not all pass.
-
-    Raises:
-        Refused: naming the gate.
-    """
-    fault = check_gates(record.gates, record.evidence, record.role == "fallback")
-    if fault is not None:
-        raise Refused(f"{fault} in version {record.version} of {plant}: retrain it, no approval can mend a record.")
-    if not record.passed or not all(gate.passed for gate in record.gates):
-        failed = ", ".join(gate.name for gate in record.gates if not gate.passed)
-        raise Refused(
-            f"expected a candidate that passed every gate, got version {record.version} of {plant}, which failed "
-            f"{failed}: retrain it, no approval can skip a gate."
-        )
 
 
 def reject_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:

@@ -5,7 +5,7 @@ Rollouts take no part in selection or in a gate on the logs: policies are chosen
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
-from tasks.progress import Report
 from tasks.references import (
     Bundle,
     Champion,
@@ -38,6 +37,9 @@ from tasks.references import (
     SimulatorErrors,
 )
 from tasks.stages import cached
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 ROLLOUT_SEED = 20_260_000
 """Added to the run's seed, so that evaluation shares no randomness with training or certification."""
@@ -85,7 +87,7 @@ def simulate(
         home: where the trajectories for plots are kept.
         run: its plant, seed, evaluation and operating domain.
         population: the members.
-        evaluation: of them; it selected the candidate.
+        evaluation: their evaluation, which selected the candidate.
         champion: rolled out where it can be run on this simulator and is not the candidate itself.
         progress: told of controllers done.
 

@@ -272,7 +272,8 @@ def _run_task(running: Session, task: Task[..., R], args: Sequence[object], kwar
     state = cast("State[R]", task(*quoted, **named, wait_for=upstream, return_state=True))
     if state.is_completed():
         result: R = state.result()
-        running.produced[id(result)] = (result, state)
+        # Without its data, in whose parts Prefect would find other task runs again.
+        running.produced[id(result)] = (result, state.model_copy(update={"data": None}))
     return state
 
 

@@ -15,9 +15,9 @@ import pytest
 from configs.home import Home
 
 if TYPE_CHECKING:
-    from flows.services.servers import Services
+    from flows.services.state import Services
 
-# The servers and libraries that tests start must be quiet and offline, as the product is.
+# The servers and libraries that tests start send no telemetry and stay offline, as the product does.
 os.environ.update(
     DO_NOT_TRACK="true",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",

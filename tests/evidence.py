@@ -21,6 +21,8 @@ from tasks.adapters.ledger.attempts import (
     Attempt,
     Inputs,
     Outcome,
+    ResultBody,
+    certificate_file,
     close_attempt,
     draw_seed,
     lineage_digest,
@@ -33,7 +35,6 @@ from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import (
     ENTRY_TYPE,
     HEAD_TYPE,
-    Body,
     Entry,
     Ledger,
     artefact,
@@ -45,6 +46,9 @@ from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signer import Signer
 from tasks.adapters.ledger.table import GENESIS
+from tasks.gates import judge
+from tasks.references import CandidateRecord, Certificate, Dataset, Evidence
+from tests import judged
 
 PLANT = "chemical_reactor"
 PHI = "316<=T<=332 K"
@@ -128,17 +132,66 @@ def certify(ledger: Ledger, composite: str, violating: tuple[int, ...] = (), epi
     return path
 
 
-class CandidateBody(Body):
-    """As much of a candidate as the rules of approval read."""
+def certificate_of(ledger: Ledger, composite: str) -> Certificate | None:
+    """The last outcome that the ledger has for a composite."""
+    results = [entry for entry in ledger.entries("result", PLANT) if entry.body["composite"] == composite]
+    if not results:
+        return None
+    body, file = results[-1].read(ResultBody), certificate_file(results[-1])
+    assert file is not None
+    return Certificate(
+        claim=body.claim,
+        passed=body.passed,
+        attempt=body.number,
+        alpha=body.alpha,
+        episodes=body.episodes,
+        violations=body.violations,
+        upper_bound=body.upper_bound,
+        handovers=body.handovers,
+        composite=composite,
+        path=ledger.home.root / file.path,
+    )
 
-    composite: str
-    passed: bool = True
-    gates: tuple[dict[str, bool], ...] = ({"passed": True},)
+
+def candidate_record(
+    ledger: Ledger, composite: str, evidence: Evidence | None = None, **changes: object
+) -> CandidateRecord:
+    """A candidate with its own certificate, which passes every gate but for what is changed."""
+    own = certificate_of(ledger, composite)
+    assert own is not None, "certify the composite first"
+    numbers = evidence or judged.evidence(fallback=own, certificate=own)
+    gates = judge(numbers)
+    record = CandidateRecord(
+        run_key=f"run of {composite[:12]}",
+        composite=composite,
+        role="candidate",
+        version="1",
+        run_id="0",
+        url="http://mlflow/1",
+        passed=all(gate.passed for gate in gates),
+        gates=gates,
+        evidence=numbers,
+        claim=own.claim,
+        dataset=Dataset(
+            digest=DATASET,
+            plant=PLANT,
+            store=ledger.home.root,
+            manifest=ledger.home.root / "manifest.json",
+            shards=(),
+            rows=50,
+            episodes=5,
+        ),
+        config=CONFIG,
+        champion=None,
+    )
+    return record.model_copy(update=changes)
 
 
 def propose(ledger: Ledger, composite: str) -> str:
-    """Log a candidate that passed every gate; the digest of its entry."""
-    return ledger.append("candidate", CandidateBody(composite=composite), plant=PLANT).digest
+    """Log a certified candidate that passed every gate; the digest of its entry."""
+    if certificate_of(ledger, composite) is None:
+        certify(ledger, composite)
+    return ledger.append("candidate", candidate_record(ledger, composite), plant=PLANT).digest
 
 
 def verdict(ledger: Ledger, composite: str, by: str = "a reviewer", note: str = "") -> VerdictBody:

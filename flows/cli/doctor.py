@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shutil
+import stat
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.requirements import Requirement
+
 from configs.home import Home
-from flows.services import processes
-from flows.services import servers as services
+from flows.services import processes, servers
+from flows.services.definitions import SERVICES, TITLES
 from flows.services.locks import dead_runs, holders
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -28,8 +30,8 @@ class Finding(NamedTuple):
 
 
 def examine(home: Home) -> list[Finding]:
-    """Look at Python, packages, disk, ports, services, keys and locks; changes nothing."""
-    return [_python(), _pins(), _disk(home), *_services(home), _keys(home), *_locks(home)]
+    """Look at Python, packages, disk, the home, services, keys and locks; changes nothing."""
+    return [_python(), _pins(), _disk(home), _home(home), *_services(home), _keys(home), *_locks(home)]
 
 
 def _python() -> Finding:
@@ -41,18 +43,26 @@ def _pins() -> Finding:
     lock = PROJECT / "requirements.lock"
     if not lock.is_file():
         return Finding("packages", True, "no lock beside this installation to compare with")
-    pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", lock.read_text(), re.MULTILINE))
+    pins = _pinned(lock.read_text())
     wrong = []
     for name, version in pins.items():
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
-            continue  # pinned for another platform or Python
+            continue  # of an extra that is not installed
         if found != version:
             wrong.append(f"{name} {found} in place of {version}")
     shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
     detail = f"expected the {len(pins)} pinned versions, got {shown}" if wrong else f"{len(pins)} pins hold"
     return Finding("packages", not wrong, detail, "remove .venv, then 'make run' installs the lock")
+
+
+def _pinned(lock: str) -> dict[str, str]:
+    """The versions that a lock pins for this Python and platform; others have a marker that does not hold here."""
+    entries = lock.replace("\\\n", " ").splitlines()
+    requirements = [Requirement(entry.split(" --hash")[0]) for entry in entries if entry[:1].isalnum()]
+    here = [found for found in requirements if found.marker is None or found.marker.evaluate()]
+    return {found.name: next(iter(found.specifier)).version for found in here}
 
 
 def _disk(home: Home) -> Finding:
@@ -62,18 +72,25 @@ def _disk(home: Home) -> Finding:
     return Finding("disk", free >= LEAST_FREE_GB, f"{free:.1f} GB free for {home.root}", cure)
 
 
+def _home(home: Home) -> Finding:
+    if not home.root.exists():
+        return Finding("home", True, f"none yet at {home.root}; the first command makes it")
+    mode = stat.S_IMODE(home.root.stat().st_mode)
+    detail = f"others may look into {home.root} (mode {mode:04o})" if mode & 0o077 else str(home.root)
+    return Finding("home", not mode & 0o077, detail, f"chmod 700 {home.root}")
+
+
 def _services(home: Home) -> list[Finding]:
-    report = services.status(home)
     findings = []
-    for name, title in services.TITLES.items():
-        state = report[name]["state"]
-        if name in services.PORTS and state == "stopped" and not processes.port_is_free(services.PORTS[name]):
-            detail = f"not running; another program has port {services.PORTS[name]}, so another one will be used"
+    for name, found in servers.status(home).services.items():
+        title, port = TITLES[name], SERVICES[name].port
+        if found.state == "stopped" and port and not processes.port_is_free(port):
+            detail = f"not running; another program has port {port}, so another one will be used"
             findings.append(Finding(title, True, detail))
             continue
         cure = f"read {home.root / 'logs' / name}.log, then 'neorl down' and 'neorl up'"
-        detail = " ".join(filter(None, [state, report[name].get("url", "")]))
-        findings.append(Finding(title, state != "not answering", detail, cure))
+        detail = " ".join(filter(None, [found.state, found.url]))
+        findings.append(Finding(title, found.state != "not answering", detail, cure))
     return findings
 
 
@@ -92,8 +109,8 @@ def _keys(home: Home) -> Finding:
 def _locks(home: Home) -> list[Finding]:
     findings = []
     for holder in holders(home):
-        state = "a run is going on" if holder["alive"] else "a killed run; the next run takes over"
-        findings.append(Finding(f"lock {holder['plant']}", True, f"{state} (process {holder['pid']})"))
+        state = "a run is going on" if holder.alive else "a killed run; the next run takes over"
+        findings.append(Finding(f"lock {holder.plant}", True, f"{state} (process {holder.pid})"))
     dead = dead_runs(home)
     if dead:
         detail = f"{len(dead)} killed run(s) that Prefect may still show as running"

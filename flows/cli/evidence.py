@@ -210,15 +210,15 @@ def _registry_heads(home: Home, trust: TrustRoot) -> list[str]:
 
     None where MLflow does not answer, for an audit needs no server.
     """
-    from flows.services.servers import status
+    from flows.services.servers import mlflow_address
 
-    found = status(home)["mlflow"]
-    if found["state"] != "running":
+    address = mlflow_address(home)
+    if address is None:
         return []
     from tasks.adapters.ledger.ledger import signed_by
     from tasks.adapters.registry.registry import Registry
 
-    return signed_by(Registry(found["url"]).tagged("neorl.ledger_head"), trust.keys)
+    return signed_by(Registry(address).tagged("neorl.ledger_head"), trust.keys)
 
 
 def _conclude(checks: Sequence[Check], as_json: bool) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Annotated
 
+import typer
 from typer.exceptions import Abort, TyperException
 
 from configs.errors import BadInput, NeoRLError
@@ -17,9 +20,10 @@ from flows.cli import plants as commands_plants
 from flows.cli import services as commands_services
 from flows.cli.console import emit, group
 
-app = group("Turn a plant's logs into a certified, registered, explained control policy.")
+ABOUT = "Turn a plant's logs into a certified, registered, explained control policy."
+app = group(ABOUT, completion=True)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PANELS = {
+PANELS: dict[str, list[Callable[..., None]]] = {
     "services": [commands_services.up, commands_services.down, commands_services.status, commands_services.doctor],
     "data": [commands_data.generate, commands_data.ingest, commands_data.export],
     "models": [
@@ -38,6 +42,21 @@ for panel, commands in PANELS.items():
 app.add_typer(commands_plants.plants, name="plants", rich_help_panel="data")
 for name in ("certificate", "audit", "keys"):
     app.add_typer(getattr(commands_evidence, name), name=name, rich_help_panel="evidence")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"neorl {metadata.version('neorl')}")
+        raise typer.Exit
+
+
+@app.callback(help=ABOUT)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What goes before a command's name."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import getpass
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -16,6 +17,7 @@ from flows.cli.console import AsJson, ConfigFile, emit, known_plant, show_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from configs.run import Setting
     from tasks.adapters.ledger.ledger import Entry
 
 Plant = Annotated[str, typer.Argument(help="The plant's name, such as chemical_reactor.")]
@@ -48,10 +50,10 @@ def train(
     """
     from tasks.adapters.formats.recordings import read
     from tasks.progress import StageProgress
-    from tasks.training.recording import checked_overrides, fit_recording, in_words
+    from tasks.training.recording import check_overrides, fit_recording
 
     overrides = dict(map(_setting, settings or []))
-    checked_overrides(algorithm, overrides)
+    check_overrides(algorithm, overrides)
     with StageProgress("read") as progress:
         log = read(file, horizon, progress)
     if not as_json:
@@ -68,10 +70,10 @@ def train(
             batch_size=batch_size,
             progress=progress,
         )
-    emit(result, as_json, in_words(result))
+    emit(asdict(result), as_json, [str(result)])
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _setting(text: str) -> tuple[str, Setting]:
     """`name=value`; the value is JSON where it can be, else text."""
     name, equals, value = text.partition("=")
     if not (name and equals and value):

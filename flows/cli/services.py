@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -35,15 +36,20 @@ def up(
     )
     seconds = round(time.monotonic() - start, 1)
     reaped = services.reap_dead_runs(found.home)
+    login = found.home.login if found.prefect.process or found.mlflow.process else None
     result = {
         "prefect": found.prefect.url,
         "mlflow": found.mlflow.url,
         "worker": found.worker is not None,
         "started": list(found.started),
+        "login": login and str(login),
         "crashed_runs": reaped,
         "seconds": seconds,
     }
     lines = [f"Prefect  {found.prefect.url}", f"MLflow   {found.mlflow.url}"]
+    lines += (
+        [f"Log in   with {login}: Prefect asks for all of it, MLflow for the name and the password"] if login else []
+    )
     lines += [f"marked {len(reaped)} killed run(s) as crashed"] if reaped else []
     lines += [f"started {', '.join(found.started)} in {seconds} s" if found.started else "everything ran already"]
     emit(result, as_json, lines)
@@ -64,24 +70,31 @@ def status(
     export: Annotated[bool, typer.Option("--export", help="Print shell lines for eval, for other tools.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what runs and where; 3 is the exit code when something does not.
+    """Show what runs and where; 3 is the exit code when something does not. Only --export shows the login.
 
     Example: eval "$(neorl status --export)" && prefect deployment ls
     """
     from flows.services import servers as services
+    from flows.services.definitions import SERVERS
 
     home = Home.locate()
-    report = services.status(home)
     if export:
         variables = services.environment(services.connect(home))
         emit(variables, as_json, [f"export {name}={shlex.quote(value)}" for name, value in variables.items()])
         return
+    report = services.status(home)
     if as_json:
-        emit(report, True)
+        record: dict[str, object] = {"home": report.home}
+        for name, row in report.services.items():
+            # Without what does not apply to the service.
+            record[name] = {key: value for key, value in asdict(row).items() if value not in (None, "")}
+        if report.environment:
+            record["environment"] = dict(report.environment)
+        emit(record, True)
     else:
-        rows = [(n, report[n]["state"], report[n].get("url", ""), report[n].get("pid", "")) for n in services.TITLES]
+        rows = [(name, found.state, found.url, found.pid or "") for name, found in report.services.items()]
         show_table(("service", "state", "address", "process"), rows)
-    if any(report[name]["state"] != "running" for name in services.PORTS):
+    if any(report.services[name].state != "running" for name in SERVERS):
         raise typer.Exit(3)
 
 

@@ -1,62 +1,50 @@
-"""One run per plant at a time, and the trace that a killed run leaves so that it can be reported as crashed."""
+"""One run per plant at a time, and the record that a killed run leaves so that it can be reported as crashed."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal
-
-import psutil
+from typing import Literal
 
 from configs.errors import Refused
 from configs.home import Home
+from flows.services.processes import ProcessId
 from tasks.adapters.files.canonical import canonical_json, write_json
+from tasks.adapters.files.locks import exclusive
 
 
 @dataclass(frozen=True)
-class ProcessId:
-    """A process that a later process with the same number cannot be mistaken for."""
+class RunRecord:
+    """Which process runs what: kept in a plant's lock while a run holds it, and in a file of its own per flow run."""
 
+    plant: str
     pid: int
     created: float
+    started: str
+    run: str = ""
+    """The run's name in a plant's lock."""
+    flow_run: str = ""
+    """The flow run's id in a record of its own."""
 
     @classmethod
-    def of(cls, pid: int) -> ProcessId:
-        return cls(pid, round(psutil.Process(pid).create_time(), 2))
-
-    @classmethod
-    def current(cls) -> ProcessId:
-        return cls.of(os.getpid())
+    def of_this_process(cls, plant: str, *, run: str = "", flow_run: str = "") -> RunRecord:
+        """A record of this process from now on."""
+        me = ProcessId.current()
+        return cls(plant, me.pid, me.created, datetime.now(UTC).isoformat(timespec="seconds"), run, flow_run)
 
     @property
     def alive(self) -> bool:
-        try:
-            process = psutil.Process(self.pid)
-            # A zombie has ended; only its parent has not asked yet.
-            return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - self.created) < 0.05
-        except psutil.NoSuchProcess:
-            return False
+        """Whether its process still runs."""
+        return ProcessId(self.pid, self.created).alive
 
-
-def utc_now() -> str:
-    """The time as records show it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Wait for a file's lock and hold it; the kernel frees it when the process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    def __str__(self) -> str:
+        run = f"run {self.run}, " if self.run else ""
+        return f"{run}process {self.pid}, going on since {self.started}"
 
 
 @contextmanager
@@ -80,35 +68,37 @@ def plant_lock(
         Refused: when another run holds the plant and the policy is `refuse`.
     """
     path = home.folder("locks") / f"{plant}.lock"
-    with path.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = _describe(_patient_read(file))
-            if policy == "refuse":
-                raise Refused(
-                    f"expected no other run of {plant}, got {holder}: wait for it to end, or set 'concurrency: wait' "
-                    "in the run's file."
-                ) from error
-            if on_wait:
-                on_wait(f"waiting for {holder}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        me = ProcessId.current()
-        _write(file, {"created": me.created, "pid": me.pid, "plant": plant, "run": run, "started": utc_now()})
+
+    def held() -> None:
+        holder = _patient_read(path) or "one that has just started"
+        if policy == "refuse":
+            raise Refused(
+                f"expected no other run of {plant}, got {holder}: wait for it to end, or set 'concurrency: wait' "
+                "in the run's file."
+            )
+        if on_wait:
+            on_wait(f"waiting for {holder}")
+
+    with exclusive(path, held):
+        # Written in place: a file put there by renaming would be another file than the locked one.
+        path.write_bytes(canonical_json(asdict(RunRecord.of_this_process(plant, run=run))) + b"\n")
         try:
             yield
         finally:
-            _write(file, None)
+            path.write_bytes(b"")
 
 
 @contextmanager
 def recorded_run(home: Home, flow_run_id: str, plant: str) -> Iterator[None]:
-    """Leave a record while a flow run is going on; `reap_dead_runs` finds it if the process is killed."""
-    me = ProcessId.current()
+    """Leave a record while a flow run is going on; `reap_dead_runs` finds it if the process is killed.
+
+    Args:
+        home: where the record lies.
+        flow_run_id: the run's id in Prefect.
+        plant: the plant's name.
+    """
     path = home.folder("locks", "runs") / f"{flow_run_id}.json"
-    write_json(
-        path, {"created": me.created, "flow_run": flow_run_id, "pid": me.pid, "plant": plant, "started": utc_now()}
-    )
+    write_json(path, asdict(RunRecord.of_this_process(plant, flow_run=flow_run_id)))
     try:
         yield
     finally:
@@ -116,62 +106,30 @@ def recorded_run(home: Home, flow_run_id: str, plant: str) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def dead_runs(home: Home) -> list[tuple[Path, dict[str, Any]]]:
-    """Records of flow runs whose process is gone."""
-    found = []
-    for path in sorted((home.root / "locks" / "runs").glob("*.json")):
-        record = _read_record(path)
-        if record is not None and not ProcessId(record["pid"], record["created"]).alive:
-            found.append((path, record))
-    return found
+def dead_runs(home: Home) -> list[tuple[Path, RunRecord]]:
+    """Records of flow runs whose process is gone, with their files."""
+    records = [(path, _read(path)) for path in sorted((home.root / "locks" / "runs").glob("*.json"))]
+    return [(path, record) for path, record in records if record and not record.alive]
 
 
-def holders(home: Home) -> list[dict[str, Any]]:
+def holders(home: Home) -> list[RunRecord]:
     """Who holds each plant now, and what dead holders left behind (`alive` tells them apart)."""
-    found = []
-    for path in sorted((home.root / "locks").glob("*.lock")):
-        with path.open("rb") as file:
-            record = _read(file)
-        if record and "plant" in record:
-            found.append({**record, "alive": ProcessId(record["pid"], record["created"]).alive})
-    return found
+    records = [_read(path) for path in sorted((home.root / "locks").glob("*.lock"))]
+    return [record for record in records if record]
 
 
-def _read_record(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return None  # its run ended between listing and reading
-
-
-def _patient_read(file: IO[bytes]) -> dict[str, Any] | None:
-    """The holder writes its record just after taking the lock."""
+def _patient_read(path: Path) -> RunRecord | None:
+    """The record of a plant's holder, which writes it just after taking the lock."""
     for _ in range(20):
-        if record := _read(file):
+        if record := _read(path):
             return record
         time.sleep(0.05)
     return None
 
 
-def _read(file: IO[bytes]) -> dict[str, Any] | None:
-    file.seek(0)
-    text = file.read()
+def _read(path: Path) -> RunRecord | None:
+    """A record; None where there is none, or only the half of one whose writer was killed or is writing now."""
     try:
-        return dict(json.loads(text)) if text.strip() else None
-    except json.JSONDecodeError:
-        return None  # half-written: the holder was killed, or is writing now
-
-
-def _write(file: IO[bytes], record: dict[str, Any] | None) -> None:
-    file.seek(0)
-    file.truncate()
-    if record is not None:
-        file.write(canonical_json(record) + b"\n")
-    file.flush()
-
-
-def _describe(holder: dict[str, Any] | None) -> str:
-    if holder is None:
-        return "one that has just started"
-    run = f"run {holder['run']}, " if holder.get("run") else ""
-    return f"{run}process {holder['pid']}, going on since {holder['started']}"
+        return RunRecord(**json.loads(path.read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None

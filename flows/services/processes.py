@@ -1,23 +1,17 @@
-"""Background processes that belong to one home: starting, recognising and stopping them, ports and probes."""
+"""Background processes that belong to one home: starting, recognising and stopping them, and their ports."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import IO
 
 import psutil
-
-from flows.services.locks import ProcessId
 
 HOST = "127.0.0.1"
 TOKEN = "NEORL_SERVICE_TOKEN"
@@ -26,9 +20,48 @@ TOKEN = "NEORL_SERVICE_TOKEN"
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
+@dataclass(frozen=True)
+class ProcessId:
+    """A process that a later process with the same number cannot be mistaken for."""
+
+    pid: int
+    created: float
+    """When it started: seconds since 1970."""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """The process that has this number now."""
+        return cls(pid, round(psutil.Process(pid).create_time(), 2))
+
+    @classmethod
+    def current(cls) -> ProcessId:
+        """This process."""
+        return cls.of(os.getpid())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            # A zombie has ended; only its parent has not asked yet.
+            return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - self.created) < 0.05)
+        except psutil.NoSuchProcess:
+            return False
+
+
 def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path) -> ProcessId:
-    """Start a process in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it."""
-    with log.open("ab") as output:
+    """Start a process in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it.
+
+    Args:
+        command: the program and its arguments; any user of the machine can read them, so they hold no secrets.
+        environment: all of its variables.
+        log: file to which its output is appended.
+        folder: its working directory.
+
+    Returns:
+        The process; files that it makes are its owner's alone.
+    """
+    with private_log(log) as output:
         child = subprocess.Popen(
             command,
             env=dict(environment),
@@ -37,20 +70,32 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path, fol
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=0o077,
         )
     _children[child.pid] = child
     return ProcessId.of(child.pid)
 
 
+def private_log(path: Path) -> IO[bytes]:
+    """A log to append to, which only its owner may read."""
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
 def belongs(process: ProcessId, home: Path, token: str) -> bool:
-    """Whether a live process is the one that was started for this home: its own environment must say so."""
+    """Whether a live process is the one that was started for this home: its own environment must say so.
+
+    Args:
+        process: what the home's record names.
+        home: the home's root.
+        token: what the process was given when it was started.
+    """
     if not process.alive:
         return False
     try:
         environment = psutil.Process(process.pid).environ()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False  # another user's, or gone meanwhile: in both cases not ours
-    return environment.get(TOKEN) == token and environment.get("NEORL_HOME") == str(home)
+    return (environment.get(TOKEN), environment.get("NEORL_HOME")) == (token, str(home))
 
 
 def listens(process: ProcessId, port: int) -> bool:
@@ -63,7 +108,7 @@ def listens(process: ProcessId, port: int) -> bool:
 
 
 def stop(processes: Sequence[ProcessId], grace: float = 6.0) -> None:
-    """End processes with all that they started: politely, then not."""
+    """End processes with all that they started: politely first, by force after `grace` seconds."""
     family: dict[int, psutil.Process] = {}
     leaders = []
     for identity in processes:
@@ -111,44 +156,3 @@ def any_free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 0.0)
-"""How long to wait for a server that says it is busy, before each further try; at the last one it is an error."""
-
-
-def request(url: str, body: Any = None, method: str | None = None, timeout: float = 10.0) -> Any:
-    """One HTTP request with JSON in and out (plain text comes back as a string).
-
-    Raises:
-        urllib.error.HTTPError: when the server refuses.
-        OSError: when nothing answers in time.
-    """
-    data = None if body is None else json.dumps(body).encode()
-    message = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-    for patience in BUSY_SECONDS:
-        try:
-            with _opener(url).open(message, timeout=timeout) as answer:
-                text = answer.read().decode()
-            break
-        except urllib.error.HTTPError as error:
-            # Prefect's answer while its SQLite database is locked, as it is for seconds on a busy machine.
-            if error.code != 503 or not patience:
-                raise
-            time.sleep(patience)
-    return json.loads(text) if "json" in answer.headers.get("Content-Type", "") and text else text
-
-
-def answers(url: str, timeout: float = 10.0) -> bool:
-    """Whether a GET of this address succeeds."""
-    try:
-        request(url, timeout=timeout)
-    except (OSError, ValueError):
-        return False  # refused, reset, timed out, an HTTP error, or no HTTP at all
-    return True
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    """A proxy set for the outside world must not be asked for loopback addresses."""
-    local = urlsplit(url).hostname in {HOST, "localhost", "::1"}
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})) if local else urllib.request.build_opener()

@@ -1,88 +1,39 @@
-"""The Prefect server, MLflow server and Prefect worker of one home: up, down, status, and how to reach them."""
+"""The Prefect server, MLflow server and Prefect worker of one home: up, down, status, and who answers."""
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from configs.errors import BadInput, ServiceMissing
 from configs.home import Home
-from configs.telemetry import TELEMETRY_OFF
-from flows.services import processes
-from flows.services.deployments import POOL, register, worker_is_online
-from flows.services.locks import ProcessId, dead_runs, exclusive
-from flows.services.processes import HOST, TOKEN
-from tasks.adapters.files.canonical import write_atomic, write_json
+from flows.services import definitions, deployments, processes
+from flows.services.definitions import SERVERS, SERVICES, TITLES, log_file
+from flows.services.locks import dead_runs
+from flows.services.state import (
+    MLFLOW_LOGIN,
+    SECRET,
+    Service,
+    Services,
+    ServiceStatus,
+    Status,
+    environment,
+    home_login,
+    mlflow_login,
+    read_services,
+    running,
+    team_service,
+    write_services,
+)
+from tasks.adapters.files.locks import exclusive
+from tasks.adapters.files.secrets import write_secret
 
-PORTS = {"prefect": 4200, "mlflow": 5000}
-TITLES = {"prefect": "Prefect", "mlflow": "MLflow", "worker": "Prefect worker"}
+__all__ = ["Services", "connect", "down", "environment", "mlflow_address", "reap_dead_runs", "status", "up"]
+
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Service:
-    """One service: ours when it has a process, a team's when it has only an address."""
-
-    name: str
-    url: str = ""
-    port: int = 0
-    process: ProcessId | None = None
-    token: str = ""
-
-    @property
-    def probe(self) -> str:
-        """An address that answers once the service can really be used (its database included)."""
-        if self.name == "prefect":
-            return f"{self.url}/api/health"
-        return f"{self.url}/api/2.0/mlflow/experiments/search?max_results=1"
-
-
-@dataclass(frozen=True)
-class Services:
-    """What a flow needs to know about the servers of its home."""
-
-    home: Home
-    prefect: Service
-    mlflow: Service
-    worker: Service | None = None
-    started: tuple[str, ...] = field(default=())
-    """What this call of `up` had to start."""
-
-    @property
-    def prefect_api(self) -> str:
-        """The address that Prefect's clients want."""
-        return f"{self.prefect.url}/api"
-
-
-def environment(services: Services) -> dict[str, str]:
-    """The variables of a process that talks to these services; set them before prefect or mlflow is imported."""
-    home = services.home.root
-    return {
-        **TELEMETRY_OFF,
-        "NEORL_HOME": str(home),
-        # A run that goes on, or comes again, finds its programs compiled.
-        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(home / "cache" / "jax"),
-        "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_API_URL": services.prefect_api,
-        # The default serialiser is pickle.
-        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-        # A server that has gone is an error, never a reason to start another inside this process.
-        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
-        "MLFLOW_TRACKING_URI": services.mlflow.url,
-        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-        # Seven retries, the default, keep a run waiting for minutes when MLflow has gone.
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
-        # Five, the default, take a minute for each request to a server that has gone.
-        "PREFECT_CLIENT_MAX_RETRIES": "2",
-        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY", ""), HOST, "localhost"])),
-    }
 
 
 def up(
@@ -91,7 +42,7 @@ def up(
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
     worker: bool = True,
-    timeout: float = 180.0,
+    timeout: float = 300.0,
     say: Say | None = None,
 ) -> Services:
     """Start what is not running yet, and wait until all of it answers.
@@ -107,41 +58,86 @@ def up(
         The services; a second call returns the same ones.
 
     Raises:
-        BadInput: when a port that was asked for is taken.
+        BadInput: when a port that was asked for is taken, or prefect.yaml is wrong.
         ServiceMissing: when a service does not answer.
     """
-    say = say or (lambda _: None)
-    deadline = time.monotonic() + timeout
-    home.folder("logs")
+    wanted = {name: port for name, port in (("prefect", prefect_port), ("mlflow", mlflow_port)) if port is not None}
+    deployments.declared()  # a malformed prefect.yaml is told of before anything is started
     with exclusive(home.folder("locks") / "services.lock"):
-        known, wanted, started = _read(home), {"prefect": prefect_port, "mlflow": mlflow_port}, []
-        servers = {name: _team_service(name) or _ours(home, known.get(name)) for name in PORTS}
+        startup = _Startup(home, wanted, time.monotonic() + timeout, say or (lambda _: None))
+        services = startup.run(worker)
+        _log_in(home, services.mlflow)
+        return services
+
+
+class _Startup:
+    """One call of `up`: what is known, what answers, and what had to be started."""
+
+    def __init__(self, home: Home, wanted: dict[str, int], deadline: float, say: Say) -> None:
+        self.home, self.wanted, self.deadline, self.say = home, wanted, deadline, say
+        self.known = read_services(home)
+        self.found = _find(home)
+        self.started: list[str] = []
         for name, port in wanted.items():
-            _check_port(name, port, servers[name])
-        for name in PORTS:
-            if servers[name] is None:
-                servers[name] = known[name] = _start_server(home, name, wanted[name], known.get(name))
-                _write(home, known)
-                say(f"starting {TITLES[name]} on {servers[name].url}")
-                started.append(name)
-        for name in PORTS:
-            # Prefect is first: its worker can start while MLflow makes its database.
-            servers[name] = known[name] = _wait(home, servers[name], wanted[name], deadline, say)
-            _write(home, known)
-            if name == "prefect" and worker and servers[name].process:
-                ours = _ours(home, known.get("worker"))
-                if ours is None:
-                    say("starting a Prefect worker")
-                    started.append("worker")
-                    register(f"{servers[name].url}/api")
-                    ours = known["worker"] = _start_worker(home, servers["prefect"], servers["mlflow"])
-                    _write(home, known)
-                else:
-                    register(f"{servers[name].url}/api")
-        if known.get("worker") and "worker" in started:
-            _wait_for_worker(home, servers["prefect"], known["worker"], deadline)
-        _write_profile(home, servers["prefect"])
-    return Services(home, servers["prefect"], servers["mlflow"], _ours(home, known.get("worker")), tuple(started))
+            _check_port(name, port, self.found.get(name))
+
+    def run(self, worker: bool) -> Services:
+        """Start and wait in the table's order; what a service needs answers before it is started."""
+        # A worker takes runs from the home's own server only: a team has workers of its own.
+        local = team_service("prefect") is None
+        names = [name for name in SERVICES if name in SERVERS or (worker and local)]
+        answering: set[str] = set()
+        registration: deployments.Registration | None = None
+        try:
+            for waited in names:
+                for name in names:
+                    if name not in self.found and answering.issuperset(SERVICES[name].needs):
+                        self._start(name)
+                self._wait(waited)
+                answering.add(waited)
+                if waited == "prefect" and worker and local:
+                    registration = deployments.begin(self.services())
+            if registration:
+                deployments.finish(registration, self.services(), self.deadline)
+        finally:
+            if registration:
+                deployments.cancel(registration)
+        _write_profile(self.services())
+        return self.services()
+
+    def services(self) -> Services:
+        """All that was found or started until now."""
+        return Services(
+            self.home, self.found["prefect"], self.found["mlflow"], self.found.get("worker"), tuple(self.started)
+        )
+
+    def _start(self, name: str, *, anywhere: bool = False) -> None:
+        port = self.wanted.get(name, 0)
+        if not port and SERVICES[name].port:
+            last = self.known.get(name)
+            preferred = [] if anywhere else [port for port in (last.port if last else 0, SERVICES[name].port) if port]
+            port = next(filter(processes.port_is_free, preferred), None) or processes.any_free_port()
+        service = definitions.start(self.home, name, port, self.found)
+        self.found[name] = self.known[name] = service
+        write_services(self.home, self.known)
+        self.say(f"starting {TITLES[name]}{f' on {service.url}' if service.url else ''}")
+        if name not in self.started:
+            self.started.append(name)
+
+    def _wait(self, name: str) -> None:
+        """Wait until a service answers; one that lost a race for its port is started on another."""
+        for attempt in range(4):
+            service = self.found[name]
+            while service.process is None or service.process.alive:
+                if _listens(service) and SERVICES[name].answers(self.home, self.found):
+                    return
+                if time.monotonic() > self.deadline or service.process is None:
+                    raise _missing(self.home, service)
+                time.sleep(0.1)
+            if attempt == 3 or name in self.wanted or "address already in use" not in _tail(self.home, name):
+                break
+            self._start(name, anywhere=True)
+        raise _missing(self.home, self.found[name])
 
 
 def connect(home: Home) -> Services:
@@ -150,51 +146,55 @@ def connect(home: Home) -> Services:
     Raises:
         ServiceMissing: when one does not answer.
     """
-    known = _read(home)
-    found = {}
-    for name in PORTS:
-        service = _team_service(name) or _ours(home, known.get(name))
-        if service is None or not processes.answers(service.probe):
+    found = _find(home)
+    for name in SERVERS:
+        if name not in found or not SERVICES[name].answers(home, found):
             raise ServiceMissing(
                 f"expected {TITLES[name]} to answer for {home.root}, got no answer: start it with 'neorl up'."
             )
-        found[name] = service
-    return Services(home, found["prefect"], found["mlflow"], _ours(home, known.get("worker")))
+    _log_in(home, found["mlflow"])
+    return Services(home, found["prefect"], found["mlflow"], found.get("worker"))
 
 
 def down(home: Home) -> list[str]:
     """Stop the services of this home and nothing else; returns the names of those that ran."""
     with exclusive(home.folder("locks") / "services.lock"):
-        known = _read(home)
-        running = {name: s for name in known if (s := _ours(home, known[name]))}
+        known = read_services(home)
+        ours = {name: service for name in known if (service := running(home, known[name]))}
         # A worker that outlives its server spends its grace on retries.
-        for group in (["worker"], list(PORTS)):
-            processes.stop([s.process for name in group if (s := running.get(name)) and s.process])
+        for group in ([name for name in ours if name not in SERVERS], list(ours)):
+            processes.stop([process for name in group if (process := ours[name].process)])
         # The ports stay known, so that addresses in reports and tags work again after the next `up`.
-        _write(home, {name: replace(s, process=None, token="") for name, s in known.items() if s.port})
-    return sorted(running)
+        write_services(home, {name: replace(s, process=None, token="") for name, s in known.items() if s.port})
+    return sorted(ours)
 
 
-def status(home: Home) -> dict[str, Any]:
-    """What runs, where, and whether it answers; plain values for JSON."""
-    known = _read(home)
-    report: dict[str, Any] = {"home": str(home.root)}
-    for name in PORTS:
-        service = _team_service(name) or _ours(home, known.get(name))
-        if service is None:
-            report[name] = {"state": "stopped"}
-            continue
-        state = "running" if processes.answers(service.probe) else "not answering"
-        report[name] = {"state": state, "url": service.url, "team": service.process is None}
-        if service.process:
-            report[name]["pid"] = service.process.pid
-    worker = _ours(home, known.get("worker"))
-    report["worker"] = {"state": "running", "pid": worker.process.pid} if worker and worker.process else None
-    report["worker"] = report["worker"] or {"state": "stopped"}
-    if all("url" in report[name] for name in PORTS):
-        services = Services(home, *(_team_service(n) or _ours(home, known[n]) or Service(n) for n in PORTS))
-        report["environment"] = environment(services)
-    return report
+def status(home: Home) -> Status:
+    """What runs, where, and whether it answers."""
+    found = _find(home)
+    report = {name: _service_status(home, name, found) for name in SERVICES}
+    complete = all(name in found for name in SERVERS)
+    variables = environment(Services(home, found["prefect"], found["mlflow"])) if complete else {}
+    return Status(str(home.root), report, {k: v for k, v in variables.items() if k not in SECRET})
+
+
+def _service_status(home: Home, name: str, found: Mapping[str, Service]) -> ServiceStatus:
+    service = found.get(name)
+    if service is None:
+        return ServiceStatus("stopped")
+    answers = name not in SERVERS or SERVICES[name].answers(home, found)
+    pid = service.process.pid if service.process else None
+    team = service.process is None if name in SERVERS else None
+    return ServiceStatus("running" if answers else "not answering", service.url, pid, team)
+
+
+def mlflow_address(home: Home) -> str | None:
+    """Where this home's MLflow, or its team's, answers now; None where none does."""
+    found = _find(home)
+    if "mlflow" not in found or not SERVICES["mlflow"].answers(home, found):
+        return None
+    _log_in(home, found["mlflow"])
+    return found["mlflow"].url
 
 
 def reap_dead_runs(home: Home) -> list[str]:
@@ -206,40 +206,42 @@ def reap_dead_runs(home: Home) -> list[str]:
     dead = dead_runs(home)
     if not dead:
         return []
-    api = connect(home).prefect_api
+    services = connect(home)
     for path, record in dead:
-        run = f"{api}/flow_runs/{record['flow_run']}"
-        if processes.answers(run):
-            kind = processes.request(run)["state_type"]
-            if kind in {"RUNNING", "PENDING", "CANCELLING"}:
-                message = f"process {record['pid']} was killed"
-                state = {"type": "CRASHED", "name": "Crashed", "message": message}
-                processes.request(f"{run}/set_state", {"state": state, "force": True})
-                reaped.append(record["flow_run"])
+        run = f"flow_runs/{record.flow_run}"
+        try:
+            going_on = services.ask_prefect(run)["state_type"] in {"RUNNING", "PENDING", "CANCELLING"}
+        except (OSError, ValueError):
+            going_on = False
+        if going_on:
+            state = {"type": "CRASHED", "name": "Crashed", "message": f"process {record.pid} was killed"}
+            services.ask_prefect(f"{run}/set_state", {"state": state, "force": True})
+            reaped.append(record.flow_run)
         path.unlink(missing_ok=True)
     return reaped
 
 
-def _team_service(name: str) -> Service | None:
-    """A service that NEORL_PREFECT_URL or NEORL_MLFLOW_URL names: a team runs it, and this home leaves it alone."""
-    url = os.environ.get(f"NEORL_{name.upper()}_URL", "").rstrip("/")
-    return Service(name, url.removesuffix("/api") if name == "prefect" else url) if url else None
+def _find(home: Home) -> dict[str, Service]:
+    """The services that a team runs, or whose processes live, by name."""
+    known = read_services(home)
+    found = {name: team_service(name) if name in SERVERS else None for name in SERVICES}
+    chosen = {name: service or running(home, known.get(name)) for name, service in found.items()}
+    return {name: service for name, service in chosen.items() if service}
 
 
-def _ours(home: Home, service: Service | None) -> Service | None:
-    """The service if its process lives and was started for this home."""
-    if service is None or service.process is None:
-        return None
-    return service if processes.belongs(service.process, home.root, service.token) else None
+def _log_in(home: Home, mlflow: Service) -> None:
+    """Let MLflow's client, which reads its login from the environment alone, talk to the server in this process."""
+    if login := mlflow_login(home, mlflow):
+        os.environ.update(zip(MLFLOW_LOGIN, login.split(":", 1), strict=True))
 
 
-def _check_port(name: str, port: int | None, running: Service | None) -> None:
-    if port is None or (running and running.port == port):
+def _check_port(name: str, port: int, found: Service | None) -> None:
+    if found and found.port == port:
         return
-    if running:
+    if found:
         raise BadInput(
-            f"expected to start {TITLES[name]} on port {port}, got it at {running.url} already: "
-            + ("run 'neorl down' first." if running.process else f"unset NEORL_{name.upper()}_URL.")
+            f"expected to start {TITLES[name]} on port {port}, got it at {found.url} already: "
+            + ("run 'neorl down' first." if found.process else f"unset NEORL_{name.upper()}_URL.")
         )
     if not processes.port_is_free(port):
         raise BadInput(
@@ -248,88 +250,9 @@ def _check_port(name: str, port: int | None, running: Service | None) -> None:
         )
 
 
-def _server_environment(home: Home, token: str) -> dict[str, str]:
-    """Nothing of the caller's Prefect or MLflow set-up may leak into a server of this home."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "_MLFLOW_"))}
-    return {
-        **kept,
-        **TELEMETRY_OFF,
-        "NEORL_HOME": str(home.root),
-        TOKEN: token,
-        "PREFECT_HOME": str(home.folder("prefect")),
-    }
-
-
-def _start_server(home: Home, name: str, port: int | None, last: Service | None) -> Service:
-    if port is None:
-        preferred = [last.port] if last and last.port else []
-        port = next(filter(processes.port_is_free, [*preferred, PORTS[name]]), None) or processes.any_free_port()
-    token, room = secrets.token_hex(16), home.folder(name)
-    # uvicorn is called directly: the servers' own commands import everything twice and keep a parent process.
-    command = [sys.executable, "-m", "uvicorn", "--host", HOST, "--port", str(port), "--log-level", "warning"]
-    command += ["--timeout-graceful-shutdown", "3"]
-    if name == "prefect":
-        command += ["--factory", "prefect.server.api.server:create_app"]
-        extra = {
-            "PREFECT__SERVER_FINAL": "1",
-            # SQLite waits this long for a lock; the default of 10 s is short on a busy machine.
-            "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-            "PREFECT_SERVER_API_HOST": HOST,
-            "PREFECT_SERVER_API_PORT": str(port),
-            "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
-        }
-    else:
-        command += ["mlflow.server.fastapi_app:app"]
-        database = f"sqlite:///{room / 'mlflow.db'}"
-        # What `mlflow server` sets for its worker processes in the pinned version; a test starts a real one.
-        extra = {
-            "_MLFLOW_SERVER_FILE_STORE": database,
-            "_MLFLOW_SERVER_REGISTRY_STORE": database,
-            "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
-            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(home.folder("mlflow", "artifacts")),
-            "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
-            "_MLFLOW_SGI_NAME": "uvicorn",
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-        }
-    process = processes.spawn(command, _server_environment(home, token) | extra, _log(home, name), room)
-    return Service(name, f"http://{HOST}:{port}", port, process, token)
-
-
-def _start_worker(home: Home, prefect: Service, mlflow: Service) -> Service:
-    token = secrets.token_hex(16)
-    variables = environment(Services(home, prefect, mlflow))
-    extra = {"PREFECT_WORKER_QUERY_SECONDS": "3"}
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    command += ["--name", f"neorl-{token[:8]}", "--limit", "1"]
-    full = _server_environment(home, token) | variables | extra
-    process = processes.spawn(command, full, _log(home, "worker"), home.folder("prefect"))
-    return Service("worker", process=process, token=token)
-
-
-def _wait(home: Home, service: Service, wanted: int | None, deadline: float, say: Say) -> Service:
-    """Wait until a service answers; one that lost a race for its port is started on another."""
-    for attempt in range(4):
-        while service.process is None or service.process.alive:
-            if (not service.process or processes.listens(service.process, service.port)) and processes.answers(
-                service.probe
-            ):
-                return service
-            if time.monotonic() > deadline or service.process is None:
-                raise _missing(home, service)
-            time.sleep(0.1)
-        if attempt == 3 or wanted is not None or "address already in use" not in _tail(home, service.name):
-            raise _missing(home, service)
-        service = _start_server(home, service.name, None, None)
-        say(f"starting {TITLES[service.name]} on {service.url}")
-    raise _missing(home, service)
-
-
-def _wait_for_worker(home: Home, prefect: Service, worker: Service, deadline: float) -> None:
-    while not worker_is_online(f"{prefect.url}/api", f"neorl-{worker.token[:8]}"):
-        if time.monotonic() > deadline or not (worker.process and worker.process.alive):
-            raise _missing(home, worker)
-        time.sleep(0.2)
+def _listens(service: Service) -> bool:
+    """Whether the service's own process has its port, where it has both."""
+    return not (service.process and service.port) or processes.listens(service.process, service.port)
 
 
 def _missing(home: Home, service: Service) -> ServiceMissing:
@@ -341,49 +264,22 @@ def _missing(home: Home, service: Service) -> ServiceMissing:
     last = _tail(home, service.name).strip().splitlines()
     reason = f" ({last[-1].strip()})" if last and not service.process.alive else ""
     return ServiceMissing(
-        f"expected {title} to answer, got {got}{reason}: read {_log(home, service.name)}, "
+        f"expected {title} to answer, got {got}{reason}: read {log_file(home, service.name)}, "
         "then run 'neorl down' and 'neorl up'."
     )
 
 
-def _log(home: Home, name: str) -> Path:
-    return home.folder("logs") / f"{name}.log"
-
-
 def _tail(home: Home, name: str) -> str:
-    return _log(home, name).read_bytes()[-4000:].decode(errors="replace")
+    return log_file(home, name).read_bytes()[-4000:].decode(errors="replace")
 
 
-def _read(home: Home) -> dict[str, Service]:
-    try:
-        record = json.loads(home.services.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except json.JSONDecodeError as error:
-        raise BadInput(f"expected JSON in {home.services}, got {error}: remove the file, then 'neorl up'.") from error
-    found = {}
-    for name, entry in record.items():
-        process = ProcessId(entry["pid"], entry["created"]) if entry.get("pid") else None
-        found[name] = Service(name, entry.get("url", ""), entry.get("port", 0), process, entry.get("token", ""))
-    return found
-
-
-def _write(home: Home, known: dict[str, Service]) -> None:
-    record = {}
-    for name, service in known.items():
-        entry: dict[str, Any] = {"url": service.url, "port": service.port, "token": service.token}
-        if service.process:
-            entry |= {"pid": service.process.pid, "created": service.process.created}
-        if service.port or service.process:
-            record[name] = entry
-    write_json(home.services, record)
-
-
-def _write_profile(home: Home, prefect: Service) -> None:
+def _write_profile(services: Services) -> None:
     """A Prefect profile beside the server's files; prefect.toml makes the `prefect` command of this folder read it."""
-    folder = home.folder("prefect")
-    settings = {"PREFECT_API_URL": f"{prefect.url}/api", "PREFECT_HOME": str(folder)}
+    folder = services.home.folder("prefect")
+    settings = {"PREFECT_API_URL": services.prefect_api, "PREFECT_HOME": str(folder)}
+    if services.prefect.process:  # a team's login is kept where the team keeps it
+        settings["PREFECT_API_AUTH_STRING"] = home_login(services.home)
     lines = ['active = "neorl"', "", "[profiles.neorl]", *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]
     text, path = "\n".join(lines) + "\n", folder / "profiles.toml"
-    if not path.exists() or path.read_text() != text:
-        write_atomic(path, text.encode())
+    if not path.exists() or path.read_text() != text or path.stat().st_mode & 0o077:
+        write_secret(path, text.encode())

@@ -46,6 +46,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that AWAC remembers between two updates."""
+
     actor: NormalActor
     critics: Ensemble
     critics_target: Ensemble
@@ -55,7 +57,13 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh actor and critics, the critics' targets equal to them, and optimisers."""
+    """Fresh actor and critics, the critics' targets equal to them, and optimisers.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = normal_init(actor_key, *sizes, config.hidden)
@@ -73,28 +81,53 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 def least_q(
     critics: Ensemble, actor: NormalActor, observation: Float[Array, "B O"], key: PRNGKeyArray
 ) -> Float[Array, " B"]:
-    """`min_i Q_i(s, a)` at an action drawn from the policy."""
+    """`min_i Q_i(s, a)` at an action drawn from the policy.
+
+    Args:
+        critics: weights of the critics.
+        actor: weights of the actor.
+        observation: (B, O), normalised observations.
+        key: randomness of the policy's draws.
+    """
     distribution = normal_apply(actor, observation)
     noise = jax.random.normal(key, distribution.mean.shape, distribution.mean.dtype)
     return jnp.min(critics_apply(critics, observation, normal_sample(distribution, noise)), axis=0)
 
 
 def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """`losses.td_target` of the target critics at an action of the present policy (algorithm 1)."""
+    """`losses.td_target` of the target critics at an action of the present policy (algorithm 1).
+
+    Args:
+        state: the learner's state.
+        batch: transitions (B, ...).
+        key: randomness of all draws.
+    """
     q_next = least_q(state.critics_target, state.actor, batch.next_observation, key)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 0))
     return target(batch.reward, state.hyper["discount"], batch.terminated, q_next[:, None])
 
 
 def weights(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """`losses.advantage_weight` of `Q(s, a) - Q(s, a')`, where a' is drawn from the policy: one sample of V(s)."""
+    """`losses.advantage_weight` of `Q(s, a) - Q(s, a')`, where a' is drawn from the policy: one sample of V(s).
+
+    Args:
+        state: the learner's state.
+        batch: transitions (B, ...).
+        key: randomness of all draws.
+    """
     q = jnp.min(critics_apply(state.critics, batch.observation, batch.action), axis=0)
     advantage = q - least_q(state.critics, state.actor, batch.observation, key)
     return jax.vmap(losses.advantage_weight, in_axes=(0, None))(advantage, 1.0 / state.hyper["temperature"])
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of the critics, then of the actor by what they have learned; `batches` is (1, B, ...)."""
+    """One step of the critics, then of the actor by what they have learned; `batches` is (1, B, ...).
+
+    Args:
+        state: the learner's state.
+        batches: transitions (batches, B, ...), one batch for each gradient step.
+        key: randomness of all draws.
+    """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     h = state.hyper
     next_key, value_key = jax.random.split(key)

@@ -25,13 +25,21 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that behaviour cloning remembers between two updates."""
+
     actor: Params
     actor_optimiser: Optimiser
     hyper: Hyperparameters
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh parameters and optimiser."""
+    """Fresh parameters and optimiser.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     actor = actor_init(key, spec.observation.size, spec.action.size, config.hidden)
     return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
 
@@ -42,7 +50,13 @@ def actor_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One gradient step; `batches` is (1, B, ...)."""
+    """One gradient step; `batches` is (1, B, ...).
+
+    Args:
+        state: the learner's state.
+        batches: transitions (batches, B, ...), one batch for each gradient step.
+        key: randomness of all draws.
+    """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, batch)
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, state.hyper["actor_lr"])

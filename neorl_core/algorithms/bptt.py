@@ -57,6 +57,8 @@ jax.tree_util.register_static(Shape)
 
 
 class State(NamedTuple):
+    """All that BPTT remembers between two updates."""
+
     actor: Params
     model: Model
     actor_optimiser: Optimiser
@@ -66,7 +68,13 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """A fresh actor and a fresh ensemble."""
+    """A fresh actor and a fresh ensemble.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     actor_key, model_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = actor_init(actor_key, *sizes, config.hidden)
@@ -83,7 +91,16 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 def actor_loss(
     actor: Params, members: Ensemble, reach: Reach, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
 ) -> tuple[Float[Array, ""], ModelSteps]:
-    """Mean over rollouts of `losses.rollout_loss`."""
+    """Mean over rollouts of `losses.rollout_loss`.
+
+    Args:
+        actor: weights of the actor.
+        members: weights of the ensemble's members.
+        reach: range of observations that rollouts stay in.
+        starts: (M, B, O), normalised observations that each member's rollouts begin at.
+        horizon: steps of a rollout.
+        h: hyper-parameters.
+    """
     steps = expected_rollouts(members, reach, lambda observation: actor_apply(actor, observation), starts, horizon)
     of_rollout = jax.vmap(jax.vmap(losses.rollout_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
     every = of_rollout(steps.reward, steps.alive, steps.disagreement, h["discount"], h["penalty"])
@@ -96,7 +113,13 @@ def cloning_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of the actor; `batches` is (1, B, ...). The rollouts are shared out among the elites."""
+    """One step of the actor; `batches` is (1, B, ...). The rollouts are shared out among the elites.
+
+    Args:
+        state: the learner's state.
+        batches: transitions (batches, B, ...), one batch for each gradient step.
+        key: randomness of all draws.
+    """
     h, shape = state.hyper, state.shape
     members = dynamics.elites(state.model, shape.elites)
     rows = batches.observation[0, : shape.starts]
@@ -115,7 +138,13 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of the ensemble, and one of the actor towards the logged actions."""
+    """One step of the ensemble, and one of the actor towards the logged actions.
+
+    Args:
+        state: the learner's state.
+        batches: transitions (batches, B, ...), one batch for each gradient step.
+        key: randomness of all draws.
+    """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     model, found = dynamics.update(state.model, batch, state.hyper["model_lr"])
     gradient = jax.grad(cloning_loss)(state.actor, batch)

@@ -32,7 +32,7 @@ class Config(NamedTuple):
     beta: float = 1.0
     """Weight of the push; the paper's tasks have 0.5 to 5 beside half a squared error, we have the whole."""
     penalty: float = 0.0
-    """Of MOPO, which this algorithm has none of."""
+    """Weight of MOPO's penalty on uncertainty, which this algorithm has none of."""
     real: float = 0.5
     """Share of logged rows in a batch."""
     discount: float = 0.99
@@ -55,7 +55,16 @@ def critic_loss(
     logged: Transition,
     modelled: Transition,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """That of SAC on the mixed batch, plus beta times the mean of `losses.model_gap`."""
+    """That of SAC on the mixed batch, plus beta times the mean of `losses.model_gap`.
+
+    Args:
+        critics: weights of the critics.
+        sac: state of SAC.
+        mixed: logged transitions and steps in the model.
+        target: (B,), what the critics are drawn towards.
+        logged: logged transitions.
+        modelled: steps in the learned model.
+    """
     loss, metrics = sac_n.critic_loss(critics, sac, mixed, target)
     q_modelled = critics_apply(critics, modelled.observation, modelled.action)
     q_logged = critics_apply(critics, logged.observation, logged.action)

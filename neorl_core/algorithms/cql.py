@@ -45,6 +45,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that CQL remembers between two updates."""
+
     sac: sac_n.State
     log_multiplier: Float[Array, ""]
     multiplier_optimiser: Optimiser
@@ -55,7 +57,13 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """A fresh state of SAC and a multiplier of one."""
+    """A fresh state of SAC and a multiplier of one.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     log_multiplier = jnp.zeros(())
     return State(sac_n.init(key, spec, config), log_multiplier, optimisers.init(Recipe(), log_multiplier))
 
@@ -66,6 +74,12 @@ def proposals(
     """K = 3 N actions for every state, and their log densities.
 
     A third each is uniform over [-1, 1]^A, from the policy at the state, and from the policy at the next state.
+
+    Args:
+        actor: weights of the actor.
+        batch: transitions (B, ...).
+        uniform: (B, N, A), uniform over [-1, 1].
+        noise: (2, B, N, A), standard normal numbers, at the state and at the next.
     """
     sample = jax.vmap(squash, in_axes=(None, 1), out_axes=1)
     here, here_density = sample(gaussian_apply(actor, batch.observation), noise[0])
@@ -83,7 +97,16 @@ def critic_loss(
     log_density: Float[Array, "B K"],
     weight: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Mean over the batch of `losses.td_loss` plus `weight` times `losses.conservative_loss`, summed over critics."""
+    """Mean over the batch of `losses.td_loss` plus `weight` times `losses.conservative_loss`, summed over critics.
+
+    Args:
+        critics: weights of the critics.
+        batch: transitions (B, ...).
+        target: (B,), what the critics are drawn towards.
+        actions: (B, K, A), unit actions.
+        log_density: (B, K), log density with which each action was drawn.
+        weight: weight of the conservative loss.
+    """
     every = jnp.concatenate([batch.action[:, None], actions], axis=1)
     observation = jnp.broadcast_to(batch.observation[:, None], (*every.shape[:2], batch.observation.shape[-1]))
     q = critics_apply(critics, observation, every)
@@ -102,7 +125,16 @@ def critic_gradient(
     log_density: Float[Array, "B K"],
     weight: Float[Array, ""],
 ) -> tuple[Ensemble, Metrics]:
-    """Gradient of `critic_loss`, summed over chunks of the batch."""
+    """Gradient of `critic_loss`, summed over chunks of the batch.
+
+    Args:
+        critics: weights of the critics.
+        batch: transitions (B, ...).
+        target: (B,), what the critics are drawn towards.
+        actions: (B, K, A), unit actions.
+        log_density: (B, K), log density with which each action was drawn.
+        weight: weight of the conservative loss.
+    """
     rows = target.shape[0]
     chunks = math.gcd(rows, CHUNKS)
     cut = jax.tree.map(lambda x: x.reshape(chunks, rows // chunks, *x.shape[1:]), (batch, target, actions, log_density))
@@ -116,7 +148,13 @@ def critic_gradient(
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One gradient step; `batches` is (1, B, ...). Target and actor draw the same noise as SAC's do."""
+    """One gradient step; `batches` is (1, B, ...). Target and actor draw the same noise as SAC's do.
+
+    Args:
+        state: the learner's state.
+        batches: transitions (batches, B, ...), one batch for each gradient step.
+        key: randomness of all draws.
+    """
     sac, h = state.sac, state.sac.hyper
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     rows, actions = batch.action.shape

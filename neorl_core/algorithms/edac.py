@@ -39,7 +39,13 @@ class Config(NamedTuple):
 def action_gradients(
     critics: Ensemble, observation: Float[Array, "B O"], action: Float[Array, "B A"]
 ) -> Float[Array, "C B A"]:
-    """Slope of each critic along the action."""
+    """Slope of each critic along the action.
+
+    Args:
+        critics: weights of the critics.
+        observation: (B, O), normalised observations.
+        action: (B, A), unit actions.
+    """
 
     def total(action: Float[Array, "B A"], critic: Ensemble) -> Float[Array, ""]:
         return jnp.sum(critics_apply(critic, observation, action))
@@ -50,7 +56,14 @@ def action_gradients(
 def critic_loss(
     critics: Ensemble, state: sac_n.State, batch: Transition, target: Float[Array, " B"]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """SAC-N's loss plus `diversity` times the batch's mean of `losses.diversity_loss`."""
+    """SAC-N's loss plus `diversity` times the batch's mean of `losses.diversity_loss`.
+
+    Args:
+        critics: weights of the critics.
+        state: the learner's state.
+        batch: transitions (B, ...).
+        target: (B,), what the critics are drawn towards.
+    """
     loss, metrics = sac_n.critic_loss(critics, state, batch, target)
     gradients = action_gradients(critics, batch.observation, batch.action)
     diversity = jnp.mean(jax.vmap(losses.diversity_loss, in_axes=1)(gradients))

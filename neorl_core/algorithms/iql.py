@@ -44,12 +44,14 @@ class Config(NamedTuple):
     tau: float = 0.005
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
-    """Of the critics and of the value."""
+    """Step length of the critics and of the value."""
     actor_recipe: Recipe = optimisers.TD3
     critic_recipe: Recipe = optimisers.TD3
 
 
 class State(NamedTuple):
+    """All that IQL remembers between two updates."""
+
     actor: NormalActor
     value: Params
     critics: Ensemble
@@ -61,7 +63,13 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh actor, value and critics, the critics' targets equal to them, and optimisers."""
+    """Fresh actor, value and critics, the critics' targets equal to them, and optimisers.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     actor_key, value_key, critic_key = jax.random.split(key, 3)
     sizes = spec.observation.size, spec.action.size
     actor = normal_init(actor_key, *sizes, config.hidden)
@@ -82,7 +90,14 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 def value_loss(
     value: Params, batch: Transition, q: Float[Array, " B"], expectile: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, " B"]]:
-    """Mean over the batch of `losses.expectile_loss`, and the advantages `Q(s, a) - V(s)`."""
+    """Mean over the batch of `losses.expectile_loss`, and the advantages `Q(s, a) - V(s)`.
+
+    Args:
+        value: weights of the value network.
+        batch: transitions (B, ...).
+        q: (B,), least value of the target critics at the logged actions.
+        expectile: tau, in (0, 1).
+    """
     advantage = q - mlp_apply(value, batch.observation)[..., 0]
     return jnp.mean(jax.vmap(losses.expectile_loss, in_axes=(0, None))(advantage, expectile)), advantage
 
@@ -95,13 +110,25 @@ def targets(state: State, batch: Transition) -> Float[Array, " B"]:
 
 
 def critic_loss(critics: Ensemble, batch: Transition, target: Float[Array, " B"]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.td_loss` (equation 6)."""
+    """Mean over the batch of `losses.td_loss` (equation 6).
+
+    Args:
+        critics: weights of the critics.
+        batch: transitions (B, ...).
+        target: (B,), what the critics are drawn towards.
+    """
     q = critics_apply(critics, batch.observation, batch.action)
     return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
 
 
 def actor_loss(actor: NormalActor, batch: Transition, weight: Float[Array, " B"]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.weighted_regression_loss` on the logged actions."""
+    """Mean over the batch of `losses.weighted_regression_loss` on the logged actions.
+
+    Args:
+        actor: weights of the actor.
+        batch: transitions (B, ...).
+        weight: (B,), weight of each logged action.
+    """
     log_prob = normal_log_prob(normal_apply(actor, batch.observation), batch.action)
     return jnp.mean(jax.vmap(losses.weighted_regression_loss)(log_prob, weight))
 
@@ -111,6 +138,11 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
     Every gradient is taken at the parameters before the step, so that V(s) is evaluated once. The paper's code steps
     the value first; its algorithm 1 extracts the policy after all else.
+
+    Args:
+        state: the learner's state.
+        batches: transitions (batches, B, ...), one batch for each gradient step.
+        key: randomness of all draws.
     """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     h = state.hyper

@@ -18,6 +18,12 @@ def td_target(
 
     Fujimoto, van Hoof & Meger 2018 (arXiv 1802.09477), algorithm 1; with C > 2 critics An et al. 2021
     (arXiv 2110.01548), equation 2 without its entropy term.
+
+    Args:
+        r_t: reward of the step.
+        discount: discount factor per step.
+        terminated: 1 where the step ended the episode, else 0.
+        q_next: (C,), each critic's value at the next step.
     """
     return r_t + discount * (1.0 - terminated) * jnp.min(q_next)
 
@@ -37,6 +43,12 @@ def smoothed_action(
     """Target policy smoothing: `clip(pi'(s') + clip(sigma noise, -c, c), -1, 1)`, noise standard normal.
 
     Fujimoto, van Hoof & Meger 2018 (arXiv 1802.09477), equation 14.
+
+    Args:
+        action: (A,), unit action of the policy.
+        noise: (A,), standard normal numbers.
+        sigma: standard deviation of the smoothing.
+        clip: bound of the smoothing noise.
     """
     return jnp.clip(action + jnp.clip(sigma * noise, -clip, clip), -1.0, 1.0)
 
@@ -63,6 +75,12 @@ def td3_bc_actor_loss(
     """`-lambda Q(s, pi(s)) + |pi(s) - a|^2 / A`.
 
     Fujimoto & Gu 2021 (arXiv 2106.06860), equation 3 with the sign of a loss.
+
+    Args:
+        q: value of the policy's action.
+        weight: weight of the value, lambda.
+        action: (A,), unit action of the policy.
+        logged: (A,), unit action that was logged.
     """
     return -weight * q + behaviour_cloning_loss(action, logged)
 
@@ -80,6 +98,14 @@ def soft_td_target(
     `y = r + discount (1 - terminated) (min_i Q'_i(s', a') - beta log pi(a' | s'))`, `a'` drawn from the policy.
 
     An et al. 2021 (arXiv 2110.01548), equation 2; with two critics Haarnoja et al. 2018 (arXiv 1812.05905).
+
+    Args:
+        r_t: reward of the step.
+        discount: discount factor per step.
+        terminated: 1 where the step ended the episode, else 0.
+        q_next: (C,), each critic's value at the next step.
+        log_prob_next: log density of the action at the next step.
+        temperature: weight of the entropy, beta.
     """
     return td_target(r_t, discount, terminated, q_next - jnp.broadcast_to(temperature * log_prob_next, q_next.shape))
 
@@ -90,6 +116,11 @@ def sac_actor_loss(
     """`beta log pi(a | s) - min_i Q_i(s, a)`, `a` drawn from the policy by reparametrisation.
 
     An et al. 2021 (arXiv 2110.01548), equation 2 with the sign of a loss.
+
+    Args:
+        q: (C,), each critic's value of the drawn action.
+        log_prob: log density of the action.
+        temperature: weight of the entropy, beta.
     """
     return temperature * log_prob - jnp.min(q)
 
@@ -100,6 +131,11 @@ def temperature_loss(
     """`-beta (log pi(a | s) + H)`: the temperature rises while the policy's entropy is below H.
 
     Haarnoja et al. 2018 (arXiv 1812.05905), equation 18.
+
+    Args:
+        log_temperature: logarithm of the temperature.
+        log_prob: log density of the action.
+        target_entropy: entropy H that the policy is held at.
     """
     return -jnp.exp(log_temperature) * (log_prob + target_entropy)
 
@@ -126,6 +162,11 @@ def conservative_loss(
     with densities mu.
 
     Kumar et al. 2020 (arXiv 2006.04779), equation 4, sampled as in its appendix F.
+
+    Args:
+        q: (K,), value of each drawn action.
+        log_density: (K,), log density with which each action was drawn.
+        q_logged: value of the logged action.
     """
     return jax.nn.logsumexp(q - log_density) - math.log(q.shape[0]) - q_logged
 
@@ -136,6 +177,11 @@ def multiplier_loss(
     """Dual ascent on the weight of the conservative loss: `-exp(w) (conservative - threshold)`.
 
     Kumar et al. 2020 (arXiv 2006.04779), appendix F (the Lagrange version), with the sign of a loss.
+
+    Args:
+        log_multiplier: logarithm of the multiplier, w.
+        conservative: conservative loss.
+        threshold: conservative loss that is allowed.
     """
     return -jnp.exp(log_multiplier) * (conservative - threshold)
 
@@ -182,6 +228,15 @@ def penalised_td_target(
     Where no action was logged at s' (infinity) nothing is known to differ from it, so the penalty is left out.
 
     Tarasov et al. 2023 (arXiv 2305.09836), section 3, the critic's penalty.
+
+    Args:
+        r_t: reward of the step.
+        discount: discount factor per step.
+        terminated: 1 where the step ended the episode, else 0.
+        q_next: (C,), each critic's value at the next step.
+        penalty: weight of the penalty, beta.
+        action: (A,), unit action of the target policy at the next step.
+        logged: (A,), unit action logged at the next step, or infinity.
     """
     distance = jnp.sum(jnp.where(jnp.isinf(logged), 0.0, action - logged) ** 2)
     return td_target(r_t, discount, terminated, q_next - jnp.broadcast_to(penalty * distance, q_next.shape))
@@ -197,6 +252,13 @@ def rebrac_actor_loss(
     """`-lambda Q(s, pi(s)) + beta |pi(s) - a|^2`, a sum over the action's dimensions.
 
     Tarasov et al. 2023 (arXiv 2305.09836), section 3, the actor's penalty, with lambda of `q_weight` as in their code.
+
+    Args:
+        q: value of the policy's action.
+        weight: weight of the value, lambda.
+        penalty: weight of the penalty, beta.
+        action: (A,), unit action of the policy.
+        logged: (A,), unit action that was logged.
     """
     return -weight * q + penalty * jnp.sum((action - logged) ** 2)
 
@@ -212,6 +274,13 @@ def rollout_loss(
 
     Heess et al. 2015 (arXiv 1510.09142), section 3, in a learned model, with the penalised reward of Yu et al. 2020
     (arXiv 2005.13239), section 4.2, whose u is here the ensemble's disagreement.
+
+    Args:
+        reward: (H,), reward per step in the model.
+        alive: (H,), probability that the episode had not ended before each step.
+        disagreement: (H,), disagreement of the ensemble at each step.
+        discount: discount factor per step.
+        penalty: weight of the penalty.
     """
     weight = discount ** jnp.arange(reward.shape[0], dtype=reward.dtype)
     penalised = jax.vmap(penalised_reward, in_axes=(0, None, 0))(reward, penalty, disagreement)
@@ -224,6 +293,11 @@ def penalised_reward(
     """Reward of a step in the learned model: `r - lambda u(s, a)`.
 
     Yu et al. 2020 (arXiv 2005.13239), section 4.2, the uncertainty-penalised reward (MOPO).
+
+    Args:
+        reward: reward per step in the model.
+        penalty: weight of the penalty.
+        uncertainty: uncertainty of the ensemble at the step.
     """
     return reward - penalty * uncertainty
 

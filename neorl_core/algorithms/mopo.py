@@ -65,6 +65,8 @@ jax.tree_util.register_static(Shape)
 
 
 class State(NamedTuple):
+    """All that MOPO remembers between two updates."""
+
     sac: sac_n.State
     model: Model
     shape: Shape
@@ -75,7 +77,13 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
-    """A fresh state of SAC and a fresh ensemble; `config` has the fields of `Config`."""
+    """A fresh state of SAC and a fresh ensemble; `config` has the fields of `Config`.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     sac_key, model_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     model = dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe)
@@ -84,7 +92,13 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
 
 
 def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple[Transition, Float[Array, " N"]]:
-    """N = B H steps of the policy from B logged states, at the ensemble's rewards, and their uncertainty."""
+    """N = B H steps of the policy from B logged states, at the ensemble's rewards, and their uncertainty.
+
+    Args:
+        state: the learner's state.
+        logged: logged transitions.
+        key: randomness of all draws.
+    """
 
     def policy(observation: Float[Array, " O"], noise: Float[Array, " A"]) -> Float[Array, " A"]:
         return squash(gaussian_apply(state.sac.actor, observation), noise)[0]
@@ -98,7 +112,13 @@ def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple
 
 
 def mix(logged: Transition, modelled: Transition, real: Float[Array, ""]) -> Transition:
-    """The first `real` of a batch's rows, and steps in the model in place of the others."""
+    """The first `real` of a batch's rows, and steps in the model in place of the others.
+
+    Args:
+        logged: logged transitions.
+        modelled: steps in the learned model.
+        real: share of logged rows, 0 to 1.
+    """
     rows = logged.reward.shape[0]
     keep = jnp.arange(rows) < real * rows
 
@@ -124,12 +144,27 @@ def critic_loss(
     logged: Transition,
     modelled: Transition,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """That of SAC on the mixed batch."""
+    """That of SAC on the mixed batch.
+
+    Args:
+        critics: weights of the critics.
+        sac: state of SAC.
+        mixed: logged transitions and steps in the model.
+        target: (B,), what the critics are drawn towards.
+        logged: logged transitions.
+        modelled: steps in the learned model.
+    """
     return sac_n.critic_loss(critics, sac, mixed, target)
 
 
 def penalise(steps: Transition, uncertainty: Float[Array, " N"], penalty: Float[Array, ""]) -> Transition:
-    """Steps in the model at `losses.penalised_reward`."""
+    """Steps in the model at `losses.penalised_reward`.
+
+    Args:
+        steps: N steps in the learned model.
+        uncertainty: (N,), uncertainty of the ensemble at each step.
+        penalty: weight of the uncertainty.
+    """
     reward = jax.vmap(losses.penalised_reward, in_axes=(0, None, 0))(steps.reward, penalty, uncertainty)
     return steps._replace(reward=reward)
 

@@ -39,7 +39,13 @@ class Config(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh actor and layer-normalised critics, their targets equal to them, and optimisers."""
+    """Fresh actor and layer-normalised critics, their targets equal to them, and optimisers.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = actor_init(actor_key, *sizes, config.hidden)
@@ -58,6 +64,11 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
     """`losses.penalised_td_target` at the smoothed action of the target actor.
 
+    Args:
+        state: the learner's state.
+        batch: transitions (B, ...).
+        key: randomness of all draws.
+
     Raises:
         ValueError: when the batch does not hold the actions that were logged next.
     """
@@ -71,7 +82,14 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
 
 
 def actor_loss(actor: Params, critics: Ensemble, batch: Transition, penalty: Float[Array, ""]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.rebrac_actor_loss`."""
+    """Mean over the batch of `losses.rebrac_actor_loss`.
+
+    Args:
+        actor: weights of the actor.
+        critics: weights of the critics.
+        batch: transitions (B, ...).
+        penalty: weight of the penalty.
+    """
     action = actor_apply(actor, batch.observation)
     q = jnp.min(critics_apply(critics, batch.observation, action), axis=0)
     weight = jax.lax.stop_gradient(losses.q_weight(jnp.ones_like(penalty), q))
@@ -80,7 +98,13 @@ def actor_loss(actor: Params, critics: Ensemble, batch: Transition, penalty: Flo
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Two critic steps and one actor step, then one of every target network; `batches` is (2, B, ...)."""
+    """Two critic steps and one actor step, then one of every target network; `batches` is (2, B, ...).
+
+    Args:
+        state: the learner's state.
+        batches: transitions (batches, B, ...), one batch for each gradient step.
+        key: randomness of all draws.
+    """
     h = state.hyper
     for i, critic_key in enumerate(jax.random.split(key)):
         batch: Transition = jax.tree.map(lambda x, i=i: x[i], batches)

@@ -49,6 +49,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that SAC-N remembers between two updates."""
+
     actor: Params
     critics: Ensemble
     critics_target: Ensemble
@@ -60,7 +62,13 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
-    """Fresh actor and critics, targets equal to the critics, and optimisers; `config` has the fields of `Config`."""
+    """Fresh actor and critics, targets equal to the critics, and optimisers; `config` has the fields of `Config`.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = gaussian_init(actor_key, *sizes, config.hidden)
@@ -81,7 +89,14 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
 def targets(
     state: State, batch: Transition, noise: Float[Array, "B A"], entropy: Float[Array, ""]
 ) -> Float[Array, " B"]:
-    """`losses.soft_td_target` at actions drawn with `noise`; `entropy` is the entropy's share, 1 for SAC."""
+    """`losses.soft_td_target` at actions drawn with `noise`; `entropy` is the entropy's share, 1 for SAC.
+
+    Args:
+        state: the learner's state.
+        batch: transitions (B, ...).
+        noise: (B, A), standard normal numbers.
+        entropy: weight of the entropy: 1 for SAC, 0 for none.
+    """
     action, log_prob = squash(gaussian_apply(state.actor, batch.next_observation), noise)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
     target = jax.vmap(losses.soft_td_target, in_axes=(0, None, 0, 1, 0, None))
@@ -92,7 +107,14 @@ def targets(
 def critic_loss(
     critics: Ensemble, state: State, batch: Transition, target: Float[Array, " B"]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Mean over the batch of `losses.td_loss`."""
+    """Mean over the batch of `losses.td_loss`.
+
+    Args:
+        critics: weights of the critics.
+        state: the learner's state.
+        batch: transitions (B, ...).
+        target: (B,), what the critics are drawn towards.
+    """
     q = critics_apply(critics, batch.observation, batch.action)
     loss = jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
     return loss, {"critic_loss": loss, "q": jnp.mean(target)}
@@ -101,14 +123,28 @@ def critic_loss(
 def actor_loss(
     actor: Params, critics: Ensemble, batch: Transition, noise: Float[Array, "B A"], temperature: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, " B"]]:
-    """Mean over the batch of `losses.sac_actor_loss`, and the log densities of the actions drawn with `noise`."""
+    """Mean over the batch of `losses.sac_actor_loss`, and the log densities of the actions drawn with `noise`.
+
+    Args:
+        actor: weights of the actor.
+        critics: weights of the critics.
+        batch: transitions (B, ...).
+        noise: (B, A), standard normal numbers.
+        temperature: weight of the entropy.
+    """
     action, log_prob = squash(gaussian_apply(actor, batch.observation), noise)
     q = critics_apply(critics, batch.observation, action)
     return jnp.mean(jax.vmap(losses.sac_actor_loss, in_axes=(1, 0, None))(q, log_prob, temperature)), log_prob
 
 
 def temperature_loss(log_temperature: Float[Array, ""], log_prob: Float[Array, " B"], actions: int) -> Float[Array, ""]:
-    """Mean over the batch of `losses.temperature_loss`, for an entropy of minus the number of actions."""
+    """Mean over the batch of `losses.temperature_loss`, for an entropy of minus the number of actions.
+
+    Args:
+        log_temperature: logarithm of the temperature.
+        log_prob: (B,), log densities of drawn actions.
+        actions: number of actions A.
+    """
     target_entropy = jnp.asarray(-float(actions), log_prob.dtype)
     return jnp.mean(
         jax.vmap(losses.temperature_loss, in_axes=(None, 0, None))(log_temperature, log_prob, target_entropy)
@@ -122,7 +158,13 @@ def step_critics(state: State, gradient: Ensemble) -> State:
 
 
 def update_actor(state: State, batch: Transition, noise: Float[Array, "B A"]) -> tuple[State, Metrics]:
-    """One step of the actor and of the temperature, on the same drawn actions, then of the target critics."""
+    """One step of the actor and of the temperature, on the same drawn actions, then of the target critics.
+
+    Args:
+        state: the learner's state.
+        batch: transitions (B, ...).
+        noise: (B, A), standard normal numbers.
+    """
     h = state.hyper
     temperature = jnp.exp(state.log_temperature)
     of_actor = jax.value_and_grad(actor_loss, has_aux=True)

@@ -21,8 +21,6 @@ class Config(NamedTuple):
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 2
-    pessimists: int = 1
-    """How many critics the actor follows the least of; one in the paper, all where an ensemble is to hold it back."""
     alpha: float = 2.5
     discount: float = 0.99
     tau: float = 0.005
@@ -35,6 +33,8 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
+    """All that TD3+BC remembers between two updates."""
+
     actor: Params
     critics: Ensemble
     actor_target: Params
@@ -45,7 +45,13 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh actor and critics, their targets equal to them, and optimisers."""
+    """Fresh actor and critics, their targets equal to them, and optimisers.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations and actions.
+        config: hyper-parameters.
+    """
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = actor_init(actor_key, *sizes, config.hidden)
@@ -62,13 +68,25 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def critic_loss(critics: Ensemble, batch: Transition, target: Float[Array, " B"]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.td_loss`."""
+    """Mean over the batch of `losses.td_loss`.
+
+    Args:
+        critics: weights of the critics.
+        batch: transitions (B, ...).
+        target: (B,), what the critics are drawn towards.
+    """
     q = critics_apply(critics, batch.observation, batch.action)
     return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
 
 
 def next_action(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, "B A"]:
-    """`losses.smoothed_action` of the target actor at the next observation."""
+    """`losses.smoothed_action` of the target actor at the next observation.
+
+    Args:
+        state: the learner's state.
+        batch: transitions (B, ...).
+        key: randomness of all draws.
+    """
     noise = jax.random.normal(key, batch.action.shape, batch.action.dtype)
     smoothed = jax.vmap(losses.smoothed_action, in_axes=(0, 0, None, None))
     action = actor_apply(state.actor_target, batch.next_observation)
@@ -76,7 +94,13 @@ def next_action(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Arr
 
 
 def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """`losses.td_target` at the smoothed action of the target actor."""
+    """`losses.td_target` at the smoothed action of the target actor.
+
+    Args:
+        state: the learner's state.
+        batch: transitions (B, ...).
+        key: randomness of all draws.
+    """
     action = next_action(state, batch, key)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 1))
@@ -92,7 +116,14 @@ def followed(critics: Ensemble) -> Ensemble:
 
 
 def actor_loss(actor: Params, critics: Ensemble, batch: Transition, alpha: Float[Array, ""]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.td3_bc_actor_loss`."""
+    """Mean over the batch of `losses.td3_bc_actor_loss`.
+
+    Args:
+        actor: weights of the actor.
+        critics: weights of the critics.
+        batch: transitions (B, ...).
+        alpha: weight of the value against imitation.
+    """
     action = actor_apply(actor, batch.observation)
     q = jnp.min(critics_apply(followed(critics), batch.observation, action), axis=0)
     weight = jax.lax.stop_gradient(losses.q_weight(alpha, q))
@@ -101,7 +132,13 @@ def actor_loss(actor: Params, critics: Ensemble, batch: Transition, alpha: Float
 
 
 def update_critics(state: State, batch: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of all critics towards `targets`."""
+    """One step of all critics towards `targets`.
+
+    Args:
+        state: the learner's state.
+        batch: transitions (B, ...).
+        key: randomness of all draws.
+    """
     target = targets(state, batch, key)
     loss, gradient = jax.value_and_grad(critic_loss)(state.critics, batch, target)
     critics, optimiser = optimisers.step(state.critics, gradient, state.critics_optimiser, state.hyper["critic_lr"])
@@ -127,6 +164,11 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     """Two critic steps and one actor step; `batches` is (2, B, ...).
 
     The pair is the unit of training, so that the actor's delay is no counter that could restart.
+
+    Args:
+        state: the learner's state.
+        batches: transitions (batches, B, ...), one batch for each gradient step.
+        key: randomness of all draws.
     """
     first, second = (jax.tree.map(lambda x, i=i: x[i], batches) for i in range(2))
     first_key, second_key = jax.random.split(key)

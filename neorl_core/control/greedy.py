@@ -13,14 +13,16 @@ from neorl_core.types import Controller, Params
 
 
 class GreedyParams(NamedTuple):
+    """What the controller starts from and may do."""
+
     base: Params
-    """Of the controller that proposes the first action."""
+    """Parameters of the controller that proposes the first action."""
     rate: Any
     """(A,) step per gradient, in the action's units squared per unit of the objective; 0 leaves an action as it is."""
     low: Any
-    """(A,)"""
+    """(A,), lower bounds of the actions."""
     high: Any
-    """(A,)"""
+    """(A,), upper bounds of the actions."""
 
 
 def greedy(

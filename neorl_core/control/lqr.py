@@ -20,11 +20,11 @@ class LinearParams(NamedTuple):
     gain: Any
     """(A, O), action units per observation unit."""
     offset: Any
-    """(A,)"""
+    """(A,), action at the origin."""
     low: Any
-    """(A,)"""
+    """(A,), lower bounds of the actions."""
     high: Any
-    """(A,)"""
+    """(A,), upper bounds of the actions."""
 
 
 def riccati_gain(a: Matrix, b: Matrix, q: Matrix, r: Matrix) -> tuple[Matrix, Matrix]:

@@ -35,12 +35,14 @@ class MPCParams(NamedTuple):
     low: Any
     """(A,) bounds of the action, in its units."""
     high: Any
-    """(A,)"""
+    """(A,), upper bounds of the actions."""
     correction: Any
     """(O,) share of each signal's one-step prediction error that is taken to last: 0 trusts the model, 1 the plant."""
 
 
 class MPCState(NamedTuple):
+    """The last plan and the prediction errors so far."""
+
     plan: Float[Array, "M A"]
     """The moves planned last, shifted to now."""
     bias: Float[Array, " O"]

@@ -24,6 +24,8 @@ class PIDParams(NamedTuple):
 
 
 class PIDState(NamedTuple):
+    """What the loops remember of the steps before."""
+
     error: Float[Array, ""]
     """Error one step ago, in measurement units."""
     measured: Float[Array, ""]

@@ -19,17 +19,21 @@ Cost = Callable[[Observation, Action, Observation, Float[Array, " K"]], Float[Ar
 
 
 class RecedingParams(NamedTuple):
+    """Step length and bounds of the plan."""
+
     rate: float | Float[Array, ""]
-    """Of Adam, as a part of each action's range."""
+    """Step length of Adam, as a part of each action's range."""
     low: Any
-    """(A,)"""
+    """(A,), lower bounds of the actions."""
     high: Any
-    """(A,)"""
+    """(A,), upper bounds of the actions."""
 
 
 class Plan(NamedTuple):
+    """The last plan, from which the next one starts."""
+
     actions: Float[Array, "H A"]
-    """From the next step on, in parts of the range, 0 to 1."""
+    """Planned actions from the next step on, in parts of the range, 0 to 1."""
 
 
 def receding(predict: Predict, cost: Cost, horizon: int, steps: int) -> Controller:

@@ -52,9 +52,9 @@ class Decisions(NamedTuple):
     """What a policy does on the logs, in [-1, 1]."""
 
     next_action: Float[Array, "*p N A"]
-    """At `next_observation`."""
+    """Actions at each next observation."""
     initial_action: Float[Array, "*p E A"]
-    """At the first observation of each episode."""
+    """Actions at the first observation of each episode."""
 
 
 class FeatureState(NamedTuple):
@@ -184,11 +184,11 @@ def train_features(
         state: where training stands.
         key: the same in every chunk.
         logs: the rows.
-        targets: from `feature_targets`.
+        targets: what the features are trained to predict, from `feature_targets`.
         updates: gradient steps of this chunk.
         of: gradient steps of all chunks, over which the learning rate falls as a cosine.
         batch_size: rows per step.
-        learning_rate: of Adam, at the start.
+        learning_rate: step length of Adam at the start.
 
     Returns:
         The new state and the chunk's mean loss.
@@ -214,7 +214,13 @@ def train_features(
 
 
 def features(layers: Layers, observation: Float[Array, "n O"], action: Float[Array, "n A"]) -> Float[Array, "n D"]:
-    """1, the inputs, their products in pairs (of at most `MOST_QUADRATIC` inputs), and the learned features."""
+    """1, the inputs, their products in pairs (of at most `MOST_QUADRATIC` inputs), and the learned features.
+
+    Args:
+        layers: weights of the learned features.
+        observation: (n, O), normalised.
+        action: (n, A), between -1 and 1.
+    """
     x = jnp.concatenate([observation, action], axis=-1)
     parts = [jnp.ones_like(x[:, :1]), x]
     if x.shape[1] <= MOST_QUADRATIC:
@@ -276,12 +282,12 @@ def evaluate(
     the influence of an episode: its TD errors weighted by `nu^T phi`, `nu = A^-T phi_0`, and its own initial state.
 
     Args:
-        layers: of the trained features.
+        layers: weights of the trained features.
         logs: (N, ...) rows in E episodes; a row without a successor counts only if it terminates, the same rows for
             every policy, so that differences are of policies and not of rows.
         decisions: the policy's actions on these logs.
-        key: of the resamples; use one for all policies that are compared.
-        discount: per step.
+        key: randomness of the resamples; use one for all policies that are compared.
+        discount: discount factor per step.
         bootstraps: resamples B.
         ridge: on whitened features.
 

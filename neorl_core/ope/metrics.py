@@ -29,11 +29,22 @@ def regret_at_k(estimate: Float[Array, " P"], truth: Float[Array, " P"], k: int)
     """What is lost by trying only the k policies that look best: `max truth - max over the top k of truth`.
 
     Source: Paine et al. 2020, hyper-parameter selection for offline RL (arXiv 2007.09055), section 4.2.
+
+    Args:
+        estimate: (P,), estimated value of each policy.
+        truth: (P,), true value of each policy.
+        k: how many policies are tried.
     """
     top = jnp.argsort(-estimate, stable=True)[:k]
     return jnp.max(truth) - jnp.max(truth[top])
 
 
 def coverage(lower: Float[Array, " P"], upper: Float[Array, " P"], truth: Float[Array, " P"]) -> Float[Array, ""]:
-    """Share of intervals that hold the true value."""
+    """Share of intervals that hold the true value.
+
+    Args:
+        lower: (P,), lower ends of the intervals.
+        upper: (P,), upper ends.
+        truth: (P,), true values.
+    """
     return jnp.mean(((lower <= truth) & (truth <= upper)).astype(truth.dtype))

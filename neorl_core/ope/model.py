@@ -48,7 +48,7 @@ def init(key: PRNGKeyArray, data: Transition, updates: int) -> tuple[LearnedMode
     """A learned model before its training, and the data as `dynamics.train` takes them.
 
     Args:
-        key: of the ensemble's initial weights.
+        key: randomness of the ensemble's initial weights.
         data: (N, ...), observations and actions normalised, rewards in their own unit.
         updates: gradient steps that will be made, over which the learning rate falls.
     """
@@ -78,12 +78,12 @@ def evaluate(
 
     Args:
         learned: trained on episodes that the policy was not.
-        normaliser: of the model's observations and actions; the policy has its own.
+        normaliser: scale of the model's observations and actions; the policy has its own.
         policy: whose value is asked for.
         starts: (E, O) normalised initial states.
-        key: of the resamples; use one for all policies that are compared.
+        key: randomness of the resamples; use one for all policies that are compared.
         horizon: steps H.
-        discount: per step.
+        discount: discount factor per step.
         bootstraps: resamples B.
     """
     members: Ensemble = learned.model.members

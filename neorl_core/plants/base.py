@@ -66,7 +66,13 @@ def clip_to(space: Space, x: Float[Array, " n"]) -> Float[Array, " n"]:
 
 
 def two_sided_margin(x: Float[AnyArray, "*n"], low: float, high: float) -> Float[Array, "*n"]:
-    """min(x − low, high − x): positive inside the limits, in the unit of `x`."""
+    """min(x − low, high − x): positive inside the limits, in the unit of `x`.
+
+    Args:
+        x: (...), the limited quantity.
+        low: lower limit, in its unit.
+        high: upper limit.
+    """
     return jnp.minimum(x - low, high - x)
 
 

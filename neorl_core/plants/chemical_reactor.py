@@ -73,9 +73,9 @@ class Params(NamedTuple):
     feed_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the feed temperature's slow deviation [K]."""
     feed_time_constant: float | Float[Array, ""] = 5.0
-    """Its time constant [min]."""
+    """Time constant of the feed's deviations [min]."""
     feed_clip: float | Float[Array, ""] = 1.5
-    """Its bound [K]."""
+    """Bound of the feed temperature's deviation [K]."""
     feed_concentration_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the feed concentration's slow deviation [mol/L], of the same time constant; it is cut off
     at three times itself."""
@@ -117,7 +117,7 @@ class State(NamedTuple):
     """One per stretch of `SETPOINT_STEPS` steps; the last is held."""
     step: Int[Array, ""]
     feed_concentration_deviation: Float[Array, ""]
-    """mol/L"""
+    """Deviation of the feed's concentration [mol/L]."""
 
 
 NOMINAL = Params()
@@ -126,7 +126,14 @@ NOMINAL = Params()
 def derivative(
     y: Float[Array, " 2"], coolant: float | Float[Array, ""], feed_deviation: float | Float[Array, ""], params: Params
 ) -> Float[Array, " 2"]:
-    """d(Ca, T)/dt in mol/L/min and K/min for y = (Ca, T), inputs in K."""
+    """d(Ca, T)/dt in mol/L/min and K/min for y = (Ca, T), inputs in K.
+
+    Args:
+        y: (2,), concentration [mol/L] and temperature [K].
+        coolant: coolant temperature [K].
+        feed_deviation: deviation of the feed temperature [K].
+        params: constants of the plant.
+    """
     concentration, temperature = y
     rate = params.reaction_rate * jnp.exp(-params.activation_temperature / temperature) * concentration
     return jnp.stack(
@@ -147,6 +154,13 @@ def advance(
     substeps: int = SUBSTEPS,
 ) -> tuple[Float[Array, " 2"], Float[Array, " 1"]]:
     """One control step of (Ca, T) with inputs held.
+
+    Args:
+        y: (2,), concentration [mol/L] and temperature [K].
+        coolant: coolant temperature [K].
+        feed_deviation: deviation of the feed temperature [K].
+        params: constants of the plant.
+        substeps: integration steps.
 
     Returns:
         (Ca, T) after the step, and the least margin [K] over the step's start and all substeps.
@@ -267,6 +281,12 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Pa
 
     As in pc-gym the reward uses the set point after the step, which nobody could foresee where it has just changed.
     The feed's deviations are AR(1) sequences, d' = clip(φ d + sd √(1 − φ²) w) with φ = exp(−dt/τ), held during a step.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (1,), coolant temperature [K].
+        params: constants of the plant.
     """
     push, noise = jax.random.normal(key, (2,), action.dtype)
     coolant = clip_to(SPEC.action, action)[0]
@@ -298,7 +318,13 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Pa
 def predict(
     observation: Float[Array, " 4"], action: Float[Array, " 1"], params: Params
 ) -> tuple[Float[Array, " 4"], Float[Array, " 1"]]:
-    """The noise-free next observation at the mean feed temperature, and the least margin [K] on the way."""
+    """The noise-free next observation at the mean feed temperature, and the least margin [K] on the way.
+
+    Args:
+        observation: (4,), concentration, temperatures and set point.
+        action: (1,), coolant temperature [K].
+        params: constants of the plant.
+    """
     coolant = clip_to(SPEC.action, action)[0]
     y, margins = advance(observation[:2], coolant, 0.0, params)
     return jnp.stack([y[0], y[1], coolant, observation[3]]), margins
@@ -317,7 +343,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 4"]) -> Float[Array, "*
 def logged_reward(
     observation: Float[AnyArray, "*n 4"], action: Float[AnyArray, "*n 1"], next_observation: Float[AnyArray, "*n 4"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows: −((Ca' − SP)/0.3)², less the trip's cost where the temperature left its limits."""
+    """Reward of logged rows: −((Ca' − SP)/0.3)², less the trip's cost where the temperature left its limits.
+
+    Args:
+        observation: (..., 4), concentration, temperatures and set point.
+        action: (..., 1), coolant temperature [K].
+        next_observation: (..., 4), what was observed a step later.
+    """
     tripped = logged_margins(next_observation)[..., 0] < 0
     return -cost(next_observation[..., 0], next_observation[..., 3]) - jnp.where(tripped, TRIP_COST, 0.0)
 
@@ -325,7 +357,14 @@ def logged_reward(
 def tracking_residuals(
     observation: Float[Array, " 4"], margins: Float[Array, " 1"], action: Float[Array, " 1"], before: Float[Array, " 1"]
 ) -> Float[Array, " 2"]:
-    """The task's error, and what keeps a plan a kelvin away from the trip."""
+    """The task's error, and what keeps a plan a kelvin away from the trip.
+
+    Args:
+        observation: (4,), concentration, temperatures and set point.
+        margins: (1,), distances to the temperature's limits [K].
+        action: (1,), coolant temperature [K].
+        before: (1,), coolant temperature of the step before [K].
+    """
     error = (observation[0] - observation[3]) / ERROR_SCALE
     return jnp.stack([error, jnp.maximum(1.0 - margins[0], 0.0)])
 

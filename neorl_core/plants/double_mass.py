@@ -52,11 +52,11 @@ class Params(NamedTuple):
     """Physical constants."""
 
     mass: float | Float[Array, ""] = 20.0
-    """kg"""
+    """Each mass [kg]."""
     stiffness: float | Float[Array, ""] = 2.0
-    """N/m, of each of the three springs."""
+    """Stiffness of each of the three springs [N/m]."""
     damping: float | Float[Array, ""] = 4.0
-    """N s/m, of each of the three dampers."""
+    """Damping of each of the three dampers [N s/m]."""
     force: float | Float[Array, ""] = 30.0
     """N at action 1."""
 
@@ -70,6 +70,8 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state, all of which is observed."""
+
     motion: Float[Array, " 4"]
     """(x1, x2, v1, v2)"""
     targets: Float[Array, " 2"]
@@ -80,7 +82,13 @@ NOMINAL = Params()
 
 
 def derivative(motion: Float[Array, " 4"], force: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """d(x1, x2, v1, v2)/dt in m/s and m/s², forces in N."""
+    """d(x1, x2, v1, v2)/dt in m/s and m/s², forces in N.
+
+    Args:
+        motion: (4,), positions [m] and velocities [m/s].
+        force: (2,), forces on the masses [N].
+        params: constants of the plant.
+    """
     x, v = motion[:2], motion[2:]
     spring = params.stiffness * (x[::-1] - 2 * x)
     damper = params.damping * (v[::-1] - 2 * v)
@@ -88,7 +96,13 @@ def derivative(motion: Float[Array, " 4"], force: Float[Array, " 2"], params: Pa
 
 
 def advance(motion: Float[Array, " 4"], action: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """One Euler step of (x1, x2, v1, v2) under an action within ±1."""
+    """One Euler step of (x1, x2, v1, v2) under an action within ±1.
+
+    Args:
+        motion: (4,), positions [m] and velocities [m/s].
+        action: (2,), forces between -1 and 1.
+        params: constants of the plant.
+    """
     return explicit_step(EULER, lambda y: derivative(y, params.force * action, params), motion, DT)
 
 
@@ -128,6 +142,12 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Pa
     """One step under two forces within ±1, clipped; the targets may change at its end.
 
     As in NeoRL-2 an episode never terminates: a mass beyond its travel counts as a violation, but moves on.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (2,), forces between -1 and 1.
+        params: constants of the plant.
     """
     motion = advance(state.motion, clip_to(SPEC.action, action), params)
     drawn = jax.random.uniform(key, (4,), motion.dtype)
@@ -145,7 +165,13 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Pa
 def predict(
     observation: Float[Array, " 6"], action: Float[Array, " 2"], params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 2"]]:
-    """The next observation under unchanged targets, and the margins [m] then."""
+    """The next observation under unchanged targets, and the margins [m] then.
+
+    Args:
+        observation: (6,), positions [m], velocities [m/s] and targets [m].
+        action: (2,), forces between -1 and 1.
+        params: constants of the plant.
+    """
     motion = advance(observation[:4], clip_to(SPEC.action, action), params)
     return jnp.concatenate([motion, observation[4:]]), margins_of(motion[:2])
 
@@ -163,7 +189,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*
 def logged_reward(
     observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 6"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward of logged rows, from positions and targets after the step."""
+    """The plant's reward of logged rows, from positions and targets after the step.
+
+    Args:
+        observation: (..., 6), positions [m], velocities [m/s] and targets [m].
+        action: (..., 2), forces between -1 and 1.
+        next_observation: (..., 6), what was observed a step later.
+    """
     return tracking_reward(next_observation[..., :2], next_observation[..., 4:])
 
 
@@ -179,7 +211,14 @@ def linear_model(params: Params = NOMINAL) -> tuple[Float[np.ndarray, "4 4"], Fl
 def design_lqr(
     position_weight: float, velocity_weight: float, action_weight: float, params: Params = NOMINAL
 ) -> LinearParams:
-    """The saturated LQR with set-point feedforward on the true model."""
+    """The saturated LQR with set-point feedforward on the true model.
+
+    Args:
+        position_weight: cost of a squared position error.
+        velocity_weight: cost of a squared velocity.
+        action_weight: cost of a squared action.
+        params: constants of the plant.
+    """
     a, b = linear_model(params)
     q = np.diag([position_weight, position_weight, velocity_weight, velocity_weight])
     k, _ = riccati_gain(a, b, q, action_weight * np.eye(2))

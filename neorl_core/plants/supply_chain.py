@@ -87,7 +87,7 @@ class Params(NamedTuple):
     holding_cost: tuple[float | Float[Array, ""], ...] = (0.15, 0.1, 0.05)
     """Per unit on stock at each stage at a period's end."""
     discount: float | Float[Array, ""] = 0.97
-    """Of money, per period; part of the reward as in or-gym."""
+    """Discount of money per period; part of the reward as in or-gym."""
 
 
 class Domain(NamedTuple):
@@ -101,6 +101,8 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state: stocks, shipments and what is owed."""
+
     stock: Float[Array, " 3"]
     under_way: Float[Array, " 18"]
     """Shipments to each stage, the latest first, as they stand in the observation."""
@@ -185,7 +187,13 @@ def margins_of(stock: Float[AnyArray, "*n 3"], unmet: Float[AnyArray, "*n"]) -> 
 
 
 def draw_demand(key: PRNGKeyArray, params: Params, dtype: Any) -> Float[Array, ""]:
-    """A demand from the Poisson distribution, by inverting its cumulated probabilities; the mean when not random."""
+    """A demand from the Poisson distribution, by inverting its cumulated probabilities; the mean when not random.
+
+    Args:
+        key: randomness of the demand.
+        params: constants of the plant.
+        dtype: precision of the demand.
+    """
     counts = jnp.arange(MOST_DEMAND, dtype=dtype)
     mean = jnp.asarray(params.mean_demand, dtype)
     cumulated = jnp.cumsum(jnp.exp(counts * jnp.log(mean) - mean - jax.lax.lgamma(counts + 1)))
@@ -227,7 +235,14 @@ def _timestep(before: State, after: State, params: Params) -> Timestep:
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
-    """One period under three orders, clipped to the suppliers' capacities; it never terminates."""
+    """One period under three orders, clipped to the suppliers' capacities; it never terminates.
+
+    Args:
+        key: randomness of the demand.
+        state: true state before the step.
+        action: (3,), orders of the three stages.
+        params: constants of the plant.
+    """
     following = advance(state, clip_to(SPEC.action, action), draw_demand(key, params, action.dtype), params)
     return following, _timestep(state, following, params)
 
@@ -241,7 +256,13 @@ def _state_of(observation: Float[Array, " 26"]) -> State:
 def predict(
     observation: Float[Array, " 26"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 26"], Float[Array, " 4"]]:
-    """The next observation at the mean demand, and its margins; the observation is the whole state."""
+    """The next observation at the mean demand, and its margins; the observation is the whole state.
+
+    Args:
+        observation: (26,), the observation, in its space's units.
+        action: (3,), orders of the three stages.
+        params: constants of the plant.
+    """
     following = advance(
         _state_of(observation), clip_to(SPEC.action, action), jnp.asarray(params.mean_demand, action.dtype), params
     )
@@ -261,7 +282,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 26"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 26"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 26"]
 ) -> Float[Array, "*n"]:
-    """The profit of logged rows at nominal prices: sales follow from the balance of the retailer's stock."""
+    """The profit of logged rows at nominal prices: sales follow from the balance of the retailer's stock.
+
+    Args:
+        observation: (..., 26), the observation, in its space's units.
+        action: (..., 3), orders of the three stages.
+        next_observation: (..., 26), what was observed a step later.
+    """
     sold = observation[..., 0] + arriving(observation[..., UNDER_WAY:])[..., 0] - next_observation[..., 0]
     made = shipped(next_observation[..., UNDER_WAY:])[..., 2]
     unmet, stock = next_observation[..., UNMET:PERIOD], next_observation[..., :3]

@@ -34,9 +34,9 @@ SUBSTEPS = 2
 ERROR_SCALE = 2.0
 """Error [cm] of a lower tank's level that costs 1 per step."""
 HIGH_LEVEL = 20.0
-"""cm, the height of the tanks (Johansson)."""
+"""Height of the tanks [cm] (Johansson)."""
 LOW_LEVELS = (2.0, 2.0, -20.0, -20.0)
-"""cm; ours: what the lower tanks feed must not run dry. The upper ones may, and no level reaches −20."""
+"""Least levels [cm], ours: what the lower tanks feed must not run dry; the upper ones may, and none reaches −20."""
 TRIP_COST = 30_000.0
 """Costs are paid per step, so a trip would save the costs of the steps it cuts off. This is more than a whole episode
 inside the limits can cost: no set point is further than 17 cm from a limit, 200 · 2 · (17/2)² = 28,900."""
@@ -75,7 +75,7 @@ class Params(NamedTuple):
     leak: Quad | Float[Array, " 4"] = (0.0, 0.0, 0.0, 0.0)
     """Cross-sections of leaks to the drain [cm²]."""
     gravity: float | Float[Array, ""] = 981.0
-    """cm/s²"""
+    """Acceleration of gravity [cm/s²]."""
     pump: Pair | Float[Array, " 2"] = (3.33, 3.35)
     """Flow per voltage [cm³/(V s)]."""
     valve: Pair | Float[Array, " 2"] = (0.70, 0.60)
@@ -106,6 +106,8 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state of the tanks and the set points to come."""
+
     levels: Float[Array, " 4"]
     voltages: Float[Array, " 2"]
     setpoints: Float[Array, "S 2"]
@@ -125,7 +127,13 @@ def outflow(levels: Float[Array, " 4"], params: Params) -> Float[Array, " 4"]:
 
 
 def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """dh/dt [cm/s] at voltages [V]."""
+    """dh/dt [cm/s] at voltages [V].
+
+    Args:
+        levels: (4,), levels of the four tanks [cm].
+        voltages: (2,), voltages of the two pumps [V].
+        params: constants of the plant.
+    """
     area, outlet, leak = (_four(x, levels) for x in (params.area, params.outlet, params.leak))
     valve, pump = (jnp.asarray(x, levels.dtype) for x in (params.valve, params.pump))
     speed = outflow(levels, params)
@@ -147,7 +155,15 @@ def advance(
     duration: float = DT,
     substeps: int = SUBSTEPS,
 ) -> tuple[Float[Array, " 4"], Float[Array, " 4"]]:
-    """The levels after `duration` [s] with voltages held, and the least margins [cm] on the way."""
+    """The levels after `duration` [s] with voltages held, and the least margins [cm] on the way.
+
+    Args:
+        levels: (4,), levels of the four tanks [cm].
+        voltages: (2,), voltages of the two pumps [V].
+        params: constants of the plant.
+        duration: how long [s].
+        substeps: integration steps.
+    """
     path = integrate(RK4, lambda h: derivative(h, voltages, params), levels, duration, substeps)
     every = jnp.concatenate([levels[None], path])
     return path[-1], jnp.min(margins_of(every), axis=0)
@@ -208,7 +224,14 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 8"]]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Params) -> tuple[State, Timestep]:
-    """One control step under two voltages, clipped; a tank beyond its limits trips the pumps and ends the episode."""
+    """One control step under two voltages, clipped; a tank beyond its limits trips the pumps and ends the episode.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (2,), voltages of the two pumps [V].
+        params: constants of the plant.
+    """
     voltages = clip_to(SPEC.action, action)
     levels, margins = advance(state.levels, voltages, params)
     tripped = ~jnp.all(margins >= 0)
@@ -226,7 +249,13 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Pa
 def predict(
     observation: Float[Array, " 8"], action: Float[Array, " 2"], params: Params
 ) -> tuple[Float[Array, " 8"], Float[Array, " 4"]]:
-    """The noise-free next observation under unchanged set points, and the least margins [cm] on the way."""
+    """The noise-free next observation under unchanged set points, and the least margins [cm] on the way.
+
+    Args:
+        observation: (8,), the observation, in its space's units.
+        action: (2,), voltages of the two pumps [V].
+        params: constants of the plant.
+    """
     voltages = clip_to(SPEC.action, action)
     levels, margins = advance(observation[:4], voltages, params)
     return jnp.concatenate([levels, voltages, observation[6:]]), margins
@@ -245,7 +274,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 8"]) -> Float[Array, "*
 def logged_reward(
     observation: Float[AnyArray, "*n 8"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 8"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows from the measured levels, less the trip's cost where one left its limits."""
+    """Reward of logged rows from the measured levels, less the trip's cost where one left its limits.
+
+    Args:
+        observation: (..., 8), the observation, in its space's units.
+        action: (..., 2), voltages of the two pumps [V].
+        next_observation: (..., 8), what was observed a step later.
+    """
     tripped = jnp.any(logged_margins(next_observation) < 0, axis=-1)
     return -cost(next_observation[..., :2], next_observation[..., 6:]) - jnp.where(tripped, TRIP_COST, 0.0)
 
@@ -269,7 +304,14 @@ def relative_gain(params: Params) -> float:
 def tracking_residuals(
     observation: Float[Array, " 8"], margins: Float[Array, " 4"], action: Float[Array, " 2"], before: Float[Array, " 2"]
 ) -> Float[Array, " R"]:
-    """The task's errors, and 10 per cm by which a margin of half a centimetre is not kept."""
+    """The task's errors, and 10 per cm by which a margin of half a centimetre is not kept.
+
+    Args:
+        observation: (8,), the observation, in its space's units.
+        margins: (4,), distances to the levels' limits [cm].
+        action: (2,), voltages of the two pumps [V].
+        before: (2,), voltages of the step before [V].
+    """
     errors = (observation[:2] - observation[6:]) / ERROR_SCALE
     return jnp.concatenate([errors, 10.0 * jnp.maximum(0.5 - margins, 0.0), 0.02 * (action - before)])
 

@@ -60,7 +60,13 @@ def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float
 
 
 def clopper_pearson_lower(violations: int, episodes: int, alpha: float) -> float:
-    """One-sided exact lower confidence bound of a binomial probability: the mirror of `clopper_pearson_upper`."""
+    """One-sided exact lower confidence bound of a binomial probability: the mirror of `clopper_pearson_upper`.
+
+    Args:
+        violations: episodes with a violation.
+        episodes: independent episodes, n.
+        alpha: probability with which the bound may be wrong.
+    """
     return 1.0 - clopper_pearson_upper(episodes - violations, episodes, alpha)
 
 
@@ -68,6 +74,11 @@ def rollouts_needed(p0: float, violations: int, alpha: float) -> int:
     """Least n such that `violations` of n keep the Clopper-Pearson upper bound at or below p0.
 
     The least n with P(Binomial(n, p0) <= k) <= alpha.
+
+    Args:
+        p0: violation probability that is claimed.
+        violations: episodes with a violation.
+        alpha: probability with which the bound may be wrong.
     """
     _check_probability("p0", p0)
     _check_probability("alpha", alpha)
@@ -111,6 +122,12 @@ def log_e_value(successes: int, violations: int, p0: float, p1: float | None = N
     at 1, so by Ville's inequality it ever reaches 1/alpha with probability at most alpha, however often one looks.
 
     Source: Wald, Ann. Math. Stat. 16 (1945); Ramdas et al., Statistical Science 38 (2023).
+
+    Args:
+        successes: episodes without a violation.
+        violations: episodes with a violation.
+        p0: violation probability that is claimed.
+        p1: violation probability under which the bet is best; the default of `log_bets` without one.
     """
     per_success, per_violation = log_bets(p0, p1)
     return successes * per_success + violations * per_violation
@@ -135,7 +152,13 @@ def betting_stop(violations: Sequence[bool] | npt.NDArray[np.bool_], p0: float, 
 
 
 def betting_episodes(p0: float, violations: int, alpha: float) -> int:
-    """Episodes after which the e-value reaches 1/alpha when `violations` of them were violated."""
+    """Episodes after which the e-value reaches 1/alpha when `violations` of them were violated.
+
+    Args:
+        p0: violation probability that is claimed.
+        violations: episodes with a violation.
+        alpha: probability with which the bound may be wrong.
+    """
     _check_probability("alpha", alpha)
     per_success, per_violation = log_bets(p0)
     successes = math.ceil((-math.log(alpha) - violations * per_violation) / per_success)
@@ -189,6 +212,12 @@ def hoeffding_half_width(episodes: int, delta: float, low: float = 0.0, high: fl
     """Two-sided Hoeffding half width of a mean of values in [low, high]: (high - low) sqrt(log(2/delta) / (2 n)).
 
     Source: Hoeffding, JASA 58 (1963), theorem 2.
+
+    Args:
+        episodes: independent episodes, n.
+        delta: probability with which the interval may be wrong.
+        low: least value that is possible.
+        high: greatest value that is possible.
     """
     _check_counts(0, episodes)
     _check_probability("delta", delta)

@@ -40,7 +40,7 @@ class CertificationCounts(NamedTuple):
     """Least finite margin of each constraint, in its unit; None where there was none."""
     handovers: int
     mean_return: float | None
-    """Of the counted episodes, where finite."""
+    """Mean return of the counted episodes whose return is finite."""
 
 
 def key_of(seed: bytes | int) -> PRNGKeyArray:
@@ -59,14 +59,26 @@ def key_of(seed: bytes | int) -> PRNGKeyArray:
 
 
 def episode_keys(seed: bytes | int, start: int, count: int) -> PRNGKeyArray:
-    """Keys (count,) of episodes start, start + 1, ...: fold_in(key_of(seed), i) for episode i, whatever the batches."""
+    """Keys (count,) of episodes start, start + 1, ...: fold_in(key_of(seed), i) for episode i, whatever the batches.
+
+    Args:
+        seed: seed of the attempt.
+        start: number of the first episode.
+        count: how many.
+    """
     indices = jnp.arange(start, start + count, dtype=jnp.uint32)
     keys: PRNGKeyArray = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key_of(seed), indices)
     return keys
 
 
 def violations_allowed(p0: float, alpha: float, max_episodes: int) -> int:
-    """The most violations with which `max_episodes` can still certify; -1 if not even none."""
+    """The most violations with which `max_episodes` can still certify; -1 if not even none.
+
+    Args:
+        p0: violation probability that is claimed.
+        alpha: error probability that the attempt spends.
+        max_episodes: number of episodes after which the test stops.
+    """
     allowed = -1
     while betting_episodes(p0, allowed + 1, alpha) <= max_episodes:
         allowed += 1
@@ -114,10 +126,10 @@ def certify_batches(
         controller: usually `composite_controller(plant)`.
         controller_params: usually the `Composite`.
         domain: the operating domain, part of the claim.
-        seed: of this attempt (see `key_of`).
+        seed: seed of this attempt (see `key_of`).
         p0: the violation probability to refute.
         alpha: what this attempt may spend (`bounds.alpha_spent`).
-        max_episodes: after which it gives up.
+        max_episodes: number of episodes after which it gives up.
         batch: episodes per compiled call.
 
     Yields:
@@ -178,7 +190,19 @@ def certify(
     max_episodes: int,
     batch: int = 512,
 ) -> CertificationCounts:
-    """The last of `certify_batches`: the verdict."""
+    """The last of `certify_batches`: the verdict.
+
+    Args:
+        plant: the simulator.
+        controller: what is tested.
+        controller_params: its parameters, such as a composite.
+        domain: operating domain that episodes are drawn from.
+        seed: seed of the attempt.
+        p0: violation probability that is claimed.
+        alpha: error probability that the attempt spends.
+        max_episodes: number of episodes after which the test stops.
+        batch: episodes that are simulated at a time.
+    """
     *_, last = certify_batches(
         plant,
         controller,

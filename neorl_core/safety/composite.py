@@ -51,7 +51,13 @@ class PolicyState(NamedTuple):
 
 
 def make_composite(plant: Plant, policy: Policy | None = None, shield: ShieldParams | None = None) -> Composite:
-    """A composite of `policy` (or the fallback alone) with the plant's own fallback and nominal model, all arrays."""
+    """A composite of `policy` (or the fallback alone) with the plant's own fallback and nominal model, all arrays.
+
+    Args:
+        plant: whose fallback and nominal model it has.
+        policy: what acts while it is trusted; none for the fallback alone.
+        shield: shield of the policy; the plant's default where there is none.
+    """
     shield = default_shield(plant.spec) if shield is None else shield
     fallback, model = jax.tree.map(lambda x: jnp.asarray(x), (plant.fallback_params, plant.params))
     return Composite(policy, shield, fallback, model)

@@ -98,7 +98,13 @@ def inside_envelope(shield: ShieldParams, observation: Float[Array, " O"]) -> Bo
 
 
 def limit_action(shield: ShieldParams, action: Float[Array, " A"], applied: Float[Array, " A"]) -> Float[Array, " A"]:
-    """The nearest action within the rate limit of what is applied now, then within the bounds (which win)."""
+    """The nearest action within the rate limit of what is applied now, then within the bounds (which win).
+
+    Args:
+        shield: rate limits and bounds.
+        action: (A,), what the policy asks for, physical units.
+        applied: (A,), action in force.
+    """
     action = jnp.clip(action, applied - shield.rate_limit, applied + shield.rate_limit)
     return jnp.clip(action, shield.action_low, shield.action_high)
 

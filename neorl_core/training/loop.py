@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from neorl_core.training.population import Algorithm, TrainState, diverged, make_train_chunk, phase
 from neorl_core.types import Transition
@@ -24,30 +24,35 @@ class Plan(NamedTuple):
     """How a run is cut, so that each of its programs is compiled once; all in gradient steps."""
 
     log_every: int
-    """Of a row of the curves."""
+    """Gradient steps whose metrics are averaged into one row of the learning curves."""
     chunk: int
-    """Between two returns to Python, a multiple of `log_every`."""
+    """Gradient steps between two returns to Python, a multiple of `log_every`."""
     updates: int
-    """In all, a multiple of `chunk`."""
+    """Gradient steps of the whole run, a multiple of `chunk`."""
     warm_up: int = 0
-    """Of the program that comes first, a multiple of `chunk`."""
+    """Gradient steps of the warm-up, which is a program of its own; a multiple of `chunk`."""
+
+    @property
+    def steps(self) -> Int[np.ndarray, " L"]:
+        """Gradient steps made at each row of the learning curves."""
+        return np.arange(self.log_every, self.updates + 1, self.log_every)
 
 
 class RunState(NamedTuple):
-    """A run at some point: all that going on from there needs."""
+    """The state of a training run: all that is needed to go on from it."""
 
     population: TrainState
     curves: dict[str, Float[np.ndarray, "P L"]]
-    """Metric by name; NaN where training has not come yet."""
+    """Each metric's values by its name, a row for each member; NaN where training has not come yet."""
 
     @property
     def done(self) -> int:
-        """Updates made."""
+        """Gradient steps made."""
         return int(on_host(self.population.step)[0])
 
 
-class Source(NamedTuple):
-    """Where a run's prepared transitions come from."""
+class TrainingRows(NamedTuple):
+    """The prepared transitions of a run, of which each chunk draws from those on the device."""
 
     shapes: Transition
     """Like any answer of `at`: arrays, or shapes and types."""
@@ -55,13 +60,13 @@ class Source(NamedTuple):
     """Updates made -> the transitions that the next chunk draws from, on the device. It depends on nothing else."""
 
 
-def resident(data: Transition) -> Source:
-    """All of the data, all of the time."""
-    return Source(data, lambda done: data)
+def resident(data: Transition) -> TrainingRows:
+    """Rows that stay on the device for the whole run."""
+    return TrainingRows(data, lambda done: data)
 
 
 def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
-    """Cut a run.
+    """Cut a run into chunks of equal size.
 
     Args:
         updates: gradient steps asked for.
@@ -93,7 +98,7 @@ def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
 def train(
     algorithm: Algorithm,
     fresh: TrainState,
-    source: Source,
+    data: TrainingRows,
     plan: Plan,
     batch_size: int,
     *,
@@ -104,9 +109,9 @@ def train(
 
     Args:
         algorithm: what to train.
-        fresh: from `init_population`.
-        source: the data.
-        plan: from `schedule`.
+        fresh: state to begin with, from `init_population`.
+        data: prepared transitions.
+        plan: how the run is cut, from `schedule`.
         batch_size: transitions per gradient step.
         resume: given the fresh start, returns where to begin: itself, or what an earlier run's `report` was told.
         report: told of the progress and of the updates in all, at the start and after every chunk. Saving, evaluating
@@ -120,7 +125,7 @@ def train(
         FloatingPointError: when every member diverged; the state that `report` was told of last is the last good one.
     """
     advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, batch_size)
-    names = jax.eval_shape(advance, fresh, source.shapes)[1]
+    names = jax.eval_shape(advance, fresh, data.shapes)[1]
     rows = plan.updates // plan.log_every
     state = RunState(fresh, {k: np.full((x.shape[0], rows), np.nan, x.dtype) for k, x in names.items()})
     state = state if resume is None else resume(state)
@@ -132,7 +137,7 @@ def train(
         report(state, plan.updates)
     for done in range(state.done, plan.updates, plan.chunk):
         advance = make_train_chunk(phase(algorithm, done < plan.warm_up), plan.chunk, plan.log_every, batch_size)
-        population, metrics = advance(state.population, source.at(done))
+        population, metrics = advance(state.population, data.at(done))
         told = on_host(metrics)
         if np.asarray(diverged(told)).all():
             raise FloatingPointError(

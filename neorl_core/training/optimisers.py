@@ -75,7 +75,14 @@ def init(recipe: Recipe, params: Params) -> Optimiser:
 def step(
     params: Params, gradient: Params, optimiser: Optimiser, learning_rate: Float[Array, ""]
 ) -> tuple[Params, Optimiser]:
-    """One gradient step: `params - learning_rate direction`, where the recipe makes the direction of the gradient."""
+    """One gradient step: `params - learning_rate direction`, where the recipe makes the direction of the gradient.
+
+    Args:
+        params: weights before the step.
+        gradient: gradient of the loss, shaped like the weights.
+        optimiser: recipe and state of the optimiser.
+        learning_rate: step length.
+    """
     transformation = _transformation(optimiser.recipe, _precision(params))
     direction, memory = transformation.update(gradient, optimiser.memory)
     return jax.tree.map(lambda p, d: p - learning_rate * d, params, direction), Optimiser(optimiser.recipe, memory)

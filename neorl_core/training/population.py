@@ -116,7 +116,13 @@ def hyperparameters(config: Any) -> Hyperparameters:
 
 
 def polyak(target: Params, online: Params, tau: Float[Array, ""]) -> Params:
-    """Target networks: `target + tau (online - target)`."""
+    """Target networks: `target + tau (online - target)`.
+
+    Args:
+        target: weights of the target network.
+        online: weights that it follows.
+        tau: how far it follows in one step, 0 to 1.
+    """
     return jax.tree.map(lambda t, o: t + tau * (o - t), target, online)
 
 
@@ -240,6 +246,12 @@ def member(population: TrainState, index: int) -> TrainState:
 
 
 def policies(algorithm: Algorithm, population: TrainState, normaliser: Normaliser) -> list[Policy]:
-    """What each member would ship."""
+    """What each member would ship.
+
+    Args:
+        algorithm: what was trained.
+        population: states of P members.
+        normaliser: scale of the training data.
+    """
     size = population.step.shape[0]
     return [Policy(algorithm.actor(member(population, i).learner), normaliser) for i in range(size)]

@@ -93,6 +93,11 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     action space's bounds: a policy cannot command what the plant has never been near. Where no transition
     terminates, the rewards' mean is taken off as well, which shifts every value alike and moves no policy; with
     terminations it would change what ending an episode is worth, so there it stays.
+
+    Args:
+        known: moments of all training rows, in physical units.
+        spec: bounds of the actions.
+        dtype: precision of the normaliser.
     """
     deviation = known.observation_deviation
     low, high = explored_range(known.action_low, known.action_high, spec)

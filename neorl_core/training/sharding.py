@@ -24,7 +24,7 @@ def mesh_of(members: int, batch_size: int, devices: Sequence[jax.Device] | None 
     """Devices in two directions, members and parts of a batch: as many as can be in the first.
 
     Args:
-        members: of the population.
+        members: how many members the population has.
         batch_size: transitions per gradient step.
         devices: all by default.
 

@@ -94,7 +94,7 @@ def init(
         actions: A.
         hidden: widths of the hidden layers, of dynamics and reward alike.
         members: M.
-        recipe: of the optimiser.
+        recipe: recipe of the optimiser.
     """
     stacked = jax.vmap(lambda k: _member(k, observations, actions, hidden))(jax.random.split(key, members))
     weights = _apart(stacked, members)
@@ -151,7 +151,13 @@ def _member(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[in
 def transition(
     member: Params, observation: Float[Array, " O"], action: Float[Array, " A"]
 ) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
-    """Mean of the next observation and log deviations: `s + W (s, a) + f(s, a)`, and g(s, a) within learned bounds."""
+    """Mean of the next observation and log deviations: `s + W (s, a) + f(s, a)`, and g(s, a) within learned bounds.
+
+    Args:
+        member: weights of one member.
+        observation: (O,), normalised.
+        action: (A,), between -1 and 1.
+    """
     x = jnp.concatenate([observation, action])
     mean, raw = jnp.split(mlp_apply(member["dynamics"], x), 2)
     below = member["most"] - jax.nn.softplus(member["most"] - raw)
@@ -165,6 +171,12 @@ def reward_and_termination(
     """Reward of a step and the logit of its termination: an MLP of `z` and of `sign(z) log(1 + |z| / scale)`.
 
     z are learned directions of (s, a, s').
+
+    Args:
+        member: weights of one member.
+        observation: (O,), normalised.
+        action: (A,), between -1 and 1.
+        following: (O,), normalised next observation.
     """
     z = mlp_apply(member["projection"], jnp.concatenate([observation, action, following]))
     scaled = [jnp.sign(z) * jnp.log1p(jnp.abs(z) / scale) for scale in SCALES]
@@ -173,7 +185,13 @@ def reward_and_termination(
 
 
 def predict(member: Params, observation: Float[Array, " O"], action: Float[Array, " A"]) -> Outcome:
-    """What one member expects of one step; the reward is that of the mean next observation."""
+    """What one member expects of one step; the reward is that of the mean next observation.
+
+    Args:
+        member: weights of one member.
+        observation: (O,), normalised.
+        action: (A,), between -1 and 1.
+    """
     mean, log_deviation = transition(member, observation, action)
     reward, logit = reward_and_termination(member, observation, action, mean)
     return Outcome(mean, log_deviation, reward, jax.nn.sigmoid(logit))
@@ -214,7 +232,13 @@ def held_out(batch: Transition) -> Bool[Array, " B"]:
 
 
 def update(model: Model, batch: Transition, learning_rate: Float[Array, ""]) -> tuple[Model, dict[str, Array]]:
-    """One gradient step of all members on the same batch, less what is held out."""
+    """One gradient step of all members on the same batch, less what is held out.
+
+    Args:
+        model: the ensemble and its optimiser.
+        batch: prepared transitions (B, ...).
+        learning_rate: step length.
+    """
     apart = held_out(batch).astype(batch.reward.dtype)
     count, rest = jnp.sum(apart), jnp.sum(1.0 - apart)
 
@@ -239,9 +263,9 @@ def reach(model: Model) -> Reach:
 
     A rollout that ran away there would hide the others' gradients behind its own. Without bounds before training.
     """
-    room = WIDENING * (model.high - model.low)
+    margin = WIDENING * (model.high - model.low)
     seen = model.high >= model.low
-    return Reach(jnp.where(seen, model.low - room, -jnp.inf), jnp.where(seen, model.high + room, jnp.inf))
+    return Reach(jnp.where(seen, model.low - margin, -jnp.inf), jnp.where(seen, model.high + margin, jnp.inf))
 
 
 def elites(model: Model, count: int) -> Ensemble:

@@ -111,7 +111,7 @@ def branched_rollouts(
         policy: (normalised observation, standard normal noise) -> unit action.
         actions: A.
         starts: (B, O).
-        key: of all draws.
+        key: randomness of all draws.
         horizon: steps H.
 
     Returns:

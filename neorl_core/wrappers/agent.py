@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neorl_core.fit import Fitted, known_algorithm
+from neorl_core.fit import Fitted, fitted, known_algorithm
 from neorl_core.networks import Policy, policy_act
 from neorl_core.safety.composite import Composite, composite_controller
 from neorl_core.training.loop import resident, schedule, train
@@ -19,10 +19,8 @@ from neorl_core.training.population import (
     Algorithm,
     TrainState,
     configure,
-    diverged,
     init_population,
     members,
-    policies,
     warm_up_updates,
 )
 from neorl_core.training.preparation import Scaling, moments, scaled, scaling
@@ -136,8 +134,8 @@ class Agent:
 
         Args:
             dataset: (N, ...), physical units.
-            updates: gradient steps; rounded up as `fit.schedule` says.
-            seed: of what is fresh and of the batches drawn.
+            updates: gradient steps; rounded up as `training.loop.schedule` says.
+            seed: seed of what is fresh and of the batches drawn.
             batch_size: transitions per gradient step.
 
         Returns:
@@ -158,18 +156,11 @@ class Agent:
         data = scaled(Scaling(policy.normaliser, how.reward_shift, how.reward_scale), dataset)
         reached = train(algorithm, TrainState(learner, fresh.key, fresh.step), resident(data), plan, batch_size)
         self._learner = reached.population
-        trained = policies(algorithm, reached.population, policy.normaliser)
-        self.params = self.params._replace(policy=trained[0]) if isinstance(self.params, Composite) else trained[0]
+        found = fitted(algorithm, self.config, members([seed], {}), policy.normaliser, plan, reached)
+        (trained,) = found.policies
+        self.params = self.params._replace(policy=trained) if isinstance(self.params, Composite) else trained
         self.reset()
-        return Fitted(
-            algorithm=algorithm.name,
-            config=self.config,
-            policies=tuple(trained),
-            members=tuple(members([seed], {})),
-            sound=~np.asarray(diverged(reached.curves)),
-            steps=np.arange(plan.log_every, plan.updates + 1, plan.log_every),
-            curves=reached.curves,
-        )
+        return found
 
 
 def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any:

@@ -1,4 +1,4 @@
-"""Episodes of a plant one step at a time: the pure programs under the environments of this room."""
+"""Episodes of a plant one step at a time: the pure programs under the environments of this package."""
 
 from __future__ import annotations
 
@@ -73,13 +73,25 @@ def box(space: Space, indices: tuple[int, ...] | None = None) -> gymnasium.space
 
 
 def action_box(space: Space, physical: bool, indices: tuple[int, ...] | None = None) -> gymnasium.spaces.Box:
-    """The bounds of an action: the actuators' own, or -1 to 1."""
+    """The bounds of an action: the actuators' own, or -1 to 1.
+
+    Args:
+        space: the plant's action space.
+        physical: whether actions are in physical units rather than between -1 and 1.
+        indices: components of one agent; all by default.
+    """
     bounds = box(space, indices)
     return bounds if physical else gymnasium.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
 
 
 def to_command(space: Space, action: Float[Array, " A"], physical: bool) -> Float[Array, " A"]:
-    """The physical command that an action stands for: middle + half range · clip(action, -1, 1), or the action."""
+    """The physical command that an action stands for: middle + half range · clip(action, -1, 1), or the action.
+
+    Args:
+        space: the plant's action space.
+        action: (A,), action of the agent.
+        physical: whether actions are in physical units rather than between -1 and 1.
+    """
     if physical:
         return action
     low, high = (jnp.asarray(x, action.dtype) for x in (space.low, space.high))
@@ -88,6 +100,12 @@ def to_command(space: Space, action: Float[Array, " A"], physical: bool) -> Floa
 
 def start(plant: Plant, domain: Params, root: UInt32[Array, " 2"], episode: Int[Array, ""]) -> Any:
     """The beginning of an episode, with the keys of `plants.base.rollouts`.
+
+    Args:
+        plant: the simulator.
+        domain: operating domain that its constants are drawn from.
+        root: (2,), data of the environment's key.
+        episode: number of the episode.
 
     Returns:
         Running, and the observation (O,) as the sensors show it.
@@ -102,7 +120,14 @@ def start(plant: Plant, domain: Params, root: UInt32[Array, " 2"], episode: Int[
 
 
 def advance(plant: Plant, physical: bool, running: Running, action: Float[Array, " A"]) -> tuple[Running, Timestep]:
-    """One step. Sensors end at the bounds of the observation space; the plant's state does not."""
+    """One step. Sensors end at the bounds of the observation space; the plant's state does not.
+
+    Args:
+        plant: the simulator.
+        physical: whether actions are in physical units rather than between -1 and 1.
+        running: the episode under way.
+        action: (A,), action of the agent.
+    """
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
     command = to_command(plant.spec.action, action, physical)
     state, now = plant.step(key, running.state, clip_to(plant.spec.action, command), running.params)

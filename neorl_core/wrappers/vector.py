@@ -49,6 +49,11 @@ def step_program(plant: Plant, physical: bool, mode: AutoresetMode) -> Step:
 
     NEXT_STEP: plants that had ended begin anew instead, at no reward. SAME_STEP: plants that end begin anew at once;
     the timestep is the old episode's, what is shown is the new one's. DISABLED: nothing begins anew.
+
+    Args:
+        plant: the simulator.
+        physical: whether actions are in physical units rather than between -1 and 1.
+        mode: when plants that ended begin anew.
     """
 
     def renewed(domain: Params, running: Running, shown: Float[Array, "N O"], which: Bool[Array, " N"]) -> Any:
@@ -209,7 +214,13 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 def infos_of(
     constraints: tuple[Constraint, ...], margins: Float[np.ndarray, "N K"], told: Bool[np.ndarray, " N"]
 ) -> dict[str, Any]:
-    """`episodes.info_of` of many plants as Gymnasium batches it; zeros where nothing was told."""
+    """`episodes.info_of` of many plants as Gymnasium batches it; zeros where nothing was told.
+
+    Args:
+        constraints: K limits.
+        margins: (N, K), distance to each limit, in its unit.
+        told: (N,), which plants have something to tell.
+    """
     if not told.any():
         return {}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +18,11 @@ from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.evaluation.model_based import CHUNKS, fit_learned_model, logged_steps
-from tasks.progress import Report
 from tasks.references import Bundle, Champion, Dataset, Evaluation, Interval, MemberEvaluation, Population
 from tasks.stages import cached
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 REWARD, COST = 0, 1
 """Positions in the values that fitted Q evaluation gives."""

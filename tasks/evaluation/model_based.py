@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from neorl_core.plants import PLANTS
 from neorl_core.types import Transition
 from neorl_core.world_model import dynamics
 from tasks.adapters.store.episodes import Logs
-from tasks.progress import Report
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 CHUNKS = 20
 """Parts that a fit is cut into, so that its progress can be told."""
@@ -32,7 +34,7 @@ class LearnedModelEvaluator(NamedTuple):
     starts: Array
     """(E, O), initial observations, normalised."""
     key: Array
-    """Of the resamples."""
+    """Key of the resamples."""
     horizon: int
     """Steps of a rollout."""
     discount: float
@@ -60,8 +62,8 @@ def fit_learned_model(
 
     Args:
         run: its plant, seed and evaluation.
-        steps: of held-out episodes.
-        normaliser: by which `steps` are normalised.
+        steps: logged steps of held-out episodes.
+        normaliser: scale by which `steps` are normalised.
         progress: told of gradient steps made.
     """
     init_key, train_key = jax.random.split(jax.random.key(run.seed + 2))

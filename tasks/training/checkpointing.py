@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import fcntl
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.errors import Refused
 from neorl_core.training.loop import RunState
+from tasks.adapters.files.locks import exclusive
 from tasks.adapters.models.checkpoints import Checkpoints
-from tasks.progress import Report
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Keep others out of a folder; the system releases the lock when the process ends, however it ends.
+def sole_training(folder: Path) -> AbstractContextManager[None]:
+    """Keep other training runs out of a folder; entering it raises `Refused` when one is there."""
 
-    Raises:
-        Refused: when another process holds it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused(
-                f"expected nobody else to train in {folder.parent}, got another run there: wait for it, or name "
-                "another folder with --out."
-            ) from None
-        yield
+    def refuse() -> None:
+        raise Refused(
+            f"expected nobody else to train in {folder.parent}, got another run there: wait for it, or name "
+            "another folder with --out."
+        )
+
+    return exclusive(folder / "lock", refuse)
 
 
 class Checkpointing:
     """What `neorl_core.training.loop.train` takes as `resume` and `report`: it restores and saves one run.
 
     Args:
-        checkpoints: of this run.
+        checkpoints: the run's checkpoints.
         progress: told of gradient steps made.
         seconds: least time between two checkpoints; the end is saved in any case.
         updates: least number of gradient steps between two checkpoints.
@@ -48,7 +44,7 @@ class Checkpointing:
     Example:
         >>> with Checkpoints(folder, identity) as checkpoints:  # doctest: +SKIP
         ...     run = Checkpointing(checkpoints)
-        ...     train(algorithm, fresh, source, plan, 256, resume=run.resume, report=run.report)
+        ...     train(algorithm, fresh, data, plan, 256, resume=run.resume, report=run.report)
     """
 
     def __init__(
@@ -80,7 +76,7 @@ class Checkpointing:
         """Save the state when it is time to, and pass on how far training came.
 
         Args:
-            state: of the run.
+            state: the run's state.
             updates: gradient steps of the whole run.
         """
         done = state.done

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from configs.errors import BadInput
 from configs.run import RunConfig
 from neorl_core.training import sharding
-from neorl_core.training.loop import Plan, Source, resident, schedule
+from neorl_core.training.loop import Plan, TrainingRows, resident, schedule
 from neorl_core.training.population import Algorithm
 from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.types import PlantSpec
@@ -25,12 +25,12 @@ class TrainingData(NamedTuple):
     """The training episodes of a run."""
 
     moments: Moments
-    """Of their rows, in physical units."""
+    """Moments of all rows, in physical units."""
     scaling: Scaling
     plan: Plan
     streamed: bool
     """Whether the rows stay on disk, because they do not fit into the memory that the run allows."""
-    open: Callable[[Mesh | None], AbstractContextManager[Source]]
+    open: Callable[[Mesh | None], AbstractContextManager[TrainingRows]]
     """Devices to spread over, or None for one -> the rows as the training loop takes them, inside the context."""
 
 
@@ -42,7 +42,7 @@ def training_data(
     Args:
         run: its seed, training and share of held-out episodes.
         store: the dataset.
-        spec: of the plant.
+        spec: names, units and bounds of the plant.
         algorithm: that will be trained.
         warm_up: gradient steps of the algorithm's warm-up.
 
@@ -58,7 +58,7 @@ def training_data(
         how = scaling(known, spec)
         plan = schedule(run.train.updates, run.train.checkpoint_every, batches, warm_up)
 
-        def hold(mesh: Mesh | None) -> AbstractContextManager[Source]:
+        def hold(mesh: Mesh | None) -> AbstractContextManager[TrainingRows]:
             data = scaled(how, transitions)
             return nullcontext(resident(data if mesh is None else sharding.replicated(mesh, data)))
 
@@ -70,7 +70,7 @@ def training_data(
     shape = shape_of(memory, spec, plan.log_every * run.train.batch_size)
 
     @contextmanager
-    def stream(mesh: Mesh | None) -> Iterator[Source]:
+    def stream(mesh: Mesh | None) -> Iterator[TrainingRows]:
         if mesh is not None:
             raise BadInput(
                 f"expected one device for data that are streamed, got {run.train.devices} in train.devices: allow more "

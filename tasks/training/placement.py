@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -25,12 +25,14 @@ from configs.errors import Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from neorl_core.training.loop import RunState, Source
+from neorl_core.training.loop import RunState, TrainingRows
 from neorl_core.training.population import init_population, make_train_chunk
 from tasks.adapters.files.canonical import write_json
-from tasks.progress import Report
 from tasks.references import Dataset, Placement, Reference
 from tasks.training.population import TrainingRun, train_members, training_run
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 TRIAL_PAYS = 60.0
 """Seconds that must be left of a run before it is worth some of them to find out what is faster."""
@@ -43,7 +45,7 @@ class Trained(NamedTuple):
     """A population at the end of its training."""
 
     state: RunState
-    """On the host."""
+    """States of all members and their curves, on the host."""
     placement: Placement
     rate: float
     """Gradient steps per second, of all members together; 0 where there was too little to measure."""
@@ -82,8 +84,8 @@ def train_population(training: TrainingRun, progress: Report | None = None) -> T
 
     if placement is None or not placement.processes:
         try:
-            with training.data.open(training.mesh) as source:
-                state, rate = train_members(training, source, progress=progress, observe=observe)
+            with training.data.open(training.mesh) as rows:
+                state, rate = train_members(training, rows, progress=progress, observe=observe)
             placement = placement or Placement(processes=False, reason="too short a run to measure")
             return Trained(state, placement, rate * len(training.members))
         except _Switch:
@@ -94,8 +96,8 @@ def train_population(training: TrainingRun, progress: Report | None = None) -> T
     _run_each(training, range(len(training.members)), progress, trial=False)
     seconds = time.monotonic() - started
     # Each member's process has left its last state; one that diverged does so again, and says no more than that.
-    with training.data.open(None) as source:
-        parts = [train_members(training, source, only=member.index)[0] for member in training.members]
+    with training.data.open(None) as rows:
+        parts = [train_members(training, rows, only=member.index)[0] for member in training.members]
     joined: RunState = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     return Trained(joined, placement, len(parts) * training.data.plan.updates / seconds)
 
@@ -215,11 +217,11 @@ def main() -> None:
     def tell(done: float, *_: object) -> None:
         print(done, flush=True)
 
-    with training.data.open(None) as source:
+    with training.data.open(None) as rows:
         if job.trial:
-            tell(_rate(training, source))
+            tell(_rate(training, rows))
         else:
-            train_members(training, source, only=job.member, progress=tell)
+            train_members(training, rows, only=job.member, progress=tell)
 
 
 def _end_with_parent() -> None:
@@ -229,12 +231,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _rate(training: TrainingRun, source: Source) -> float:
+def _rate(training: TrainingRun, rows: TrainingRows) -> float:
     """Gradient steps per second of a member alone, once compiled."""
     plan, algorithm = training.data.plan, training.algorithm
     state = init_population(algorithm, PLANTS[training.run.plant].spec, training.config, [0], {})
     advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, training.run.train.batch_size)
-    data = source.at(0)
+    data = rows.at(0)
     state, _ = jax.block_until_ready(advance(state, data))  # type: ignore[no-untyped-call]
     started, done = time.monotonic(), 0
     while time.monotonic() - started < TRIAL_SECONDS:

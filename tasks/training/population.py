@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -16,7 +16,7 @@ from configs.run import Evaluate, RunConfig, Train
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.plants import PLANTS
 from neorl_core.training import sharding
-from neorl_core.training.loop import RunState, Source, on_host, train
+from neorl_core.training.loop import RunState, TrainingRows, on_host, train
 from neorl_core.training.population import (
     Algorithm,
     Member,
@@ -34,10 +34,12 @@ from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, logged_steps
-from tasks.progress import Report
 from tasks.references import Dataset, Reference
 from tasks.training.checkpointing import Checkpointing
 from tasks.training.data import TrainingData, mesh_for, training_data
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 
 class Identity(Reference):
@@ -53,7 +55,7 @@ class Identity(Reference):
     code: str
     """Digest of the sources that take part."""
     member: int | None = None
-    """Of one member that is trained alone."""
+    """Index of the one member that is trained alone."""
 
     def digest(self) -> str:
         """SHA-256 of its canonical JSON."""
@@ -123,7 +125,7 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
 
 def train_members(
     training: TrainingRun,
-    source: Source,
+    rows: TrainingRows,
     only: int | None = None,
     progress: Report | None = None,
     observe: Callable[[float, int], None] | None = None,
@@ -132,7 +134,7 @@ def train_members(
 
     Args:
         training: what to train.
-        source: its data.
+        rows: its prepared transitions.
         only: index of the one member to train, without the others; all by default.
         progress: told of gradient steps made, of all that each member makes.
         observe: told of the gradient steps per second, once known, and of the steps left; what it raises ends the run.
@@ -157,7 +159,7 @@ def train_members(
 
         settings = (training.data.plan, run.train.batch_size)
         try:
-            end = train(algorithm, fresh, source, *settings, resume=saved.resume, report=report)
+            end = train(algorithm, fresh, rows, *settings, resume=saved.resume, report=report)
         except FloatingPointError as error:
             left = saved.leave()
             if only is None or saved.last is None:

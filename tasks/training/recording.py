@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,26 +26,88 @@ from tasks.adapters.formats.recordings import Recording
 from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.adapters.models.policy_file import MadeBy, save_policy
 from tasks.adapters.reporting.curves import plot_curves
-from tasks.progress import Report
-from tasks.training.checkpointing import Checkpointing, exclusive
+from tasks.training.checkpointing import Checkpointing, sole_training
+
+if TYPE_CHECKING:
+    from configs.run import Setting
+    from tasks.progress import Report
 
 SCHEMA = "neorl/run/1"
 SAVE_SECONDS = 10.0
 """Least time between two checkpoints: what a killed run may lose."""
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+"""Whose versions a record names."""
 
 
-def checked_overrides(algorithm: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """All of an algorithm's hyper-parameters as JSON, so that a wrong name is found before a file is read.
+@dataclass(frozen=True)
+class TrainedSeed:
+    """The policy of one seed."""
+
+    seed: int
+    sound: bool
+    """Whether its metrics stayed finite and small; a policy that did not pass is not written."""
+    metrics: dict[str, float | None]
+    """Each metric at the end of training; none where it is not finite."""
+    file: str | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What `run.json` holds of a run."""
+
+    schema: str
+    algorithm: str
+    hyperparameters: Mapping[str, Setting]
+    """All of them, defaults included."""
+    updates: int
+    """Gradient steps that were made: those asked for, rounded up to whole rows of the learning curves."""
+    batch_size: int | None
+    seeds: int
+    code: str | None
+    """Digest of the sources that took part."""
+    data: dict[str, Any]
+    """How the recording was read, as `Recording.about` has it."""
+    members: tuple[TrainedSeed, ...]
+    versions: dict[str, str]
+    device: str
+
+
+@dataclass(frozen=True)
+class TrainedRecording(Record):
+    """A run's record, where it lies and how fast it went."""
+
+    folder: str
+    steps_per_second: float
+    """Gradient steps of all seeds together; 0 where there was too little to measure."""
+
+    def __str__(self) -> str:
+        rate = f", {self.steps_per_second:,.0f} updates/s" if self.steps_per_second else ""
+        lines = [f"{self.algorithm}: {self.updates:,} updates of batches of {self.batch_size}{rate}"]
+        for member in self.members:
+            metrics = ", ".join(
+                f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in member.metrics.items()
+            )
+            lines.append(f"  seed {member.seed}: {metrics}: {member.file or 'diverged, no policy is kept'}")
+        return "\n".join([*lines, f"  {self.folder}: curves.png, curves.npz, run.json and the policies"])
+
+
+def check_overrides(algorithm: str, overrides: Mapping[str, Setting]) -> None:
+    """Find a wrong name before a file is read.
 
     Raises:
         BadInput: on an unknown algorithm or hyper-parameter.
     """
+    with _settings_are_input():
+        configure(known_algorithm(algorithm), overrides)
+
+
+@contextmanager
+def _settings_are_input() -> Iterator[None]:
     try:
-        config = configure(known_algorithm(algorithm), overrides)._asdict()
+        yield
     except ValueError as error:
         raise BadInput(str(error)) from error
-    plain: dict[str, Any] = json.loads(json.dumps(config))
-    return plain
 
 
 def fit_recording(
@@ -53,11 +117,11 @@ def fit_recording(
     *,
     updates: int,
     seeds: int = 1,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Setting] | None = None,
     batch_size: int = 256,
     progress: Report | None = None,
     save_seconds: float = SAVE_SECONDS,
-) -> dict[str, Any]:
+) -> TrainedRecording:
     """Train one policy for each seed and write what came of it; a run that was killed goes on where it was.
 
     Args:
@@ -69,28 +133,33 @@ def fit_recording(
         seeds: how many, from 0.
         overrides: hyper-parameters that differ from the algorithm's defaults.
         batch_size: transitions per gradient step.
-        progress: told of updates done.
+        progress: told of gradient steps made.
         save_seconds: least time between two checkpoints.
 
     Returns:
-        run.json's content, `folder` and `steps_per_second`, of all seeds together.
+        What was written, and how fast training was.
 
     Raises:
         BadInput: on an unknown algorithm or hyper-parameter.
         Refused: when every seed diverged, or the folder holds another run.
     """
-    config = checked_overrides(algorithm, overrides or {})
+    settings = overrides or {}
+    with _settings_are_input():
+        config = configure(known_algorithm(algorithm), settings)
     identity = MadeBy(
         data=log.about.sha256,
         ends_by_time=log.about.ends_by_time,
         algorithm=algorithm,
-        hyperparameters=config,
+        hyperparameters=json.loads(json.dumps(config._asdict())),
         updates=updates,
         batch_size=batch_size,
         seeds=seeds,
         code=sources_digest("neorl_core.fit", ALGORITHMS.module(algorithm)),
     )
-    with exclusive(out / "checkpoints"), Checkpoints(out / "checkpoints", json.dumps(identity.record())) as checkpoints:
+    with (
+        sole_training(out / "checkpoints"),
+        Checkpoints(out / "checkpoints", json.dumps(identity.record())) as checkpoints,
+    ):
         saved = Checkpointing(checkpoints, progress, seconds=save_seconds)
         try:
             fitted = fit(
@@ -99,7 +168,7 @@ def fit_recording(
                 algorithm,
                 updates=updates,
                 seeds=range(seeds),
-                overrides=overrides,
+                overrides=settings,
                 batch_size=batch_size,
                 resume=saved.resume,
                 report=saved.report,
@@ -111,57 +180,45 @@ def fit_recording(
             raise
     if not fitted.sound.any():
         raise Refused("expected a seed whose training stayed finite, got none: lower the learning rates with --set.")
-    return {**_write(out, fitted, log, identity), "folder": str(out), "steps_per_second": seeds * saved.rate()}
+    record = _write(out, fitted, log, identity)
+    return TrainedRecording(**vars(record), folder=str(out), steps_per_second=seeds * saved.rate())
 
 
-def _write(out: Path, fitted: Fitted, log: Recording, identity: MadeBy) -> dict[str, Any]:
-    curves = {"step": fitted.steps, **fitted.curves}
-    write_atomic(out / "curves.npz", npz_bytes(curves))
-    seeds = [member.seed for member in fitted.members]
+def _write(out: Path, fitted: Fitted, log: Recording, identity: MadeBy) -> Record:
+    write_atomic(out / "curves.npz", npz_bytes({"step": fitted.steps, **fitted.curves}))
     plot_curves(
         out / "curves.png",
         fitted.steps,
         fitted.curves,
-        labels=[f"seed {seed}" for seed in seeds],
+        labels=[f"seed {member.seed}" for member in fitted.members],
         title=f"{fitted.algorithm} on {log.about.file}",
     )
     made_by = identity._replace(updates=int(fitted.steps[-1]))
-    entries = []
-    for seed, policy, sound, last in zip(seeds, fitted.policies, fitted.sound, _last_row(fitted), strict=True):
-        entry: dict[str, Any] = {"seed": seed, "sound": bool(sound), "metrics": last}
-        if sound:
-            name = "policy.npz" if len(seeds) == 1 else f"policy-{seed}.npz"
-            digest = save_policy(out / name, policy, log.spec, made_by._replace(seed=seed))
-            entry |= {"file": name, "digest": digest}
-        entries.append(entry)
-    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
-    run = {
-        "schema": SCHEMA,
-        **made_by.record(),
-        "data": log.about.model_dump(mode="json", by_alias=True),
-        "members": entries,
-        "versions": {"python": platform.python_version(), **versions},
-        "device": jax.devices()[0].device_kind,
-    }
-    write_json(out / "run.json", run)
-    return run
-
-
-def in_words(result: Mapping[str, Any]) -> list[str]:
-    """What `fit_recording` returned, in lines."""
-    lines = [f"{result['algorithm']}: {result['updates']:,} updates of batches of {result['batch_size']}"]
-    if result["steps_per_second"]:
-        lines[0] += f", {result['steps_per_second']:,.0f} updates/s"
-    for member in result["members"]:
-        metrics = ", ".join(f"{k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in member["metrics"].items())
-        wrote = member.get("file", "diverged, no policy is kept")
-        lines.append(f"  seed {member['seed']}: {metrics}: {wrote}")
-    return [*lines, f"  {result['folder']}: curves.png, curves.npz, run.json and the policies"]
-
-
-def _last_row(fitted: Fitted) -> list[dict[str, float | None]]:
-    """Each member's metrics at the end; JSON cannot hold what is not finite."""
-    return [
-        {name: float(rows[i, -1]) if np.isfinite(rows[i, -1]) else None for name, rows in fitted.curves.items()}
-        for i in range(len(fitted.members))
-    ]
+    members = []
+    for member, policy, sound in zip(fitted.members, fitted.policies, fitted.sound, strict=True):
+        name = "policy.npz" if len(fitted.members) == 1 else f"policy-{member.seed}.npz"
+        last = {metric: float(rows[member.index, -1]) for metric, rows in fitted.curves.items()}
+        found = TrainedSeed(
+            seed=member.seed,
+            sound=bool(sound),
+            # JSON cannot hold what is not finite.
+            metrics={metric: value if np.isfinite(value) else None for metric, value in last.items()},
+            file=name if sound else None,
+            digest=save_policy(out / name, policy, log.spec, made_by._replace(seed=member.seed)) if sound else None,
+        )
+        members.append(found)
+    record = Record(
+        schema=SCHEMA,
+        algorithm=fitted.algorithm,
+        hyperparameters=identity.hyperparameters,
+        updates=int(fitted.steps[-1]),
+        batch_size=identity.batch_size,
+        seeds=len(members),
+        code=identity.code,
+        data=log.about.model_dump(mode="json", by_alias=True),
+        members=tuple(members),
+        versions={"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+        device=jax.devices()[0].device_kind,
+    )
+    write_json(out / "run.json", asdict(record))
+    return record

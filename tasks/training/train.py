@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,11 +22,13 @@ from neorl_core.types import Plant
 from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.models.bundle import composite_digest, save_bundle
-from tasks.progress import Report
 from tasks.references import Bundle, Dataset, Member, Population
 from tasks.stages import cached
 from tasks.training.placement import train_population
 from tasks.training.population import training_run
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 ENVELOPE_SIGMAS = 1.0
 """How far beyond the training data, in its standard deviations, the shield lets the policy act."""
@@ -78,12 +81,11 @@ def train(home: Home, run: RunConfig, dataset: Dataset, progress: Report | None 
             bundle = keep_bundle(home, _shielded(PLANTS[run.plant], policy, moments), run.plant)
             members.append(Member(**asdict(member), bundle=bundle))
     folder = home.folder("runs", run.plant, "populations", training.key)
-    steps = np.arange(plan.log_every, plan.updates + 1, plan.log_every)
     return Population(
         digest=digest_json({"training": training.key, "members": [member.bundle.digest for member in members]}),
         folder=folder,
         members=tuple(members),
-        curves=write_atomic(folder / "curves.npz", npz_bytes({"step": steps, **trained.state.curves})),
+        curves=write_atomic(folder / "curves.npz", npz_bytes({"step": plan.steps, **trained.state.curves})),
         updates=plan.updates,
         steps_per_second=trained.rate,
         placement=trained.placement,

@@ -1,103 +1,98 @@
-"""Every gate's verdicts as a table, and the twin's errors on logs of the true plant and of another one."""
+"""Every gate's verdicts as a table, and sets of gates that are incomplete or contradict their numbers."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from configs.home import Home
-from tasks import gates
-from tests.small_data import altered, reactor_dataset, reactor_run
+from tasks.gates import BEFORE_CERTIFICATION, REQUIRED, check_gates, judge, may_certify
+from tasks.references import Certificate, Evidence, Gate, GateName, SignalError, SimulatorErrors
+from tests.judged import SERVED, certificate, evidence, interval, signal
 
 NAN = math.nan
 
 
-def _difference(lower: float, upper: float) -> dict[str, float]:
-    return {"value": (lower + upper) / 2, "lower": lower, "upper": upper}
+def found(name: GateName, numbers: Evidence) -> Gate:
+    """The gate of that name."""
+    return next(gate for gate in judge(numbers) if gate.name == name)
 
 
-def _certificate(passed: bool) -> dict[str, Any]:
-    return {"passed": passed, "violations": 2, "episodes": 5000, "attempt": 3, "alpha": 0.0125}
-
-
-def _errors(logs: float, domain: float = 0.1, spread: float = 1.0) -> dict[str, float]:
-    return {"logs": logs, "domain": domain, "spread": spread}
+def test_all_required_gates_are_judged_in_order_of_cost() -> None:
+    gates = judge(evidence())
+    assert tuple(gate.name for gate in gates) == REQUIRED
+    assert all(gate.passed for gate in gates)
+    assert BEFORE_CERTIFICATION == ("data", "simulator", "ope", "rollouts", "champion", "fallback")
 
 
 @pytest.mark.parametrize(
-    ("validation", "passed", "detail"),
-    [
-        ({"passed": True, "reasons": []}, True, "all expectations hold"),
-        ({"passed": False, "reasons": ["too few", "too flat"]}, False, "too few; too flat"),
-    ],
+    ("reasons", "passed", "detail"),
+    [((), True, "all expectations hold"), (("too few", "too flat"), False, "too few; too flat")],
 )
-def test_data(validation: dict[str, Any], passed: bool, detail: str) -> None:
-    assert gates.data_gate(validation) == {"name": "data", "passed": passed, "detail": detail}
+def test_data(reasons: tuple[str, ...], passed: bool, detail: str) -> None:
+    assert found("data", evidence(data=reasons)) == Gate(name="data", passed=passed, detail=detail)
 
 
 @pytest.mark.parametrize(
     ("errors", "passed"),
     [
         # Allowed: 1.5 times the domain's error and a hundredth of the spread.
-        ({"T": _errors(0.16)}, True),
-        ({"T": _errors(0.1601)}, False),
-        ({"T": _errors(0.0, domain=0.0)}, True),
-        ({"T": _errors(0.02, domain=0.0)}, False),
-        ({"T": _errors(0.1), "c": _errors(0.3)}, False),
-        ({"c": _errors(0.3), "T": _errors(0.1)}, False),
-        ({"T": _errors(NAN)}, False),
-        ({"T": _errors(0.1, domain=NAN)}, False),
-        ({"T": _errors(0.1, spread=NAN)}, False),
+        ({"T": signal(0.16)}, True),
+        ({"T": signal(0.1601)}, False),
+        ({"T": signal(0.0, domain=0.0)}, True),
+        ({"T": signal(0.02, domain=0.0)}, False),
+        ({"T": signal(0.1), "c": signal(0.3)}, False),
+        ({"c": signal(0.3), "T": signal(0.1)}, False),
+        ({"T": signal(NAN)}, False),
+        ({"T": signal(0.1, domain=NAN)}, False),
+        ({"T": signal(0.1, spread=NAN)}, False),
         # A NaN is not hidden by a number beside it, whichever comes first.
-        ({"T": _errors(NAN), "c": _errors(0.1)}, False),
-        ({"c": _errors(0.1), "T": _errors(NAN)}, False),
-        ({"T": _errors(math.inf)}, False),
-        ({"T": _errors(math.inf, domain=math.inf)}, False),
+        ({"T": signal(NAN), "c": signal(0.1)}, False),
+        ({"c": signal(0.1), "T": signal(NAN)}, False),
+        ({"T": signal(math.inf)}, False),
+        ({"T": signal(math.inf, domain=math.inf)}, False),
         ({}, False),
     ],
 )
-def test_twin(errors: dict[str, dict[str, float]], passed: bool) -> None:
-    found = gates.twin_gate(errors)
-    assert (found["name"], found["passed"]) == ("twin", passed)
-    assert found["detail"]
+def test_simulator(errors: dict[str, SignalError], passed: bool) -> None:
+    gate = found("simulator", evidence(simulator=SimulatorErrors(signals=errors)))
+    assert gate.passed is passed
+    assert gate.detail
 
 
-def test_the_twin_gate_names_the_worst_signal() -> None:
-    assert "(T, " in gates.twin_gate({"c": _errors(0.1), "T": _errors(0.3)})["detail"]
+def test_the_simulator_gate_names_the_worst_signal() -> None:
+    errors = SimulatorErrors(signals={"c": signal(0.1), "T": signal(0.3)})
+    assert "(T, " in found("simulator", evidence(simulator=errors)).detail
 
 
-@pytest.mark.parametrize(
-    ("lower", "upper", "supported", "beat_plant", "passed"),
-    [
-        (0.1, 0.2, True, True, True),
-        (0.0, 0.2, True, True, False),
-        (-0.1, 0.2, True, True, False),
-        (0.1, 0.2, False, True, False),
-        (0.1, 0.2, False, False, False),
-        (-0.1, 0.2, True, False, True),
-        (NAN, 0.2, True, True, False),
-        (NAN, NAN, True, True, False),
-        (NAN, NAN, False, False, False),
-        # An estimate that is not a number is no estimate, even where no gain is asked for.
-        (NAN, NAN, True, False, False),
-    ],
-)
-def test_ope(lower: float, upper: float, supported: bool, beat_plant: bool, passed: bool) -> None:
-    evaluation = {"difference": _difference(lower, upper), "supported": supported}
-    found = gates.ope_gate(evaluation, reactor_run(gates={"beat_plant": beat_plant}))
-    assert (found["name"], found["passed"]) == ("ope", passed)
-    assert f"{lower:+.4g}" in found["detail"]
+TABLE = [
+    # lower, upper, beat_plant, passed
+    (0.1, 0.2, True, True),
+    (0.0, 0.2, True, False),
+    (-0.1, 0.2, True, False),
+    (-0.1, 0.2, False, True),
+    (NAN, 0.2, True, False),
+    (NAN, NAN, True, False),
+    # An estimate that is not a number is no estimate, even where no gain is asked for.
+    (NAN, NAN, False, False),
+]
+
+
+@pytest.mark.parametrize(("lower", "upper", "beat_plant", "passed"), TABLE)
+def test_ope_and_rollouts(lower: float, upper: float, beat_plant: bool, passed: bool) -> None:
+    numbers = evidence(ope=interval(lower, upper), rollouts=interval(lower, upper), beat_plant=beat_plant)
+    names: tuple[GateName, GateName] = ("ope", "rollouts")
+    for name in names:
+        gate = found(name, numbers)
+        assert gate.passed is passed, name
+        assert f"{lower:+.4g}" in gate.detail
+    assert found("ope", numbers.model_copy(update={"supported": False})).passed is False
 
 
 def test_the_ope_gate_says_what_it_did_not_ask_for() -> None:
-    evaluation = {"difference": _difference(-1.0, 1.0), "supported": True}
-    run = reactor_run(gates={"beat_plant": False})
-    assert "not required by gates.beat_plant" in gates.ope_gate(evaluation, run)["detail"]
-    assert "do not support" in gates.ope_gate({**evaluation, "supported": False}, run)["detail"]
+    numbers = evidence(ope=interval(-1.0, 1.0), beat_plant=False)
+    assert "not required by gates.beat_plant" in found("ope", numbers).detail
+    assert "do not support" in found("ope", numbers.model_copy(update={"supported": False})).detail
 
 
 @pytest.mark.parametrize(
@@ -105,66 +100,68 @@ def test_the_ope_gate_says_what_it_did_not_ask_for() -> None:
     [(0.1, 0.2, True), (-0.1, 0.1, True), (-0.1, 0.0, True), (-0.2, -0.1, False), (NAN, NAN, False)],
 )
 def test_champion(lower: float, upper: float, passed: bool) -> None:
-    found = gates.champion_gate({"champion_difference": _difference(lower, upper), "supported": True})
-    assert (found["name"], found["passed"]) == ("champion", passed)
+    assert found("champion", evidence(champion=interval(lower, upper))).passed is passed
+
+
+def test_without_a_comparable_champion_the_gate_says_why() -> None:
+    assert found("champion", evidence()).detail == "no trained champion to compare with"
+    other = found("champion", evidence(incomparable=True))
+    assert other == Gate(name="champion", passed=True, detail="not compared: the champion was made for other limits")
 
 
 def test_certificates() -> None:
     for passed in (True, False):
-        for name, gate in (("fallback", gates.fallback_gate), ("statistical", gates.statistical_gate)):
-            found = gate(_certificate(passed))
-            assert (found["name"], found["passed"]) == (name, passed)
-            assert found["detail"] == "2 violations in 5000 episodes, attempt 3, α = 0.0125"
-    left_out = gates.statistical_gate(None)
-    assert left_out["passed"] is None
-    assert "no error probability was spent" in left_out["detail"]
+        for name in ("fallback", "statistical"):
+            numbers = evidence(fallback=certificate(passed), certificate=certificate(passed))
+            gate = next(gate for gate in judge(numbers) if gate.name == name)
+            assert gate.passed is passed
+            assert gate.detail == "2 violations in 5000 episodes, attempt 3, α = 0.0125"
+    left_out = found("statistical", evidence(certificate=None))
+    assert left_out.passed is None
+    assert "no error probability was spent" in left_out.detail
 
 
 def test_servability() -> None:
-    served = {"passed": True, "reasons": [], "answers": 64, "latency_us": {"p99": 51.6}}
-    assert gates.servability_gate(served)["detail"] == "64 answers agree, p99 52 µs"
-    assert gates.servability_gate(served)["passed"] is True
-    slow = gates.servability_gate({**served, "passed": False, "reasons": ["too slow", "and wrong"]})
-    assert (slow["passed"], slow["detail"]) == (False, "too slow; and wrong")
-    assert gates.servability_gate(None)["passed"] is None
+    gate = found("servability", evidence())
+    assert (gate.passed, gate.detail) == (True, "64 answers agree, p99 52 µs")
+    slow = found("servability", evidence(servability=SERVED.model_copy(update={"reasons": ("too slow", "and wrong")})))
+    assert (slow.passed, slow.detail) == (False, "too slow; and wrong")
+    assert found("servability", evidence(servability=None)).passed is None
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "passed"),
-    [([True, True], True), ([True, False], False), ([True, None], False), ([None, None], False)],
+    ("changes", "may"),
+    [
+        ({"certificate": None, "servability": None}, True),
+        ({"data": ("too few",)}, False),
+        ({"fallback": certificate(False)}, False),
+        ({"champion": interval(-0.2, -0.1)}, False),
+    ],
 )
-def test_all_gates_have_to_pass(verdicts: list[bool | None], passed: bool) -> None:
-    assert gates.all_passed([gates.gate("a", verdict, "") for verdict in verdicts]) is passed
+def test_an_attempt_is_spent_only_where_every_earlier_gate_passed(
+    changes: dict[str, Certificate | None], may: bool
+) -> None:
+    assert may_certify(judge(evidence(**changes))) is may
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A dataset of eight hours of the reactor's log."""
-    folder = tmp_path_factory.mktemp("gates")
-    return reactor_dataset(Home(folder / "home"), folder, 0.05)
+def test_gates_that_follow_from_their_numbers_are_accepted() -> None:
+    numbers = evidence(ope=interval(-1.0, 1.0), certificate=None, servability=None)
+    gates = judge(numbers)
+    assert check_gates(gates, numbers, fallback=False) is None
+    assert check_gates(tuple(gate for gate in gates if gate.name == "fallback"), numbers, fallback=True) is None
 
 
-def test_the_twin_explains_logs_of_the_true_plant(reference: dict[str, Any], tmp_path: Path) -> None:
-    errors = gates.twin_errors(Home(tmp_path), reactor_run(), reference)
-    # The set point, which operators move, is left out.
-    assert set(errors) == {"concentration", "temperature", "coolant_temperature"}
-    assert all(found["logs"] < 0.25 * found["spread"] for found in errors.values())
-    assert gates.twin_gate(errors)["passed"] is True
-
-
-def test_the_twin_misses_logs_of_another_plant(reference: dict[str, Any], tmp_path: Path) -> None:
-    true = gates.twin_errors(Home(tmp_path / "home"), reactor_run(), reference)
-    hotter = altered(reference, tmp_path / "hotter", next_observations=lambda x: np.add(x, [0.0, 3.0, 0.0, 0.0]))
-    errors = gates.twin_errors(Home(tmp_path / "home"), reactor_run(), hotter)
-    assert errors["temperature"]["logs"] == pytest.approx(3.0, rel=0.1)
-    assert errors["temperature"]["domain"] == true["temperature"]["domain"]
-    assert errors["concentration"]["logs"] < 2 * true["concentration"]["logs"]
-    found = gates.twin_gate(errors)
-    assert found["passed"] is False
-    assert "(temperature, " in found["detail"]
-
-
-def test_logs_that_hold_a_nan_are_not_explained(reference: dict[str, Any], tmp_path: Path) -> None:
-    spoilt = altered(reference, tmp_path / "spoilt", next_observations=lambda x: x * [1.0, NAN, 1.0, 1.0])
-    errors = gates.twin_errors(Home(tmp_path / "home"), reactor_run(), spoilt)
-    assert gates.twin_gate(errors)["passed"] is False
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_missing_gate_and_a_contradicted_verdict_are_named(name: GateName) -> None:
+    numbers = evidence()
+    gates = judge(numbers)
+    fewer = tuple(gate for gate in gates if gate.name != name)
+    fault = check_gates(fewer, numbers, fallback=False)
+    assert fault is not None
+    assert fault.startswith(f"expected the gates {', '.join(REQUIRED)}, got ")
+    for verdict, word in ((False, "failed"), (None, "not run")):
+        turned = tuple(gate.model_copy(update={"passed": verdict}) if gate.name == name else gate for gate in gates)
+        fault = check_gates(turned, numbers, fallback=False)
+        assert fault == f"expected gate {name} to be passed by its numbers, got {word}"
+    assert check_gates((), numbers, fallback=False) is not None
+    assert check_gates(gates, numbers, fallback=True) is not None

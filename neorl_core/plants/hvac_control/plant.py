@@ -28,7 +28,7 @@ from neorl_core.types import AgentView, Constraint, Plant, PlantSpec, Space, Tim
 
 ZONES = ("east", "core", "west")
 SHARES = (0.35, 0.3, 0.35)
-"""Of the house: floor, capacity, losses, gains and cooling."""
+"""Share of each zone in the house's floor, capacity, losses, gains and cooling [1]."""
 SUBSTEPS = 2
 """RK4 steps in a quarter of an hour: within 3e-4 K of the exact answer to a step of full cooling."""
 COOLING = 12.0
@@ -78,29 +78,29 @@ class Params(NamedTuple):
     """Physical constants of the whole house, as identified where nothing else is said, and the weather."""
 
     air_capacity: float | Float[Array, ""] = 0.852
-    """kWh/K"""
+    """Heat capacity of the air [kWh/K]."""
     mass_capacity: float | Float[Array, ""] = 5.867
-    """kWh/K"""
+    """Heat capacity of the walls [kWh/K]."""
     air_loss: float | Float[Array, ""] = 0.112
-    """From air to outdoors [kW/K]."""
+    """Heat conductance from air to outdoors [kW/K]."""
     air_to_mass: float | Float[Array, ""] = 1.633
-    """kW/K"""
+    """Heat conductance from air to walls [kW/K]."""
     mass_loss: float | Float[Array, ""] = 0.362
-    """From walls to outdoors [kW/K]."""
+    """Heat conductance from walls to outdoors [kW/K]."""
     aperture: float | Float[Array, ""] = 1.0
-    """Of the sun [m²], assumed: see benchmarks/identify_hvac.py."""
+    """Area that lets the sun in [m²], assumed: see benchmarks/identify_hvac.py."""
     gain_scale: float | Float[Array, ""] = 1.0
     """Internal gains, relative to the mean day [1]."""
     doors: float | Float[Array, ""] = 0.1
-    """Between the core and each other zone [kW/K], assumed."""
+    """Heat conductance between the core and each other zone [kW/K], assumed."""
     swing: float | Float[Array, ""] = 0.6
     """How much of its share of the sun the east gets more in the morning, and the west in the evening [1], assumed."""
     carnot: float | Float[Array, ""] = 0.25
-    """Of the heat pump: performance relative to Carnot's [1], CityLearn's middle."""
+    """Performance of the heat pump relative to Carnot's [1], CityLearn's middle."""
     noise_sd: float | Float[Array, ""] = 0.0
     """Measurement noise of air temperatures [K]."""
     start_temperature: float | Float[Array, ""] = 23.5
-    """At midnight [°C]: the record's mean there."""
+    """Temperature at midnight [°C]: the record's mean there."""
     start_spread: float | Float[Array, ""] = 0.0
     """Half range of zones' temperatures at midnight [K]."""
     weather: WeatherParams = WeatherParams()
@@ -121,18 +121,20 @@ class Domain(NamedTuple):
     outdoor_sd: float = 1.908
     """K, as fitted."""
     clearness_sd: float = 0.166
-    """As fitted."""
+    """Standard deviation of the clearness, as fitted [1]."""
 
 
 class State(NamedTuple):
+    """The true state of the house and the weather."""
+
     step: Int[Array, ""]
     weather: Weather
     air: Float[Array, " 3"]
-    """°C"""
+    """Air temperature of each zone [°C]."""
     mass: Float[Array, " 3"]
-    """°C"""
+    """Wall temperature of each zone [°C]."""
     cooling: Float[Array, " 3"]
-    """In force during the last step [kW]."""
+    """Cooling in force during the last step [kW]."""
 
 
 NOMINAL = Params()
@@ -151,7 +153,14 @@ def derivative(
     heat: Float[Array, " 3"],
     params: Params,
 ) -> Float[Array, " 6"]:
-    """d(Ta, Tm)/dt [K/h] of the three zones, under an outdoor temperature [°C] and heat put into the air [kW]."""
+    """d(Ta, Tm)/dt [K/h] of the three zones, under an outdoor temperature [°C] and heat put into the air [kW].
+
+    Args:
+        y: (6,), temperatures of air and walls in three zones [°C].
+        outdoor: outdoor temperature [°C].
+        heat: (3,), heat put into each zone's air [kW].
+        params: constants of the plant.
+    """
     air, mass = y[:3], y[3:]
     share = jnp.asarray(SHARES, y.dtype)
     inward = params.air_to_mass * (mass - air)
@@ -166,6 +175,13 @@ def advance(
     y: Float[Array, " 6"], cooling: Float[Array, " 3"], hour: Float[Array, ""], now: Weather, params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 3"]]:
     """A quarter of an hour around an hour of the day, with the weather and cooling [kW] held.
+
+    Args:
+        y: (6,), temperatures of air and walls in three zones [°C].
+        cooling: (3,), cooling of each zone [kW].
+        hour: hour of the day [h].
+        now: weather of the step.
+        params: constants of the plant.
 
     Returns:
         (Ta, Tm) [°C] after it, and each zone's least margin [K] over its start and all substeps.
@@ -254,7 +270,14 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 13"]
 def operate(
     state: State, action: Float[Array, " 3"], now: Weather, params: Params
 ) -> tuple[State, Float[Array, " 3"], Float[Array, ""]]:
-    """A quarter of an hour of given weather under cooling [kW]: the state after it, the margins [K], the reward [$]."""
+    """A quarter of an hour of given weather under cooling [kW]: the state after it, the margins [K], the reward [$].
+
+    Args:
+        state: true state before the step.
+        action: (3,), cooling of each zone [kW].
+        now: weather of the step.
+        params: constants of the plant.
+    """
     cooling = clip_to(SPEC.action, action)
     hour = weather.middle(state.step + 1, action.dtype)
     y, margins = advance(jnp.concatenate([state.air, state.mass]), cooling, hour, now, params)
@@ -264,7 +287,14 @@ def operate(
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
-    """A quarter of an hour; a zone outside its limits is a violation but no end, and its discomfort is paid."""
+    """A quarter of an hour; a zone outside its limits is a violation but no end, and its discomfort is paid.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (3,), cooling of each zone [kW].
+        params: constants of the plant.
+    """
     draw = jax.random.normal(key, (5,), action.dtype)
     now = weather.follow(state.weather, state.step + 1, draw[:2], params.weather)
     following, margins, reward = operate(state, action, now, params)
@@ -280,7 +310,13 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
 def predict(
     observation: Float[Array, " 13"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 13"], Float[Array, " 3"]]:
-    """The next observation with the weather on its expected course, and the least margins [K] on the way."""
+    """The next observation with the weather on its expected course, and the least margins [K] on the way.
+
+    Args:
+        observation: (13,), the observation, in its space's units.
+        action: (3,), cooling of each zone [kW].
+        params: constants of the plant.
+    """
     hour, *sky = observation[:4]
     air, mass, cooling = jnp.split(observation[4:], 3)
     state = State(jnp.round(hour / DT).astype(jnp.int32), Weather(*sky), air, mass, cooling)
@@ -302,7 +338,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 13"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 13"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 13"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward [$] of logged rows, from measured temperatures and the cooling that was in force."""
+    """The plant's reward [$] of logged rows, from measured temperatures and the cooling that was in force.
+
+    Args:
+        observation: (..., 13), the observation, in its space's units.
+        action: (..., 3), cooling of each zone [kW].
+        next_observation: (..., 13), what was observed a step later.
+    """
     hour, outdoor = next_observation[..., 0], next_observation[..., 1]
     return reward_of(hour, outdoor, next_observation[..., 4:7], next_observation[..., 10:13], NOMINAL)
 

@@ -11,7 +11,7 @@ from neorl_core.plants.base import AnyArray
 from neorl_core.types import Controller
 
 DT = 0.25
-"""h"""
+"""Length of a control step [h]."""
 AIR = slice(4, 7)
 """Zones' temperatures in the observation."""
 COMFORT_LOW, COMFORT_HIGH, AWAY_HIGH = 21.0, 25.0, 27.0
@@ -31,7 +31,7 @@ class ThermostatParams(NamedTuple):
     """Gains of each zone's PI controller, and its timetable."""
 
     kp: float | Float[Array, ""] = 1.5
-    """kW/K"""
+    """Proportional gain [kW/K]."""
     ki: float | Float[Array, ""] = 1.0
     """kW/(K h)"""
     below: float | Float[Array, ""] = 0.4
@@ -41,8 +41,10 @@ class ThermostatParams(NamedTuple):
 
 
 class ThermostatState(NamedTuple):
+    """What the thermostats remember of the step before."""
+
     error: Float[Array, " 3"]
-    """Of each zone, one step ago [K]."""
+    """Control error of each zone in the step before [K]."""
 
 
 def setpoint(hour: Float[Array, ""], params: ThermostatParams) -> Float[Array, ""]:

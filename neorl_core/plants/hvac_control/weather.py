@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from neorl_core.plants.base import AnyArray
 
 DT = 0.25
-"""h"""
+"""Length of a step [h]."""
 HORIZON = 96
 LATITUDE, DECLINATION, NOON = 0.5283, 0.3927, 12.52
 """Austin in June: radians, radians, and the hour of standard time at which the sun is highest."""
@@ -27,25 +27,25 @@ class WeatherParams(NamedTuple):
     """The daily wave of outdoor temperature and what wanders around it and around the clear sky."""
 
     mean: float | Float[Array, ""] = 29.588
-    """°C"""
+    """Mean outdoor temperature [°C]."""
     cosine: float | Float[Array, ""] = -4.594
-    """K, of the wave with one period a day, from midnight."""
+    """Cosine term of the daily course, from midnight [K]."""
     sine: float | Float[Array, ""] = -4.058
-    """K"""
+    """Sine term of the daily course [K]."""
     cosine_half: float | Float[Array, ""] = 0.729
-    """K, with two periods a day."""
+    """Cosine term of the half-daily course [K]."""
     sine_half: float | Float[Array, ""] = 0.627
-    """K"""
+    """Sine term of the half-daily course [K]."""
     outdoor_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the temperature's slow deviation [K]."""
     outdoor_time_constant: float | Float[Array, ""] = 28.1
-    """Its time constant [h]."""
+    """The deviation's time constant [h]."""
     clearness_mean: float | Float[Array, ""] = 0.779
     """Part of the clear sky's irradiance that arrives [1]."""
     clearness_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of its slow deviation [1]."""
     clearness_time_constant: float | Float[Array, ""] = 18.1
-    """Its time constant [h]."""
+    """The deviation's time constant [h]."""
     recorded: Float[AnyArray, "T 2"] | None = None
     """Outdoor temperature [°C] and global horizontal irradiance [kW/m²] in each quarter of an hour from midnight on, if
     a record is to be followed instead; after its end the last row holds."""
@@ -55,11 +55,11 @@ class Weather(NamedTuple):
     """The weather of one interval."""
 
     outdoor: Float[Array, ""]
-    """°C"""
+    """Outdoor temperature [°C]."""
     irradiance: Float[Array, ""]
     """Global horizontal [kW/m²]."""
     clearness: Float[Array, ""]
-    """Of the sky, also by night [1]."""
+    """Clearness of the sky, also by night [1]."""
 
 
 def sun(hour: Float[AnyArray, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
@@ -125,6 +125,13 @@ def begin(draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
 def sample_weather(
     key: Array, params: WeatherParams, mean_spread: float | Float[Array, ""], sd: Float[Array, " 2"]
 ) -> WeatherParams:
-    """Weather with its mean moved uniformly by up to `mean_spread` [K] and these standard deviations."""
+    """Weather with its mean moved uniformly by up to `mean_spread` [K] and these standard deviations.
+
+    Args:
+        key: randomness of all draws.
+        params: constants of the weather.
+        mean_spread: half range of the mean temperature [K].
+        sd: (2,), standard deviations of temperature [K] and sky [1].
+    """
     moved = mean_spread * jax.random.uniform(key, minval=-1.0, maxval=1.0)
     return params._replace(mean=params.mean + moved, outdoor_sd=sd[0], clearness_sd=sd[1])

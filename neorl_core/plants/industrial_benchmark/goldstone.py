@@ -47,6 +47,8 @@ _OPTIMA = np.maximum(np.abs(_SINES), REACH)
 
 
 class Automaton(NamedTuple):
+    """State of the automaton that the shift must follow."""
+
     facing: Float[Array, ""]
     """The side of the last radius outside the safe zone, ±1."""
     response: Float[Array, ""]

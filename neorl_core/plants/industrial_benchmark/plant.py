@@ -96,6 +96,8 @@ class Noise(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state, most of which is hidden."""
+
     steering: Float[Array, " 3"]
     """Velocity, gain, shift, each 0 to 100."""
     costs: Float[Array, " 10"]
@@ -152,7 +154,13 @@ def move(steering: Float[Array, " 3"], action: Float[Array, " 3"]) -> Float[Arra
 
 
 def draw_noise(key: PRNGKeyArray, size: float | Float[Array, ""], dtype: Any) -> Noise:
-    """A step's noise, scaled by `size`; chances are not, since they only say when."""
+    """A step's noise, scaled by `size`; chances are not, since they only say when.
+
+    Args:
+        key: randomness of the step.
+        size: factor of the noise [1].
+        dtype: precision of the numbers.
+    """
     uniform = jax.random.uniform(key, (6,), dtype)
     normal = jax.random.normal(jax.random.fold_in(key, 1), (2,), dtype)
     exponential = -0.1 * jnp.log1p(-uniform[:2])
@@ -236,7 +244,14 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
-    """One step under three moves within ±1, clipped; it never terminates."""
+    """One step under three moves within ±1, clipped; it never terminates.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (3,), moves of velocity, gain and shift between -1 and 1.
+        params: constants of the plant.
+    """
     following = advance(state, action, draw_noise(key, params.noise, action.dtype), params)
     return following, Timestep(
         observation=_observe(following, params.setpoint),
@@ -257,6 +272,11 @@ def predict(
     the consumption best, on its outward way; the gauges at rest and no jumps, so that fatigue is its least,
     fb/3. After one noise-free step from rest that is the truth; while velocity or gain move, consumption is predicted
     too early, and a runaway of fatigue is not foreseen at all. The set point is the observed one, not that of `params`.
+
+    Args:
+        observation: (6,), the observation, in its space's units.
+        action: (3,), moves of velocity, gain and shift between -1 and 1.
+        params: constants of the plant.
     """
     setpoint, steering, consumption = observation[0], observation[1:4], observation[5]
     costs = jnp.full(10, operational_cost(steering, setpoint))
@@ -287,7 +307,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*
 def logged_reward(
     observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 6"]
 ) -> Float[Array, "*n"]:
-    """The benchmark's reward of logged rows, −(3f + c) after the step."""
+    """The benchmark's reward of logged rows, −(3f + c) after the step.
+
+    Args:
+        observation: (..., 6), the observation, in its space's units.
+        action: (..., 3), moves of velocity, gain and shift between -1 and 1.
+        next_observation: (..., 6), what was observed a step later.
+    """
     return reward_of(next_observation[..., 4], next_observation[..., 5])
 
 

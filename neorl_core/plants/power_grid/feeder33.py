@@ -73,9 +73,9 @@ RESISTANCE: Float[np.ndarray, " 37"] = np.array([line[2] for line in _LINES]) * 
 """Per unit."""
 REACTANCE: Float[np.ndarray, " 37"] = np.array([line[3] for line in _LINES]) * BASE_MVA / BASE_KV**2
 ACTIVE_LOAD: Float[np.ndarray, " 32"] = np.array([load[0] for load in _LOADS]) / 1000.0
-"""MW at buses 1 to 32, the paper's (peak) values."""
+"""Active load at buses 1 to 32 [MW], the paper's (peak) values."""
 REACTIVE_LOAD: Float[np.ndarray, " 32"] = np.array([load[1] for load in _LOADS]) / 1000.0
-"""Mvar."""
+"""Reactive load at buses 1 to 32 [Mvar]."""
 
 
 def _path_of_the_closed_lines() -> Float[np.ndarray, "37 32"]:
@@ -91,7 +91,7 @@ def _path_of_the_closed_lines() -> Float[np.ndarray, "37 32"]:
 
 
 def _loops() -> Float[np.ndarray, "5 37"]:
-    """Of each tie, the loop that it closes: ±1 where a line runs with or against the tie."""
+    """The loop that each tie closes: ±1 where a line runs with or against the tie."""
     path = np.hstack([np.zeros((LINES, 1)), BASE_PATH])
     loops = np.zeros((TIES, LINES))
     for row, tie in enumerate(range(LINES - TIES, LINES)):

@@ -76,7 +76,7 @@ SPEC = PlantSpec(
 LIMIT = SPEC.constraints[0]
 
 ITERATIONS = 10
-"""Of the power flow: within 1e-10 pu of its fixed point at the paper's full load."""
+"""Iterations of the power flow: within 1e-10 pu of its fixed point at the paper's full load."""
 FLOW_STEPS, FLOW_RATE = 5, 0.015
 """Gradient steps of the optimal flow per control step, and their size [Mvar²/$]."""
 VOLTAGE_BUFFER, VOLTAGE_WEIGHT = 0.025, 4e3
@@ -93,19 +93,19 @@ class Params(NamedTuple):
     impedance_scale: float | Float[Array, ""] = 1.0
     """Lines' impedance relative to the paper's [1]."""
     source_voltage: float | Float[Array, ""] = 1.02
-    """At the substation [pu], where a tap changer holds it; the paper's 1.0 leaves its far buses below any standard."""
+    """Voltage at the substation [pu], held by a tap changer; the paper's 1.0 leaves far buses below any standard."""
     efficiency: float | Float[Array, ""] = units.EFFICIENCY
-    """Of a battery's charging, and again of its discharging [1]."""
+    """Efficiency of a battery's charging, and again of its discharging [1]."""
     load_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the load's slow relative deviation from the daily curve [1]."""
     load_time_constant: float | Float[Array, ""] = 3.0
-    """Its time constant [h]."""
+    """The deviation's time constant [h]."""
     clearness_mean: float | Float[Array, ""] = 0.7
     """Part of the clear sky's irradiance that arrives [1]."""
     clearness_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of its slow deviation [1]."""
     clearness_time_constant: float | Float[Array, ""] = 1.5
-    """Its time constant [h]."""
+    """The deviation's time constant [h]."""
     start_energy_spread: float | Float[Array, ""] = 0.0
     """Half range of what batteries hold at midnight, around one half [1]."""
     topologies: float | Float[Array, ""] = 1.0
@@ -129,14 +129,16 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
+    """The true state of the day, the feeder and the batteries."""
+
     step: Int[Array, ""]
     load_level: Float[Array, ""]
-    """Of the paper's loads [1]."""
+    """Load level, as a share of the paper's loads [1]."""
     clearness: Float[Array, ""]
     energy: Float[Array, " 2"]
     """MWh in each battery."""
     positions: Int[Array, " 5"]
-    """Of each loop, which of its lines is open."""
+    """Which line of each loop is open."""
 
 
 NOMINAL = Params()
@@ -149,7 +151,15 @@ def flow(
     positions: Int[Array, " 5"],
     params: Params,
 ) -> Flow:
-    """The power flow under a load level [1] with the units feeding in active [MW] and reactive [Mvar] power."""
+    """The power flow under a load level [1] with the units feeding in active [MW] and reactive [Mvar] power.
+
+    Args:
+        level: load, as a share of the paper's [1].
+        active: (6,), fed in by each unit [MW].
+        reactive: (6,), fed in by each unit [Mvar].
+        positions: (5,), which line of each loop is open.
+        params: constants of the plant.
+    """
     dtype = active.dtype
     where = jnp.asarray(units.UNIT_BUSES)
     load = level * jnp.asarray(params.bus_load, dtype)
@@ -188,6 +198,13 @@ def operate(
     state: State, action: Float[Array, " 17"], load_level: Float[Array, ""], clearness: Float[Array, ""], params: Params
 ) -> tuple[State, Flow, Float[Array, ""]]:
     """A quarter of an hour under an action, with the load and the sky that it ends with.
+
+    Args:
+        state: true state before the step.
+        action: (17,), powers [MW, Mvar] and switch positions.
+        load_level: load at the end of the step, as a share of the paper's [1].
+        clearness: clearness of the sky at the end of the step [1].
+        params: constants of the plant.
 
     Returns:
         The state after it, its power flow, and the reward [$].
@@ -266,7 +283,14 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 19"]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 17"], params: Params) -> tuple[State, Timestep]:
-    """A quarter of an hour; a collapse of the voltage is a violation but no end, and its loss is paid."""
+    """A quarter of an hour; a collapse of the voltage is a violation but no end, and its loss is paid.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (17,), powers [MW, Mvar] and switch positions.
+        params: constants of the plant.
+    """
     load_level, clearness = drift(state, jax.random.normal(key, (2,), action.dtype), params)
     following, found, reward = operate(state, action, load_level, clearness, params)
     observation = _observe(following, found)
@@ -289,7 +313,13 @@ def state_of(observation: Float[Array, " 19"]) -> State:
 def predict(
     observation: Float[Array, " 19"], action: Float[Array, " 17"], params: Params
 ) -> tuple[Float[Array, " 19"], Float[Array, " 1"]]:
-    """The next observation with load and sky on their expected course, and the margin [pu] then."""
+    """The next observation with load and sky on their expected course, and the margin [pu] then.
+
+    Args:
+        observation: (19,), the observation, in its space's units.
+        action: (17,), powers [MW, Mvar] and switch positions.
+        params: constants of the plant.
+    """
     state = state_of(observation)
     load_level, clearness = drift(state, jnp.zeros(2, observation.dtype), params)
     following, found, _ = operate(state, action, load_level, clearness, params)
@@ -311,7 +341,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 19"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 19"], action: Float[AnyArray, "*n 17"], next_observation: Float[AnyArray, "*n 19"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward [$] of logged rows, with the batteries' nominal efficiency."""
+    """The plant's reward [$] of logged rows, with the batteries' nominal efficiency.
+
+    Args:
+        observation: (..., 19), the observation, in its space's units.
+        action: (..., 17), powers [MW, Mvar] and switch positions.
+        next_observation: (..., 19), what was observed a step later.
+    """
     hour, clearness, loss = (next_observation[..., k] for k in (0, 2, 18))
     withheld = jnp.minimum(action[..., : units.SOLAR], units.available(hour, clearness)[..., None])
     power = units.battery_power(

@@ -29,7 +29,7 @@ class Flow(NamedTuple):
     voltage: Float[Array, "32 2"]
     """Real and imaginary parts; the substation's has no imaginary part."""
     current: Float[Array, "37 2"]
-    """From a line's first bus to its second."""
+    """Current of each line, from its first bus to its second [pu]."""
     loss: Float[Array, ""]
     """Σ r |J|², active."""
 
@@ -81,7 +81,7 @@ def solve(
         active: net active power drawn at buses 1 to 32, per unit (MW); feeding in is negative.
         reactive: net reactive power drawn, per unit (Mvar).
         impedance: resistance and reactance of all lines, per unit.
-        iterations: of the fixed point. Its error shrinks about tenfold in each where voltages are above 0.9.
+        iterations: iterations of the fixed point; its error shrinks about tenfold in each where voltages are above 0.9.
         source: voltage of the substation, per unit.
 
     Returns:

@@ -17,7 +17,7 @@ HORIZON = 96
 
 SOLAR_BUSES = (18, 22, 25, 33)
 BATTERY_BUSES = (14, 31)
-"""In the paper's count, the substation being bus 1."""
+"""Buses as the paper counts them, the substation being bus 1."""
 UNITS = tuple(f"solar_{bus}" for bus in SOLAR_BUSES) + tuple(f"battery_{bus}" for bus in BATTERY_BUSES)
 UNIT_BUSES = tuple(bus - 2 for bus in SOLAR_BUSES + BATTERY_BUSES)
 """Rows of the feeder's arrays."""
@@ -28,11 +28,11 @@ BATTERY_MW = 0.5
 BATTERY_MVA = 0.6
 BATTERY_MWH = 2.0
 EFFICIENCY = 0.95
-"""Of charging, and again of discharging: the nominal value."""
+"""Nominal efficiency of charging, and again of discharging [1]."""
 RATING = (SOLAR_MVA,) * SOLAR + (BATTERY_MVA,) * BATTERIES
 
 LATITUDE, DECLINATION = 0.59, 0.35
-"""Radians: the sun over 34 degrees north in late May."""
+"""Radians: of the sun over 34 degrees north in late May."""
 # Percent of the daily peak at the full hours 0 to 24; the table's first hour ends at 1.
 DAILY_LOAD = (
     *(72, 64, 60, 58, 56, 56, 58, 64, 76, 87, 95, 99, 100),
@@ -41,7 +41,7 @@ DAILY_LOAD = (
 # $/MWh, by the hour in which an interval ends: a flat tariff with a dear evening and a cheap night.
 NIGHT_PRICE, DAY_PRICE, EVENING_PRICE = 60.0, 100.0, 200.0
 STORED_VALUE = 100.0
-"""$/MWh in a battery, so that emptying it before the day ends is no profit."""
+"""Worth of energy in a battery [$/MWh], so that emptying it before the day ends is no profit."""
 WEAR = 10.0
 """$/MWh that a battery gives or takes."""
 SWITCHING_COST = 2.0
@@ -50,7 +50,7 @@ SWITCHING_COST = 2.0
 STARTS = tuple(feeder.positions_of(lines) for lines in ((32, 33, 34, 35, 36), (6, 13, 8, 31, 36), (6, 13, 9, 31, 27)))
 """Topologies that a day may begin with: the paper's first, its best (139.55 kW at full load), and one near that."""
 BEST_START = 2
-"""Of these, what loses least over a day with sun and batteries."""
+"""The one of `STARTS` that loses least over a day with sun and batteries."""
 
 
 def hour_of(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
@@ -65,7 +65,7 @@ def daily_load(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
 
 
 def price(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """$/MWh in the interval that ends at this hour."""
+    """Price of energy [$/MWh] in the interval that ends at this hour."""
     hour = jnp.asarray(hour)
     night = jnp.where((hour > 7.0) & (hour <= 23.0), DAY_PRICE, NIGHT_PRICE)
     return jnp.where((hour > 17.0) & (hour <= 21.0), EVENING_PRICE, night).astype(hour.dtype)
@@ -87,7 +87,13 @@ def available(hour: Float[AnyArray, "*n"], clearness: Float[AnyArray, "*n"]) -> 
 def battery_power(
     energy: Float[AnyArray, "*n 2"], command: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
 ) -> Float[Array, "*n 2"]:
-    """What batteries really give (+) or take (−) during a step [MW], as what they hold [MWh] allows."""
+    """What batteries really give (+) or take (−) during a step [MW], as what they hold [MWh] allows.
+
+    Args:
+        energy: (..., 2), what each battery holds [MWh].
+        command: (..., 2), power asked for [MW].
+        efficiency: efficiency of charging, and again of discharging [1].
+    """
     most = jnp.asarray(energy) * efficiency / DT
     least = -(BATTERY_MWH - jnp.asarray(energy)) / (efficiency * DT)
     return jnp.clip(command, least, most)
@@ -96,7 +102,13 @@ def battery_power(
 def charge(
     energy: Float[AnyArray, "*n 2"], power: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
 ) -> Float[Array, "*n 2"]:
-    """E⁺ = E − dt (max(P, 0)/η + η min(P, 0)) [MWh]."""
+    """E⁺ = E − dt (max(P, 0)/η + η min(P, 0)) [MWh].
+
+    Args:
+        energy: (..., 2), what each battery holds [MWh].
+        power: (..., 2), power given [MW].
+        efficiency: efficiency of charging, and again of discharging [1].
+    """
     change = jnp.maximum(power, 0.0) / efficiency + efficiency * jnp.minimum(power, 0.0)
     # The bounds are those of `battery_power`, but for rounding.
     return jnp.clip(energy - DT * change, 0.0, BATTERY_MWH)

@@ -27,13 +27,13 @@ class Params(NamedTuple):
     half_width: float | Float[Array, ""] = 0.010
     """r, of the peg [m]."""
     length: float | Float[Array, ""] = 0.08
-    """Of the peg [m]."""
+    """Length of the peg [m]."""
     clearance: float | Float[Array, ""] = 0.00015
     """Between peg and hole on each side [m]: a clearance ratio of 0.015."""
     depth: float | Float[Array, ""] = 0.03
-    """Of the hole [m]."""
+    """Depth of the hole [m]."""
     friction: float | Float[Array, ""] = 0.2
-    """μ"""
+    """Coefficient of friction μ [1]."""
     slip_speed: float | Float[Array, ""] = 1e-3
     """vs [m/s], over which friction sets in."""
     contact_stiffness: float | Float[Array, ""] = 1e5
@@ -53,7 +53,7 @@ class Params(NamedTuple):
     tilt_spread: float | Float[Array, ""] = 0.0
     """Half range of the error of its tilt [rad]."""
     force_noise: float | Float[Array, ""] = 0.0
-    """Of the wrist's sensor [N]; a hundredth of it in N m."""
+    """Standard deviation of the wrist sensor's noise [N]; a hundredth of it in N m."""
 
 
 def axes(angle: Float[Array, ""]) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
@@ -73,24 +73,36 @@ def centre_of(tip: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
 
 
 def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity: Float[Array, " 3"]) -> Any:
-    """Velocity of the peg at points [m/s]."""
+    """Velocity of the peg at points [m/s].
+
+    Args:
+        point: (..., 2), positions [m].
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+    """
     arm = point - jnp.broadcast_to(pose[:2], point.shape)
     turning = velocity[2] * jnp.stack([-arm[..., 1], arm[..., 0]], axis=-1)
     return jnp.broadcast_to(velocity[:2], point.shape) + turning
 
 
 class Contacts(NamedTuple):
-    """Of the peg's corners (-, +) and the hole's edges (-, +)."""
+    """Where the peg's corners (-, +) and the hole's edges (-, +) touch, and how hard."""
 
     point: Float[Array, "4 2"]
     depth: Float[Array, " 4"]
     """Penetration [m], 0 where there is none."""
     force: Float[Array, "4 2"]
-    """On the peg [N]."""
+    """Forces on the peg [N]."""
 
 
 def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) -> Contacts:
-    """Where peg and block touch, and how hard. A point inside leaves by the nearer face."""
+    """Where peg and block touch, and how hard. A point inside leaves by the nearer face.
+
+    Args:
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        p: constants of peg, hole and robot.
+    """
     across, up = axes(pose[2])
     tip = tip_of(pose, p)[:2]
     sides = jnp.array([-1.0, 1.0], pose.dtype)
@@ -127,13 +139,26 @@ def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) 
 def wrench_about(
     point: Float[Array, " 2"], where: Float[Array, "n 2"], force: Float[Array, "n 2"]
 ) -> Float[Array, " 3"]:
-    """Sum of forces [N] and of their moments [N m] about a point."""
+    """Sum of forces [N] and of their moments [N m] about a point.
+
+    Args:
+        point: (2,), positions [m].
+        where: (n, 2), points at which the forces act [m].
+        force: (n, 2), forces [N].
+    """
     arm = where - point[None]
     return jnp.append(jnp.sum(force, axis=0), jnp.sum(arm[:, 0] * force[:, 1] - arm[:, 1] * force[:, 0]))
 
 
 def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params) -> Any:
-    """The impedance controller's force and moment about the centre of mass, for a set point of the tip at rest."""
+    """The impedance controller's force and moment about the centre of mass, for a set point of the tip at rest.
+
+    Args:
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
+        p: constants of peg, hole and robot.
+    """
     tip = tip_of(pose, p)
     stiffness = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.stiffness, p.stiffness, p.turning_stiffness)])
     damping = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.damping, p.damping, p.turning_damping)])
@@ -145,7 +170,15 @@ def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float
 def accelerated(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], wrench: Float[Array, " 3"], h: float, p: Params
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
-    """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v; `wrench` is about the centre of mass."""
+    """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v; `wrench` is about the centre of mass.
+
+    Args:
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        wrench: (3,), forces [N] and moment [N m].
+        h: length of a substep [s].
+        p: constants of peg, hole and robot.
+    """
     inertia = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.mass, p.mass, p.inertia)])
     velocity = velocity + h * wrench / inertia
     return pose + h * velocity, velocity
@@ -161,6 +194,15 @@ def advance(
     p: Params,
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"], Float[Array, "n 3"]]:
     """Some time under a set point of the tip (in the hole's frame) and a further wrench about the tip.
+
+    Args:
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
+        external: (3,), further wrench about the tip [N, N, N m].
+        seconds: duration [s].
+        substeps: integration steps.
+        p: constants of peg, hole and robot.
 
     Returns:
         Pose and velocity at the end, and the contacts' wrench about the tip [N, N, N m] in each substep.
@@ -182,7 +224,14 @@ def advance(
 def energy(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params
 ) -> Float[Array, ""]:
-    """Kinetic energy and that of the springs of contacts and impedance [J]."""
+    """Kinetic energy and that of the springs of contacts and impedance [J].
+
+    Args:
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
+        p: constants of peg, hole and robot.
+    """
     depth = contacts(pose, velocity, p).depth
     strain = setpoint - tip_of(pose, p)
     kinetic = p.mass * jnp.sum(velocity[:2] ** 2) + p.inertia * velocity[2] ** 2

@@ -75,10 +75,10 @@ class State(NamedTuple):
     """The true state, in the hole's frame: x across, z up from the block's face, angles counter-clockwise."""
 
     pose: Float[Array, " 3"]
-    """Of the centre of mass: x, z [m], angle [rad]."""
+    """Pose of the centre of mass: x, z [m], angle [rad]."""
     velocity: Float[Array, " 3"]
     setpoint: Float[Array, " 3"]
-    """Of the tip's centre, as the robot sees it: off as its measurements are."""
+    """Set point of the tip's centre, as the robot sees it: off as its measurements are."""
     error: Float[Array, " 3"]
     """What is seen less what is: (x [m], 0, angle [rad])."""
     step: Int[Array, ""]
@@ -116,7 +116,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]]:
-    """At rest 3 to 6 mm above the block, where the robot believes the hole to be, within 0.5 mm and 0.3 degrees."""
+    """The tip at rest 3 to 6 mm above the block, within 0.5 mm and 0.3 degrees of where the robot believes the hole."""
     drawn = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
     error = jnp.stack([params.offset_spread * drawn[0], jnp.zeros_like(drawn[0]), params.tilt_spread * drawn[1]])
     seen = jnp.stack([0.0005 * drawn[2], 0.0045 + 0.0015 * drawn[3], 0.3 * DEGREE * drawn[4]])
@@ -129,8 +129,8 @@ def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[A
     """1 + z / depth, what is left of the way as a share of the hole's depth, and 0.1 (f / limit)².
 
     Args:
-        height: of the tip over the block's face [mm].
-        force: of the contacts [N].
+        height: height of the tip over the block's face [mm].
+        force: force of the contacts [N].
     """
     depth = NOMINAL.depth * MILLI
     left = jnp.maximum(depth + height, 0.0) / depth
@@ -141,6 +141,12 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
     """20 ms after the set point has moved by an action [mm, mm, degrees], clipped.
 
     A contact force beyond its limit trips the protective stop, which ends the episode.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (3,), move of the set point [mm, mm, degrees].
+        params: constants of the plant.
     """
     setpoint = state.setpoint + in_si(clip_to(SPEC.action, action))
     target = setpoint - state.error
@@ -168,6 +174,11 @@ def predict(
 
     Untouched, the tip moves as the impedance has it, and would meet the block with |v| √(k m). Touched, it is taken as
     held where it is, which bears all of what the set point moves.
+
+    Args:
+        observation: (12,), the observation, in its space's units.
+        action: (3,), move of the set point [mm, mm, degrees].
+        params: constants of the plant.
     """
     moves = clip_to(SPEC.action, action)
     setpoint = observation[9:12] + moves
@@ -210,7 +221,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 12"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 12"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 12"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward of logged rows; a trip is known by the force at the end of the step only."""
+    """The plant's reward of logged rows; a trip is known by the force at the end of the step only.
+
+    Args:
+        observation: (..., 12), the observation, in its space's units.
+        action: (..., 3), move of the set point [mm, mm, degrees].
+        next_observation: (..., 12), what was observed a step later.
+    """
     force = jnp.hypot(next_observation[..., 6], next_observation[..., 7])
     return -cost(next_observation[..., 1], force) - jnp.where(force > FORCE_LIMIT, TRIP_COST, 0.0)
 
@@ -239,6 +256,8 @@ class InsertionParams(NamedTuple):
 
 
 class InsertionState(NamedTuple):
+    """What the insertion has found out so far."""
+
     touched: Bool[Array, ""]
     """Whether the block has been met."""
     face: Float[Array, ""]
@@ -246,7 +265,7 @@ class InsertionState(NamedTuple):
     middle: Float[Array, ""]
     """Set point across at that moment [mm]."""
     direction: Float[Array, ""]
-    """Of the sweep, ±1."""
+    """Direction of the sweep, ±1."""
     width: Float[Array, ""]
     """Half width of the sweep [mm]."""
 

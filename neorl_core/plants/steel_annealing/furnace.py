@@ -24,6 +24,10 @@ PER_ZONE = 4
 SECTIONS = ZONES * PER_ZONE
 SECTION = 2.0
 """Length of a section [m]."""
+CELLS = 8
+"""Volumes across half the thickness."""
+SECONDS = 60.0
+"""Seconds of a control step, which is a minute."""
 STEFAN_BOLTZMANN = 5.670374419e-8
 CELSIUS = 273.15
 
@@ -38,11 +42,11 @@ class Params(NamedTuple):
     heat_capacity: float | Float[Array, ""] = 650.0
     """c [J/(kg K)]."""
     emissivity: float | Float[Array, ""] = 0.7
-    """ε, of the exchange between zone and plate."""
+    """ε: emissivity of the exchange between zone and plate."""
     convection: float | Float[Array, ""] = 20.0
     """h [W/(m² K)]."""
     width: float | Float[Array, ""] = 2.0
-    """Of the plate [m]."""
+    """Width of the plate [m]."""
     zone_capacity: float | Float[Array, ""] = 6.0
     """C [MJ/K]."""
     zone_loss: float | Float[Array, ""] = 0.4
@@ -52,28 +56,28 @@ class Params(NamedTuple):
     ambient: float | Float[Array, ""] = 20.0
     """Ta, and the temperature of entering steel [°C]."""
     speed: float | Float[Array, ""] = 1.2
-    """Of the line at a thickness of 30 mm [m/min]; it is paced inversely to the mean thickness in the furnace."""
+    """Speed of the line at a thickness of 30 mm [m/min]; it is inverse to the mean thickness in the furnace."""
     speed_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the speed's relative deviation."""
     speed_time_constant: float | Float[Array, ""] = 10.0
-    """Its time constant [min]."""
+    """Time constant of the speed's deviation [min]."""
     noise_sd: float | Float[Array, ""] = 0.0
-    """Of thermocouples and pyrometers [K]."""
+    """Standard deviation of the noise of thermocouples and pyrometers [K]."""
     thickness_low: float | Float[Array, ""] = 20.0
-    """Of products [mm]."""
+    """Least thickness of products [mm]."""
     thickness_high: float | Float[Array, ""] = 40.0
     target_low: float | Float[Array, ""] = 850.0
-    """Exit temperatures of products [°C]."""
+    """Least exit temperature wanted of products [°C]."""
     target_high: float | Float[Array, ""] = 890.0
 
 
 class Furnace(NamedTuple):
-    """What physics moves."""
+    """Temperatures of steel and zones."""
 
     steel: Float[Array, "S M"]
     """Temperatures of the volumes of each section [K], from the surface to the middle."""
     zones: Float[Array, " Z"]
-    """[K]"""
+    """Temperatures of the zones [K]."""
 
 
 @cache
@@ -131,11 +135,11 @@ class Passage(NamedTuple):
     """What happened in the substeps of an advance, along axis 0."""
 
     surface: Float[Array, "n S"]
-    """[K]"""
+    """Temperature of the surface [K]."""
     middle: Float[Array, "n S"]
     """Temperature of the innermost volume [K]."""
     zones: Float[Array, "n Z"]
-    """[K]"""
+    """Temperatures of the zones [K]."""
     absorbed: Float[Array, " n"]
     """Heat into the steel [MJ]."""
     supplied: Float[Array, " n"]
@@ -155,8 +159,8 @@ def advance(
 
     Args:
         furnace: temperatures [K].
-        thickness: of the sections [mm].
-        power: of the zones' burners [MW].
+        thickness: thickness of the sections [mm].
+        power: powers of the zones' burners [MW].
         share: overlap of sections and zones.
         seconds: how long.
         substeps: midpoint steps.
@@ -207,7 +211,58 @@ def advance(
 def stored_heat(
     furnace: Furnace, thickness: Float[Array, " S"], p: Params
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Heat [MJ] in the steel and in the zones, above 0 K."""
+    """Heat [MJ] in the steel and in the zones, above 0 K.
+
+    Args:
+        furnace: temperatures [K].
+        thickness: (S,), thickness of the sections [mm].
+        p: constants of the furnace.
+    """
     volume = thickness / 1000 * SECTION * p.width
     steel = jnp.sum(p.density * p.heat_capacity * volume * jnp.mean(furnace.steel, axis=1)) / 1e6
     return steel, p.zone_capacity * jnp.sum(furnace.zones)
+
+
+def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | float, p: Params) -> Float[Array, ""]:
+    """[m/min]: as much steel per minute whatever its thickness [mm], within what the rollers do.
+
+    Args:
+        thickness: (S,), thickness of the sections [mm].
+        deviation: relative deviation of the speed [1].
+        p: constants of the furnace.
+    """
+    return jnp.clip(p.speed * 30.0 / jnp.mean(thickness) * (1 + deviation), 0.6, 1.9)
+
+
+def steady(
+    thickness: Float[Array, ""], zones: Float[Array, " Z"], p: Params
+) -> tuple[Float[Array, "S M"], Float[Array, " Z"]]:
+    """Temperatures [K] along a furnace full of one thickness [mm] with zones held [K], and the powers [MW] it takes.
+
+    One section is followed through, from place to place; in each it is seen halfway.
+
+    Args:
+        thickness: thickness of the sections [mm].
+        zones: (Z,), zone temperatures [K].
+        p: constants of the furnace.
+    """
+    dwell = SECTION / line_speed(thickness[None], 0.0, p) * SECONDS
+    # Zones of such a capacity feel neither burners nor steel.
+    held = p._replace(zone_capacity=1e12)
+    cold = jnp.full((1, CELLS), p.ambient + CELSIUS, zones.dtype)
+    share = overlap(jnp.zeros((), zones.dtype))
+
+    def halfway(steel: Any, here: Any) -> tuple[Any, Any]:
+        furnace, passage = advance(
+            Furnace(steel, zones), thickness[None], jnp.zeros_like(zones), here[None], dwell / 2, 2, held
+        )
+        return furnace.steel, jnp.sum(passage.absorbed)
+
+    def onwards(steel: Any, here: Any) -> tuple[Any, Any]:
+        middle, first = halfway(steel, here)
+        following, second = halfway(middle, here)
+        return following, (middle[0], first + second)
+
+    _, (found, heat) = jax.lax.scan(onwards, cold, share)
+    losses = p.zone_loss * (zones - p.ambient - CELSIUS) / 1e3
+    return found, (losses + share.T @ heat / dwell) / p.efficiency

@@ -7,7 +7,7 @@ The physics are those of `furnace`; products follow each other through it, and t
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.plants.base import AnyArray, clip_to
 from neorl_core.plants.steel_annealing.furnace import (
+    CELLS,
     CELSIUS,
     PER_ZONE,
+    SECONDS,
     SECTION,
     SECTIONS,
     STEFAN_BOLTZMANN,
@@ -25,33 +27,28 @@ from neorl_core.plants.steel_annealing.furnace import (
     Furnace,
     Params,
     advance,
+    line_speed,
     overlap,
+    steady,
     surface,
 )
-from neorl_core.plants.steel_annealing.zone_loops import ZoneParams, zone_loops
+from neorl_core.plants.steel_annealing.zone_loops import ZoneParams, setpoints, setpoints_of, zone_loops
 from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
 
 DT = 1.0
 HORIZON = 180
-SECONDS = 60.0
-"""Of a control step."""
 SUBSTEPS = 6
-CELLS = 8
 STATIONS = tuple(range(0, SECTIONS + 1, PER_ZONE))
 """Sections at the entry and at the end of each zone, where pyrometers look."""
 PRODUCT_SECTIONS = 16
 """Sections of a product; the furnace is full of the first one."""
 PRODUCTS = 12
 POWER = 6.0
-"""Burners of a zone [MW]."""
+"""Full power of a zone's burners [MW]."""
 ERROR_SCALE = 10.0
 """Error of the exit temperature [K] that costs 1 per step."""
 FUEL_COST = 0.2
 """Cost of a step at full power of all zones."""
-BOOST = (1.0, 0.8, 0.4, 0.1)
-"""How the zones share in being hotter than the target."""
-LOAD = (54.0, 169.0, 79.0)
-"""[K] for the first zone, by powers of the relative deviation from 36 mm m/min."""
 NAMES = tuple(range(1, ZONES + 1))
 
 SPEC = PlantSpec(
@@ -110,15 +107,15 @@ class State(NamedTuple):
 
     furnace: Furnace
     thickness: Float[Array, " S"]
-    """Of the section [mm]."""
+    """Thickness of each section [mm]."""
     target: Float[Array, " S"]
-    """Of its exit temperature [°C]."""
+    """Exit temperature wanted of each section [°C]."""
     power: Float[Array, " Z"]
-    """In force [MW]."""
+    """Burner powers in force [MW]."""
     offset: Float[Array, ""]
     """How far section 0 has come in [m]: section i reaches from (i − 1) · 2 m + offset on."""
     deviation: Float[Array, ""]
-    """Of the speed, relative."""
+    """Relative deviation of the speed [1]."""
     entered: Int[Array, ""]
     """Sections that have come in since the start."""
     schedule: Float[Array, "2 P"]
@@ -132,34 +129,15 @@ NOMINAL = Params()
 def margins_of(
     skin: Float[Array, "*n S"], middle: Float[Array, "*n S"], zones: Float[Array, "*n Z"]
 ) -> Float[Array, " 3"]:
-    """Least distance [K] to the three limits, over all sections, zones and times."""
+    """Least distance [K] to the three limits, over all sections, zones and times.
+
+    Args:
+        skin: (..., S), surface temperatures [K].
+        middle: (..., S), temperatures in the middle [K].
+        zones: (..., Z), zone temperatures [K].
+    """
     hottest = (jnp.max(skin), jnp.max(skin - middle), jnp.max(zones))
     return jnp.stack([limit.high - x for limit, x in zip(SPEC.constraints, hottest, strict=True)])
-
-
-def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | float, p: Params) -> Float[Array, ""]:
-    """[m/min]: as much steel per minute whatever its thickness [mm], within what the rollers do."""
-    return jnp.clip(p.speed * 30.0 / jnp.mean(thickness) * (1 + deviation), 0.6, 1.9)
-
-
-def setpoints(
-    thickness: Float[Array, "*n"], target: Float[Array, "*n"], speed: Float[Array, "*n"], zone: int
-) -> Float[Array, "*n"]:
-    """The furnace's table: zone temperature [°C] for a product's thickness [mm] and target [°C] at a speed [m/min].
-
-    Each zone is as far above the target as `BOOST` says, in proportion to a polynomial of the heat load, which was
-    fitted to the steady states of the nominal furnace that meet the target.
-    """
-    load = thickness * speed / 36.0 - 1.0
-    return target + BOOST[zone] * (LOAD[0] + LOAD[1] * load + LOAD[2] * load**2)
-
-
-def setpoints_of(
-    thickness: Float[Array, " 5"], target: Float[Array, " 5"], speed: Float[Array, ""]
-) -> Float[Array, " Z"]:
-    """The table's zone temperatures [°C] for what stands at the stations: each zone between its two."""
-    thickness, target = (thickness[1:] + thickness[:-1]) / 2, (target[1:] + target[:-1]) / 2
-    return jnp.stack([setpoints(thickness[z], target[z], speed, z) for z in range(ZONES)])
 
 
 def _stations(x: Float[Array, " S"], offset: Float[Array, ""]) -> Float[Array, " 5"]:
@@ -201,35 +179,6 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
     )
 
 
-def steady(
-    thickness: Float[Array, ""], zones: Float[Array, " Z"], p: Params
-) -> tuple[Float[Array, "S M"], Float[Array, " Z"]]:
-    """Temperatures [K] along a furnace full of one thickness [mm] with zones held [K], and the powers [MW] it takes.
-
-    One section is followed through, from place to place; in each it is seen halfway.
-    """
-    dwell = SECTION / line_speed(thickness[None], 0.0, p) * SECONDS
-    # Zones of such a capacity feel neither burners nor steel.
-    held = p._replace(zone_capacity=1e12)
-    cold = jnp.full((1, CELLS), p.ambient + CELSIUS, zones.dtype)
-    share = overlap(jnp.zeros((), zones.dtype))
-
-    def halfway(steel: Any, here: Any) -> tuple[Any, Any]:
-        furnace, passage = advance(
-            Furnace(steel, zones), thickness[None], jnp.zeros_like(zones), here[None], dwell / 2, 2, held
-        )
-        return furnace.steel, jnp.sum(passage.absorbed)
-
-    def onwards(steel: Any, here: Any) -> tuple[Any, Any]:
-        middle, first = halfway(steel, here)
-        following, second = halfway(middle, here)
-        return following, (middle[0], first + second)
-
-    _, (found, heat) = jax.lax.scan(onwards, cold, share)
-    losses = p.zone_loss * (zones - p.ambient - CELSIUS) / 1e3
-    return found, (losses + share.T @ heat / dwell) / p.efficiency
-
-
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 23"]]:
     """The furnace full of one product, in the steady state of the table's zone temperatures."""
     key_products, key_rest, key_noise = jax.random.split(key, 3)
@@ -256,7 +205,13 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 23"]
 
 
 def carried(state: State, minutes: float, params: Params) -> State:
-    """The charge some time further on; where a whole section has left, a cold one has come in behind."""
+    """The charge some time further on; where a whole section has left, a cold one has come in behind.
+
+    Args:
+        state: true state before the step.
+        minutes: how long [min].
+        params: constants of the plant.
+    """
     offset = state.offset + line_speed(state.thickness, state.deviation, params) * minutes
     shift = offset >= SECTION
     product = jnp.minimum(1 + state.entered // PRODUCT_SECTIONS, PRODUCTS - 1)
@@ -278,7 +233,13 @@ def carried(state: State, minutes: float, params: Params) -> State:
 def cost(
     exit_temperature: Float[AnyArray, "*n"], target: Float[AnyArray, "*n"], power: Float[AnyArray, "*n 4"]
 ) -> Float[Array, "*n"]:
-    """((T − target) / 10 K)² + 0.2 · mean power / full power, T [°C] the exit's surface temperature."""
+    """((T − target) / 10 K)² + 0.2 · mean power / full power, T [°C] the exit's surface temperature.
+
+    Args:
+        exit_temperature: (...), surface temperature at the exit [°C].
+        target: (...), their exit temperatures [°C].
+        power: (..., 4), powers of the burners [MW].
+    """
     return jnp.square((exit_temperature - target) / ERROR_SCALE) + FUEL_COST * jnp.mean(power, axis=-1) / POWER
 
 
@@ -287,6 +248,12 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Pa
 
     (Strang, SIAM Journal on Numerical Analysis 5, 1968.) The speed's deviation is an AR(1) sequence. An episode never
     terminates: overheated steel is scrap, but the line runs on.
+
+    Args:
+        key: randomness of the step.
+        state: true state before the step.
+        action: (4,), burner powers [MW].
+        params: constants of the plant.
     """
     noise = jax.random.normal(key, (2 * ZONES + 1,), action.dtype)
     power = clip_to(SPEC.action, action)
@@ -338,7 +305,13 @@ def reconstructed(observation: Float[Array, " 23"], params: Params) -> tuple[Fur
 def predict(
     observation: Float[Array, " 23"], action: Float[Array, " 4"], params: Params
 ) -> tuple[Float[Array, " 23"], Float[Array, " 3"]]:
-    """The next observation from what the stations show, and the least margins [K] on the way; products stay."""
+    """The next observation from what the stations show, and the least margins [K] on the way; products stay.
+
+    Args:
+        observation: (23,), the observation, in its space's units.
+        action: (4,), burner powers [MW].
+        params: constants of the plant.
+    """
     power = clip_to(SPEC.action, action)
     furnace, thickness = reconstructed(observation, params)
     share = overlap(jnp.full((), SECTION / 2, observation.dtype))
@@ -373,7 +346,13 @@ def logged_margins(next_observation: Float[AnyArray, "*n 23"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 23"], action: Float[AnyArray, "*n 4"], next_observation: Float[AnyArray, "*n 23"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward of logged rows, by what the exit's pyrometer showed."""
+    """The plant's reward of logged rows, by what the exit's pyrometer showed.
+
+    Args:
+        observation: (..., 23), the observation, in its space's units.
+        action: (..., 4), burner powers [MW].
+        next_observation: (..., 23), what was observed a step later.
+    """
     return -cost(next_observation[..., EXIT], next_observation[..., EXIT_TARGET], action)
 
 

@@ -9,7 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neorl_core.plants.base import clip_to
+from neorl_core.plants.steel_annealing.furnace import ZONES
 from neorl_core.types import Controller, Space
+
+BOOST = (1.0, 0.8, 0.4, 0.1)
+"""How much hotter than the target each zone is, relative to the first."""
+LOAD = (54.0, 169.0, 79.0)
+"""Excess of the first zone over the target [K], by powers of the load's relative deviation from 36 mm m/min."""
 
 
 class ZoneParams(NamedTuple):
@@ -28,10 +34,44 @@ class ZoneParams(NamedTuple):
 
 
 class ZoneState(NamedTuple):
+    """What the loops remember of the step before."""
+
     error: Float[Array, " Z"]
-    """One step ago [K]."""
+    """Control error of the step before [K]."""
     setpoint: Float[Array, " Z"]
-    """One step ago [°C]."""
+    """Set point of the step before [°C]."""
+
+
+def setpoints(
+    thickness: Float[Array, "*n"], target: Float[Array, "*n"], speed: Float[Array, "*n"], zone: int
+) -> Float[Array, "*n"]:
+    """The furnace's table: zone temperature [°C] for a product's thickness [mm] and target [°C] at a speed [m/min].
+
+    Each zone is as far above the target as `BOOST` says, in proportion to a polynomial of the heat load, which was
+    fitted to the steady states of the nominal furnace that meet the target.
+
+    Args:
+        thickness: (...), thickness of the product [mm].
+        target: (...), its exit temperature [°C].
+        speed: (...), speed of the line [m/min].
+        zone: number of the zone, from 0.
+    """
+    load = thickness * speed / 36.0 - 1.0
+    return target + BOOST[zone] * (LOAD[0] + LOAD[1] * load + LOAD[2] * load**2)
+
+
+def setpoints_of(
+    thickness: Float[Array, " 5"], target: Float[Array, " 5"], speed: Float[Array, ""]
+) -> Float[Array, " Z"]:
+    """The table's zone temperatures [°C] for what stands at the stations: each zone between its two.
+
+    Args:
+        thickness: (5,), thickness of the product [mm].
+        target: (5,), its exit temperature [°C].
+        speed: speed of the line [m/min].
+    """
+    thickness, target = (thickness[1:] + thickness[:-1]) / 2, (target[1:] + target[:-1]) / 2
+    return jnp.stack([setpoints(thickness[z], target[z], speed, z) for z in range(ZONES)])
 
 
 def zone_loops(

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from configs.errors import Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import digest_json, sha256_hex
-from tasks.adapters.ledger.keys import locked, read_secret, write_secret
+from tasks.adapters.files.locks import exclusive
+from tasks.adapters.files.secrets import read_secret, write_secret
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
 from tasks.adapters.ledger.protocol import Artefact
 
@@ -117,7 +118,7 @@ def open_attempt(ledger: Ledger, plant: str, inputs: Inputs, confidence: float) 
         inputs: digests; the same ones resume an attempt with its number and seed.
         confidence: of the whole lineage, such as 0.95.
     """
-    with locked(ledger.home, "seeds"):
+    with exclusive(ledger.home.folder("locks") / "seeds.lock"):
         history = ledger.entries()
         last = _latest(history, "attempt", inputs)
         if last is not None and last.body["confidence"] == confidence and _can_go_on(ledger.home, history, last):
@@ -138,7 +139,7 @@ def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
         Refused: when the kept seed is not the one committed to.
     """
     path = seed_file(ledger.home, attempt.entry)
-    with locked(ledger.home, "seeds"):
+    with exclusive(ledger.home.folder("locks") / "seeds.lock"):
         if not path.exists():
             write_secret(path, secrets.token_bytes(32))
         seed = read_secret(path)

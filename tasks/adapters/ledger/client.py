@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.ledger.keys import PASSPHRASE, key_file, locked, must_be_asked_for
+from tasks.adapters.files.locks import exclusive
+from tasks.adapters.ledger.keys import PASSPHRASE, key_file, must_be_asked_for
 from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Hello, Request, Stop
 from tasks.adapters.ledger.table import url_of
 
@@ -43,25 +44,29 @@ def ask(home: Home, request: Request) -> Answer:
         BadInput: when it cannot be done with what there is.
         ConnectionError: when the signer was lost before it answered, and asking again could append twice.
     """
-    again = not isinstance(request, Append)
+    lost = replaced = False
     while True:
         connection = _connect(home)
         if connection is None:
             start(home)
             connection = _connect(home)
         if connection is None:
-            raise ConnectionError("the signer ended as soon as it had started")
+            raise Refused(f"expected the signer to stay, got its end: see {home.root}/logs/signer.log.")
         with connection:
             try:
                 answer = _exchange(connection, request)
-            except ConnectionError:
-                if not again:
+            except ConnectionError as error:
+                if isinstance(request, Append):
                     raise
-                again = False
+                if lost:
+                    raise Refused(f"expected the signer to answer, got '{error}': see logs/signer.log.") from error
+                lost = True
                 continue
-        if not (isinstance(request, Hello) and answer.stale):
+        if replaced or not (isinstance(request, Hello) and answer.stale):
             break
-        stop(home)  # it runs other sources than this client, or has ended by now
+        # It runs other sources than this client. Once is enough: they may have changed under this process.
+        stop(home)
+        replaced = True
     if answer.refused:
         raise Refused(answer.refused)
     if answer.bad_input:
@@ -90,7 +95,7 @@ def start(home: Home) -> None:
         BadInput: when key or trust root cannot be read.
     """
     given = os.environ.pop(PASSPHRASE, "").encode()
-    with locked(home, "signer"):
+    with exclusive(home.folder("locks") / "signer.lock"):
         running = _connect(home)
         if running is not None:
             running.close()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -16,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
+from tasks.adapters.files.locks import exclusive
+from tasks.adapters.files.secrets import read_secret, write_secret
 from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey, TrustRoot, key_id, trust_yaml
 
 PASSPHRASE = "NEORL_KEY_PASSPHRASE"
@@ -67,7 +66,7 @@ def open_keys(
         BadInput: when the key or the trust root cannot be read.
     """
     path = key_file(home)
-    with locked(home, "keys"):
+    with exclusive(home.folder("locks") / "keys.lock"):
         if path.exists():
             key = _unlock(path, passphrase or _named_passphrase())
         elif first_use:
@@ -86,40 +85,6 @@ def open_keys(
             f"{', '.join(root.keys)}: pin it there with the lines that `neorl keys show` prints."
         )
     return key, root
-
-
-def write_secret(path: Path, data: bytes) -> Path:
-    """Write a file that only its owner may read, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    write_atomic(path, data)
-    path.chmod(0o600)
-    return path
-
-
-def read_secret(path: Path) -> bytes:
-    """Read a secret file.
-
-    Raises:
-        Refused: when others than its owner may read or write it.
-    """
-    if path.stat().st_mode & 0o077:
-        raise Refused(
-            f"expected {path} to be its owner's alone (mode 0600), got mode {path.stat().st_mode & 0o777:04o}: "
-            f"run `chmod 600 {path}`, and replace what it holds if others may have read it."
-        )
-    return path.read_bytes()
-
-
-@contextmanager
-def locked(home: Home, name: str) -> Iterator[None]:
-    """Let one process at a time make secrets; the kernel frees the lock of a killed process."""
-    descriptor = os.open(home.folder("locks") / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _unlock(path: Path, passphrase: bytes | None) -> SigningKey:

@@ -192,8 +192,13 @@ class Ledger:
 
     def head(self) -> HeadNow:
         """The head of the ledger now."""
-        entries = self._refresh()
-        return HeadNow(entries[-1].digest if entries else GENESIS, self._tree.root().hex(), len(entries))
+        self._refresh()
+        return self._head_of_read()
+
+    def adopt(self, entry: Entry) -> HeadNow:
+        """Take in the next entry from who has just signed and written it; the head with it."""
+        self._take(entry)
+        return self._head_of_read()
 
     def signed_head(self) -> str:
         """The head as a small signed envelope (ASCII JSON): keep it elsewhere and truncation will be seen."""
@@ -235,10 +240,16 @@ class Ledger:
                         "the newer ledger; where an older one is meant, run `neorl down` first."
                     )
             for row in rows:
-                entry = self._checked(row)
-                self._entries.append(entry)
-                self._tree.append(entry.envelope)
+                self._take(self._checked(row))
         return self._entries
+
+    def _take(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._tree.append(entry.envelope)
+
+    def _head_of_read(self) -> HeadNow:
+        last = self._entries[-1].digest if self._entries else GENESIS
+        return HeadNow(last, self._tree.root().hex(), len(self._entries))
 
     def _checked(self, row: sql.Row[Any]) -> Entry:
         number = len(self._entries) + 1
@@ -344,7 +355,7 @@ def report_heads(home: Home) -> Iterator[str]:
 
 def _json(body: BaseModel) -> dict[str, JsonValue]:
     # By way of text, where numbers that are not finite have a form that JSON knows.
-    value: dict[str, JsonValue] = json.loads(body.model_dump_json()) if isinstance(body, BaseModel) else dict(body)
+    value: dict[str, JsonValue] = json.loads(body.model_dump_json())
     return value
 
 

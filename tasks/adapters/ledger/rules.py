@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from configs.errors import Refused
 from tasks.adapters.ledger.attempts import check_attempt, check_result, check_seed
+from tasks.adapters.ledger.candidates import check_candidate, check_decision
 from tasks.adapters.ledger.champions import check_approval, check_promotion, check_rejection
 from tasks.adapters.ledger.ledger import Body, Entry
 
@@ -39,10 +40,6 @@ def check_note(history: Sequence[Entry], entry: Entry) -> None:
     entry.read(NoteBody)
 
 
-def unruled(history: Sequence[Entry], entry: Entry) -> None:
-    """Accept any content."""
-
-
 GROUPS = {
     "attempts": ("attempt", "seed", "result"),
     "decisions": ("candidate", "approval", "rejection", "decision"),
@@ -54,8 +51,8 @@ RULES: dict[str, Rule] = {
     "attempt": check_attempt,
     "seed": check_seed,
     "result": check_result,
-    "candidate": unruled,
-    "decision": unruled,
+    "candidate": check_candidate,
+    "decision": check_decision,
     "approval": check_approval,
     "rejection": check_rejection,
     "promotion": check_promotion,

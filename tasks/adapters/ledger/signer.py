@@ -25,9 +25,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
+from tasks.adapters.files.secrets import read_secret
 from tasks.adapters.ledger import client, rules, table
 from tasks.adapters.ledger.attempts import ResultBody, certificate_file, of_attempt, seed_file
-from tasks.adapters.ledger.keys import open_keys, read_secret
+from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Entry, Ledger, insert, read_entry
 from tasks.adapters.ledger.protocol import (
     LARGEST,
@@ -142,9 +143,9 @@ class Signer:
         entry = read_entry(payload)
         rules.check(history, entry)
         self._check_certificate(entry)
-        envelope = self._key.seal(ENTRY_TYPE, payload)
+        signed = read_entry(payload, self._key.seal(ENTRY_TYPE, payload))
         try:
-            insert(self._engine, read_entry(payload, envelope))
+            insert(self._engine, signed)
         except IntegrityError as error:
             if len(self._ledger.entries()) > len(history):
                 return Answer(stale=True)
@@ -157,8 +158,9 @@ class Signer:
                 f"expected to write ledger entry {entry.sequence} to {self._engine.url}, got '{error.orig}': "
                 "make room or allow writing there, then run the same command again."
             ) from error
-        write_atomic(self.home.root / "ledger.head", self._head().encode())
-        return Answer(envelope=envelope.decode())
+        head = self._key.seal(HEAD_TYPE, self._ledger.adopt(signed)._asdict())
+        write_atomic(self.home.root / "ledger.head", head)
+        return Answer(envelope=signed.envelope.decode())
 
     def _check_certificate(self, entry: Entry) -> None:
         """Refuse a result beside a certificate that says something else."""

@@ -182,7 +182,7 @@ def _write_model(target: Path, submission: Submission, plant: Plant) -> None:
     """Write the model as MLflow stores it: code, arrays, signature, input example; nothing is inferred or pickled."""
     from importlib.metadata import version
 
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
-from neorl_core.training.loop import Source
+from neorl_core.training.loop import TrainingRows
 from neorl_core.training.preparation import Moments, Scaling, merged, moments, scaled, successors
 from neorl_core.types import PlantSpec, Transition
 from tasks.adapters.store.episodes import KEYS, transitions_of
@@ -144,12 +144,12 @@ class Stream:
         self._thread.shutdown(cancel_futures=True)
         self._window = None
 
-    def source(self) -> Source:
+    def source(self) -> TrainingRows:
         """What the training loop takes."""
         rows = self._shape.slots * self._shape.block
         one = jax.eval_shape(lambda: self._read(range(1)))
         shape: Any = jax.ShapeDtypeStruct  # a class without types
-        return Source(jax.tree.map(lambda x: shape((rows, *x.shape[1:]), x.dtype), one), self.at)
+        return TrainingRows(jax.tree.map(lambda x: shape((rows, *x.shape[1:]), x.dtype), one), self.at)
 
     def at(self, done: int) -> Transition:
         """The window after so many gradient steps. The one before it is gone: its memory is used again."""

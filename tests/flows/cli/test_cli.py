@@ -101,6 +101,61 @@ def test_the_installed_command_has_exit_codes_and_no_traceback(home: Path) -> No
     assert "Traceback" not in done.stderr
 
 
+def test_the_version_is_that_of_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib import metadata
+
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"neorl {metadata.version('neorl')}\n"
+
+
+def test_shells_complete_commands_without_loading_anything_heavy() -> None:
+    """What the script that `neorl --show-completion bash` prints asks of the command."""
+    heavy = "{'jax', 'prefect', 'mlflow', 'polars', 'numpy', 'psutil'}"
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print('loaded', {heavy} & set(sys.modules)))\n"
+        "from flows.cli.main import main\nmain()"
+    )
+    asked = {**os.environ, "_NEORL_COMPLETE": "complete_bash", "COMP_WORDS": "neorl re", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=asked, capture_output=True, text=True, cwd=PROJECT, check=False
+    )
+    assert done.stdout.split("loaded")[0].split() == ["retrain", "reject", "report"], done.stderr
+    assert done.stdout.strip().endswith("loaded set()")
+    shown = subprocess.run(
+        [sys.executable, "-m", "flows", "--show-completion", "bash"], capture_output=True, text=True, cwd=PROJECT
+    )
+    assert "_NEORL_COMPLETE=complete_bash" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["status"], ["up"], ["down"], ["doctor"], ["history", "double_mass"], ["keys", "init"], ["candidates"]]
+)
+def test_a_home_that_cannot_be_made_is_one_sentence_from_any_command(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NEORL_HOME", str(tmp_path / "file" / "home"))
+    assert run([*words, "--json"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("neorl: expected a folder at ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["up"], ["down"], ["keys", "init"], ["generate", "double_mass", "--behaviour", "expert"]]
+)
+def test_a_home_below_a_folder_that_may_not_be_written_to_is_one_sentence(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Nobody, root included, makes a folder under /proc.
+    monkeypatch.setenv("NEORL_HOME", "/proc/neorl")
+    assert run([*words, "--json"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("neorl: expected a folder at /proc/neorl")
+    assert said.count("\n") == 1
+
+
 def test_help_imports_nothing_heavy() -> None:
     heavy = "{'jax', 'prefect', 'mlflow', 'pydantic', 'great_expectations', 'polars', 'numpy', 'matplotlib'}"
     code = f"import sys, flows.cli.main; found = {heavy} & set(sys.modules); assert not found, found"

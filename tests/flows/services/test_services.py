@@ -5,8 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
-import shutil
-import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -19,25 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import BadInput, Refused, ServiceMissing
+from configs.errors import BadInput, ServiceMissing
 from configs.home import Home
-from flows.cli.doctor import examine
-from flows.services import deployments as deploy
-from flows.services import processes
-from flows.services import servers as services
-from flows.services.locks import ProcessId, dead_runs, exclusive, holders, plant_lock, recorded_run
-from flows.services.servers import Service, Services
+from flows.services import processes, rest, servers
+from flows.services.locks import recorded_run
+from flows.services.processes import ProcessId
+from flows.services.state import Service, Services
 from tasks.adapters.files.canonical import write_json
+from tests.flows.services.waiting import killed_process
 
 PROJECT = Path(__file__).parents[3]
-
-
-def wait_until(condition: object, seconds: float = 120.0) -> None:
-    """Wait for something that another process does; the limit only ends a test that has failed."""
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -71,9 +61,10 @@ def test_a_second_up_finds_the_same_servers(services: Services) -> None:
     assert again.started == ()
     assert (again.prefect, again.mlflow, again.worker) == (services.prefect, services.mlflow, services.worker)
     report = status(services.home)
-    assert [report[name]["state"] for name in ("prefect", "mlflow", "worker")] == ["running"] * 3
+    assert {name: row.state for name, row in report.services.items()} == dict.fromkeys(report.services, "running")
+    assert set(report.services) == {"prefect", "mlflow", "worker"}
     assert services.prefect.process is not None
-    assert report["prefect"]["pid"] == services.prefect.process.pid
+    assert report.services["prefect"].pid == services.prefect.process.pid
 
 
 def test_servers_listen_on_loopback_only(services: Services) -> None:
@@ -114,12 +105,12 @@ def test_a_foreign_server_on_the_recorded_port_is_not_accepted(home: Path) -> No
         me = ProcessId.current()
         entry = {"port": port, "url": f"http://127.0.0.1:{port}", "token": "t", "pid": me.pid, "created": me.created}
         write_json(Home(home).services, {"prefect": entry, "mlflow": entry})
-        assert processes.answers(f"http://127.0.0.1:{port}/api/health")
-        assert services.status(Home(home))["prefect"]["state"] == "stopped"
+        assert rest.answers(f"http://127.0.0.1:{port}/api/health")
+        assert servers.status(Home(home)).services["prefect"].state == "stopped"
         with pytest.raises(ServiceMissing, match=r"expected Prefect to answer .* start it with 'neorl up'"):
-            services.connect(Home(home))
+            servers.connect(Home(home))
         # `down` must not touch a process that it did not start: here that would be the test itself.
-        assert services.down(Home(home)) == []
+        assert servers.down(Home(home)) == []
     assert json.loads(Home(home).services.read_text())["prefect"]["port"] == port
 
 
@@ -137,10 +128,17 @@ def test_a_teams_servers_are_used_and_left_alone(
 
     monkeypatch.setenv("NEORL_PREFECT_URL", services.prefect_api)
     monkeypatch.setenv("NEORL_MLFLOW_URL", services.mlflow.url + "/")
+    # A team hands its login out by environment; this home has none, and makes none.
+    for name, value in environment(services).items():
+        if name in {"PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}:
+            monkeypatch.setenv(name, value)
     team = up(Home(home))
     assert team.started == ()
     assert (team.prefect_api, team.mlflow.url, team.worker) == (services.prefect_api, services.mlflow.url, None)
     assert environment(team)["PREFECT_API_URL"] == services.prefect_api
+    assert environment(team)["PREFECT_API_AUTH_STRING"] == environment(services)["PREFECT_API_AUTH_STRING"]
+    assert team.ask_prefect("flows/filter", {"limit": 1}) is not None
+    assert not Home(home).login.exists()
     with pytest.raises(BadInput, match="unset NEORL_PREFECT_URL"):
         up(Home(home), prefect_port=processes.any_free_port())
     assert down(Home(home)) == []
@@ -149,7 +147,7 @@ def test_a_teams_servers_are_used_and_left_alone(
         up(Home(home), timeout=1.0)
 
 
-def test_flow_processes_are_quiet_offline_and_without_pickle(services: Services) -> None:
+def test_flow_processes_send_no_telemetry_and_use_no_pickle(services: Services) -> None:
     from flows.services.servers import environment
 
     found = environment(services)
@@ -159,90 +157,24 @@ def test_flow_processes_are_quiet_offline_and_without_pickle(services: Services)
     assert found["MLFLOW_MODEL_CATALOG_URI"] == ""
     assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
     assert found["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] == "false"
-    settings = processes.request(f"{services.prefect_api}/admin/settings")
+    settings = services.ask_prefect("admin/settings")
     assert settings["server"]["analytics_enabled"] is False
 
 
 def test_mlflow_keeps_artifacts_in_the_home(services: Services) -> None:
     path = "mlflow-artifacts/artifacts/probe/hello.txt"
-    message = urllib.request.Request(f"{services.mlflow.url}/api/2.0/{path}", b"hello", method="PUT")
+    login = {"Authorization": rest.basic(services.home.login.read_text().strip())}
+    message = urllib.request.Request(f"{services.mlflow.url}/api/2.0/{path}", b"hello", login, method="PUT")
     with urllib.request.urlopen(message, timeout=60) as answer:
         assert answer.status == 200
     assert (services.home.root / "mlflow" / "artifacts" / "probe" / "hello.txt").read_bytes() == b"hello"
     assert (services.home.root / "mlflow" / "mlflow.db").exists()
 
 
-def test_the_schedule_is_registered_and_yields_runs(services: Services) -> None:
-    found = processes.request(f"{services.prefect_api}/deployments/name/retrain/chemical-reactor")
-    assert found["work_pool_name"] == "neorl"
-    assert found["global_concurrency_limit"]["limit"] == 1
-    assert found["schedules"][0]["schedule"]["timezone"] == "UTC"
-    runs = {"deployments": {"id": {"any_": [found["id"]]}}}
-    # Fails with SQLAlchemy 2.1, under which the scheduler of Prefect 3.8 cannot insert runs.
-    wait_until(lambda: len(processes.request(f"{services.prefect_api}/flow_runs/filter", runs)) >= 3)
-
-
-def test_a_paused_schedule_stays_paused(services: Services) -> None:
-    from flows.services.servers import up
-
-    address = f"{services.prefect_api}/deployments"
-    found = processes.request(f"{address}/name/retrain/chemical-reactor")
-    processes.request(f"{address}/{found['id']}/pause_deployment", {})
-    up(services.home)
-    assert processes.request(f"{address}/{found['id']}")["paused"] is True
-    processes.request(f"{address}/{found['id']}/resume_deployment", {})
-
-
-def test_the_parameters_are_those_that_prefect_derives(tmp_path: Path) -> None:
-    from prefect.utilities.callables import parameter_schema_from_entrypoint
-
-    script = tmp_path / "flow.py"
-    script.write_text(
-        'def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | None = None) -> dict: ...\n'
-    )
-    derived = parameter_schema_from_entrypoint(f"{script}:retrain").model_dump()
-    assert derived == deploy.PARAMETERS
-
-
-def test_prefect_deployment_run_works_from_the_projects_folder(services: Services, tmp_path: Path) -> None:
-    """The command that design.md promises the MLOps engineer, on a small flow of the same name."""
-    for name in ("prefect.yaml", "prefect.toml"):
-        shutil.copy(PROJECT / name, tmp_path / name)
-    (tmp_path / "flows").mkdir()
-    (tmp_path / "flows" / "retrain.py").write_text(
-        "import os, pathlib\nfrom prefect import flow\n\n\n@flow\n"
-        'def retrain(config: str = "", data: list[str] | None = None) -> dict:\n'
-        '    pathlib.Path("ran.txt").write_text(config + " " + os.environ["NEORL_HOME"])\n'
-        '    return {"config": config}\n'
-    )
-    (tmp_path / ".neorl").symlink_to(services.home.root)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "NEORL_"))}
-    try:
-        assert deploy.register(services.prefect_api, tmp_path) == ["retrain/chemical-reactor"]
-        command = [sys.executable, "-m", "prefect", "deployment", "run", "retrain/chemical-reactor"]
-        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout + done.stderr
-        wait_until((tmp_path / "ran.txt").exists, 200)
-        assert (tmp_path / "ran.txt").read_text() == f"configs/chemical_reactor.yaml {services.home.root}"
-    finally:
-        deploy.register(services.prefect_api)
-
-
-def killed_process() -> ProcessId:
-    """The identity of a process that was killed with SIGKILL."""
-    child = subprocess.Popen(["sleep", "600"])
-    identity = ProcessId.of(child.pid)
-    assert identity.alive
-    child.kill()
-    child.wait()
-    assert not identity.alive
-    return identity
-
-
 def running_flow_run(services: Services) -> str:
-    flow = processes.request(f"{services.prefect_api}/flows/", {"name": "probe"})
+    flow = services.ask_prefect("flows/", {"name": "probe"})
     state = {"type": "RUNNING", "name": "Running"}
-    return str(processes.request(f"{services.prefect_api}/flow_runs/", {"flow_id": flow["id"], "state": state})["id"])
+    return str(services.ask_prefect("flow_runs/", {"flow_id": flow["id"], "state": state})["id"])
 
 
 def test_a_killed_run_is_shown_as_crashed(services: Services) -> None:
@@ -257,101 +189,11 @@ def test_a_killed_run_is_shown_as_crashed(services: Services) -> None:
     with recorded_run(services.home, going_on, "p"):
         assert reap_dead_runs(services.home) == [run]
         assert reap_dead_runs(services.home) == []
-    shown = processes.request(f"{services.prefect_api}/flow_runs/{run}")
+    shown = services.ask_prefect(f"flow_runs/{run}")
     assert shown["state_type"] == "CRASHED"
     assert str(dead.pid) in shown["state"]["message"]
-    assert processes.request(f"{services.prefect_api}/flow_runs/{going_on}")["state_type"] == "RUNNING"
+    assert services.ask_prefect(f"flow_runs/{going_on}")["state_type"] == "RUNNING"
     assert not list((services.home.root / "locks" / "runs").iterdir())
-
-
-HOLD = """
-import sys, time
-from configs.home import Home
-from flows.services.locks import plant_lock
-with plant_lock(Home.locate(), "reactor", run="first"):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-@contextmanager
-def holder(home: Path) -> Iterator[subprocess.Popen[str]]:
-    variables = {**os.environ, "NEORL_HOME": str(home)}
-    command = [sys.executable, "-c", HOLD]
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
-def test_a_second_run_is_refused_until_the_first_is_gone(home: Path) -> None:
-    with holder(home) as first:
-        who = rf"expected no other run of reactor, got run first, process {first.pid}, going on since"
-        with pytest.raises(Refused, match=who), plant_lock(Home(home), "reactor"):
-            pass
-        with plant_lock(Home(home), "another"):
-            assert {h["plant"]: h["alive"] for h in holders(Home(home))} == {"another": True, "reactor": True}
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-        assert [h["alive"] for h in holders(Home(home))] == [False]
-        with plant_lock(Home(home), "reactor", run="second"):
-            assert [h["run"] for h in holders(Home(home))] == ["second"]
-    assert holders(Home(home)) == []
-
-
-def test_a_second_run_may_wait(home: Path) -> None:
-    said: list[str] = []
-    with holder(home) as first:
-
-        def told(words: str) -> None:
-            said.append(words)
-            first.kill()
-
-        with plant_lock(Home(home), "reactor", "wait", on_wait=told):
-            first.wait()
-    assert said
-    assert f"waiting for run first, process {first.pid}" in said[0]
-
-
-def test_a_run_that_ends_leaves_no_record(home: Path) -> None:
-    record = home / "locks" / "runs" / "abc.json"
-    with recorded_run(Home(home), "abc", "p"):
-        assert record.exists()
-        assert dead_runs(Home(home)) == []
-    assert not record.exists()
-    with pytest.raises(FileExistsError), recorded_run(Home(home), "abc", "p"):
-        record.touch(exist_ok=False)
-    assert not record.exists()
-
-
-def test_exclusive_is_exclusive(home: Path) -> None:
-    order: list[str] = []
-
-    def second() -> None:
-        with exclusive(home / "lock"):
-            order.append("second")
-
-    with exclusive(home / "lock"):
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join(0.2)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
-
-
-def test_stop_ends_a_whole_family_even_a_stubborn_one(tmp_path: Path) -> None:
-    script = "trap '' TERM; sleep 600 & echo $! > child; while true; do sleep 0.1; done"
-    leader = processes.spawn(["sh", "-c", script], os.environ, tmp_path / "log", tmp_path)
-    wait_until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())
-    child = ProcessId.of(int((tmp_path / "child").read_text()))
-    assert leader.alive
-    assert child.alive
-    processes.stop([leader], grace=0.5)
-    assert not leader.alive
-    assert not child.alive
-    processes.stop([leader])
 
 
 def test_a_server_that_ends_is_reported_with_its_last_words(home: Path, tmp_path: Path) -> None:
@@ -359,44 +201,67 @@ def test_a_server_that_ends_is_reported_with_its_last_words(home: Path, tmp_path
     process = processes.spawn(
         ["sh", "-c", "echo out of luck"], os.environ, place.folder("logs") / "mlflow.log", tmp_path
     )
-    service = Service("mlflow", "http://127.0.0.1:1", 1, process, "t")
+    startup = servers._Startup(place, {"mlflow": processes.any_free_port()}, time.monotonic() + 60, lambda _: None)
+    startup.found["mlflow"] = Service("mlflow", "http://127.0.0.1:1", 1, process, "t")
     with pytest.raises(ServiceMissing, match=r"got a process that ended \(out of luck\): read .*mlflow\.log"):
-        services._wait(place, service, None, time.monotonic() + 60, lambda _: None)
+        startup._wait("mlflow")
     processes.stop([process])
 
 
 def test_a_broken_record_of_services_is_named(home: Path) -> None:
     home.mkdir()
-    Home(home).services.write_text("{")
-    with pytest.raises(BadInput, match=r"expected JSON in .*services\.json"):
-        services.status(Home(home))
+    for broken in ("{", "[]", '{"mlflow": {"port": 1}}', '{"mlflow": 5}'):
+        Home(home).services.write_text(broken)
+        with pytest.raises(BadInput, match=r"expected JSON in .*services\.json"):
+            servers.status(Home(home))
 
 
 def test_requests_do_not_hide_errors(services: Services) -> None:
     with pytest.raises(urllib.error.HTTPError):
-        processes.request(f"{services.prefect_api}/flow_runs/none")
-    assert not processes.answers(f"http://127.0.0.1:{processes.any_free_port()}/")
+        services.ask_prefect("flow_runs/none")
+    assert not rest.answers(f"http://127.0.0.1:{processes.any_free_port()}/")
 
 
-def test_registering_needs_a_project(tmp_path: Path) -> None:
-    assert deploy.register("http://127.0.0.1:1/api", tmp_path) == []
+def test_a_request_without_the_login_is_refused(services: Services) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        rest.request(f"{services.prefect_api}/flows/filter", {})
 
 
-def test_the_doctor_names_what_is_wrong_with_a_cure(home: Path) -> None:
-    place = Home(home)
-    assert all(finding.ok for finding in examine(place) if finding.name != "packages")
-    key = place.folder("keys") / "signing.pem"
-    key.write_text("secret")
-    key.chmod(0o644)
-    dead = killed_process()
-    record = {"created": dead.created, "flow_run": "r", "pid": dead.pid, "plant": "reactor", "started": "now"}
-    write_json(place.folder("locks", "runs") / "r.json", record)
-    write_json(place.folder("locks") / "reactor.lock", {**record, "run": "r"})
-    found = {finding.name: finding for finding in examine(place)}
-    assert not found["keys"].ok
-    assert found["keys"].cure == f"chmod 600 {key}"
-    assert not found["runs"].ok
-    assert "killed run" in found["lock reactor"].detail
-    key.unlink()
-    place.ledger.touch()
-    assert "restore" in next(f for f in examine(place) if f.name == "keys").cure
+def test_only_the_owner_can_look_into_the_home_and_read_the_login(services: Services) -> None:
+    root = services.home.root
+    folders = [path for path in [root, *root.iterdir()] if path.is_dir()]
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folders} == {p.name: 0o700 for p in folders}
+    # Databases and logs are made by the servers themselves.
+    files = [path for path in root.rglob("*") if path.is_file() and path.suffix in {".db", ".log", ".toml"}]
+    assert {"mlflow.db", "prefect.db", "prefect.log", "profiles.toml"} <= {path.name for path in files}
+    assert not [path for path in [*files, services.home.login] if stat.S_IMODE(path.stat().st_mode) & 0o077]
+
+
+def test_the_login_is_on_no_command_line_in_no_log_and_in_no_status(
+    services: Services, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import psutil
+
+    from flows.cli.main import run
+
+    monkeypatch.setenv("NEORL_HOME", str(services.home.root))
+    password = services.home.login.read_text().strip().partition(":")[2]
+    assert len(password) >= 32
+    assert run(["up"]) == 0
+    said = capsys.readouterr().out
+    assert str(services.home.login) in said
+    for words in (["up", "--json"], ["status"], ["status", "--json"], ["doctor", "--json"]):
+        run(words)
+        said += "".join(capsys.readouterr())
+    assert password not in said
+    ours = [service.process for service in (services.prefect, services.mlflow, services.worker) if service]
+    commands = [" ".join(psutil.Process(process.pid).cmdline()) for process in ours if process]
+    assert len(commands) == 3
+    logs = [path.read_text(errors="replace") for path in (services.home.root / "logs").iterdir()]
+    assert logs
+    assert not [text for text in [*commands, *logs] if password in text]
+    assert password not in services.home.services.read_text()
+    settings = json.dumps(services.ask_prefect("admin/settings"))
+    assert password not in settings
+    assert run(["status", "--export"]) == 0
+    assert password in capsys.readouterr().out

@@ -13,7 +13,7 @@ from scipy import stats
 
 from neorl_core.algorithms import ALGORITHMS, BC, TD3_BC
 from neorl_core.networks import policy_act
-from neorl_core.training.loop import Plan, RunState, Source, resident, train
+from neorl_core.training.loop import Plan, RunState, TrainingRows, resident, train
 from neorl_core.training.population import (
     Algorithm,
     Member,
@@ -123,7 +123,7 @@ class Killed(Exception):
 
 
 def killed_at_random(
-    algorithm: Algorithm, fresh: TrainState, source: Source, plan: Plan, folder: Path, seed: int
+    algorithm: Algorithm, fresh: TrainState, data: TrainingRows, plan: Plan, folder: Path, seed: int
 ) -> RunState:
     """A run through real checkpoints that dies three times at random chunks, before or after it saved."""
     rng = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ def killed_at_random(
                     raise Killed
 
             try:
-                return train(algorithm, fresh, source, plan, 16, resume=saved.resume, report=report)
+                return train(algorithm, fresh, data, plan, 16, resume=saved.resume, report=report)
             except Killed:
                 continue
     raise AssertionError("the last run is not killed")

@@ -30,7 +30,7 @@ import json, sys
 import jax
 import numpy as np
 from tests.neorl_core.training.test_fit import SPEC, logged
-from tests.test_sharding import SETTINGS, TOLERANCE, numbers
+from tests.neorl_core.training.test_sharding import SETTINGS, TOLERANCE, numbers
 from neorl_core.fit import fit
 from neorl_core.training.sharding import mesh_of, placed, replicated, split
 """

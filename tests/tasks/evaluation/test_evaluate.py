@@ -17,7 +17,7 @@ from tasks.adapters.store.episodes import read_logs
 from tasks.evaluation.evaluate import evaluate
 from tasks.references import Bundle, Champion, Dataset, Interval, Member, Placement, Population
 from tasks.training.train import keep_bundle
-from tests.small_data import PLANT, reactor_reference, reactor_run
+from tests.small_data import PLANT, reactor_dataset, reactor_run
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="module")
 def reference(home: Home) -> Dataset:
     """A dataset of seventeen hours of the reactor's log."""
-    return reactor_reference(home, home.root.parent, 0.1)
+    return reactor_dataset(home, home.root.parent, 0.1)
 
 
 @pytest.fixture(scope="module")

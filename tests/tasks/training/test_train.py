@@ -11,26 +11,43 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.plants import PLANTS
+from neorl_core.safety.composite import make_composite
+from tasks.adapters.files.provenance import modules_of
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
 from tasks.evaluation.model_based import fit_learned_model, logged_steps
 from tasks.references import Dataset, Placement, Population
-from tasks.training.train import train
-from tests.small_data import PLANT, reactor_reference, reactor_run
+from tasks.training.population import training_run
+from tasks.training.train import keep_bundle, train
+from tests.small_data import PLANT, reactor_dataset, reactor_run
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A dataset of seventeen hours of the reactor's log."""
     folder = tmp_path_factory.mktemp("train")
-    return reactor_reference(Home(folder / "home"), folder, 0.1)
+    return reactor_dataset(Home(folder / "home"), folder, 0.1)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(reference: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Population:
     """The population of a run that nothing disturbed."""
     return train(Home(tmp_path_factory.mktemp("calm")), reactor_run(), reference)
+
+
+@pytest.mark.parametrize("stage", ["tasks.training.train", "tasks.evaluation.evaluate", "tasks.simulate"])
+def test_a_stage_depends_on_no_source_that_it_does_not_use(stage: str) -> None:
+    """Another algorithm, another plant, the reports and the command line are no reason to run it again."""
+    used = modules_of(stage, PLANTS.module(PLANT), *([ALGORITHMS.module("td3_bc")] if "train" in stage else []))
+    others = [PLANTS.module(name) for name in PLANTS if name != PLANT]
+    others += [ALGORITHMS.module(name) for name in ALGORITHMS if name != "td3_bc"]
+    others += ["tasks.report", "tasks.register", "tasks.promote", "tasks.ingest", "tasks.certify", "tasks.gates"]
+    assert not set(used) & set(others)
+    packages = ("flows.", "tasks.adapters.reporting", "tasks.adapters.registry", "tasks.adapters.historian")
+    assert not [module for module in used if module.startswith(packages)]
 
 
 def test_every_member_is_a_composite_that_could_ship(undisturbed: Population, reference: Dataset) -> None:
@@ -135,6 +152,26 @@ def test_a_grid_varies_the_members(reference: Dataset, tmp_path: Path) -> None:
     found = train(Home(tmp_path), reactor_run(train=settings), reference)
     assert [m.hyperparameters for m in found.members] == [{"alpha": 0.5}, {"alpha": 2.5}]
     assert len({m.bundle.digest for m in found.members}) == 2
+
+
+def test_what_checkpoints_are_compared_by_counts_where_the_best_ships(reference: Dataset, tmp_path: Path) -> None:
+    def key(ships: str, updates: int) -> str:
+        run = reactor_run(train={"ships": ships}, evaluate={"model_updates": updates})
+        return training_run(Home(tmp_path), run, reference).key
+
+    assert key("last", 40) == key("last", 60)
+    assert len({key("last", 40), key("best", 40), key("best", 60)}) == 3
+
+
+def test_a_file_that_a_bundle_lost_is_written_again(tmp_path: Path) -> None:
+    home, composite = Home(tmp_path), make_composite(PLANTS[PLANT])
+    bundle = keep_bundle(home, composite, PLANT)
+    for path in bundle.files():
+        content = path.read_bytes()
+        path.unlink()
+        assert not bundle.complete
+        assert keep_bundle(home, composite, PLANT) == bundle
+        assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(

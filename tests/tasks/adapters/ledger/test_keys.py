@@ -14,14 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from tasks.adapters.files.secrets import read_secret, write_secret
 from tasks.adapters.ledger.keys import (
     PASSPHRASE_FILE,
     kept_passphrase,
     key_file,
     must_be_asked_for,
     open_keys,
-    read_secret,
-    write_secret,
 )
 from tasks.adapters.ledger.signing import TrustRoot, key_id, trust_yaml
 

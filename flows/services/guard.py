@@ -1,0 +1,94 @@
+"""Keeps other web sites, and other users of the machine, out of the two servers: an ASGI application around each.
+
+A page of any web site that a user has open may send requests to the loopback interface, and one whose host name an
+attacker lets point there (DNS rebinding) may read the answers too. Browsers tell both: in `Origin`, the page's own
+address, and in `Host`, the name they were given.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from flows.services.rest import basic
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+LOGIN = "NEORL_SERVICE_LOGIN"
+OPEN_PATHS = ("/health", "/version")
+"""MLflow's addresses that tell nothing but that it is there."""
+
+
+class Guard:
+    """Refuses requests with a foreign Host, a foreign Origin, or without the login that the application needs.
+
+    Args:
+        application: the server behind it.
+        login: `name:password` for HTTP Basic authentication; empty where the application asks for it itself.
+    """
+
+    def __init__(self, application: ASGIApp, login: str = "") -> None:
+        self._application = application
+        self._expected = basic(login) if login else ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on."""
+        if scope["type"] in {"http", "websocket"}:
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+            refusal = self._refusal(scope["path"], headers)
+            if refusal is not None:
+                if scope["type"] == "websocket":
+                    await send({"type": "websocket.close", "code": 1008})
+                else:
+                    await refusal(scope, receive, send)
+                return
+        await self._application(scope, receive, send)
+
+    def _refusal(self, path: str, headers: Mapping[str, str]) -> PlainTextResponse | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not _is_loopback(host):
+            return PlainTextResponse("expected this machine's loopback address as Host\n", 403)
+        if origin is not None and not _same_origin(origin, host):
+            return PlainTextResponse("expected a request from this server's own pages\n", 403)
+        if self._expected and path not in OPEN_PATHS:
+            given = headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), self._expected.encode()):
+                ask = {"WWW-Authenticate": 'Basic realm="NeoRL", charset="UTF-8"'}
+                return PlainTextResponse("expected the login that 'neorl up' tells of\n", 401, ask)
+        return None
+
+
+def prefect() -> ASGIApp:
+    """The Prefect server, which asks for its login itself."""
+    from prefect.server.api.server import create_app
+
+    return Guard(create_app())
+
+
+def mlflow() -> ASGIApp:
+    """The MLflow server, behind a login."""
+    from uvicorn.importer import import_from_string
+
+    application: ASGIApp = import_from_string("mlflow.server.fastapi_app:app")
+    return Guard(application, os.environ[LOGIN])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return urlsplit(f"//{host}").hostname in LOOPBACK
+    except ValueError:
+        return False
+
+
+def _same_origin(origin: str, host: str) -> bool:
+    """Whether a page lies on the server that it speaks to; 127.0.0.1 and localhost are the same server."""
+    try:
+        page, server = urlsplit(origin), urlsplit(f"//{host}")
+        return page.scheme == "http" and page.hostname in LOOPBACK and page.port == server.port
+    except ValueError:
+        return False

@@ -1,0 +1,31 @@
+"""Files that only their owner may read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.errors import Refused
+from tasks.adapters.files.canonical import write_atomic
+
+
+def write_secret(path: Path, data: bytes) -> Path:
+    """Write a file that only its owner may read, whole or not at all; its folder becomes the owner's alone, too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    write_atomic(path, data)
+    path.chmod(0o600)
+    return path
+
+
+def read_secret(path: Path) -> bytes:
+    """Read a secret file.
+
+    Raises:
+        Refused: when others than its owner may read or write it.
+    """
+    if path.stat().st_mode & 0o077:
+        raise Refused(
+            f"expected {path} to be its owner's alone (mode 0600), got mode {path.stat().st_mode & 0o777:04o}: "
+            f"run `chmod 600 {path}`, and replace what it holds if others may have read it."
+        )
+    return path.read_bytes()

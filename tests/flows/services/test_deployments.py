@@ -1,0 +1,184 @@
+"""The deployments of prefect.yaml on a real server: all kinds of them, registered when something has changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import BadInput
+from flows.services import deployments
+from flows.services.deployments import PROJECT, begin, declared, finish
+from flows.services.servers import up
+from flows.services.state import Services
+from tests.flows.services.waiting import wait_until
+
+FLOW = """\
+import os, pathlib
+from prefect import flow
+
+
+@flow
+def retrain(config: str = "", data: list[str] | None = None) -> dict:
+    pathlib.Path("ran.txt").write_text(config + " " + os.environ["NEORL_HOME"])
+    return {"config": config}
+"""
+MANY = """\
+deployments:
+  - name: weekly
+    entrypoint: flows/retrain.py:retrain
+    description: Once a week.
+    schedules: [{cron: "0 3 * * 1", timezone: Europe/Berlin}]
+    concurrency_limit: {limit: 2, collision_strategy: CANCEL_NEW}
+    work_pool: {name: neorl}
+  - name: often
+    entrypoint: flows/retrain.py:retrain
+    parameters: {config: other.yaml}
+    schedules:
+      - interval: 600
+      - rrule: FREQ=DAILY;BYHOUR=4
+        active: false
+  - name: bare
+    entrypoint: flows/retrain.py:retrain
+"""
+
+
+def register(services: Services, project: Path = PROJECT) -> bool:
+    """Whether anything had to be registered."""
+    registration = begin(services, project)
+    if registration is None:
+        return False
+    finish(registration, services, time.monotonic() + 300)
+    return True
+
+
+@pytest.fixture
+def project(services: Services, tmp_path: Path) -> Iterator[Path]:
+    """A project with a small flow; afterwards the server knows this project's deployments again."""
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "retrain.py").write_text(FLOW)
+    for name in ("prefect.yaml", "prefect.toml"):
+        shutil.copy(PROJECT / name, tmp_path / name)
+    (tmp_path / ".neorl").symlink_to(services.home.root)
+    yield tmp_path
+    # By the digest: nothing is registered twice by the tests that follow.
+    (services.home.root / "prefect" / "deployments.digest").unlink(missing_ok=True)
+    register(services)
+
+
+def test_several_deployments_with_every_kind_of_schedule_and_without_optional_keys(
+    services: Services, project: Path
+) -> None:
+    (project / "prefect.yaml").write_text(MANY)
+    assert register(services, project)
+    weekly, often, bare = (
+        services.ask_prefect(f"deployments/name/retrain/{name}") for name in ("weekly", "often", "bare")
+    )
+    assert weekly["description"] == "Once a week."
+    assert weekly["schedules"][0]["schedule"] == {"cron": "0 3 * * 1", "timezone": "Europe/Berlin", "day_or": True}
+    assert weekly["global_concurrency_limit"]["limit"] == 2
+    assert weekly["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+    kinds = {("interval" if "interval" in s["schedule"] else "rrule"): s["active"] for s in often["schedules"]}
+    assert kinds == {"interval": True, "rrule": False}
+    assert often["parameters"] == {"config": "other.yaml"}
+    assert (bare["schedules"], bare["global_concurrency_limit"], bare["work_pool_name"]) == ([], None, "neorl")
+    # Derived by Prefect from the flow's signature.
+    assert list(bare["parameter_openapi_schema"]["properties"]) == ["config", "data"]
+    assert bare["enforce_parameter_schema"] is True
+    assert bare["pull_steps"] == [
+        {"prefect.deployments.steps.set_working_directory": {"directory": str(project.resolve())}}
+    ]
+
+
+def test_nothing_is_registered_again_until_the_file_or_a_flow_changes(services: Services, project: Path) -> None:
+    (project / "prefect.yaml").write_text("deployments: [{name: once, entrypoint: flows/retrain.py:retrain}]")
+    assert register(services, project)
+    first = services.ask_prefect("deployments/name/retrain/once")
+    assert not register(services, project)
+    (project / "flows" / "retrain.py").write_text(FLOW.replace("data: list[str] | None = None", "rows: int = 1"))
+    assert register(services, project)
+    second = services.ask_prefect("deployments/name/retrain/once")
+    assert second["id"] == first["id"]
+    assert "rows" in second["parameter_openapi_schema"]["properties"]
+
+
+def test_what_prefect_refuses_is_one_sentence(services: Services, project: Path) -> None:
+    (project / "prefect.yaml").write_text(
+        "deployments: [{name: bad, entrypoint: flows/retrain.py:retrain, schedules: [{cron: sometimes}]}]"
+    )
+    with pytest.raises(BadInput, match=r"expected Prefect to accept the deployments of .*prefect\.yaml, got '") as told:
+        register(services, project)
+    assert "\n" not in str(told.value)
+    # Nothing was kept of it, so that the next call tries again.
+    assert begin_is_due(services, project)
+
+
+def begin_is_due(services: Services, project: Path) -> bool:
+    registration = begin(services, project)
+    if registration:
+        deployments.cancel(registration)
+    return registration is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "deployments: [{name: x",
+        "deployments: 5",
+        "- name: x",
+        "deployments: [5]",
+        "deployments: [{entrypoint: flows/retrain.py:retrain}]",
+        "deployments: [{name: x}]",
+        "deployments: [{name: [x], entrypoint: flows/retrain.py:retrain}]",
+        "deployments: [{name: x, entrypoint: flows/retrain.py:retrain, work_pool: neorl}]",
+        "",
+    ],
+)
+def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "prefect.yaml").write_text(text)
+    with pytest.raises(BadInput, match=r"expected a list of deployments in .*prefect\.yaml") as told:
+        declared(tmp_path)
+    assert "\n" not in str(told.value)
+
+
+def test_without_a_project_or_deployments_there_is_nothing_to_register(services: Services, tmp_path: Path) -> None:
+    assert declared(tmp_path) is None
+    assert begin(services, tmp_path) is None
+    (tmp_path / "prefect.yaml").write_text("name: empty\ndeployments: []\n")
+    assert begin(services, tmp_path) is None
+
+
+def test_the_schedule_is_registered_and_yields_runs(services: Services) -> None:
+    found = services.ask_prefect("deployments/name/retrain/chemical-reactor")
+    assert found["work_pool_name"] == "neorl"
+    assert found["global_concurrency_limit"]["limit"] == 1
+    assert found["schedules"][0]["schedule"]["timezone"] == "UTC"
+    runs = {"deployments": {"id": {"any_": [found["id"]]}}}
+    # Fails with SQLAlchemy 2.1, under which the scheduler of Prefect 3.8 cannot insert runs.
+    wait_until(lambda: len(services.ask_prefect("flow_runs/filter", runs)) >= 3)
+
+
+def test_a_paused_schedule_stays_paused(services: Services) -> None:
+    found = services.ask_prefect("deployments/name/retrain/chemical-reactor")
+    services.ask_prefect(f"deployments/{found['id']}/pause_deployment", {})
+    up(services.home)
+    assert services.ask_prefect(f"deployments/{found['id']}")["paused"] is True
+    services.ask_prefect(f"deployments/{found['id']}/resume_deployment", {})
+
+
+def test_prefect_deployment_run_works_from_the_projects_folder(services: Services, project: Path) -> None:
+    """The command that design.md promises the MLOps engineer, on a small flow of the same name."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "NEORL_"))}
+    assert register(services, project)
+    command = [sys.executable, "-m", "prefect", "deployment", "run", "retrain/chemical-reactor"]
+    done = subprocess.run(command, cwd=project, env=clean, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_until((project / "ran.txt").exists, 200)
+    wait_until((project / "ran.txt").read_text, 200)
+    assert (project / "ran.txt").read_text() == f"configs/chemical_reactor.yaml {services.home.root}"

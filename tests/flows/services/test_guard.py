@@ -1,0 +1,148 @@
+"""Who may speak to the servers: real ones, asked as a web page, another machine's name, and a stranger would ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from flows.services import rest
+from flows.services.state import Services, environment
+
+FOREIGN = [
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    # A page of another program on this machine.
+    {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "http://["},
+    {"Host": "evil.example"},
+    {"Host": "127.0.0.1.evil.example"},
+    {"Host": "evil.example:4200", "Origin": "http://evil.example:4200"},
+]
+OUT = Path("pwned.txt")
+
+
+def send(url: str, headers: dict[str, str], body: object = None) -> int:
+    """The status that a request is answered with; `Host` in the headers replaces the address's."""
+    data = None if body is None else json.dumps(body).encode()
+    message = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(message, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def login(services: Services) -> dict[str, str]:
+    return {"Authorization": rest.basic(services.home.login.read_text().strip())}
+
+
+def malicious(services: Services, name: str) -> dict[str, object]:
+    """A deployment whose runs execute a shell command as the user who runs the worker."""
+    flow = services.ask_prefect("flows/", {"name": "probe"})["id"]
+    steps = [{"prefect.deployments.steps.run_shell_script": {"script": f"touch {OUT}"}}]
+    return {"name": name, "flow_id": flow, "pull_steps": steps, "work_pool_name": "neorl", "entrypoint": "x.py:x"}
+
+
+def known(services: Services, name: str) -> bool:
+    wanted = {"deployments": {"name": {"any_": [name]}}}
+    return bool(services.ask_prefect("deployments/filter", wanted))
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": rest.basic("neorl:guess")}, {"Authorization": "Basic"}])
+def test_without_the_login_no_deployment_is_created(services: Services, headers: dict[str, str]) -> None:
+    assert send(f"{services.prefect_api}/deployments/", headers, malicious(services, "stranger")) == 401
+    assert not known(services, "stranger")
+    assert send(f"{services.prefect_api}/flow_runs/filter", headers, {}) == 401
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_a_foreign_page_or_name_is_refused_even_with_the_login(services: Services, headers: dict[str, str]) -> None:
+    body = malicious(services, "page")
+    assert send(f"{services.prefect_api}/deployments/", {**login(services), **headers}, body) == 403
+    assert not known(services, "page")
+    assert send(f"{services.prefect_api}/admin/version", {**login(services), **headers}) == 403
+    assert send(f"{services.mlflow.url}/api/2.0/mlflow/experiments/create", login(services) | headers, {}) == 403
+    assert send(f"{services.mlflow.url}/health", headers) == 403
+
+
+def test_with_the_login_and_from_its_own_pages_the_server_works(services: Services) -> None:
+    port = urlsplit(services.prefect.url).port
+    for headers in ({}, {"Origin": f"http://localhost:{port}"}, {"Origin": services.prefect.url}):
+        body = malicious(services, "ours")
+        assert send(f"{services.prefect_api}/deployments/", {**login(services), **headers}, body) in {200, 201}
+    assert known(services, "ours")
+    found = services.ask_prefect("deployments/filter", {"deployments": {"name": {"any_": ["ours"]}}})
+    address = f"{services.prefect_api}/deployments/{found[0]['id']}"
+    message = urllib.request.Request(address, headers=login(services), method="DELETE")
+    with urllib.request.urlopen(message, timeout=30) as answer:
+        assert answer.status == 204
+
+
+def test_the_page_where_a_person_logs_in_is_open_and_asks_for_the_login(services: Services) -> None:
+    with urllib.request.urlopen(f"{services.prefect.url}/ui-settings", timeout=30) as answer:
+        assert json.loads(answer.read())["auth"] == "BASIC"
+    assert send(f"{services.prefect.url}/", {"Accept": "text/html"}) == 200
+    # The browser's own question, for MLflow has no page of its own for it.
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        urllib.request.urlopen(services.mlflow.url, timeout=30)
+    with refused.value as answer:
+        assert answer.headers["WWW-Authenticate"].startswith("Basic")
+    assert send(services.mlflow.url, login(services)) == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", None])
+def test_a_foreign_pages_websocket_is_refused(services: Services, origin: str | None) -> None:
+    """The events' socket: a foreign page does not get as far as the handshake, a stranger not beyond it."""
+    address = urlsplit(services.prefect.url)
+    lines = [
+        "GET /api/events/in HTTP/1.1",
+        f"Host: {address.netloc}",
+        *("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"),
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        *([f"Origin: {origin}"] if origin else []),
+    ]
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        answer = connection.recv(4096).decode()
+    assert answer.startswith("HTTP/1.1 403")
+
+
+def test_mlflows_clients_log_in_by_environment(services: Services, tmp_path: Path) -> None:
+    code = (
+        "import mlflow\n"
+        "client = mlflow.MlflowClient()\n"
+        "run = client.create_run(client.create_experiment('guarded'))\n"
+        "client.log_text(run.info.run_id, 'hello', 'a.txt')\n"
+        "print(mlflow.artifacts.load_text(f'{run.info.artifact_uri}/a.txt'))\n"
+    )
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean, **environment(services)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.stdout.split()[-1:] == ["hello"], done.stderr
+    stranger = {k: v for k, v in environment(services).items() if not k.startswith("MLFLOW_TRACKING_P")}
+    done = subprocess.run(
+        [sys.executable, "-c", "import mlflow; mlflow.MlflowClient().search_experiments()"],
+        env={**clean, **stranger},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode
+    assert "401" in done.stderr

@@ -1,0 +1,78 @@
+"""One run per plant, and the record that a killed run leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from configs.errors import Refused
+from configs.home import Home
+from flows.services.locks import dead_runs, holders, plant_lock, recorded_run
+
+PROJECT = Path(__file__).parents[3]
+HOLD = """
+import sys, time
+from configs.home import Home
+from flows.services.locks import plant_lock
+with plant_lock(Home.locate(), "reactor", run="first"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def holder(home: Path) -> Iterator[subprocess.Popen[str]]:
+    variables = {**os.environ, "NEORL_HOME": str(home)}
+    command = [sys.executable, "-c", HOLD]
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_run_is_refused_until_the_first_is_gone(home: Path) -> None:
+    with holder(home) as first:
+        who = rf"expected no other run of reactor, got run first, process {first.pid}, going on since"
+        with pytest.raises(Refused, match=who), plant_lock(Home(home), "reactor"):
+            pass
+        with plant_lock(Home(home), "another"):
+            assert {h.plant: h.alive for h in holders(Home(home))} == {"another": True, "reactor": True}
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert [h.alive for h in holders(Home(home))] == [False]
+        with plant_lock(Home(home), "reactor", run="second"):
+            assert [h.run for h in holders(Home(home))] == ["second"]
+    assert holders(Home(home)) == []
+
+
+def test_a_second_run_may_wait(home: Path) -> None:
+    said: list[str] = []
+    with holder(home) as first:
+
+        def told(words: str) -> None:
+            said.append(words)
+            first.kill()
+
+        with plant_lock(Home(home), "reactor", "wait", on_wait=told):
+            first.wait()
+    assert said
+    assert f"waiting for run first, process {first.pid}" in said[0]
+
+
+def test_a_run_that_ends_leaves_no_record(home: Path) -> None:
+    record = home / "locks" / "runs" / "abc.json"
+    with recorded_run(Home(home), "abc", "p"):
+        assert record.exists()
+        assert dead_runs(Home(home)) == []
+    assert not record.exists()
+    with pytest.raises(FileExistsError), recorded_run(Home(home), "abc", "p"):
+        record.touch(exist_ok=False)
+    assert not record.exists()

@@ -1,0 +1,69 @@
+"""Evidence that passes every gate, to be changed in one place by a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.references import (
+    Certificate,
+    Evidence,
+    Interval,
+    Latency,
+    Servability,
+    SignalError,
+    SimulatorErrors,
+)
+
+
+def interval(lower: float, upper: float) -> Interval:
+    """An interval with its middle as the estimate."""
+    return Interval(value=(lower + upper) / 2, lower=lower, upper=upper)
+
+
+def certificate(passed: bool = True, **changes: object) -> Certificate:
+    """The outcome of an attempt that nobody made."""
+    found = Certificate(
+        claim="P(violation) <= 0.001",
+        passed=passed,
+        attempt=3,
+        alpha=0.0125,
+        episodes=5000,
+        violations=2,
+        upper_bound=0.002,
+        handovers=0.0,
+        composite="0" * 64,
+        path=Path("nowhere.dsse.json"),
+    )
+    return found.model_copy(update=changes)
+
+
+SERVED = Servability(
+    reasons=(),
+    answers=64,
+    max_error=0.0,
+    tolerance=1e-4,
+    latency_us=Latency(p50=20.0, p99=51.6),
+    budget_us=20_000.0,
+    seconds_to_ready=1.0,
+)
+
+
+def signal(logs: float, domain: float = 0.1, spread: float = 1.0) -> SignalError:
+    """A signal's one-step errors."""
+    return SignalError(logs=logs, domain=domain, spread=spread)
+
+
+def evidence(**changes: object) -> Evidence:
+    """Evidence by which every gate passes, but for what is changed."""
+    found = Evidence(
+        beat_plant=True,
+        data=(),
+        simulator=SimulatorErrors(signals={"T": signal(0.1)}),
+        ope=interval(0.1, 0.2),
+        supported=True,
+        rollouts=interval(0.1, 0.2),
+        fallback=certificate(),
+        certificate=certificate(),
+        servability=SERVED,
+    )
+    return found.model_copy(update=changes)

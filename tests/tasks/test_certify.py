@@ -1,0 +1,82 @@
+"""Certification for real: the plant's own controller on its simulator, with a claim weak enough for a few episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from configs.run import RunConfig
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.certificate import read_certificate, verify_certificate
+from tasks.adapters.ledger.client import stop
+from tasks.adapters.ledger.ledger import Ledger
+from tasks.certify import certify, repeat_with
+from tasks.references import Bundle
+from tests.sample_record import write_bundle
+from tests.small_data import PLANT, reactor_run
+
+
+def weak(**changes: float) -> RunConfig:
+    return reactor_run(certify={"p0": 0.3, "max_episodes": 100, **changes})
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, Bundle]]:
+    home = Home(tmp_path_factory.mktemp("certify") / "home")
+    folder = home.folder("bundles", PLANT) / "sample"
+    yield home, Bundle(digest=write_bundle(folder), plant=PLANT, folder=folder)
+    stop(home)
+
+
+def test_a_bundle_is_certified_once_and_can_be_repeated(bundled: tuple[Home, Bundle]) -> None:
+    home, bundle = bundled
+    told: list[tuple[int, int, str]] = []
+    found = certify(home, weak(), bundle, progress=lambda *said: told.append(said))
+    assert found.passed
+    assert found.complete
+    assert (found.attempt, found.composite, found.reused) == (1, bundle.digest, False)
+    assert told[-1][0] == found.episodes
+    again = certify(home, weak(), bundle)
+    assert again == found.model_copy(update={"reused": True})
+    # Another claim about the same limits is another attempt, and spends less.
+    other = certify(home, weak(p0=0.4), bundle)
+    assert (other.attempt, other.reused) == (2, False)
+    assert other.alpha == pytest.approx(0.05 / 6)
+    ledger = Ledger.open(home, write=False)
+    assert [entry.kind for entry in ledger.entries()] == ["attempt", "seed", "result"] * 2
+    repeat = repeat_with(bundle.folder)
+    checks = verify_certificate(
+        found.path, ledger.trust, ledger=ledger, repeat=repeat, rerun=True, challenge=b"the auditor's own"
+    )
+    assert [check for check in checks if not check.passed] == []
+    assert "rerun" in {check.name for check in checks}
+    assert read_certificate(found.path, ledger.trust).predicate.claim == found.claim
+    assert audit(home).passed
+
+
+def test_a_certificate_that_has_gone_is_not_made_up(bundled: tuple[Home, Bundle]) -> None:
+    home, bundle = bundled
+    found = certify(home, weak(p0=0.35), bundle)
+    kept = found.path.read_bytes()
+    found.path.unlink()
+    with pytest.raises(Refused, match=f"certificate of attempt {found.attempt} at .* got none: restore it"):
+        certify(home, weak(p0=0.35), bundle)
+    found.path.write_bytes(kept)
+    assert certify(home, weak(p0=0.35), bundle).reused
+
+
+def test_an_attempt_that_cannot_pass_spends_nothing(bundled: tuple[Home, Bundle]) -> None:
+    home, bundle = bundled
+    count = len(Ledger.open(home).entries("attempt"))
+    with pytest.raises(BadInput, match="nothing was spent"):
+        certify(home, weak(p0=0.05, max_episodes=20), bundle)
+    assert len(Ledger.open(home).entries("attempt")) == count
+
+
+def test_another_bundle_than_the_named_one_is_refused(bundled: tuple[Home, Bundle]) -> None:
+    home, bundle = bundled
+    with pytest.raises(Refused, match="expected the composite 0000"):
+        certify(home, weak(), bundle.model_copy(update={"digest": "0" * 64}))
