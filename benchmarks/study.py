@@ -42,7 +42,7 @@ from neorl_core.world_model import dynamics
 from tasks.adapters.files.canonical import write_json
 from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
 from tasks.adapters.store.episodes import Logs, read_logs
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.synthetic.plant_log import generate
 from tasks.ingest import ingest
 from tasks.simulate import PUBLISHED_SCORES, ROLLOUT_SEED, score
@@ -91,7 +91,7 @@ def logged(plant: str, data: Sequence[Path], home: Home) -> tuple[Logs, Logs]:
     mapping = ROOT / "configs" / "mappings" / f"{plant}.yaml"
     source = {"mapping": mapping} if mapping.exists() else {}
     found = ingest(home, RunConfig(plant=plant, data={**source, "held_out": HELD_OUT}), list(data))
-    store = Dataset.open(Path(found["path"]), found["digest"])
+    store = StoredDataset.open(found.store, found.digest)
     ours, held_out = (read_logs(store, episodes) for episodes in store.split(HELD_OUT))
     return ours, held_out
 

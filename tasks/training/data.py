@@ -17,7 +17,7 @@ from neorl_core.training.population import Algorithm
 from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.types import PlantSpec
 from tasks.adapters.store.episodes import read_logs
-from tasks.adapters.store.reader import Dataset
+from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.stream import Ring, Stream, row_bytes, shape_of
 
 
@@ -35,7 +35,7 @@ class TrainingData(NamedTuple):
 
 
 def training_data(
-    run: RunConfig, store: Dataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int = 0
+    run: RunConfig, store: StoredDataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int = 0
 ) -> TrainingData:
     """Resident where the rows fit into the memory that the run allows, else streamed.
 

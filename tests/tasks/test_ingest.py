@@ -16,6 +16,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import Data, RunConfig
 from neorl_core.plants import PLANTS
+from tasks.adapters.files.provenance import modules_of
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.synthetic.plant_log import generate
@@ -104,6 +105,16 @@ def test_whatever_file_of_a_dataset_has_gone_is_made_again(tmp_path: Path, home:
         assert ingest(Home(home), run(), [source]) == first
         assert first.complete, path
         assert path.read_bytes() == data
+
+
+def test_a_source_is_read_again_for_code_that_has_a_say_in_its_rows_and_no_other() -> None:
+    uses = modules_of("tasks.sources")
+    store, historian = "tasks.adapters.store", "tasks.adapters.historian"
+    assert {f"{store}.writer", f"{store}.row_checks", f"{historian}.transitions", f"{historian}.tag_rows"} <= set(uses)
+    others = {f"{store}.card", f"{store}.card_page", f"{store}.statistics", f"{store}.expectations", f"{store}.stream"}
+    others |= {"tasks.references", "tasks.ingest", "tasks.validate"}
+    assert not others & set(uses)
+    assert not [name for name in uses if name.startswith(("flows.", "tasks.adapters.reporting", "tasks.training"))]
 
 
 SPOILS: dict[str, tuple[str, Any]] = {

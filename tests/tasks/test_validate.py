@@ -22,7 +22,7 @@ from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.statistics import stability_index, summarise
 from tasks.adapters.store.writer import DatasetWriter
-from tasks.references import Dataset
+from tasks.references import Dataset, DriftReference
 from tasks.validate import dataset_checks, validate
 
 SPEC = PLANTS["double_mass"].spec
@@ -91,7 +91,7 @@ def test_a_dataset_passes_drifts_and_is_refused_and_each_has_pages_that_open_off
     moved = make_rows([20] * 30, seed=1)
     moved["observations"][:, 0] *= 0.1
     moved["observations"][:, 0] += 1.0
-    drifted = validate(home, RUN, write(tmp_path / "data", moved), before=sound)
+    drifted = validate(home, RUN, write(tmp_path / "data", moved), earlier=DriftReference(dataset=sound))
     # Neither drift nor what is odd but usable refuses; next_observations are not compared here but at ingest.
     assert drifted.passed
     assert any("mean of observation position_1" in warning for warning in drifted.warnings)

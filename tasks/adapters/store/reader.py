@@ -262,7 +262,3 @@ def _spans(
             kept = index >= begins[np.searchsorted(ends, index, side="right")]
             if kept.any():
                 yield slice(at, at + len(index)), slice(None) if kept.all() else kept
-
-
-Dataset = StoredDataset
-"""The former name, until no module uses it."""
