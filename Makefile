@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test coverage lint bench plants study chaos resume streaming historian store tamper picture services lock clean
+.PHONY: run test coverage lint architecture bench plants study chaos resume streaming historian store tamper picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up & up=$$!; \
@@ -50,6 +50,9 @@ historian: $(READY)  ## raw rows/s and memory of ingesting 200 million rows, bes
 ROWS ?= 100000000
 store: $(READY)  ## the dataset store beside its yardsticks, and validation of ROWS transitions (100 million by default)
 	$(BIN)/python -m benchmarks.store --validate $(ROWS)
+
+architecture: $(READY)  ## the table and the picture of a retraining's graph; writes docs/architecture.md and docs/graph.png
+	$(BIN)/python -m benchmarks.architecture
 
 tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 	$(BIN)/python -m benchmarks.tamper

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -36,6 +36,18 @@ from tasks.references import Reference
 if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.schemas.objects import State
+
+
+class Stage(NamedTuple):
+    """What is known of a stage before it runs."""
+
+    name: str
+    """Of its Prefect task."""
+    cached: bool
+
+
+STAGES: dict[str, Stage] = {}
+"""Stages by their function's full name, filled as their modules are imported."""
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Reference)
@@ -158,6 +170,7 @@ def cached(*, also: Modules | None = None, name: str = "") -> Callable[[Callable
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         stage = name or function.__name__
+        STAGES[f"{function.__module__}.{function.__name__}"] = Stage(stage, cached=True)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -187,6 +200,7 @@ def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         stage = name or function.__name__
+        STAGES[f"{function.__module__}.{function.__name__}"] = Stage(stage, cached=False)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:

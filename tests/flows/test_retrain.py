@@ -19,6 +19,7 @@ from configs.home import Home
 from configs.load import load_run
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.gates import REQUIRED
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
@@ -83,7 +84,7 @@ def test_a_log_becomes_a_certified_registered_champion(first: dict[str, Any], se
     for key in ("run", "dataset", "candidate", "gates", "certificate", "score", "champion", "seconds"):
         assert first[key] is not None, key
     names = [gate["name"] for gate in first["gates"]]
-    assert names == ["data", "twin", "ope", "rollouts", "fallback", "statistical", "servability"]
+    assert tuple(names) == REQUIRED
     entries = Ledger.open(services.home, write=False).entries()
     promotions = [entry for entry in entries if entry.kind == "promotion"]
     assert [entry.body["composite"] for entry in promotions] == [first["champion"]["composite"]]
@@ -96,6 +97,33 @@ def test_a_log_becomes_a_certified_registered_champion(first: dict[str, Any], se
     assert first["certificate"]["claim"] in page.replace("&lt;", "<").replace("&gt;", ">")
 
 
+def test_prefect_shows_every_dependency_and_no_other(first: dict[str, Any], services: Services) -> None:
+    from flows.graph import nodes
+
+    graph = services.ask_prefect(f"flow_runs/{first['run']}/graph-v2")
+    labels = {node["id"]: node["label"] for _, node in graph["nodes"]}
+    shown = sorted(
+        (node["label"], sorted({labels[parent["id"]] for parent in node["parents"]})) for _, node in graph["nodes"]
+    )
+    assert shown == sorted((node.stage, sorted(node.takes)) for node in nodes())
+    assert sum(len(node.takes) for node in nodes()) > 30
+
+
+def test_the_log_and_the_state_tell_the_story_without_the_command(first: dict[str, Any], services: Services) -> None:
+    run = services.ask_prefect(f"flow_runs/{first['run']}")
+    assert run["name"] == "retrain auto-0"
+    assert {PLANT, first["verdict"]} <= set(run["tags"])
+    assert run["state"]["message"] == first["headline"]
+    wanted = {"logs": {"flow_run_id": {"any_": [first["run"]]}}, "limit": 200, "sort": "TIMESTAMP_ASC"}
+    lines = [entry["message"] for entry in services.ask_prefect("logs/filter", wanted)]
+    for told in ("rows in", "fit for training", "members of 400 updates", "selected, gain over", "certified: "):
+        assert any(told in line for line in lines), told
+    artifacts = services.ask_prefect("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [first["run"]]}}})
+    text = next(found["data"] for found in artifacts if found["type"] == "markdown")
+    assert "&emsp;" not in text
+    assert "![" not in text
+
+
 def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Services) -> None:
     from tasks.adapters.registry.registry import Registry
 
@@ -104,7 +132,7 @@ def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Serv
     version = registry.version(PLANT, first["champion"]["version"])
     assert version["digest"] == first["champion"]["composite"]
     head = version["tags"]["neorl.ledger_head"]
-    assert Ledger.open(services.home, write=False).verify([head])["heads"] == 1
+    assert Ledger.open(services.home, write=False).verify([head]).size > 0
     plant, _ = registry.load_champion(PLANT, first["champion"]["composite"])
     assert plant.spec.name == PLANT
 
@@ -165,10 +193,71 @@ def test_unchanged_inputs_reuse_everything_and_spend_nothing(
     second = command("retrain", str(config), "--data", str(log))
     assert second["exit"] == 0, second
     assert second["verdict"] == "unchanged"
-    assert "nothing new to promote" in second["headline"]
+    assert "Nothing new to promote" in second["headline"]
     assert {"ingest", "validate", "train", "evaluate", "simulate"} <= set(second["reused"])
     assert second["population"] == first["population"]
     assert attempts() == before
+
+
+def test_an_unchanged_run_says_so_where_prefect_s_user_looks(
+    command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
+) -> None:
+    config, log = inputs()
+    second = command("retrain", str(config), "--data", str(log))
+    run = services.ask_prefect(f"flow_runs/{second['run']}")
+    assert run["state"]["message"].startswith("Nothing new to promote: the same inputs were decided on at ")
+    assert "unchanged" in run["tags"]
+
+
+@pytest.mark.parametrize("stage", ["ingest", "evaluate", "simulate"])
+def test_a_forged_result_is_computed_again_and_promotes_nothing(
+    stage: str, command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
+) -> None:
+    """Whoever edits Prefect's result files, or marks one as pickle, has them computed again with a sentence."""
+    config, log = inputs()
+    before = len(Ledger.open(services.home, write=False).entries())
+    stored = services.home.root / "prefect" / "storage"
+    path = next(found for found in stored.iterdir() if re.fullmatch(f"{stage}-[0-9a-f]{{32}}", found.name))
+    record = json.loads(path.read_text())
+    if stage == "ingest":
+        record["metadata"]["serializer"] = {"type": "pickle"}
+        said = "got one marked 'pickle', which is not read"
+    else:
+        record["result"] = record["result"].replace("0.", "9.")
+        said = "expected the result that was sealed"
+    path.write_text(json.dumps(record))
+    again = command("retrain", str(config), "--data", str(log))
+    assert again["exit"] == 0, again
+    assert stage not in again["reused"]
+    assert again["verdict"] == "unchanged"
+    wanted = {"logs": {"flow_run_id": {"any_": [again["run"]]}}, "limit": 200}
+    lines = [entry["message"] for entry in services.ask_prefect("logs/filter", wanted)]
+    assert any(line.startswith(f"{stage} is computed again") and said in line for line in lines), lines
+    assert len(Ledger.open(services.home, write=False).entries()) == before
+
+
+@pytest.mark.parametrize(
+    ("stage", "pattern"),
+    [("ingest", "datasets/*/cards/*"), ("train", "runs/*/populations/*/curves.npz")],
+)
+def test_a_file_that_a_result_names_and_that_has_gone_is_made_again(
+    stage: str,
+    pattern: str,
+    command: Neorl,
+    first: dict[str, Any],
+    inputs: Callable[..., tuple[Path, Path]],
+    services: Services,
+) -> None:
+    config, log = inputs()
+    gone = sorted(services.home.root.glob(pattern))
+    assert gone
+    for path in gone:
+        path.unlink()
+    again = command("retrain", str(config), "--data", str(log))
+    assert again["exit"] == 0, again
+    cached = {"ingest", "validate", "train", "fallback", "evaluate", "simulate", "validate_simulator"}
+    assert set(again["reused"]) == cached - {stage}
+    assert any(path.exists() for path in gone)
 
 
 def test_a_candidate_waits_for_a_person_and_a_failed_one_cannot_be_approved(
@@ -197,6 +286,7 @@ def test_kill_9_between_checkpoints_changes_nothing(
     services: Services,
     tmp_path: Path,
 ) -> None:
+    from tasks.ingest import ingest
     from tasks.training.train import train
 
     config, log = inputs(seed=2)
@@ -217,13 +307,10 @@ def test_kill_9_between_checkpoints_changes_nothing(
     assert finished["exit"] == 0, finished
     assert re.search(r"train: goes on from [1-3]00 of 400 updates", finished["stderr"]), finished["stderr"]
     assert {"ingest", "validate"} <= set(finished["reused"])
-    # A home of its own with the same dataset, undisturbed.
-    calm = Home(tmp_path / "calm")
-    calm.folder("datasets").rmdir()
-    (calm.root / "datasets").symlink_to(services.home.root / "datasets")
-    reference = {"digest": finished["dataset"], "path": str(calm.root / "datasets" / PLANT)}
-    undisturbed = train(calm, load_run(config), reference)
-    assert undisturbed["digest"] == finished["population"]
+    # A home of its own with the same data, undisturbed.
+    calm, run = Home(tmp_path / "calm"), load_run(config)
+    undisturbed = train(calm, run, ingest(calm, run, [log]))
+    assert undisturbed.digest == finished["population"]
     assert audit(services.home).passed
 
 
