@@ -20,9 +20,11 @@ def checked_run(config: Path) -> RunConfig:
     from neorl_core.plants import PLANTS
     from neorl_core.training.population import configure
     from tasks.certify import claim_of
+    from tasks.ingest import mapping_of, plant_spec
 
     run = load_run(config)
     claim_of(PLANTS[known_plant(run.plant)], run)
+    plant_spec(run.plant, mapping_of(run))
     if run.train.algorithm not in ALGORITHMS:
         raise BadInput(
             f"expected train.algorithm in {config} among {', '.join(ALGORITHMS)}, got '{run.train.algorithm}': "
