@@ -31,7 +31,7 @@ evaluate: {fqe_updates: 400, model_updates: 400, bootstraps: 100, rollouts: 64, 
 approval: auto
 """
 PART = 0.4
-CACHED = ("ingest", "validate", "train", "evaluate", "simulate", "twin")
+CACHED = ("ingest", "validate", "train", "fallback", "evaluate", "simulate", "validate_simulator")
 
 
 class Home:
@@ -68,7 +68,6 @@ class Home:
 
     def computed(self) -> Counter[str]:
         """How often each stage ran to completion rather than being found in the cache, over all flow runs."""
-        url = self.neorl("status")["prefect"]["url"]
         code = (
             "import asyncio, json\n"
             "from prefect.client.orchestration import get_client\n"
@@ -81,11 +80,7 @@ class Home:
             "    print(json.dumps([[run.name, run.state_name] for run in runs]))\n"
             "asyncio.run(main())\n"
         )
-        environment = {
-            **self.environment,
-            "PREFECT_API_URL": f"{url}/api",
-            "PREFECT_HOME": str(self.folder / "prefect"),
-        }
+        environment = {**self.environment, **self.neorl("status", "--export")}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         runs = json.loads(done.stdout.strip().splitlines()[-1])
         return Counter(name for name, state in runs if state == "Completed" and name in CACHED)
@@ -128,7 +123,7 @@ def main() -> int:
                     home.neorl("down")
     checks = {
         "same parameters": final["population"] == expected["population"],
-        "same verdict": final.get("decided", final["verdict"]) == expected["verdict"],
+        "same verdict": (final["decided"] or final["verdict"]) == expected["verdict"],
         "ledger verifies": bool(audit["passed"]),
         "exactly one champion": len(history) == 1
         and final["champion"]["composite"] == expected["champion"]["composite"],
