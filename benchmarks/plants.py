@@ -124,7 +124,7 @@ def pcgym(python: str | None) -> Iterator[Callable[[], float] | None]:
     if python is None:
         yield None
         return
-    script = Path(__file__).with_name("peer_pcgym.py")
+    script = Path(__file__).with_name("peers") / "step_pcgym.py"
     process = subprocess.Popen(
         [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -65,7 +65,7 @@ def pandapower(python: str, found: dict[str, np.ndarray]) -> Iterator[Callable[[
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cases.npz"
         np.savez(path, **{name: found[name][:1000] for name in ("open", "active", "reactive")})
-        script = Path(__file__).with_name("peer_pandapower.py")
+        script = Path(__file__).with_name("peers") / "solve_pandapower.py"
         process = subprocess.Popen(
             [python, str(script), str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -73,7 +73,7 @@ def pandapower(python: str, found: dict[str, np.ndarray]) -> Iterator[Callable[[
         assert process.stdout is not None
         if process.stdout.readline().strip() != "ready":
             raise SystemExit(
-                f"expected {python} to have pandapower 3.5.6, got none: see benchmarks/peer_pandapower.py."
+                f"expected {python} to have pandapower 3.5.6, got none: see benchmarks/peers/solve_pandapower.py."
             )
 
         def window() -> float:

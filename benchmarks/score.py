@@ -87,7 +87,7 @@ def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
     step = jax.jit(jax.vmap(plant.step, in_axes=(0, 0, 0, None)))
     keys = jax.random.split(jax.random.key(0), EPISODES)
     process = subprocess.Popen(
-        [python, str(Path(__file__).with_name("peers.py")), str(data), "--train", name],
+        [python, str(Path(__file__).with_name("peers") / "train_d3rlpy.py"), str(data), "--train", name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -105,7 +105,9 @@ def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
     found, trained = [], 0.0
     try:
         if process.stdout.readline().strip() != "ready":
-            raise SystemExit(f"expected {python} to have d3rlpy 2.8.1 and torch, got none: see benchmarks/peers.py.")
+            raise SystemExit(
+                f"expected {python} to have d3rlpy 2.8.1 and torch, got none: see benchmarks/peers/train_d3rlpy.py."
+            )
         for seconds in PEER_SECONDS:
             told = ask(f"train {seconds - trained}")
             trained = float(seconds)

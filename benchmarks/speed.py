@@ -102,7 +102,7 @@ def peers(python: str | None, raw: Transition) -> Iterator[dict[str, Callable[[]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "transitions.npz"
         np.savez(path, observations=raw.observation, actions=raw.action, rewards=raw.reward)
-        script = Path(__file__).with_name("peers.py")
+        script = Path(__file__).with_name("peers") / "train_d3rlpy.py"
         process = subprocess.Popen(
             [python, str(script), str(path), str(WIDTH), str(BATCH)],
             stdin=subprocess.PIPE,
@@ -113,7 +113,9 @@ def peers(python: str | None, raw: Transition) -> Iterator[dict[str, Callable[[]
         assert process.stdin is not None
         assert process.stdout is not None
         if process.stdout.readline().strip() != "ready":
-            raise SystemExit(f"expected {python} to have d3rlpy 2.8.1 and torch, got none: see benchmarks/peers.py.")
+            raise SystemExit(
+                f"expected {python} to have d3rlpy 2.8.1 and torch, got none: see benchmarks/peers/train_d3rlpy.py."
+            )
 
         def window(name: str) -> float:
             print(name, PEERS[name], file=process.stdin, flush=True)

@@ -10,8 +10,8 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from tasks.adapters.ledger import champions
-from tasks.adapters.ledger.candidates import check_record
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
+from tasks.adapters.ledger.rules import check_record
 from tasks.adapters.models.bundle import is_current
 from tasks.adapters.registry.registry import Registry
 from tasks.references import (

@@ -139,7 +139,7 @@ def stop(home: Home) -> None:
 def sources() -> str:
     """Digest of the sources that hold the rules of writing: a signer of other sources is replaced."""
     files = [*Path(__file__).parent.glob("*.py"), *(Path(__file__).parents[1] / "files").glob("*.py")]
-    files += [ROOT / "tasks" / name for name in ("gates.py", "references.py")]
+    files += [ROOT / "tasks" / "gates.py", *(ROOT / "tasks" / "references").glob("*.py")]
     return sha256_hex(b"".join(path.read_bytes() for path in sorted(files)))
 
 

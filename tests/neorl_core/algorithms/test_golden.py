@@ -1,6 +1,6 @@
 """One update of each algorithm against d3rlpy's, from the same parameters, batch and random numbers.
 
-The golden file carries the configuration that made it; `benchmarks/golden_d3rlpy.py` makes it again. Where d3rlpy
+The golden file carries the configuration that made it; `benchmarks/peers/golden_d3rlpy.py` makes it again. Where d3rlpy
 computes something else than the paper, the case says what and takes that part as given.
 """
 

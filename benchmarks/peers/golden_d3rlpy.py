@@ -2,7 +2,7 @@
 
 Development time only, in an environment of its own that has d3rlpy 2.8.1 and a CPU build of torch:
 
-    PYTHON benchmarks/golden_d3rlpy.py
+    PYTHON benchmarks/peers/golden_d3rlpy.py
 
 Each algorithm makes one whole `inner_update` with plain gradient descent. The file holds, under `algorithm/part`:
 parameters before, after and their gradients, every random number that was drawn, in order, and the bootstrapped
@@ -26,7 +26,7 @@ from d3rlpy.models.encoders import VectorEncoderFactory
 from d3rlpy.optimizers.optimizers import OptimizerWrapper, SGDFactory
 from d3rlpy.torch_utility import TorchMiniBatch
 
-OUT = Path(__file__).resolve().parents[1] / "tests" / "golden" / "d3rlpy.npz"
+OUT = Path(__file__).resolve().parents[2] / "tests" / "golden" / "d3rlpy.npz"
 CONFIG: dict[str, Any] = {
     "d3rlpy": d3rlpy.__version__,
     "torch": torch.__version__,

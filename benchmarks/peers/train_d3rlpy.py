@@ -1,11 +1,11 @@
 """d3rlpy's training, run by a Python of its own that has it: see benchmarks/speed.py and benchmarks/score.py.
 
-    PYTHON benchmarks/peers.py TRANSITIONS.npz WIDTH BATCH
+    PYTHON benchmarks/peers/train_d3rlpy.py TRANSITIONS.npz WIDTH BATCH
 
 Answers each line `algorithm steps` on standard input with `seconds seconds_of_sampling` on standard output. A step is
 what d3rlpy's own training loop does, a batch sampled and an update, without its logger and progress bar.
 
-    PYTHON benchmarks/peers.py DMSD.npz --train ALGORITHM
+    PYTHON benchmarks/peers/train_d3rlpy.py DMSD.npz --train ALGORITHM
 
 One algorithm at d3rlpy's own defaults on a NeoRL-2 archive. Answers `train seconds` with `{"steps": so far}`, and
 `act [[...], ...]` with the policy's actions at these observations.

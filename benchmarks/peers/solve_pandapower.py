@@ -1,6 +1,6 @@
 """pandapower's power flow, run by a Python of its own that has pandapower 3.5.6: see benchmarks/plants.py.
 
-    PYTHON benchmarks/peer_pandapower.py CASES.npz
+    PYTHON benchmarks/peers/solve_pandapower.py CASES.npz
 
 CASES.npz holds `open (n, 5)` lines counted from zero, `active` and `reactive (n, 32)` power drawn in MW and Mvar.
 Answers each line `count` on standard input with `seconds lowest_voltage_of_the_last` on standard output, for that many

@@ -2,7 +2,7 @@
 
 Development time only, in an environment of its own that has pandapower 3.5.6:
 
-    PYTHON benchmarks/golden_pandapower.py
+    PYTHON benchmarks/peers/golden_pandapower.py
 
 Each case opens five lines that leave a tree, found here by a union of the buses that the other lines join, and draws
 power at every bus, part of it fed in. The feeder is pandapower's own `case33bw`, so its lines are checked, too. The
@@ -79,7 +79,7 @@ def main() -> None:
         "tolerance_mva": TOLERANCE,
         "lowest": LOWEST,
     }
-    path = Path(__file__).parents[1] / "tests" / "golden" / "pandapower.npz"
+    path = Path(__file__).parents[2] / "tests" / "golden" / "pandapower.npz"
     np.savez_compressed(path, config=json.dumps(config), **{key: np.stack(value) for key, value in found.items()})
     print(path, {key: np.stack(value).shape for key, value in found.items()}, np.min(found["voltage"]))
 

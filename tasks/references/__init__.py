@@ -1,0 +1,93 @@
+"""References: what stages hand on. Small, frozen and JSON; large things are files that they name.
+
+A reference is what its stage found, not where the flow ran: caches and graphs are keyed by its content, and a result
+whose files have gone is made again.
+"""
+
+from tasks.references.base import Interval, Reference
+from tasks.references.data import Dataset, DriftReference, Source, Validation
+from tasks.references.decisions import (
+    Aliases,
+    Candidate,
+    CandidateRecord,
+    ChampionInForce,
+    Decision,
+    DecisionRecord,
+    Digests,
+    Findings,
+    HistoryRow,
+    LedgerHead,
+    Outcome,
+    Proposal,
+    Role,
+    Verdict,
+    Version,
+)
+from tasks.references.evidence import (
+    Certificate,
+    Certification,
+    Evidence,
+    Gate,
+    GateName,
+    Judgement,
+    Latency,
+    Servability,
+    Service,
+)
+from tasks.references.learning import (
+    Bundle,
+    Champion,
+    ControllerRollouts,
+    Evaluation,
+    Member,
+    MemberEvaluation,
+    Placement,
+    Population,
+    Rollouts,
+    SignalError,
+    SimulatorErrors,
+)
+
+__all__ = [
+    "Aliases",
+    "Bundle",
+    "Candidate",
+    "CandidateRecord",
+    "Certificate",
+    "Certification",
+    "Champion",
+    "ChampionInForce",
+    "ControllerRollouts",
+    "Dataset",
+    "Decision",
+    "DecisionRecord",
+    "Digests",
+    "DriftReference",
+    "Evaluation",
+    "Evidence",
+    "Findings",
+    "Gate",
+    "GateName",
+    "HistoryRow",
+    "Interval",
+    "Judgement",
+    "Latency",
+    "LedgerHead",
+    "Member",
+    "MemberEvaluation",
+    "Outcome",
+    "Placement",
+    "Population",
+    "Proposal",
+    "Reference",
+    "Role",
+    "Rollouts",
+    "Servability",
+    "Service",
+    "SignalError",
+    "SimulatorErrors",
+    "Source",
+    "Validation",
+    "Verdict",
+    "Version",
+]

@@ -1,0 +1,54 @@
+"""What every reference is: a small frozen model that knows the files it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Reference(BaseModel):
+    """A frozen model that refuses unknown fields; its `Path` fields name files or folders that belong to it."""
+
+    # A number that is not finite is a finding too (an estimate that does not exist), and JSON has no number for it.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    def files(self) -> Iterator[Path]:
+        """Every file or folder that this reference, or one inside it, names."""
+        for _, value in self:
+            yield from _files(value)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its files are there."""
+        return all(path.exists() for path in self.files())
+
+    @property
+    def found(self) -> str:
+        """What was found, in one line for a log."""
+        return type(self).__name__
+
+
+def _files(value: object) -> Iterator[Path]:
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, Reference):
+        yield from value.files()
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _files(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _files(item)
+
+
+class Interval(Reference):
+    """An estimate with its confidence interval."""
+
+    value: float
+    lower: float
+    upper: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.4g} [{self.lower:+.4g}, {self.upper:+.4g}]"

@@ -1,0 +1,215 @@
+"""What is decided, and what the registry and the ledger say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from configs.run import RunConfig
+from tasks.references.base import Interval, Reference
+from tasks.references.data import Dataset, Validation
+from tasks.references.evidence import Certificate, Certification, Evidence, Gate, Judgement
+from tasks.references.learning import Bundle, Champion, Evaluation, Member, Population, Rollouts
+
+Verdict = Literal["promoted", "waiting", "fallback", "fallback_waiting", "refused", "unchanged"]
+"""What a retraining came to."""
+
+
+class Version(Reference):
+    """A candidate's place in the MLflow registry."""
+
+    version: str
+    run_id: str
+    url: str
+    digest: str
+    """Of its composite."""
+
+
+class Digests(Reference):
+    """SHA-256 digests of everything that a version rests on."""
+
+    composite: str
+    dataset: str
+    config: str
+    code: str
+    lock: str
+    certificate: str | None = None
+    """Of the certificate's file; none where certification was not attempted."""
+
+
+class ChampionInForce(Reference):
+    """The champion that the ledger names, with who approved it and what is claimed of it."""
+
+    version: str
+    url: str
+    composite: str
+    since: str
+    approver: str
+    claim: str | None
+
+
+class LedgerHead(Reference):
+    """The ledger's head: how many entries there are, the last one's digest and the Merkle root of all."""
+
+    size: int
+    last: str
+    root: str
+    signed: str
+    """The head as a signed envelope, for an auditor to keep."""
+
+
+class HistoryRow(Reference):
+    """A ledger entry in a few words."""
+
+    sequence: int
+    timestamp: str
+    kind: str
+    detail: str
+
+
+class Outcome(Reference):
+    """What a retraining ends with: the flow's result, and what `neorl retrain --json` prints."""
+
+    run: str
+    """The flow run's id in Prefect."""
+    run_key: str
+    plant: str
+    verdict: Verdict
+    decided: Verdict | None = None
+    """The earlier verdict on the same inputs, where this run changed nothing."""
+    headline: str
+    gates: tuple[Gate, ...]
+    candidate: Version | None = None
+    certificate: Certificate | None = None
+    """Of the composite that was proposed."""
+    score: float | None = None
+    difference: Interval | None = None
+    """Gain over the plant's own controller in return per episode, by rollouts on the simulator."""
+    ope_difference: Interval | None = None
+    """Gain over the logged controller, by off-policy evaluation on held-out logs."""
+    population: str
+    dataset: str
+    champion: ChampionInForce | None = None
+    waiting: tuple[str, ...] = ()
+    """Versions that wait for approval."""
+    links: dict[str, str] = Field(default_factory=dict)
+    seconds: dict[str, float] = Field(default_factory=dict)
+    reused: tuple[str, ...] = ()
+    """Stages whose cached results were used."""
+
+
+class Findings(Reference):
+    """Everything that the stages of one retraining found before anything was decided."""
+
+    run: RunConfig
+    run_key: str
+    """Names the retraining by content: data, configuration, what was selected, what it is compared with, and code."""
+    dataset: Dataset
+    validation: Validation
+    population: Population
+    fallback: Bundle
+    champion: Champion
+    evaluation: Evaluation
+    rollouts: Rollouts
+    protection: Certificate
+    """The fallback's own certificate."""
+    certification: Certification
+    judgement: Judgement
+
+    @property
+    def selected(self) -> Member:
+        """The member that off-policy evaluation selected."""
+        return self.population.members[self.evaluation.selected]
+
+
+Role = Literal["candidate", "fallback"]
+"""What is proposed: a trained candidate, or the plant's own controller."""
+
+
+class CandidateRecord(Reference):
+    """What the ledger says of a candidate: what it is, the gates, and the numbers that they follow from."""
+
+    run_key: str
+    composite: str
+    role: Role
+    version: str
+    run_id: str
+    url: str
+    passed: bool
+    gates: tuple[Gate, ...]
+    evidence: Evidence
+    claim: str | None
+    dataset: Dataset
+    config: str
+    """Digest of the configuration."""
+    champion: str | None
+    """Digest of the promotion in force when it was judged; only that one may it replace."""
+
+
+class Candidate(Reference):
+    """A candidate in the registry and in the ledger."""
+
+    entry: str
+    """Digest of its ledger entry."""
+    record: CandidateRecord
+    plots: dict[str, Path]
+    """Pictures of the retraining, by name."""
+
+    @property
+    def found(self) -> str:
+        verdict = "passed every gate" if self.record.passed else "failed a gate"
+        return f"version {self.record.version}, composite {self.record.composite[:12]}, {verdict}"
+
+
+class Proposal(Reference):
+    """What the rule makes of a candidate: who is proposed for promotion, if anybody, and why."""
+
+    verdict: Verdict
+    reason: str
+    rejected: bool
+    """Whether a person rejected the candidate's composite before."""
+    candidate: Candidate
+    proposed: Candidate | None = None
+    """The candidate itself, or the plant's own controller."""
+
+    @property
+    def found(self) -> str:
+        return self.reason
+
+
+class Decision(Reference):
+    """What came of a proposal."""
+
+    verdict: Verdict
+    reason: str
+    rejected: bool
+    candidate: Candidate
+    """What the verdict is about: the candidate, or the plant's own controller that stands in for it."""
+    promotion: str | None = None
+    """Digest of the promotion's ledger entry."""
+
+    @property
+    def found(self) -> str:
+        return f"{self.verdict}: {self.reason}"
+
+
+class Aliases(Reference):
+    """What MLflow's aliases say after they were brought into line with the ledger."""
+
+    champion: str | None
+    challenger: str | None
+    changes: tuple[str, ...]
+
+    @property
+    def found(self) -> str:
+        return "; ".join(self.changes) or "aliases agree with the ledger"
+
+
+class DecisionRecord(Reference):
+    """What the ledger says of a retraining that was concluded: the same key again changes nothing."""
+
+    run_key: str
+    verdict: Verdict
+    outcome: Outcome

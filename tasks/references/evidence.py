@@ -1,0 +1,136 @@
+"""What a candidate is judged by: certificates, servability, gates, and the numbers beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from tasks.references.base import Interval, Reference
+from tasks.references.learning import SimulatorErrors
+
+
+class Certificate(Reference):
+    """The outcome of an attempt at certification."""
+
+    claim: str
+    passed: bool
+    attempt: int
+    alpha: float
+    episodes: int
+    violations: int
+    upper_bound: float
+    handovers: float
+    composite: str
+    path: Path
+    reused: bool = False
+
+    @property
+    def found(self) -> str:
+        verdict = "certified" if self.passed else "not certified"
+        return f"{verdict}: {self.violations} violations in {self.episodes:,} episodes, attempt {self.attempt}"
+
+
+class Certification(Reference):
+    """The candidate's certificate, or none where an earlier gate failed and no attempt was made."""
+
+    certificate: Certificate | None = None
+
+    @property
+    def found(self) -> str:
+        return self.certificate.found if self.certificate else "not attempted: an earlier gate failed"
+
+
+class Latency(Reference):
+    """Percentiles of the time that one action takes, in microseconds."""
+
+    p50: float
+    p99: float
+
+
+class Servability(Reference):
+    """Whether a bundle loads in a fresh process, answers as recorded and keeps its latency budget."""
+
+    reasons: tuple[str, ...]
+    answers: int
+    max_error: float | None
+    """Largest difference from the recorded actions, as a share of half the action range."""
+    tolerance: float
+    latency_us: Latency | None
+    budget_us: float
+    seconds_to_ready: float | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was found against it."""
+        return not self.reasons
+
+    @property
+    def found(self) -> str:
+        if self.latency_us is None:
+            return "; ".join(self.reasons) or "not attempted: an earlier gate failed"
+        return "; ".join(self.reasons) or f"{self.answers} answers agree, p99 {self.latency_us.p99:.0f} µs"
+
+
+class Service(Reference):
+    """The check of servability, or none where an earlier gate failed."""
+
+    check: Servability | None = None
+
+    @property
+    def found(self) -> str:
+        return self.check.found if self.check else "not attempted: an earlier gate failed"
+
+
+GateName = Literal["data", "simulator", "ope", "rollouts", "champion", "fallback", "statistical", "servability"]
+
+
+class Gate(Reference):
+    """One verdict; `passed` is None where an earlier gate made this one pointless."""
+
+    name: GateName
+    passed: bool | None
+    detail: str
+
+
+class Evidence(Reference):
+    """The numbers that a candidate is judged by, without files: whoever doubts a verdict computes it from these."""
+
+    beat_plant: bool
+    """Whether lower bounds above the plant's own controller are required, or only shown."""
+    data: tuple[str, ...]
+    """What validation found against the dataset."""
+    simulator: SimulatorErrors
+    ope: Interval
+    """Gain over the logged controller, by held-out logs."""
+    supported: bool
+    rollouts: Interval
+    """Return against the plant's own controller, on the simulator."""
+    champion: Interval | None = None
+    """Gain over the champion, by held-out logs; none where it has no policy to compare, or there is none."""
+    incomparable: bool = False
+    """Whether the champion was made for other limits."""
+    fallback: Certificate
+    certificate: Certificate | None = None
+    servability: Servability | None = None
+
+
+class Judgement(Reference):
+    """Every gate, with the evidence that it follows from."""
+
+    evidence: Evidence
+    gates: tuple[Gate, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate passed."""
+        return all(gate.passed for gate in self.gates)
+
+    @property
+    def failed(self) -> Gate | None:
+        """The first gate that failed."""
+        return next((gate for gate in self.gates if gate.passed is False), None)
+
+    @property
+    def found(self) -> str:
+        marks = {True: "pass", False: "FAIL", None: "not run"}
+        return ", ".join(f"{gate.name} {marks[gate.passed]}" for gate in self.gates)

@@ -1,0 +1,161 @@
+"""What is handed on about policies: bundles, populations, their evaluation, and rollouts on the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field
+
+from tasks.references.base import Interval, Reference
+
+
+class Bundle(Reference):
+    """A composite on disk, named by its digest."""
+
+    digest: str
+    plant: str
+    folder: Path
+
+    def files(self) -> Iterator[Path]:
+        yield from (self.folder / name for name in ("composite.json", "composite.npz", "examples.npz"))
+
+
+class Member(Reference):
+    """One member of a population, as a composite that could ship."""
+
+    index: int
+    """Its row in the learning curves."""
+    seed: int
+    hyperparameters: dict[str, float] = Field(default_factory=dict)
+    bundle: Bundle
+
+
+class Placement(Reference):
+    """How the members of a population ran: in one program, or in a process each."""
+
+    processes: bool
+    reason: str
+
+
+class Population(Reference):
+    """What `train` makes: the members whose training stayed finite, and the learning curves of all."""
+
+    digest: str
+    folder: Path
+    members: tuple[Member, ...]
+    curves: Path
+    updates: int
+    steps_per_second: float
+    placement: Placement
+    rows: int
+
+    @property
+    def found(self) -> str:
+        how = "in processes" if self.placement.processes else "in one program"
+        rate = f", {self.steps_per_second:,.0f} updates/s" if self.steps_per_second else ""
+        return f"{len(self.members)} members of {self.updates:,} updates, {how}{rate}"
+
+
+class Champion(Reference):
+    """The champion that candidates are compared with, found in the ledger."""
+
+    digest: str | None = None
+    """Of its composite; none where a plant has no champion yet."""
+    bundle: Bundle | None = None
+    """None, too, where it was made for other limits and cannot be run on this simulator."""
+
+    @property
+    def incomparable(self) -> bool:
+        """Whether there is a champion that no candidate can be compared with."""
+        return self.digest is not None and self.bundle is None
+
+    @property
+    def found(self) -> str:
+        if self.digest is None:
+            return "no champion to compare with"
+        limits = ", made for other limits" if self.incomparable else ""
+        return f"champion {self.digest[:12]}{limits}"
+
+
+class MemberEvaluation(Reference):
+    """Estimates of one member's value per episode, from held-out logs."""
+
+    index: int
+    ope: Interval
+    cost_ope: Interval
+    gain: Interval
+    """Over the logged controller."""
+    model: Interval
+    """In the learned model that was fitted to the held-out episodes."""
+    disagreement: float
+    supported: bool
+    effective_rows: float
+
+
+class Evaluation(Reference):
+    """Off-policy evaluation of a population on held-out episodes, and the member that it selects."""
+
+    selected: int
+    """Position among the population's members."""
+    members: tuple[MemberEvaluation, ...]
+    behaviour: Interval
+    difference: Interval
+    """Of the selected member, over the logged controller."""
+    supported: bool
+    """Whether the logs support the selected member's estimate."""
+    champion_difference: Interval | None = None
+    discount: float
+    episodes: int
+
+    @property
+    def found(self) -> str:
+        support = "" if self.supported else ", which the logs do not support"
+        return f"member {self.selected} selected, gain over the logged controller {self.difference}{support}"
+
+
+class ControllerRollouts(Reference):
+    """A controller on the simulator, over the evaluation's episodes."""
+
+    returns: Interval
+    score: float
+    violated: int
+    """Episodes with a violation."""
+    episodes: int
+    handovers_per_episode: float
+    least_margins: tuple[float, ...]
+
+
+class Rollouts(Reference):
+    """Controllers compared on the same episodes of the simulator; nothing is selected by them."""
+
+    controllers: dict[str, ControllerRollouts]
+    differences: dict[str, Interval]
+    """The candidate's return minus that of another, on the same episodes."""
+    member_scores: tuple[Interval, ...]
+    score: float
+    trajectories: Path
+
+    @property
+    def found(self) -> str:
+        versus = ", ".join(f"{found} against the {name}" for name, found in self.differences.items())
+        return f"return of the candidate {versus}; score {self.score:.1f}"
+
+
+class SignalError(Reference):
+    """Root mean square one-step errors of the simulator for one signal, in its unit."""
+
+    logs: float
+    domain: float
+    spread: float
+    """Standard deviation of the signal in the logs."""
+
+
+class SimulatorErrors(Reference):
+    """How well the simulator predicts held-out logs, beside what its operating domain explains."""
+
+    signals: dict[str, SignalError]
+
+    @property
+    def found(self) -> str:
+        return f"one-step errors of {len(self.signals)} signals, on held-out logs and in the operating domain"
