@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from configs.errors import ServiceMissing
 from configs.home import Home
 from flows.graph import table
 from flows.services.servers import connect, environment
@@ -37,8 +38,11 @@ def with_table(text: str) -> str:
 
 
 def last_run(home: Home) -> tuple[str, str, str] | None:
-    """(the server's address, the login, the id) of the last completed retraining."""
-    services = connect(home)
+    """(the server's address, the login, the id) of the last completed retraining; None where nothing answers."""
+    try:
+        services = connect(home)
+    except ServiceMissing:
+        return None
     wanted = {"sort": "START_TIME_DESC", "limit": 1, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
     runs: list[dict[str, Any]] = services.ask_prefect("flow_runs/filter", wanted)
     login = environment(services).get("PREFECT_API_AUTH_STRING", "")
