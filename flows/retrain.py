@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prefect import flow
 
-from flows.running import announce, flow_run_name, known_decision, proceed, retraining, run_key
+from flows.running import announce, flow_run_name, known_decision, proceed, refusals_as_states, retraining, run_key
 from tasks.certify import certify_candidate, certify_fallback
 from tasks.conclusion import propose_promotion, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 @flow(name="retrain", flow_run_name=flow_run_name, persist_result=False)
+@refusals_as_states
 def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | None = None) -> State[Outcome]:
     """Retrain a plant's policy from its logs, certify it, and promote it by rule.
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from prefect import get_run_logger
 from prefect.runtime import flow_run
 
-from configs.errors import BadInput, Refused
+from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from flows.checks import checked_run
@@ -25,12 +25,26 @@ from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import RefusalBody
 from tasks.conclusion import earlier_outcome, show_artifact
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
-from tasks.stages import Session, config_digest, path_content, session
+from tasks.stages import Session, config_digest, failed, path_content, session
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
+P = ParamSpec("P")
 Inputs = tuple[Home, RunConfig, tuple[Path, ...]]
+
+
+def refusals_as_states(function: Callable[P, State[Outcome]]) -> Callable[P, State[Outcome]]:
+    """End a flow that is refused in a failed state whose message is the reason, in place of a traceback in its log."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> State[Outcome]:
+        try:
+            return function(*args, **kwargs)
+        except NeoRLError as error:
+            return failed(error)
+
+    return call
 
 
 def flow_run_name() -> str:
@@ -66,8 +80,8 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
         found = Session(
             home=home,
             probe=lambda: connect(home),
-            seal=partial(seal_result, home),
-            sealed=partial(verify_result, home),
+            seal=functools.partial(seal_result, home),
+            sealed=functools.partial(verify_result, home),
             mlflow=services.mlflow.url,
             flow_run=run_id,
             url=f"{services.prefect.url}/runs/flow-run/{run_id}",

@@ -343,6 +343,12 @@ def test_refused_data_leave_a_record(
     assert missing["exit"] == 2
     refusals = Ledger.open(services.home, write=False).entries("refusal", PLANT)
     assert refusals[-1].body["reason"] == missing["error"]
+    # In Prefect, too, it is one sentence: in the run's state, and no traceback in its log.
+    wanted = {"sort": "START_TIME_DESC", "limit": 1, "flow_runs": {"state": {"type": {"any_": ["FAILED"]}}}}
+    (run,) = services.ask_prefect("flow_runs/filter", wanted)
+    assert run["state"]["message"] == missing["error"]
+    lines = services.ask_prefect("logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
+    assert not [line["message"] for line in lines if "Traceback" in line["message"]]
 
 
 @pytest.fixture
