@@ -258,6 +258,9 @@ def _found_or_computed(
     if why:
         _log(f"{stage} is computed again: {why}")
     state = _run_task(running, task, args, kwargs)
+    if state.is_failed():
+        # Prefect stores a returned state's error as if it were a result.
+        path.unlink(missing_ok=True)
     result: R = state.result()
     if state.name == "Cached" and not result.complete:
         gone = next(file for file in result.files() if not file.exists())
