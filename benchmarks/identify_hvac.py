@@ -1,10 +1,10 @@
-"""Identify the thermal model of CityLearn's building and its weather, and judge the model's forecasts of the next day.
+"""Identify the thermal model of CityLearn's building and its weather, and measure its forecasts of the next day.
 
     python -m benchmarks.identify_hvac [FOLDER]
 
 FOLDER holds `Building_1.csv` and `weather.csv` of the CityLearn Challenge 2023, phase 1, hourly over one June
-(intelligent-environments-lab/CityLearn, MIT; by default ../shared/data/citylearn). The first 20 days identify, the last
-10 judge. Writes benchmarks/results/hvac.json; the numbers in
+(intelligent-environments-lab/CityLearn, MIT; by default ../shared/data/citylearn). The first 20 days are for
+identification, the last 10 for validation. Writes benchmarks/results/hvac.json; the numbers in
 `neorl_core/plants/hvac_control/plant.py` and `weather.py` beside it are those, rounded.
 
 The model is one air node and one node of walls and furniture, exactly discretised for inputs held over an hour:
@@ -147,7 +147,7 @@ def identify(record: Record, days: int = DAYS, evaluations: int = 100, every: in
     return np.asarray(least_squares(error, start, max_nfev=evaluations).x)
 
 
-def judge(x: np.ndarray, record: Record, days: int = DAYS) -> dict[str, float]:
+def forecast_errors(x: np.ndarray, record: Record, days: int = DAYS) -> dict[str, float]:
     """Root mean square error [K] of forecasts over the next 24 hours, from each hour after the first days on."""
     starts = np.arange(days * 24, len(record.hour) - HOURS)
     found = {
@@ -205,7 +205,7 @@ def main() -> None:
         | {"constant_gain": {"value": float(x[7]), "unit": "kW"}},
         "internal_gain": [round(float(gains[record.hour == hour].mean()), 3) for hour in range(1, 25)],
         "largest_cooling": float(record.cooling.max()),
-        "forecast_error": judge(x, record),
+        "forecast_error": forecast_errors(x, record),
         "weather": identify_weather(record),
     }
     for title in ("parameters", "forecast_error", "weather"):

@@ -27,7 +27,7 @@ class Columns(Strict):
     status: str | None = "status"
     """Null where the export has no statuses: then every value counts as Good."""
     status_suffix: str | None = None
-    """Of a wide table: what a tag's name ends in where the column holds its status."""
+    """What a column's name ends in, in a wide table, where it holds the status of a tag."""
 
 
 class Clock(Strict):
@@ -82,7 +82,7 @@ class Tag(Signal):
     states: dict[str, float] = Field(default={}, strict=False)
     """Numbers for texts that the tag archives, such as {Open: 1, Closed: 0}; other texts go to the quarantine."""
     running: tuple[float, ...] = Field(default=(), strict=False)
-    """Of a mode: its values while the plant runs as it should."""
+    """Values of a mode while the plant runs as it should."""
 
     @model_validator(mode="after")
     def _complete(self) -> Tag:
@@ -157,7 +157,7 @@ class HistorianMapping(Strict):
     tags: dict[str, Tag] = Field(min_length=1)
     derived: dict[Name, Derived] = Field(default={})
     reward: Formula | None = None
-    """Of a step: over signals, `next.<signal>` a period later, and actions; the plant's own when not given."""
+    """Reward of a step: over signals, `next.<signal>` a period later, and actions; the plant's own when not given."""
     lags: dict[str, Count] = Field(default={})
     """How many past values of a signal become components of the observation, of a plant that the mapping describes."""
     ignore: tuple[str, ...] = Field(default=(), strict=False)

@@ -121,7 +121,7 @@ class Plant(NamedTuple):
     """The plant's own controller (PI or LQR)."""
     fallback_params: Params
     oracle: Controller | None = None
-    """The top of the scale: what the true model allows (NMPC, LQR), for judging only."""
+    """The top of the scale: what the true model allows (NMPC, LQR), for comparison only."""
     oracle_params: Params = None
     agents: tuple[AgentView, ...] = ()
     """What each agent sees and does, where several share a plant (inverters on a feeder, stages of a supply chain)."""

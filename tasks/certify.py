@@ -40,7 +40,7 @@ from tasks.references import Bundle, Certificate, Certification, Dataset, Evalua
 from tasks.stages import effect
 
 ANY_DATASET = "none"
-"""In place of a dataset's digest where the composite learned nothing from data."""
+"""Stands for a dataset's digest where the composite learned nothing from data."""
 
 
 def claim_of(plant: Plant, run: RunConfig) -> Claim:

@@ -15,14 +15,14 @@ from tasks.references import Certificate, Evidence, Gate, GateName, Interval, Se
 REQUIRED: tuple[GateName, ...] = get_args(GateName)
 """The gates of a candidate, in order of cost."""
 REQUIRED_OF_FALLBACK: tuple[GateName, ...] = ("fallback",)
-"""Those of the plant's own controller, which nothing was trained for."""
+"""The gates of the plant's own controller, which nothing was trained for."""
 BEFORE_CERTIFICATION = REQUIRED[: REQUIRED.index("statistical")]
 """An attempt spends error probability, so it is only made where these passed."""
 
 SIMULATOR_EXCESS = 1.5
 """How many times the domain's own one-step error the logs' may be."""
 SIMULATOR_FLOOR = 0.01
-"""And what is allowed besides, as a share of the signal's spread: resampling and instruments round."""
+"""What the error may be besides, as a share of the signal's spread, for resampling and instruments round."""
 
 
 def judge(evidence: Evidence) -> tuple[Gate, ...]:

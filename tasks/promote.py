@@ -1,4 +1,4 @@
-"""Promotion: what the rule proposes, what people decide, and MLflow's aliases as a picture of the ledger."""
+"""Promotion: what the rule proposes, what people decide, and MLflow's aliases as a projection of the ledger."""
 
 from __future__ import annotations
 

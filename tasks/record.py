@@ -62,12 +62,12 @@ class Record(Reference):
     evaluation: Evaluation
     rollouts: Rollouts | None = None
     fallback: Certificate | None = None
-    """Of the plant's own controller."""
+    """The certificate of the plant's own controller."""
     certificate: Certificate | None = None
-    """Of the candidate."""
+    """The certificate of the candidate."""
     gates: tuple[Gate, ...]
     digests: Digests
-    """Of the version that this record is about: the candidate's, or the fallback's where that is registered."""
+    """Digests of the version that this record is about: the candidate, or the fallback where that is registered."""
     candidate: Version | None = None
     champion: ChampionInForce | None = None
     links: dict[str, str]

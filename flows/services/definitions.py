@@ -146,7 +146,7 @@ SERVICES: Mapping[str, Definition] = {
     "mlflow": Definition("MLflow", _mlflow, _mlflow_answers, port=5000),
     "worker": Definition("Prefect worker", _worker, _worker_answers, needs=("prefect",)),
 }
-"""In the order in which they are waited for."""
+"""The services in the order in which they are waited for."""
 SERVERS = ("prefect", "mlflow")
-"""Those that flows need, and that a team may run elsewhere."""
+"""Services that flows need, and that a team may run elsewhere."""
 TITLES = {name: definition.title for name, definition in SERVICES.items()}

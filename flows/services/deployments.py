@@ -34,7 +34,7 @@ class Deployments(NamedTuple):
     names: list[str]
     pools: list[str]
     digest: str
-    """Of the file and of the flows' sources, from which Prefect derives the parameters."""
+    """Digest of the file and of the flows' sources, from which Prefect derives the parameters."""
 
 
 class Registration(NamedTuple):

@@ -131,10 +131,10 @@ class Member:
     """One member of a population, before any training."""
 
     index: int
-    """Its position in the population, and its row in the learning curves."""
+    """The member's position in the population, and its row in the learning curves."""
     seed: int
     hyperparameters: dict[str, float]
-    """Those in which members differ."""
+    """Values of the hyper-parameters in which members differ."""
 
 
 def members(seeds: Sequence[int], grid: Mapping[str, Sequence[float]]) -> list[Member]:
@@ -234,7 +234,7 @@ def make_train_chunk(
 
 
 def diverged(metrics: Mapping[str, Any], limit: float = 1e6) -> Bool[Array, " P"]:
-    """Which members left the finite: any metric not finite, or beyond `limit` (prepared rewards have deviation 1)."""
+    """Which members diverged: a metric is not finite, or beyond `limit` (prepared rewards have deviation 1)."""
     bad = [~(jnp.abs(x) <= limit) for x in jax.tree.leaves(metrics)]
     return jnp.any(jnp.stack(bad), axis=(0, 2))
 

@@ -36,7 +36,7 @@ SCHEMA = "neorl/run/1"
 SAVE_SECONDS = 10.0
 """Least time between two checkpoints: what a killed run may lose."""
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-"""Whose versions a record names."""
+"""Packages whose versions a record names."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def test_a_rejection_takes_back_an_approval_that_was_not_used(ledger: Ledger) ->
     assert champions.open_approval(ledger.entries(), PLANT, digest_of("1")) is None
 
 
-def test_turning_down_is_logged_once(ledger: Ledger) -> None:
+def test_a_rejection_is_logged_once(ledger: Ledger) -> None:
     first, second = candidate(ledger, "1"), candidate(ledger, "2")
     rejection = promote.reject_candidate(ledger.home, first, "a reviewer", "why")
     assert promote.reject_candidate(ledger.home, first, "another", "also") == rejection

@@ -100,7 +100,7 @@ class Export:
     rows: int = 0
     """Rows that were read, of a wide table the cells with something in them."""
     ignored: int = 0
-    """Those of tags that the mapping ignores."""
+    """Rows of tags that the mapping ignores."""
 
     @classmethod
     def open(cls, path: Path, mapping: HistorianMapping, digests: Mapping[Path, str] | None = None) -> Export:

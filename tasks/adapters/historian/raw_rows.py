@@ -22,11 +22,11 @@ class RawRows(NamedTuple):
     """Rows in the order in which the export has them."""
 
     codes: npt.NDArray[np.uint16]
-    """Which of the mapping's tags (n,)."""
+    """Position of the row's tag in the mapping (n,)."""
     times: npt.NDArray[np.int64]
     """ns since 1970, UTC (n,)."""
     values: npt.NDArray[np.float64]
-    """In the archive's unit (n,)."""
+    """Values in the archive's unit (n,)."""
     statuses: npt.NDArray[np.uint32]
     """OPC UA's; Bad where the row was rejected for its value (n,)."""
     ids: npt.NDArray[np.int64]

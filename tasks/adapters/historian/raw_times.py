@@ -20,7 +20,7 @@ DAY = 86_400 * SECOND
 ISO_DATE = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:"
 OFFSET = r"(Z|[+-]\d{2}:?\d{2})$"
 FOLLOWERS = 64
-"""Rows after one that jumped ahead by which it is judged."""
+"""Rows that follow one that jumped ahead, and decide whether it is an outlier."""
 MAX_MICROSECONDS = 9_000_000_000_000_000
 """About the year 2255, a bit less than what 64 bits hold in ns; historians write 9999 for 'never'."""
 
@@ -198,7 +198,7 @@ def find_astray(times: Times, top: int) -> Mask:
     position = 0
     while position < len(at):
         crest = np.maximum.accumulate(np.concatenate([[top], at[position:]]))[:-1]
-        # Nothing is ahead of nothing: the first row of all is judged by the followers alone.
+        # Nothing is ahead of nothing: for the first row of all only its followers decide.
         jumps = np.flatnonzero((crest == UNKNOWN_TIME) | (at[position:] > np.maximum(crest, UNKNOWN_TIME + DAY) + DAY))
         if not len(jumps):
             break

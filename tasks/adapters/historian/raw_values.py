@@ -17,7 +17,7 @@ from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN
 WORDS = {"good": GOOD, "uncertain": UNCERTAIN, "bad": BAD}
 """Statuses in words; 'Uncertain_SubNormal' and the like count by how they begin."""
 OPC_DA = np.array([BAD, UNCERTAIN, 0xC0000000, GOOD], np.uint32)
-"""By the two highest of an OPC DA quality's eight bits; the third is not used by that standard."""
+"""Statuses by the two highest of an OPC DA quality's eight bits; the third value is not used by that standard."""
 NAMELESS = "tag is missing"
 LONGEST_TEXT = 60
 MOST_NAMED = 100

@@ -58,7 +58,7 @@ class Rule(NamedTuple):
     causal: bool = False
     """Whether a value may be known by what was archived up to its moment only."""
     skew: int = 0
-    """By how much a sample may be stamped later than its moment and still count as seen then."""
+    """How much later than its moment a sample may be stamped and still count as seen then."""
 
     @property
     def reach(self) -> int:

@@ -24,7 +24,7 @@ class StepOutcome(IntEnum):
 
     ROW = 0
     REJECTED = 1
-    """Its values were archived, but as Bad for longer than a gap may be: it goes to the quarantine."""
+    """The step's values were archived, but as Bad for longer than a gap may be: it goes to the quarantine."""
     GAP = 2
     """A signal was not archived."""
     NOT_RUNNING = 3
@@ -41,7 +41,7 @@ class Points(NamedTuple):
     inputs: Floats
     """Signals that only formulas read."""
     actions: Floats
-    """In force at the middle of the step that begins here."""
+    """Actions in force at the middle of the step that begins here."""
     gap: Mask
     action_gap: Mask
     fault: npt.NDArray[Any]
@@ -129,7 +129,7 @@ class Cutter:
     def __init__(self, longest: int) -> None:
         self.longest = longest
         self.number = 0
-        """Of the next step."""
+        """Number of the next step."""
         self._age = 0
 
     def cut(self, keep: Mask, ends: Mask, last: bool) -> Mask:

@@ -74,7 +74,7 @@ class Attempt(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Its place in its lineage, from 1."""
+        """The attempt's place in its lineage, from 1."""
         return self.body.number
 
     @property

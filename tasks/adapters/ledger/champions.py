@@ -19,7 +19,7 @@ class VerdictBody(Body):
     candidate: str
     """Digest of the candidate's entry."""
     version: str = ""
-    """In the registry."""
+    """Version in the registry."""
 
 
 class PromotionBody(Body):
@@ -33,7 +33,7 @@ class PromotionBody(Body):
     candidate: str
     """Digest of the candidate's entry, the one that was approved."""
     version: str = ""
-    """In the registry."""
+    """Version in the registry."""
 
 
 def moment(text: str) -> str:

@@ -42,7 +42,7 @@ class Claim(Stated):
     """Steps of an episode."""
     domain_name: str
     domain: dict[str, float]
-    """Its parameters, as the rerun needs them."""
+    """The domain's parameters, as the rerun needs them."""
     p0: float
     confidence: float
     max_episodes: int

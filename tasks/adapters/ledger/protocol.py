@@ -36,9 +36,9 @@ class Hello(Message):
 
     ask: Literal["hello"] = "hello"
     ledger: Sha256
-    """Of the ledger's URL, so that client and signer cannot mean two ledgers."""
+    """Digest of the ledger's URL, so that client and signer cannot mean two ledgers."""
     sources: Sha256
-    """Of the sources that hold the rules; a signer of other sources answers `stale`."""
+    """Digest of the sources that hold the rules; a signer of other sources answers `stale`."""
 
 
 class Append(Message):

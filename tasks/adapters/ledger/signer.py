@@ -49,9 +49,9 @@ from tasks.adapters.ledger.table import GENESIS
 PATIENCE = 10.0
 """Seconds to wait for the rest of a request."""
 LOOK = 0.25
-"""Seconds between looks at whether the home is still there."""
+"""Seconds between two checks that the home is still there."""
 PR_SET_DUMPABLE = 4
-"""Of prctl(2)."""
+"""Option of prctl(2)."""
 
 
 class Signer:

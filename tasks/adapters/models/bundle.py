@@ -32,7 +32,7 @@ ARRAYS, EXAMPLES, MANIFEST = "composite.npz", "examples.npz", "composite.json"
 SCHEMA = "neorl/composite/1"
 MAX_MANIFEST_BYTES = 2**22
 MAX_ARRAY_BYTES = 2**28
-"""Of a bundle's arrays; a policy of 256 x 256 weights takes a thousandth of it."""
+"""Bytes of a bundle's arrays; a policy of 256 x 256 weights takes a thousandth of it."""
 MAX_EXAMPLES = 10_000
 
 
@@ -42,7 +42,7 @@ class Manifest(NamedTuple):
     spec: PlantSpec
     """The plant's names, bounds and limits when the bundle was made."""
     digest: str
-    """Of the composite."""
+    """Digest of the composite."""
     structure: Any
     """What `flatten` made of the composite: JSON that names arrays."""
     files: Mapping[str, str]

@@ -57,7 +57,7 @@ class Artifact(NamedTuple):
     """A file or folder for a run."""
 
     folder: str
-    """In the run; "" for its root."""
+    """Folder in the run; "" for its root."""
     path: Path
 
 
@@ -69,7 +69,7 @@ class Submission:
     run_key: str
     """Names the retraining by content (dataset, configuration, code)."""
     digest: str
-    """Of the composite."""
+    """Digest of the composite."""
     bundle: Path
     """The composite's folder."""
     dataset: TrainingData
@@ -247,7 +247,7 @@ def curve_points(curves: Mapping[str, Curve]) -> list[tuple[str, float, int]]:
 
 
 def _thinned(curve: Curve) -> Iterator[tuple[int, float]]:
-    """At most CURVE_POINTS points, the last among them; MLflow's charts choke on more, the run's folder has all."""
+    """At most CURVE_POINTS points, the last among them: more make MLflow's charts slow; the run's folder has all."""
     count = len(curve.steps)
     keep = np.unique(np.linspace(0, count - 1, min(count, CURVE_POINTS)).round().astype(int))
     for i in keep:

@@ -1,4 +1,4 @@
-"""Tables judged by pandera (schemas) and Great Expectations (summary tables, with Data Docs that open offline)."""
+"""Tables checked by pandera (schemas) and Great Expectations (summary tables, with Data Docs that open offline)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class FileRecord(Record):
     """A file and the digest by which it is known."""
 
     file: str
-    """Its name, or its path relative to the folder of the plant's datasets."""
+    """The file's name, or its path relative to the folder of the plant's datasets."""
     sha256: str
 
 
@@ -61,7 +61,7 @@ class StepAccount(Record):
     trips: int
     """Rows that end in a trip; they are among `rows`."""
     samples: dict[str, SampleCounts]
-    """By tag."""
+    """Counts of raw rows by tag."""
     raw: RawAccount
 
 
@@ -77,7 +77,7 @@ class SourceRecord(Record):
     quarantine: tuple[FileRecord, ...] = ()
     raw_quarantine: tuple[FileRecord, ...] = ()
     account: StepAccount | None = None
-    """Only of a historian's export."""
+    """What became of control steps; only of a historian's export."""
 
 
 class IngestedSource(SourceRecord):

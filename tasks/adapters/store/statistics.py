@@ -61,9 +61,9 @@ class Statistics(NamedTuple):
     episodes: Columns
     """One line per episode (E,)."""
     signals: dict[str, Signal]
-    """By 'observation x' and 'action y', in the order of `signal_names`."""
+    """Signals by 'observation x' and 'action y', in the order of `signal_names`."""
     covariance: Floats
-    """Of the signals (F, F)."""
+    """Covariance of the signals (F, F)."""
     sample: dict[str, Floats]
     """Evenly spaced values by signal."""
     violated: Index
@@ -277,7 +277,7 @@ class _Whole:
 
 
 def _excess(rows: Rows) -> npt.NDArray[Any]:
-    """By how much each limit is exceeded (n, K); of a foreign log, whether any is (n, 1), or nothing at all (n, 0)."""
+    """Excess over each limit (n, K); of a foreign log, whether any is (n, 1), or nothing at all (n, 0)."""
     if "constraint_costs" in rows:
         return rows["constraint_costs"]
     return rows["costs"][:, None] if "costs" in rows else np.zeros((len(rows["rewards"]), 0))

@@ -45,16 +45,16 @@ class Policy(NamedTuple):
     expert: str
     """"oracle" or "plant's own controller"."""
     parts: dict[str, Behaviour]
-    """By name, with scalars; episode i is of part i modulo their number."""
+    """Parts of the mixture by name; episode i is of part i modulo their number."""
     noise: float | None = None
     """Standard deviation of the noise, as a share of half the actions' range."""
     blend: float | None = None
     """Share of random actions of the medium policy, as calibration found it."""
     medium_score: float | None = None
-    """Its mean score."""
+    """Mean score of the medium policy."""
 
     def calibration(self) -> dict[str, float]:
-        """Those of the last three that apply, by name."""
+        """Noise, blend and medium score by name, where they apply."""
         values = {"noise": self.noise, "blend": self.blend, "medium_score": self.medium_score}
         return {name: value for name, value in values.items() if value is not None}
 

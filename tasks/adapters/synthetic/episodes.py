@@ -29,7 +29,7 @@ from tasks.adapters.store.writer import DatasetWriter
 from tasks.adapters.synthetic.behaviours import MEDIUM, Policy, policy_of, score
 
 BATCH_BYTES = 2**25
-"""Of the rows of episodes that are played at once."""
+"""Bytes of the rows of episodes that are played at once."""
 MAX_BATCH = 8192
 Progress = Callable[[int, int, str], None]
 
@@ -74,7 +74,7 @@ class GeneratedEpisodes(Scores):
     blend: float | None = None
     medium_score: float | None = None
     parts: dict[str, Scores]
-    """By part of which the behaviour is mixed."""
+    """Scores of each part of which the behaviour is mixed."""
     quarantined: int
     reasons: dict[str, int]
 

@@ -1,4 +1,4 @@
-"""What every member of ALGORITHMS owes its users; `test_training.py` adds cuts of a run and recompilation."""
+"""What every member of ALGORITHMS owes its users; `test_population.py` adds cuts of a run and recompilation."""
 
 from __future__ import annotations
 

@@ -118,9 +118,9 @@ def test_the_identification_finds_a_known_house_and_forecasts_it_best() -> None:
     x = identification.identify(record, days=10, evaluations=15, every=6)
     # What acts strongly is found well; gains that come and go together are told apart less well.
     np.testing.assert_allclose(np.exp(x[:5]), np.exp(truth[:5]), rtol=0.1)
-    errors = identification.judge(x, record, days=10)
+    errors = identification.forecast_errors(x, record, days=10)
     assert errors.pop("model") < 0.5 * min(errors.values())
-    assert identification.judge(truth, record, days=10)["model"] < 0.05
+    assert identification.forecast_errors(truth, record, days=10)["model"] < 0.05
 
 
 def test_the_plants_numbers_forecast_citylearns_building_better_than_its_own_past(truth: Truth) -> None:
@@ -129,7 +129,7 @@ def test_the_plants_numbers_forecast_citylearns_building_better_than_its_own_pas
     record = identification.read(CITYLEARN)
     # The gains of load and people as benchmarks/identify_hvac.py prints them; the plant has their mean day.
     x = identified(0.0785, 0.0796, 0.4697)
-    errors = identification.judge(x, record)
+    errors = identification.forecast_errors(x, record)
     # 0.703 K against 1.58 (persistence), 1.03 (the day before), 1.03 to 1.23 (autoregressions), 0.725 with inputs.
     assert errors["model"] == pytest.approx(0.705, abs=0.002)
     model, best = errors.pop("model"), min(errors.values())

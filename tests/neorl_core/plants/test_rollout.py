@@ -129,18 +129,18 @@ def test_a_nan_from_the_controller_in_the_last_step_is_a_violation_of_the_reacto
     assert rollouts(reactor, FAILING, (jnp.nan, 59), keys, reactor.domain).violated.all()
 
 
-JUDGE = jax.jit(lambda trajectory: summarise(trajectory).violated)
+VIOLATED = jax.jit(lambda trajectory: summarise(trajectory).violated)
 ONE = jax.jit(lambda key, controller, params: rollout(WALK, controller, (), key, params), static_argnums=1)
 
 
 @pytest.mark.parametrize("field", ["observations", "next_observations", "actions", "margins", "rewards"])
 def test_a_nan_anywhere_in_a_living_step_is_a_violation(field: str) -> None:
     run = ONE(jax.random.key(0), REST, Walk(sd=0.01))
-    assert not JUDGE(run)
+    assert not VIOLATED(run)
     array = getattr(run, field)
-    assert JUDGE(run._replace(**{field: array.at[7].set(jnp.nan)}))
+    assert VIOLATED(run._replace(**{field: array.at[7].set(jnp.nan)}))
     dead = run._replace(alive=jnp.arange(200) < 7, **{field: array.at[7].set(jnp.nan)})
-    assert not JUDGE(dead)
+    assert not VIOLATED(dead)
 
 
 class Handing(NamedTuple):

@@ -1,4 +1,4 @@
-"""The one-call door: the same bits as the training loop driven by hand, resumable, and plain about bad input."""
+"""The one call: the same bits as the training loop driven by hand, resumable, and plain about bad input."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ def test_what_was_reported_can_be_gone_on_from() -> None:
         fit(logged(), SPEC, resume=lambda _: states[1], **{**settings, "chunk": 30})
 
 
-# Those whose updates take one batch, two and four; test_training.py takes every algorithm through the loop.
+# Those whose updates take one batch, two and four; test_population.py takes every algorithm through the loop.
 @pytest.mark.parametrize("name", ["bc", "td3_bc", "mopo"])
-def test_algorithms_come_through_the_door(name: str) -> None:
+def test_algorithms_are_trained_by_one_call(name: str) -> None:
     wanted = {**SMALL, "model_hidden": [4], "warm_up_updates": 2, "horizon": 2}
     small = {key: value for key, value in wanted.items() if key in ALGORITHMS[name].Config()._fields}
     found = fit(logged(), SPEC, name, updates=8, overrides=small, batch_size=8)

@@ -46,7 +46,7 @@ class MinariLayout(NamedTuple):
     episodes: int
     widths: dict[str, int]
     infos: tuple[str, ...]
-    """Those of `INFOS` that are there."""
+    """Names of `INFOS` that are there."""
 
 
 def find_folder(path: Path) -> Path | None:

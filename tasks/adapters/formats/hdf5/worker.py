@@ -25,7 +25,7 @@ from tasks.adapters.store.schema import Rows
 MEMORY = 4 * 2**30
 """Bytes of address space of a child."""
 SECONDS = 20
-"""Of processor time, on top of a second for each `PER_SECOND` bytes."""
+"""Seconds of processor time, on top of one for each `PER_SECOND` bytes."""
 PER_SECOND = 2 * 2**20
 
 
