@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import subprocess
-import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -129,11 +127,7 @@ def last(node: ast.expr) -> str:
 def lines_of_code(path: Path) -> dict[str, int]:
     """Lines of each function that hold code: no comment, blank line or docstring."""
     text = path.read_text()
-    lines: set[int] = set()
-    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in layout:
-            lines |= set(range(token.start[0], token.end[0] + 1))
+    lines = {i for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.lstrip().startswith("#")}
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
