@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 PATH = Path(__file__).with_name("plant_scores.json")
 
 
-def plant_scores() -> dict[str, dict[str, Any]]:
-    """plant -> {idle, controller, oracle where there is one} -> {return, half_width, score, violated, episodes}."""
-    found: dict[str, dict[str, Any]] = json.loads(PATH.read_text()) if PATH.exists() else {}
-    return found
+class ControllerScore(BaseModel):
+    """What one controller comes to on a plant's simulator."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mean_return: float = Field(alias="return")
+    half_width: float
+    """Half of the 95 % confidence interval of the mean return."""
+    score: float
+    """0 for idling, 100 for the best that is known."""
+    violated: int
+    """Episodes beyond a limit."""
+    episodes: int
+
+
+def plant_scores() -> dict[str, dict[str, ControllerScore]]:
+    """By plant, then by controller: `idle` and `controller`, and `oracle` where there is one."""
+    if not PATH.exists():
+        return {}
+    return TypeAdapter(dict[str, dict[str, ControllerScore]]).validate_json(PATH.read_bytes())

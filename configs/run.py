@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 # A number, sizes of layers, a name, or a recipe of an optimiser: the algorithm says which of its settings takes what.
-Setting = float | int | Name | list[float | int] | dict[Name, JsonValue]
+Setting = float | int | Name | list[float | int] | dict[Name, float | int | str | None]
 # Strict mode would refuse a path that YAML can only write as a string.
 FilePath = Annotated[Path, Field(strict=False)]
 
@@ -139,9 +140,26 @@ class RunConfig(Strict):
         """The part that training depends on; the evaluation's too, where it says which checkpoint ships."""
         return self.part("train", "data.held_out", *(["evaluate"] if self.train.ships == "best" else []))
 
-    def identity(self) -> dict[str, Any]:
-        """Everything that the run's results depend on, as JSON, without paths: what digests are taken of.
+    def settings(self) -> Iterator[tuple[str, str]]:
+        """Every setting that the run's results depend on, by its dotted name; approval and concurrency change none.
 
-        The mapping file counts by its content, which the caller adds; approval and concurrency change no result.
+        Example:
+            >>> dict(RunConfig(plant="double_mass").settings())["train.algorithm"]
+            'td3_bc'
         """
-        return self.model_dump(mode="json", exclude={"data": {"mapping"}, "approval": True, "concurrency": True})
+        kept = self.model_dump(mode="json", exclude={"data": {"mapping"}, "approval": True, "concurrency": True})
+        yield from named(kept)
+
+
+def named(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Nested mappings as dotted names with the text of what they hold.
+
+    Example:
+        >>> list(named({"a": {"b": 1}}))
+        [('a.b', '1')]
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from named(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from configs.run import named
 from tasks.adapters.registry.registry import Registry
 from tasks.adapters.registry.upload import Artifact, Curve, Submission, TrainingData
 from tasks.record import Record
@@ -120,17 +121,9 @@ def parameters(record: Record) -> Iterator[tuple[str, str]]:
         >>> dict(parameters(record))["train.algorithm"]  # doctest: +SKIP
         'td3_bc'
     """
-    yield from _flat("", record.run.identity())
+    yield from record.run.settings()
     if not record.of_fallback:
-        yield from _flat("selected", {"seed": record.selected.seed, **record.selected.hyperparameters})
-
-
-def _flat(prefix: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flat(f"{prefix}.{key}" if prefix else str(key), item)
-    else:
-        yield prefix, str(value)
+        yield from named({"seed": record.selected.seed, **record.selected.hyperparameters}, "selected")
 
 
 def metrics(record: Record) -> Iterator[tuple[str, float]]:

@@ -178,11 +178,11 @@ def cached(*, also: Modules | None = None, name: str = "") -> Callable[[Callable
             if running is None:
                 return function(*args, **kwargs)
             running.probe()
-            bound = inspect.signature(function).bind(*args, **kwargs)
-            bound.apply_defaults()
-            key = f"{stage}-{_key(function, bound.arguments, also)}"
+            given = inspect.signature(function).bind(*args, **kwargs)
+            given.apply_defaults()
+            key = f"{stage}-{_key(function, given, also)}"
             started = time.monotonic()
-            result = _found_or_computed(running, stage, key, function, args, kwargs)
+            result = _found_or_computed(running, stage, key, function, given)
             running.seconds[stage] = time.monotonic() - started
             return result
 
@@ -212,7 +212,8 @@ def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
             started = time.monotonic()
             task = _task(stage, function).with_options(cache_policy=NO_CACHE, persist_result=False)
-            result: R = _run_task(running, task, args, kwargs).result()
+            given = inspect.signature(function).bind(*args, **kwargs)
+            result: R = _run_task(running, task, given).result()
             running.seconds[stage] = time.monotonic() - started
             return result
 
@@ -221,7 +222,8 @@ def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _key(function: Callable[..., R], arguments: Mapping[str, object], also: Modules | None) -> str:
+def _key(function: Callable[..., R], given: inspect.BoundArguments, also: Modules | None) -> str:
+    arguments = given.arguments
     run = next((value for value in arguments.values() if isinstance(value, RunConfig)), None)
     modules = [function.__module__]
     if run is not None:
@@ -240,8 +242,7 @@ def _found_or_computed(
     stage: str,
     key: str,
     function: Callable[..., R],
-    args: Sequence[object],
-    kwargs: Mapping[str, Any],
+    given: inspect.BoundArguments,
 ) -> R:
     """Let Prefect find a stored result that holds, or compute it and seal what Prefect stored."""
     from prefect.settings import get_current_settings
@@ -257,7 +258,7 @@ def _found_or_computed(
     )
     if why:
         _log(f"{stage} is computed again: {why}")
-    state = _run_task(running, task, args, kwargs)
+    state = _run_task(running, task, given)
     if state.is_failed():
         # Prefect stores a returned state's error as if it were a result.
         path.unlink(missing_ok=True)
@@ -265,7 +266,7 @@ def _found_or_computed(
     if state.name == "Cached" and not result.complete:
         gone = next(file for file in result.files() if not file.exists())
         _log(f"{stage} is computed again: {gone.name}, which its result names, has gone")
-        state = _run_task(running, task.with_options(refresh_cache=True), args, kwargs)
+        state = _run_task(running, task.with_options(refresh_cache=True), given)
         result = state.result()
     if state.name == "Cached":
         running.reused.append(stage)
@@ -275,7 +276,7 @@ def _found_or_computed(
     return result
 
 
-def _run_task(running: Session, task: Task[..., R], args: Sequence[object], kwargs: Mapping[str, Any]) -> State[R]:
+def _run_task(running: Session, task: Task[..., R], given: inspect.BoundArguments) -> State[R]:
     """Run a task to its final state.
 
     Prefect looks for earlier results in every part of the arguments, and takes equal names and small numbers for
@@ -287,9 +288,9 @@ def _run_task(running: Session, task: Task[..., R], args: Sequence[object], kwar
 
     if context := FlowRunContext.get():
         context.run_results.clear()
-    quoted = [quote(value) for value in args]
-    named = {name: quote(value) for name, value in kwargs.items()}
-    upstream = running.upstream([*args, *kwargs.values()])
+    quoted = [quote(value) for value in given.args]
+    named = {name: quote(value) for name, value in given.kwargs.items()}
+    upstream = running.upstream([*given.args, *given.kwargs.values()])
     state = cast("State[R]", task(*quoted, **named, wait_for=upstream, return_state=True))
     if state.is_completed():
         result: R = state.result()

@@ -44,10 +44,12 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
 
     scores, table = plant_scores(), {name: _facts(name) for name in PLANTS}
     if as_json:
-        emit(
-            {"plants": {name: facts._asdict() | {"scores": scores.get(name, {})} for name, facts in table.items()}},
-            True,
-        )
+        found = {
+            name: facts._asdict()
+            | {"scores": {who: each.model_dump(by_alias=True) for who, each in scores.get(name, {}).items()}}
+            for name, facts in table.items()
+        }
+        emit({"plants": found}, True)
         return
     rows = [
         (
@@ -56,7 +58,7 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
             len(facts.action),
             facts.period,
             facts.horizon,
-            f"{scores[name]['controller']['score']:.1f}" if name in scores else "–",
+            f"{scores[name]['controller'].score:.1f}" if name in scores else "–",
             "; ".join(f"{limit} {text}" for limit, text in facts.limits.items()),
         )
         for name, facts in table.items()

@@ -20,7 +20,7 @@ def up(
     worker: Annotated[bool, typer.Option(help="Also run a worker and register the schedule.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Start a Prefect server, an MLflow server and a worker for this home, unless they run already.
+    """Start a Prefect server, an MLflow server, a worker and the signer for this home, unless they run already.
 
     Example: neorl up
     """
@@ -56,7 +56,7 @@ def up(
 
 
 def down(as_json: AsJson = False) -> None:
-    """Stop the servers of this home, and no others.
+    """Stop the servers and the signer of this home, and no others.
 
     Example: neorl down
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -59,15 +60,42 @@ def up(
 
     Raises:
         BadInput: when a port that was asked for is taken, or prefect.yaml is wrong.
+        Refused: when the signing key cannot be opened.
         ServiceMissing: when a service does not answer.
     """
     wanted = {name: port for name, port in (("prefect", prefect_port), ("mlflow", mlflow_port)) if port is not None}
     deployments.declared()  # a malformed prefect.yaml is told of before anything is started
     with exclusive(home.folder("locks") / "services.lock"):
         startup = _Startup(home, wanted, time.monotonic() + timeout, say or (lambda _: None))
+        start_signer(home, startup.say)
         services = startup.run(worker)
         _log_in(home, services.mlflow)
         return services
+
+
+def start_signer(home: Home, say: Say) -> None:
+    """Hand the signing key's passphrase to the signer before any server is started that could inherit it.
+
+    A home that never signed anything needs no signer, unless a passphrase is given for the key that it is to make. A
+    passphrase that only a person knows is asked for on a terminal; elsewhere the servers start without a signer.
+
+    Args:
+        home: whose signer.
+        say: told, in words, that the signer waits for a passphrase.
+
+    Raises:
+        Refused: when the passphrase is wrong, or the key is not pinned.
+    """
+    # The servers alone need neither cryptography nor a database driver.
+    from tasks.adapters.ledger import client, keys
+
+    if os.environ.get(keys.PASSPHRASE):
+        client.start(home)
+    elif keys.key_file(home).exists():
+        if keys.must_be_asked_for(home) and not sys.stdin.isatty():
+            say(f"no signer: the signing key's passphrase is needed, set {keys.PASSPHRASE} or run this on a terminal")
+        else:
+            client.start(home)
 
 
 class _Startup:
@@ -157,7 +185,9 @@ def connect(home: Home) -> Services:
 
 
 def down(home: Home) -> list[str]:
-    """Stop the services of this home and nothing else; returns the names of those that ran."""
+    """Stop the services of this home and its signer, and nothing else; returns the names of those that ran."""
+    from tasks.adapters.ledger import client
+
     with exclusive(home.folder("locks") / "services.lock"):
         known = read_services(home)
         ours = {name: service for name in known if (service := running(home, known[name]))}
@@ -166,7 +196,8 @@ def down(home: Home) -> list[str]:
             processes.stop([process for name in group if (process := ours[name].process)])
         # The ports stay known, so that addresses in reports and tags work again after the next `up`.
         write_services(home, {name: replace(s, process=None, token="") for name, s in known.items() if s.port})
-    return sorted(ours)
+        signer = ["signer"] if client.stop(home) else []
+    return sorted([*ours, *signer])
 
 
 def status(home: Home) -> Status:

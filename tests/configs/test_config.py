@@ -46,7 +46,7 @@ def test_a_recipe_of_an_optimiser_is_a_name_or_its_fields(tmp_path: Path) -> Non
     config = configure(TD3_BC, run.train.hyperparameters)
     assert config.actor_recipe == Recipe(schedule="cosine", steps=6000)
     assert config.critic_recipe == Recipe(clip=1.0)
-    assert run.identity()["train"]["hyperparameters"]["critic_recipe"] == "sac"
+    assert dict(run.settings())["train.hyperparameters.critic_recipe"] == "sac"
 
 
 def test_a_part_of_a_run_keeps_what_is_named_and_nothing_else(tmp_path: Path) -> None:
@@ -87,14 +87,15 @@ def test_a_mapping_is_named_relative_to_the_run(tmp_path: Path, monkeypatch: pyt
         load_run(path)
 
 
-def test_identity_holds_what_results_depend_on_and_no_path(tmp_path: Path) -> None:
+def test_settings_hold_what_results_depend_on_and_no_path(tmp_path: Path) -> None:
     run = load_run(write(tmp_path, SMALLEST))
-    identity = run.identity()
-    assert "mapping" not in identity["data"]
-    assert str(tmp_path) not in str(identity)
+    settings = dict(run.settings())
+    assert settings["train.algorithm"] == "td3_bc"
+    assert not {"data.mapping", "approval", "concurrency"} & settings.keys()
+    assert str(tmp_path) not in str(settings)
     other = load_run(write(tmp_path, SMALLEST + "approval: auto\nconcurrency: wait\n"))
-    assert other.identity() == identity
-    assert load_run(write(tmp_path, SMALLEST + "seed: 1\n")).identity() != identity
+    assert dict(other.settings()) == settings
+    assert dict(load_run(write(tmp_path, SMALLEST + "seed: 1\n")).settings()) != settings
 
 
 @pytest.mark.parametrize(

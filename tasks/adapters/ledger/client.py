@@ -120,11 +120,11 @@ def start(home: Home) -> None:
     raise Refused(answer.refused) if answer.refused else BadInput(answer.bad_input)
 
 
-def stop(home: Home) -> None:
-    """End a home's signer, if one runs, and wait until it has ended."""
+def stop(home: Home) -> bool:
+    """End a home's signer, if one runs, and wait until it has ended; returns whether one ran."""
     connection = _connect(home)
     if connection is None:
-        return
+        return False
     with connection:
         try:
             _exchange(connection, Stop())
@@ -133,6 +133,7 @@ def stop(home: Home) -> None:
                 pass
         except ConnectionError:
             pass  # it has ended
+    return True
 
 
 @cache

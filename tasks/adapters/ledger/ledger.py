@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sql
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
@@ -173,7 +173,8 @@ class Ledger:
             request = Append(
                 kind=kind,
                 plant=plant,
-                body=_json(said),
+                # By way of text, where numbers that are not finite have a form that JSON knows.
+                body=json.loads(said.model_dump_json()),
                 artefacts=tuple(artefacts),
                 predecessor=history[-1].digest if history else GENESIS,
             )
@@ -351,12 +352,6 @@ def report_heads(home: Home) -> Iterator[str]:
     """The heads that this home's reports show."""
     for path in sorted((home.root / "reports").rglob("*.html")):
         yield from heads_in(path.read_text(errors="replace"))
-
-
-def _json(body: BaseModel) -> dict[str, JsonValue]:
-    # By way of text, where numbers that are not finite have a form that JSON knows.
-    value: dict[str, JsonValue] = json.loads(body.model_dump_json())
-    return value
 
 
 def _is_of(entry: Entry, request: Append) -> bool:

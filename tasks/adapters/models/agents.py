@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from configs.errors import BadInput
+from configs.run import Setting
 from neorl_core.fit import known_algorithm
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.population import Algorithm
@@ -25,7 +25,7 @@ class Agent(agent.Agent):
         expected_digest: str | None = None,
         *,
         algorithm: str | Algorithm | None = None,
-        hyperparameters: Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, Setting] | None = None,
     ) -> Agent:
         """The agent of a policy file (`policy.npz` of `neorl train`) or of a bundle (a folder).
 
@@ -60,10 +60,12 @@ class Agent(agent.Agent):
         return save_policy(Path(path), self.policy, self.spec, making)
 
 
-def _given(algorithm: str, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+def _given(algorithm: str, hyperparameters: Mapping[str, Setting]) -> dict[str, Setting]:
     """Hyper-parameters as they were given; JSON made lists of the optimisers' recipes."""
     values = dict(hyperparameters)
     for name, default in known_algorithm(algorithm).Config()._asdict().items():
-        if isinstance(default, Recipe) and isinstance(values.get(name), list):
-            values[name] = dict(zip(Recipe._fields, values[name], strict=True))
+        value = values.get(name)
+        if isinstance(default, Recipe) and isinstance(value, list):
+            recipe: dict[str, float | int | str | None] = dict(zip(Recipe._fields, value, strict=True))
+            values[name] = recipe
     return values

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.errors import BadInput, Refused
+from configs.run import Setting
 from neorl_core.networks import Normaliser, Policy
-from neorl_core.types import PlantSpec
+from neorl_core.types import Params, PlantSpec
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, parse_json, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_of_record, spec_record
@@ -30,7 +31,7 @@ class MadeBy(NamedTuple):
 
     algorithm: str | None = None
     """A key of `ALGORITHMS`."""
-    hyperparameters: Mapping[str, Any] = {}
+    hyperparameters: Mapping[str, Setting] = {}
     """By name, as JSON: all of the algorithm's, or those that differ from its defaults."""
     seed: int | None = None
     seeds: int | None = None
@@ -46,7 +47,7 @@ class MadeBy(NamedTuple):
     code: str | None = None
     """Digest of the sources that took part."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> object:
         """As JSON, without what is not known."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
@@ -142,7 +143,7 @@ def _policy(path: Path, arrays: Arrays, spec: PlantSpec) -> Policy:
     return Policy(params, Normaliser(**normaliser))
 
 
-def _flat(tree: Mapping[str, Any], path: str = "") -> Arrays:
+def _flat(tree: Params, path: str = "") -> Arrays:
     found: Arrays = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -152,6 +153,6 @@ def _flat(tree: Mapping[str, Any], path: str = "") -> Arrays:
     return found
 
 
-def _digest(arrays: Arrays, spec: Mapping[str, Any]) -> str:
+def _digest(arrays: Arrays, spec: object) -> str:
     leaves = [[k, x.dtype.str, list(x.shape), sha256_hex(x.tobytes())] for k, x in sorted(arrays.items())]
     return digest_json({"schema": SCHEMA, "spec": spec, "leaves": leaves})

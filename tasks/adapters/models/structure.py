@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from neorl_core.safety.composite import Composite
 
 Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Branch(NamedTuple):
+    """A NamedTuple that a structure may name."""
+
+    make: Callable[..., Params]
+    fields: tuple[str, ...]
+
+
 MAX_DEPTH = 32
 """Levels of a structure: a policy behind its shield has five."""
 
@@ -78,7 +87,7 @@ def build_composite(structure: Any, arrays: Mapping[str, npt.NDArray[Any]], plan
 _CURE = "take the bundle from the registry again"
 
 
-def _build(node: Any, arrays: Arrays, types: Mapping[str, Any], depth: int) -> Any:
+def _build(node: Any, arrays: Arrays, types: Mapping[str, Branch], depth: int) -> Any:
     if depth == 0:
         raise Refused(f"expected a structure of at most {MAX_DEPTH} levels, got more: {_CURE}.")
     match node:
@@ -96,8 +105,8 @@ def _build(node: Any, arrays: Arrays, types: Mapping[str, Any], depth: int) -> A
         case {"list": list(items), **rest} if not rest:
             return [_build(item, arrays, types, depth - 1) for item in items]
         case {"type": str(name), "fields": dict(fields), **rest} if not rest:
-            if name in types and set(types[name]._fields) == set(fields):
-                return types[name](**{key: _build(item, arrays, types, depth - 1) for key, item in fields.items()})
+            if name in types and set(types[name].fields) == set(fields):
+                return types[name].make(**{key: _build(item, arrays, types, depth - 1) for key, item in fields.items()})
             raise Refused(
                 f"expected a bundle of a structure this version of neorl_core knows, got the type {name[:80]!r} with "
                 f"fields {str(sorted(fields))[:200]}: load it with the version it was made with."
@@ -105,18 +114,20 @@ def _build(node: Any, arrays: Arrays, types: Mapping[str, Any], depth: int) -> A
     raise Refused(f"expected a part of a composite, or an array not yet used, got {repr(node)[:80]}: {_CURE}.")
 
 
-def _known_types(plant: Plant) -> dict[str, Any]:
+def _known_types(plant: Plant) -> dict[str, Branch]:
     """The NamedTuples a bundle may hold, by name: a file never says which module to import."""
     from neorl_core.networks import Normaliser, Policy
     from neorl_core.safety.composite import Composite
     from neorl_core.safety.shield import ShieldParams
 
-    types: dict[str, Any] = {kind.__name__: kind for kind in (Composite, Policy, Normaliser, ShieldParams)}
+    types: dict[str, Branch] = {
+        kind.__name__: Branch(kind, kind._fields) for kind in (Composite, Policy, Normaliser, ShieldParams)
+    }
     queue = [plant.params, plant.fallback_params]
     while queue:
         node = queue.pop()
         if isinstance(node, tuple) and hasattr(node, "_fields"):
-            types[type(node).__name__] = type(node)
+            types[type(node).__name__] = Branch(type(node), node._fields)
         if isinstance(node, tuple | list):
             queue.extend(node)
         elif isinstance(node, Mapping):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,33 @@ from tasks.adapters.store.schema import ROW_KEYS
 
 Columns = Mapping[str, Sequence[npt.NDArray[Any]]]
 """Consecutive arrays by key, of the types of `ROW_KEYS` and in C order; a key's arrays are as long as another's."""
+
+
+class Stored(Protocol):
+    """One key of a shard: an array, or an open HDF5 dataset."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows first."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
+        """Some of its rows."""
+        ...
+
+
+class BlockProof(NamedTuple):
+    """What shows that a block of rows belongs to a shard: the arguments of `merkle.verify_inclusion`."""
+
+    leaf: bytes
+    """The block's own bytes."""
+    position: int
+    """Of the leaf, from 0."""
+    size: int
+    """Leaves of the tree."""
+    path: tuple[bytes, ...]
+    """Hashes from the leaf's sibling upwards."""
+
 
 BLOCK_ROWS = 4096
 READ_ROWS = 16 * BLOCK_ROWS
@@ -137,7 +164,7 @@ def _last_leaf(episodes: npt.NDArray[Any], digests: npt.NDArray[Any]) -> bytes:
     return np.asarray(episodes[:-1], "<i8").tobytes() + np.asarray(digests).tobytes()
 
 
-def content_digest(shard: Mapping[str, Any]) -> str:
+def content_digest(shard: Mapping[str, Stored]) -> str:
     """The `content_root` of a shard as it stands in a file; rows are read as they are needed.
 
     Args:
@@ -153,7 +180,7 @@ def content_digest(shard: Mapping[str, Any]) -> str:
     return content_root(widths, hashes, _held_episodes(shard), shard["episode_digests"][:])
 
 
-def _read(shard: Mapping[str, Any]) -> Iterator[tuple[list[int], dict[str, npt.NDArray[Any]]]]:
+def _read(shard: Mapping[str, Stored]) -> Iterator[tuple[list[int], dict[str, npt.NDArray[Any]]]]:
     """Whole blocks, some at a time: their bounds among the rows that come with them."""
     bounds = block_bounds(episode_bounds(shard["terminals"][:], shard["timeouts"][:]))
     first = 0
@@ -165,12 +192,12 @@ def _read(shard: Mapping[str, Any]) -> Iterator[tuple[list[int], dict[str, npt.N
         first = last
 
 
-def _held_episodes(shard: Mapping[str, Any]) -> npt.NDArray[Any]:
+def _held_episodes(shard: Mapping[str, Stored]) -> npt.NDArray[Any]:
     """The episodes that a shard says it has, which its flags need not bear out."""
     return np.append(shard["episode_starts"][:], shard["rewards"].shape[0])
 
 
-def prove_block(shard: Mapping[str, Any], block: int) -> dict[str, Any]:
+def prove_block(shard: Mapping[str, Stored], block: int) -> BlockProof:
     """What shows that a block of rows belongs to a shard, without the rest of it.
 
     Args:
@@ -178,7 +205,7 @@ def prove_block(shard: Mapping[str, Any], block: int) -> dict[str, Any]:
         block: from 0; `block_bounds` says which rows it holds.
 
     Returns:
-        leaf (hex), index, size and path (list of hex) for `tasks.adapters.files.merkle.verify_inclusion`.
+        Leaf, index, size and path for `tasks.adapters.files.merkle.verify_inclusion`.
 
     Raises:
         IndexError: when there is no such block.
@@ -192,9 +219,4 @@ def prove_block(shard: Mapping[str, Any], block: int) -> dict[str, Any]:
     leaves.append(_last_leaf(episodes, shard["episode_digests"][:]))
     if not 0 <= block < len(leaves) - 2:
         raise IndexError(f"expected a block between 0 and {len(leaves) - 3}, got {block}")
-    return {
-        "leaf": leaves[block + 1].hex(),
-        "index": block + 1,
-        "size": len(leaves),
-        "path": [node.hex() for node in inclusion_proof(leaves, block + 1)],
-    }
+    return BlockProof(leaves[block + 1], block + 1, len(leaves), tuple(inclusion_proof(leaves, block + 1)))

@@ -91,6 +91,29 @@ def clean_rows(seed: int, hours: float) -> dict[str, Floats]:
     return {"TI-1": jittered, "LI-2": np.array(kept), "FV-3": changes, "MODE": np.arange(0, end, 600.0)}
 
 
+class Fault(NamedTuple):
+    """A row that is wrong on purpose."""
+
+    file: str
+    row: int
+    """In the file, from 0."""
+    tag: str | None
+    fault: str
+
+
+class FaultyLog(NamedTuple):
+    """An export with known faults."""
+
+    path: Path
+    """The file; the folder where there are several."""
+    faults: tuple[Fault, ...]
+    rows: int
+    displaced: int
+    """Sound rows that are not in order of time."""
+    archived: dict[str, Floats]
+    """Seconds since the start at which each tag has a sound row."""
+
+
 def write_faulty(
     folder: Path,
     seed: int,
@@ -98,7 +121,7 @@ def write_faulty(
     each: int = 10,
     files: int = 1,
     file_format: Literal["parquet", "csv"] = "parquet",
-) -> dict[str, Any]:
+) -> FaultyLog:
     """Write the export, and `faults.json` beside it.
 
     Args:
@@ -110,7 +133,7 @@ def write_faulty(
         file_format: of the export.
 
     Returns:
-        {path, faults: [{file, row, tag, fault}], rows, displaced, archived: seconds of sound rows by tag}.
+        Where the export is, and what is wrong with it.
     """
     rng = np.random.default_rng([seed, 1])
     rows = _with_faults(clean_rows(seed, hours), rng, each, file_format)
@@ -124,24 +147,19 @@ def write_faulty(
         part = rows[begin:end]
         _write(export / name, part, file_format)
         faults += [
-            {"file": name, "row": i, "tag": row.tag, "fault": row.fault}
+            Fault(name, i, row.tag, row.fault)
             for i, row in enumerate(part)
             if row.fault is not None and row.fault != "displaced"
         ]
-    write_json(folder / "faults.json", faults)
+    write_json(folder / "faults.json", [fault._asdict() for fault in faults])
     spoilt = {(row.tag, row.time) for row in rows if row.fault == "contradicted"}
     sound = [row for row in rows if row.fault in (None, "displaced") and (row.tag, row.time) not in spoilt]
     archived = {
         tag: np.sort([(int(r.time) - START_NS) / SECOND for r in sound if r.tag == tag])  # type: ignore[arg-type]
         for tag in ("TI-1", "LI-2", "FV-3", "MODE")
     }
-    return {
-        "path": export if files > 1 else export / names[0],
-        "faults": faults,
-        "rows": len(rows),
-        "displaced": sum(row.fault == "displaced" for row in rows),
-        "archived": archived,
-    }
+    displaced = sum(row.fault == "displaced" for row in rows)
+    return FaultyLog(export if files > 1 else export / names[0], tuple(faults), len(rows), displaced, archived)
 
 
 def _with_faults(clean: dict[str, Floats], rng: np.random.Generator, each: int, file_format: str) -> list[_Row]:

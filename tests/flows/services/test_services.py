@@ -25,6 +25,7 @@ from flows.services.locks import recorded_run
 from flows.services.processes import ProcessId
 from flows.services.state import Service, Services
 from tasks.adapters.files.canonical import write_json
+from tasks.adapters.ledger import client, keys
 from tests.flows.services.waiting import killed_process
 
 PROJECT = Path(__file__).parents[3]
@@ -98,6 +99,45 @@ def test_a_port_that_was_asked_for_must_be_free(services: Services, home: Path) 
     with pytest.raises(BadInput, match=rf"MLflow on port {other}, got it at .* already: run 'neorl down' first"):
         up(services.home, mlflow_port=other)
     assert up(services.home, mlflow_port=services.mlflow.port).started == ()
+
+
+def test_the_passphrase_goes_to_the_signer_and_to_no_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    place, passphrase = Home(home), "known to one person"
+    with foreign_server() as port:
+        # A team's Prefect, so that MLflow is the only server to start.
+        monkeypatch.setenv("NEORL_PREFECT_URL", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv(keys.PASSPHRASE, passphrase)
+        found = servers.up(place)
+        try:
+            assert found.started == ("mlflow",)
+            assert found.mlflow.process is not None
+            children = psutil.Process().children(recursive=True)
+            assert found.mlflow.process.pid in [child.pid for child in children]
+            assert [child.pid for child in children if passphrase in child.environ().values()] == []
+            assert keys.PASSPHRASE not in os.environ
+            # It opened the key that was made with this passphrase, and no file holds that.
+            assert keys.must_be_asked_for(place)
+            assert client.public_key(place)
+        finally:
+            stopped = servers.down(place)
+    assert stopped == ["mlflow", "signer"]
+    assert not client.stop(place)
+
+
+def test_a_home_that_signs_nothing_gets_no_signer_and_no_terminal_no_question(home: Path) -> None:
+    place = Home(home)
+    said: list[str] = []
+    servers.start_signer(place, said.append)
+    assert (said, client.stop(place)) == ([], False)
+    assert not keys.key_file(place).exists()
+    # A key whose passphrase no file holds, and nobody to ask.
+    keys.open_keys(place, first_use=True, passphrase=b"known to one person")
+    servers.start_signer(place, said.append)
+    assert not client.stop(place)
+    assert len(said) == 1
+    assert f"set {keys.PASSPHRASE} or run this on a terminal" in said[0]
 
 
 def test_a_foreign_server_on_the_recorded_port_is_not_accepted(home: Path) -> None:

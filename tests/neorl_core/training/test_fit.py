@@ -178,13 +178,13 @@ def test_a_run_that_would_be_all_warm_up_is_refused() -> None:
 
 def test_divergence_ends_a_run_and_the_last_good_state_is_kept(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"updates": 40, "overrides": {"rate": 8.0}, "chunk": 2, "batch_size": 16}
-    with Checkpoints(tmp_path, {"run": 1}) as checkpoints:
+    with Checkpoints(tmp_path, '{"run": 1}') as checkpoints:
         saved = Checkpointing(checkpoints, seconds=1e9)
         with pytest.raises(FloatingPointError, match=r"divergence of every member by update 14: lower the learning"):
             fit(logged(), SPEC, GROWTH, report=saved.report, **settings)
         assert checkpoints.latest() is None
         assert saved.leave() == f"kept at update 12 in {tmp_path}"
-    with Checkpoints(tmp_path, {"run": 1}) as checkpoints:
+    with Checkpoints(tmp_path, '{"run": 1}') as checkpoints:
         states: list[RunState] = []
         with pytest.raises(FloatingPointError, match="by update 14"):
             fit(

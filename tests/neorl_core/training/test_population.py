@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +129,7 @@ def killed_at_random(
     """A run through real checkpoints that dies three times at random chunks, before or after it saved."""
     rng = np.random.default_rng(seed)
     for kill in (True, True, True, False):
-        with Checkpoints(folder, {"algorithm": algorithm.name}) as checkpoints:
+        with Checkpoints(folder, json.dumps({"algorithm": algorithm.name})) as checkpoints:
             saved = Checkpointing(checkpoints)
             left, saves = rng.integers(1, 4) if kill else 99, rng.integers(2)
 

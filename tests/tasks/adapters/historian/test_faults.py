@@ -69,20 +69,20 @@ def read(path: Path, quarantine: RawQuarantine, **changed: Any) -> HistorianLog:
 def test_every_fault_is_found_row_by_row_and_nothing_else(tmp_path: Path, file_format: Any, files: int) -> None:
     made = write_faulty(tmp_path, seed=5, hours=6, each=16, files=files, file_format=file_format)
     quarantine = RawQuarantine()
-    log = read(made["path"], quarantine)
-    folder = made["path"] if files > 1 else made["path"].parent
+    log = read(made.path, quarantine)
+    folder = made.path if files > 1 else made.path.parent
     digests = {path.name: file_sha256(path)[:16] for path in folder.iterdir()}
-    expected = {(digests[fault["file"]], fault["row"]): fault for fault in made["faults"]}
+    expected = {(digests[fault.file], fault.row): fault for fault in made.faults}
     found = {(row["file"], row["row"]): row for row in quarantine.table().to_dicts()}
     assert len(found) == quarantine.count == len(expected)
     assert set(found) == set(expected)
     for key, fault in expected.items():
-        assert found[key]["reason"].startswith(REASONS[fault["fault"]]), (fault, found[key])
-        assert found[key]["tag"] == fault["tag"]
-    assert {fault["fault"] for fault in made["faults"]} >= set(REASONS) - {"timeless", "garbled"}
+        assert found[key]["reason"].startswith(REASONS[fault.fault]), (fault, found[key])
+        assert found[key]["tag"] == fault.tag
+    assert {fault.fault for fault in made.faults} >= set(REASONS) - {"timeless", "garbled"}
     raw = log.account.raw
-    assert (raw.rows, raw.rejected, raw.put_in_place) == (made["rows"], len(expected), raw.put_in_place)
-    assert raw.put_in_place >= made["displaced"] > 0
+    assert (raw.rows, raw.rejected, raw.put_in_place) == (made.rows, len(expected), raw.put_in_place)
+    assert raw.put_in_place >= made.displaced > 0
     # What stood there is kept.
     assert {row["text"] for row in found.values() if row["reason"].startswith("digital")} <= {
         "I/O Timeout",
@@ -94,14 +94,14 @@ def test_every_fault_is_found_row_by_row_and_nothing_else(tmp_path: Path, file_f
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_true_course_is_recovered_within_what_the_sampling_allows(tmp_path: Path, causal: bool) -> None:
     made = write_faulty(tmp_path, seed=6, hours=6, each=16)
-    log = read(made["path"], RawQuarantine(), causal=causal)
+    log = read(made.path, RawQuarantine(), causal=causal)
     sound = log.rows["rejected"] == ""
     seconds = (log.rows["timestamps"][sound] - START_NS) / 1e9
     assert len(seconds) > 0.8 * 6 * 360  # a seventh of the time the temperature is beyond its limit
     observed = log.rows["observations"][sound]
     for i, (tag, offset) in enumerate((("TI-1", 273.15), ("LI-2", 0.0))):
         error = np.abs(observed[:, i] - offset - truth(tag, seconds))
-        archived = made["archived"][tag]
+        archived = made.archived[tag]
         after = np.clip(np.searchsorted(archived, seconds, side="right"), 1, len(archived) - 1)
         width = archived[after] - archived[after - 1]
         slope = {"TI-1": 10 * 2 * np.pi / 1800, "LI-2": SLOPE["LI-2"]}[tag]
@@ -127,11 +127,11 @@ def test_the_true_course_is_recovered_within_what_the_sampling_allows(tmp_path: 
 def test_the_size_of_chunks_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_faulty(tmp_path, seed=7, hours=3, each=12)
     whole, parts = RawQuarantine(), RawQuarantine()
-    log = read(made["path"], whole)
+    log = read(made.path, whole)
     monkeypatch.setattr(historian, "CHUNK_ROWS", 257)
     monkeypatch.setattr(tag_rows, "PORTION_ROWS", 100)
     monkeypatch.setattr(transitions, "SETTLE_ROWS", 300)
-    again = read(made["path"], parts)
+    again = read(made.path, parts)
     key = ["file", "row", "tag"]
     assert whole.table().sort(key).equals(parts.table().sort(key))
     assert log.account.model_dump(exclude={"raw"}) == again.account.model_dump(exclude={"raw"})
@@ -141,7 +141,7 @@ def test_the_size_of_chunks_changes_nothing(tmp_path: Path, monkeypatch: pytest.
 
 def test_an_observation_knows_nothing_of_what_came_later(tmp_path: Path) -> None:
     made = write_faulty(tmp_path, seed=8, hours=2, each=2)
-    frame = pl.read_parquet(made["path"])
+    frame = pl.read_parquet(made.path)
     moment = START_NS + 3600 * 10**9
     later = pl.col("timestamp").dt.epoch("ns") > moment
     other = frame.with_columns(value=pl.when(later & (pl.col("tag") != "MODE")).then(pl.lit("50")).otherwise("value"))
@@ -149,7 +149,7 @@ def test_an_observation_knows_nothing_of_what_came_later(tmp_path: Path) -> None
     other.write_parquet(path)
     limits = {"late_seconds": LATE_SECONDS, "same_time": "first"}
     for causal in (True, False):
-        one, two = (read(p, RawQuarantine(), causal=causal, clock=limits) for p in (made["path"], path))
+        one, two = (read(p, RawQuarantine(), causal=causal, clock=limits) for p in (made.path, path))
         until = [log.rows["timestamps"] <= moment for log in (one, two)]
         same = np.array_equal(one.rows["observations"][until[0]], two.rows["observations"][until[1]])
         # Part 13's interpolation times_of ahead by its nature; what is causal must not.

@@ -68,11 +68,10 @@ def test_a_block_of_rows_is_provable_without_the_rest(tmp_path: Path) -> None:
         for none in (-1, 9):
             with pytest.raises(IndexError, match="between 0 and 8"):
                 prove_block(file, none)
-    path = [bytes.fromhex(node) for node in proof["path"]]
-    root, leaf = bytes.fromhex(record.content), bytes.fromhex(proof["leaf"])
-    assert leaf.startswith(held.arrays()["observations"][13_096:17_192].tobytes())
-    assert verify_inclusion(root, leaf, proof["index"], proof["size"], path)
-    assert not verify_inclusion(root, leaf[:-1] + b"!", proof["index"], proof["size"], path)
+    root = bytes.fromhex(record.content)
+    assert proof.leaf.startswith(held.arrays()["observations"][13_096:17_192].tobytes())
+    assert verify_inclusion(root, *proof)
+    assert not verify_inclusion(root, *proof._replace(leaf=proof.leaf[:-1] + b"!"))
 
 
 def test_the_digest_of_an_append_is_made_of_new_blocks_only(tmp_path: Path) -> None:
