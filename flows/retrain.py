@@ -51,7 +51,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         evaluation = evaluate(home, run.part("evaluate", "data.held_out"), dataset, population, champion)
         rollouts = simulate(home, run.part("evaluate", "certify.domain"), population, evaluation, champion)
         simulator = validate_simulator(home, run.part("data.held_out", "certify.domain", "evaluate.rollouts"), dataset)
-        key = run_key(run, dataset, population, evaluation, champion, source=__name__)
+        key = run_key(run, dataset, population, evaluation, champion)
         if (known := known_decision(home, run, key)) is not None:
             return announce(home, run, known)
         protection = certify_fallback(home, run.part("certify"), fallback)

@@ -30,6 +30,9 @@ from tasks.stages import Session, config_digest, failed, path_content, session
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
+FLOW = "flows.retrain"
+"""The flow's module, whose source and imports a decision depends on; a worker may load it under another name."""
+
 P = ParamSpec("P")
 Inputs = tuple[Home, RunConfig, tuple[Path, ...]]
 
@@ -106,7 +109,7 @@ def proceed(validation: Validation) -> None:
 
 
 def run_key(
-    run: RunConfig, dataset: Dataset, population: Population, evaluation: Evaluation, champion: Champion, source: str
+    run: RunConfig, dataset: Dataset, population: Population, evaluation: Evaluation, champion: Champion
 ) -> str:
     """What a decision depends on, as 16 hexadecimal digits: the same key was decided on before, and stands.
 
@@ -116,10 +119,9 @@ def run_key(
         population: by its digest.
         evaluation: by its selection.
         champion: by its composite's digest.
-        source: full name of the flow's module, which with all that it imports is part of the key.
     """
     made_of = [dataset.digest, config_digest(run), population.digest, evaluation.selected, champion.digest]
-    return digest_json([*made_of, sources_digest(source)])[:16]
+    return digest_json([*made_of, sources_digest(FLOW)])[:16]
 
 
 def known_decision(home: Home, run: RunConfig, key: str) -> Outcome | None:
