@@ -130,8 +130,8 @@ def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Serv
     registry = Registry(services.mlflow.url)
     assert registry.aliases(PLANT)["champion"] == first["champion"]["version"]
     version = registry.version(PLANT, first["champion"]["version"])
-    assert version["digest"] == first["champion"]["composite"]
-    head = version["tags"]["neorl.ledger_head"]
+    assert version.digest == first["champion"]["composite"]
+    head = version.tags["neorl.ledger_head"]
     assert Ledger.open(services.home, write=False).verify([head]).size > 0
     plant, _ = registry.load_champion(PLANT, first["champion"]["composite"])
     assert plant.spec.name == PLANT
