@@ -57,7 +57,7 @@ def recipe_of(
         format=kind,
         mapping=mapping.model_dump(mode="json") if mapping else None,
         horizon=horizon,
-        # Of all code that has a say in the rows: other code may change without consequence.
+        # All code that has a say in the rows; other code may change without consequence.
         code=sources_digest(__name__, *simulated),
     )
 

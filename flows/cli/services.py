@@ -86,7 +86,7 @@ def status(
     if as_json:
         record: dict[str, object] = {"home": report.home}
         for name, row in report.services.items():
-            # Without what does not apply to the service.
+            # What does not apply to the service is left out.
             record[name] = {key: value for key, value in asdict(row).items() if value not in (None, "")}
         if report.environment:
             record["environment"] = dict(report.environment)

@@ -73,5 +73,5 @@ def _sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:
-    # From the host: every process holds the same values, and gives its devices their part.
+    # The values come from the host: every process holds the same ones, and gives its devices their part.
     return jax.tree.map(lambda x: jax.device_put(np.asarray(x), sharding), tree)

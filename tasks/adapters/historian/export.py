@@ -278,7 +278,7 @@ class Export:
                 astray.append(numbers[:settled][wrong])
                 known = known[~wrong & (known != UNKNOWN_TIME)]
                 crest = np.maximum.accumulate(np.concatenate([[top], known]))[:-1]
-                # Without an overflow where there was nothing before.
+                # Where there was nothing before, the difference must not overflow.
                 behind += int((known < np.maximum(crest, UNKNOWN_TIME + late) - late).sum())
             if len(known):
                 first, last = min(first, int(known.min())), max(last, int(known.max()))

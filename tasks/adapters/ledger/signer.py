@@ -206,7 +206,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
         self.signer, self._idle, self._last = signer, idle, time.monotonic()
         path = client.socket_file(signer.home)
         path.unlink(missing_ok=True)
-        # By its name in its folder, for the kernel takes no long paths; made so that others cannot connect.
+        # The socket is bound by its name in its folder, for the kernel takes no long paths, and others cannot connect.
         here, mask = os.open(".", os.O_RDONLY), os.umask(0o177)
         try:
             os.chdir(path.parent)

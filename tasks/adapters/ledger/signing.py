@@ -13,12 +13,11 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 import configs
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from configs.load import MAX_BYTES, parse_yaml
 from tasks.adapters.files.canonical import canonical_json
 
 ENVELOPE_KEYS = {"payload", "payloadType", "signatures"}
@@ -82,12 +81,14 @@ class TrustRoot:
         """
         cure = "export it again with `neorl keys show` on the machine that signs."
         try:
-            document = YAML(typ="safe", pure=True).load(path.read_text())
+            with path.open("rb") as file:
+                document = parse_yaml(file.read(MAX_BYTES + 1).decode(), path)
         except FileNotFoundError as error:
             raise BadInput(f"expected pinned public keys in {path}, got no such file: {cure}") from error
-        except (YAMLError, UnicodeDecodeError) as error:
-            reason = " ".join(str(error).split())
-            raise BadInput(f"expected YAML with pinned public keys in {path}, got {reason}: {cure}") from error
+        except UnicodeDecodeError as error:
+            raise BadInput(f"expected YAML with pinned public keys in {path}, got {error}: {cure}") from error
+        except BadInput as error:
+            raise BadInput(f"{str(error).removesuffix('.')}, or {cure}") from error
         rows = document.get("keys") if isinstance(document, dict) and set(document) == {"keys"} else None
         if not isinstance(rows, list) or not rows:
             raise BadInput(f"expected a non-empty list `keys` and nothing else in {path}, got {document!r}: {cure}")

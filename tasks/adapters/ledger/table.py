@@ -91,7 +91,7 @@ def rows_from(engine: sql.Engine, sequence: int) -> Generator[sql.Row[Any], None
         Refused: when they cannot be read.
     """
     query = sql.select(TABLE).order_by(TABLE.c.sequence)
-    # Without a filter at first: a row whose sequence was altered must not slip below it.
+    # The first look has no filter: a row whose sequence was altered must not slip below it.
     if sequence:
         query = query.where(TABLE.c.sequence >= sequence)
     number = max(sequence, 1)

@@ -125,7 +125,7 @@ class _Worker:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def send(self, request: Request) -> None:
-        # Of one that dies just now there is no answer, which `receive` tells.
+        # A worker that dies just now gives no answer, which `receive` tells.
         with suppress(BrokenPipeError):
             self.stdin.write(json.dumps(request._asdict()).encode() + b"\n")
             self.stdin.flush()
