@@ -33,7 +33,7 @@ test-312: $(READY)  ## the same on Python 3.12, where there is one
 	  "$$each" -c 'import sys; print(sys.executable)' 2>/dev/null && break; done); \
 	if [ -n "$$found" ]; then infra/core.sh "$$found" $(TESTS); else echo "skipped: no Python 3.12 here"; fi
 
-test-slow: core test-312  ## what takes long: the core alone, another Python, and the tests marked slow
+test-slow: core test-312 dead  ## what takes long: the core alone, another Python, unused names, tests marked slow
 	$(BIN)/python -m pytest -m slow || [ $$? = 5 ]
 
 dead: $(READY)  ## names that nothing uses
