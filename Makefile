@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test coverage lint architecture bench plants study chaos resume streaming historian store tamper picture services lock clean
+.PHONY: run test test-slow test-312 core coverage lint architecture dead bench plants study chaos resume streaming historian store tamper picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up & up=$$!; \
@@ -19,11 +19,25 @@ test: $(READY) lint  ## lint, types, import contracts, tests
 coverage: $(READY)  ## the tests again, slower, with line coverage of what the commands they start execute, too
 	$(BIN)/python -m pytest --cov --cov-report=term
 
-lint: $(READY)
+lint: $(READY)  ## what .pre-commit-config.yaml runs, too
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+core: $(READY)  ## the core installed alone, all of it imported, and its tests
+	infra/core.sh $(BIN)/python $(TESTS)
+
+test-312: $(READY)  ## the same on Python 3.12, where there is one
+	@found=$$(for each in python3.12 "$$HOME"/.pyenv/versions/3.12.*/bin/python3.12; do \
+	  "$$each" -c 'import sys; print(sys.executable)' 2>/dev/null && break; done); \
+	if [ -n "$$found" ]; then infra/core.sh "$$found" $(TESTS); else echo "skipped: no Python 3.12 here"; fi
+
+test-slow: core test-312 dead  ## what takes long: the core alone, another Python, unused names, tests marked slow
+	$(BIN)/python -m pytest -m slow || [ $$? = 5 ]
+
+dead: $(READY)  ## names that nothing uses
+	$(BIN)/vulture
 
 bench: $(READY)  ## speed and time tables, kept under benchmarks/results
 	$(BIN)/python -m benchmarks.training

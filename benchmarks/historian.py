@@ -31,7 +31,6 @@ from tasks.adapters.files.canonical import write_json
 RESULTS = Path(__file__).resolve().parent / "results" / "historian.json"
 START_US = 1_767_571_200_000_000
 TAGS, ACTIONS = 50, 4
-ROWS_PER_FILE = 86_400 * TAGS
 BAD_SHARE = 1e-3
 SMALLEST_RATE, SMALLEST_SHARE, LARGEST_GIB = 5e6, 0.2, 1.5
 

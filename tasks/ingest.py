@@ -14,7 +14,6 @@ from configs.process import described_spec
 from configs.run import Data, RunConfig
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
-from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
 from tasks.adapters.formats.sources import digest_of, for_plant, in_words, name_of, recognise, survey
 from tasks.adapters.store.card import write_card
@@ -200,15 +199,6 @@ def plant_spec(name: str, mapping: HistorianMapping | None) -> PlantSpec:
             "described by the mapping's 'process'."
         )
     return PLANTS[name].spec
-
-
-def source_sha256(source: Path) -> str:
-    """What names a source: a file's SHA-256, or the digest over those of a folder's files."""
-    if not source.is_dir():
-        return file_sha256(source)
-    from tasks.adapters.historian.export import digest_of_tables, table_digests
-
-    return digest_of_tables(source, table_digests(source))
 
 
 def _reasons(records: Sequence[IngestedSource]) -> Counter[str]:

@@ -16,7 +16,6 @@ from tasks.adapters.files.canonical import canonical_json
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line and nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML, such as configs/chemical_reactor.yaml.")]
-DataFiles = Annotated[list[Path], typer.Option("--data", help="A file or folder of logs; repeat it for several.")]
 
 
 class Commands(TyperGroup):

@@ -90,7 +90,7 @@ def test_a_mapping_is_named_relative_to_the_run(tmp_path: Path, monkeypatch: pyt
 def test_settings_hold_what_results_depend_on_and_no_path(tmp_path: Path) -> None:
     run = load_run(write(tmp_path, SMALLEST))
     settings = dict(run.settings())
-    assert settings["train.algorithm"] == "td3_bc"
+    assert settings["train.algorithm"] == run.train.algorithm
     assert not {"data.mapping", "approval", "concurrency"} & settings.keys()
     assert str(tmp_path) not in str(settings)
     other = load_run(write(tmp_path, SMALLEST + "approval: auto\nconcurrency: wait\n"))

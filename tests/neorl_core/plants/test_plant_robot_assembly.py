@@ -19,7 +19,6 @@ from tests.conftest import Truth
 FREE = robot.NOMINAL._replace(stiffness=0.0, damping=0.0, turning_stiffness=0.0, turning_damping=0.0)
 """Nobody holds the peg."""
 IDEAL = {"contact_damping": 0.0, "friction": 0.0}
-NOTHING = np.zeros(3)
 ADVANCE = jax.jit(mechanics.advance, static_argnames="substeps")
 
 

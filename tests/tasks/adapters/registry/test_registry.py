@@ -157,7 +157,7 @@ def test_nothing_is_pickled(registry: Registry, registered: tuple[Record, Versio
         artifact_uri=model.artifact_location, dst_path=str(tmp_path), tracking_uri=registry.uri
     )
     files = [path for path in Path(folder).rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} <= {".py", ".npz", ".json", ".yaml", ".txt", ""}
+    assert {path.suffix for path in files} <= {".py", ".npz", ".json", ".yaml", ".txt", ".typed", ""}
     assert not [path for path in files if path.read_bytes()[:1] == b"\x80"]  # how every pickle of protocol 2+ begins
 
 

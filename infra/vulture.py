@@ -1,0 +1,31 @@
+"""Names that `make dead` finds no use of, though they have one: each with who uses it."""
+
+_ = object()
+
+# Hyper-parameters that their algorithms read by name, as h["..."].
+_.entropy_backup
+_.critic_penalty
+
+# Attributes and methods that a library reads or calls.
+_.create_system  # zipfile
+_.writeable  # NumPy
+_.writable, _.seekable, _.readinto  # io.RawIOBase
+_.daemon_threads, _.request_queue_size, _.service_actions  # socketserver
+_.load_context  # MLflow
+_.progress_bars  # Great Expectations
+_.filters  # Jinja
+_.log_message, _.do_POST  # http.server
+_.handle_starttag, _.handle_endtag, _.handle_data  # html.parser
+
+# Fields that are written as JSON, shown by a template, or compared as a whole.
+_.type_, _.predicateType, _.protocol, _.nonClaims  # a certificate's statement
+_.approved_by  # `neorl history --json`
+_.mean_covered  # the dataset card
+_.device, _.inode  # what the file system says of a shard; `run.json` of `neorl train`
+_.card_record, _.quarantine_files  # files that belong to a dataset
+_.least_margins  # a retraining's outcome
+_.tone, _.non_claims  # the report
+
+# Found by its name, in a process of its own; and imported only so that it is loaded.
+_.load_run_file
+_.tasks
