@@ -53,7 +53,7 @@ async def screenshot(chromium: str, url: str, login: str, run: str, out: Path) -
     """Take a picture of a flow run's page."""
     import websockets
 
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
         words += ["--disable-background-networking", f"--user-data-dir={profile}", "--window-size=1500,1000"]
         words += ["--remote-allow-origins=*", "about:blank"]
