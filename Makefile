@@ -33,7 +33,14 @@ test-312: $(READY)  ## the same on Python 3.12, where there is one
 	  "$$each" -c 'import sys; print(sys.executable)' 2>/dev/null && break; done); \
 	if [ -n "$$found" ]; then infra/core.sh "$$found" $(TESTS); else echo "skipped: no Python 3.12 here"; fi
 
-test-slow: core test-312 dead  ## what takes long: the core alone, another Python, unused names, tests marked slow
+# A part of the core's tests is enough to see that the core stands alone; `make core` and `make test-312` run all.
+SOME := tests/neorl_core/test_networks.py tests/neorl_core/ope tests/neorl_core/safety/test_bounds.py \
+  tests/neorl_core/training/test_optimisers.py tests/neorl_core/algorithms/test_algorithms.py
+
+test-slow: $(READY)  ## what takes long: the core alone, another Python, unused names, tests marked slow
+	$(MAKE) core TESTS="$(SOME)"
+	$(MAKE) test-312 TESTS="$(SOME)"
+	$(MAKE) dead
 	$(BIN)/python -m pytest -m slow || [ $$? = 5 ]
 
 dead: $(READY)  ## names that nothing uses

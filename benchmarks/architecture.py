@@ -38,13 +38,15 @@ def with_table(text: str) -> str:
 
 
 def last_run(home: Home) -> tuple[str, str, str] | None:
-    """(the server's address, the login, the id) of the last completed retraining; None where nothing answers."""
+    """(the server's address, the login, the id) of the last retraining that decided; None where nothing answers."""
     try:
         services = connect(home)
     except ServiceMissing:
         return None
-    wanted = {"sort": "START_TIME_DESC", "limit": 1, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-    runs: list[dict[str, Any]] = services.ask_prefect("flow_runs/filter", wanted)
+    wanted = {"sort": "START_TIME_DESC", "limit": 200, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    found: list[dict[str, Any]] = services.ask_prefect("flow_runs/filter", wanted)
+    # One that changed nothing shows only half of the stages.
+    runs = [run for run in found if "unchanged" not in run["tags"]]
     login = environment(services).get("PREFECT_API_AUTH_STRING", "")
     return (services.prefect.url, login, str(runs[0]["id"])) if runs else None
 
