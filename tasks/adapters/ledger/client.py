@@ -21,6 +21,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.files.locks import exclusive
+from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.ledger.keys import PASSPHRASE, key_file, must_be_asked_for
 from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Hello, Request, Stop
 from tasks.adapters.ledger.table import url_of
@@ -139,9 +140,7 @@ def stop(home: Home) -> bool:
 @cache
 def sources() -> str:
     """Digest of the sources that hold the rules of writing: a signer of other sources is replaced."""
-    files = [*Path(__file__).parent.glob("*.py"), *(Path(__file__).parents[1] / "files").glob("*.py")]
-    files += [ROOT / "tasks" / "gates.py", *(ROOT / "tasks" / "references").glob("*.py")]
-    return sha256_hex(b"".join(path.read_bytes() for path in sorted(files)))
+    return sources_digest("tasks.adapters.ledger.signer")
 
 
 def socket_file(home: Home) -> Path:
