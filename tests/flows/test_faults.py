@@ -94,6 +94,7 @@ def _promotions(home: Home) -> int:
     return len(Ledger.open(home, write=False).entries("promotion", PLANT))
 
 
+@pytest.mark.slow
 def test_servers_that_die_mid_run_cost_one_sentence_and_the_same_command_then_completes(
     served: Home, words: list[str]
 ) -> None:

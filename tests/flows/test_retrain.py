@@ -248,6 +248,7 @@ def test_stages_whose_files_have_gone_run_again_and_no_others_do(
     assert all(path.exists() for path in gone)
 
 
+@pytest.mark.slow
 def test_a_candidate_waits_for_a_person_and_a_failed_one_cannot_be_approved(
     command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]]
 ) -> None:
@@ -267,6 +268,7 @@ def test_a_candidate_waits_for_a_person_and_a_failed_one_cannot_be_approved(
     assert command("reject", PLANT, "99")["exit"] == 2
 
 
+@pytest.mark.slow
 def test_kill_9_between_checkpoints_changes_nothing(
     command: Neorl,
     first: dict[str, Any],

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from configs.errors import BadInput, Refused
-from configs.run import Setting
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.types import Params, PlantSpec
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, parse_json, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_of_record, spec_record
 from tasks.adapters.models.structure import Arrays, is_network
+
+if TYPE_CHECKING:
+    from configs.run import Setting
 
 SCHEMA = "neorl/policy/1"
 MAX_BYTES = 2**28
