@@ -86,7 +86,10 @@ class NpzReader:
         entry = self._archive.getinfo(f"{name}.npy")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             # bzip2 and LZMA inflate a few bytes to megabytes before zipfile can stop them.
-            raise NotImplementedError(f"compression method {entry.compress_type} of '{name}'")
+            raise BadInput(
+                f"expected an npz archive that NumPy can read in {self.path.name}, got compression method "
+                f"{entry.compress_type} of '{name}': save it again with np.savez_compressed, without a password."
+            )
         with self._archive.open(entry) as stream:
             member = _parse_header(stream.read(MAX_HEADER_BYTES), self.path, name)
         expected = member.header_bytes + member.size_bytes
@@ -200,8 +203,8 @@ def reading_archive(path: Path) -> Iterator[None]:
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, struct.error) as error:
         said = " ".join(str(error).split())[:300]
         raise BadInput(f"expected a whole npz archive in {path.name}, got '{said}': copy the file again.") from error
-    except (RuntimeError, NotImplementedError) as error:
-        # What zipfile raises for an encrypted member and for a compression that it does not know.
+    except RuntimeError as error:
+        # What zipfile raises for an encrypted member, and in a subclass for a compression that it does not know.
         raise BadInput(
             f"expected an npz archive that NumPy can read in {path.name}, got '{error}': save it again with "
             "np.savez_compressed, without a password."
