@@ -88,6 +88,7 @@ def learned() -> Model:
     return dynamics.train(model, jax.random.key(2), linear_log(20_000, jumps=0.02), jnp.int32(0), steps)[0]
 
 
+@pytest.mark.slow
 def test_a_linear_system_is_recovered_in_spite_of_jumps(learned: Model) -> None:
     log = linear_log(500)
     for member in learned.members:

@@ -1,0 +1,349 @@
+"""Maximum a posteriori estimation of a plant's unknown constants from multi-step forecast errors.
+
+phi(x) = 1/2 |x|^2 + 1/2 sum_t |e_t(x)|^2,   e_t = C^-1/2 R^-1/2 S_j^-1 (y_t - f_t(x))
+
+x are the unknowns in the coordinates of `unknowns.Prior`, f the forecasts of `forecast.forecast`, S_j the deviations of
+the signals' errors j steps after a segment's start, R the correlation between signals and C the inflations of what is
+left, both diagonal but for R. What is assumed:
+
+- Logs are of the plant under any controller, feedback included: forecasts take the logged actions as they were.
+- A segment starts from what was measured. Its noise goes on through the segment and is part of the errors; it also
+  blurs the sensitivities, which biases an estimate by about (noise / range that the signal explored)^2. Longer
+  segments weigh starts less. A start whose noise matters is an unknown itself (`Start`).
+- Disturbances act within and across segments, so errors are correlated in time. Dividing by C makes the weight of the
+  data that of as many independent errors as have the same variance of their mean (see `noise.inflation_of`). One
+  disturbance shows in several signals at once: R, without which it would count once for each.
+- Disturbances of different episodes are independent, with mean zero over all of them. One that differs from zero over
+  all of the logs cannot be told from a change of the constants.
+- The errors' covariance is not otherwise modelled. Intervals are by episode, from the spread of the episodes' own pulls
+  on the estimate (a sandwich, White 1982, Econometrica 50; clusters: Liang and Zeger 1986, Biometrika 73).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+from scipy.special import stdtrit
+
+from neorl_core.identify.forecast import Episodes, Predict, errors, forecast
+from neorl_core.identify.noise import Noise, noise_of
+from neorl_core.identify.unknowns import Prior, Unknown, constants, prior_of, with_constants
+from neorl_core.types import Params
+
+ROUNDS = 5
+"""Times that weights are taken from the errors and the constants fitted under them."""
+MOST_STEPS = 25
+"""Levenberg-Marquardt steps of a round, at most."""
+FIRST_DAMPING, MOST_DAMPING = 1e-3, 1e8
+SMALL = 1e-3
+"""A step this small, in prior deviations, is the last one of a round."""
+IDENTIFIED = 0.7
+"""Share of its prior deviation that an identified constant's posterior deviation has at most."""
+
+
+class Start(NamedTuple):
+    """A signal whose value at the start of each episode is unknown, too, with a normal prior."""
+
+    signal: int
+    spread: float
+    """Prior standard deviation, in the signal's unit."""
+    centre: float | None = None
+    """Prior mean; what was measured where there is none."""
+
+
+class Posterior(NamedTuple):
+    """What the logs say of P unknowns. Arrays only; with leading axes where many plants were identified at once."""
+
+    estimate: Float[Array, "*n P"]
+    """In the constants' own units."""
+    low: Float[Array, "*n P"]
+    high: Float[Array, "*n P"]
+    """Interval of each constant by itself."""
+    mean: Float[Array, "*n P"]
+    """Standardised coordinates of the estimate: the prior has mean 0 and covariance 1."""
+    covariance: Float[Array, "*n P P"]
+    """In standardised coordinates."""
+    prior: Prior
+    identified: Bool[Array, "*n P"]
+    """Whether the posterior deviation is at most 0.7 of the prior's."""
+    starts: Float[Array, "*n E H"]
+    """Estimated starts of each episode, in the signals' units."""
+    residuals: Float[Array, "*n E T O"]
+    """Measurement minus forecast, zero where nothing was measured."""
+    noise: Noise
+    degrees: Float[Array, "*n"]
+    """Degrees of freedom of the interval's t distribution."""
+    converged: Bool[Array, "*n"]
+
+
+class _Linear(NamedTuple):
+    """Errors and sensitivities at a point, for E episodes."""
+
+    residuals: Float[Array, "E T O"]
+    slopes: Float[Array, "E T O Q"]
+    """Of the forecasts, by the P unknowns and the H starts of the episode."""
+
+
+class _Point(NamedTuple):
+    """The unknowns and the starts of each episode, standardised."""
+
+    x: Float[Array, " P"]
+    z: Float[Array, "E H"]
+
+
+class _Search(NamedTuple):
+    """Where the search stands."""
+
+    point: _Point
+    linear: _Linear
+    damping: Float[Array, ""]
+    moved: Float[Array, ""]
+    tries: Float[Array, ""]
+
+
+@partial(jax.jit, static_argnames=("predict", "unknowns", "segment", "starts", "inputs", "confidence"))
+def estimate(
+    predict: Predict,
+    params: Params,
+    unknowns: tuple[Unknown, ...],
+    episodes: Episodes,
+    segment: int,
+    starts: tuple[Start, ...] = (),
+    inputs: tuple[int, ...] = (),
+    confidence: float = 0.95,
+) -> Posterior:
+    """The posterior of the unknowns; pure, so that a vmap over `episodes` identifies many plants.
+
+    Weights and constants are found in turn: errors give weights, Levenberg-Marquardt (Marquardt 1963, SIAM J. 11)
+    the constants under them. In the first round no weight is inflated, for errors of wrong constants are correlated,
+    too.
+
+    Args:
+        predict: the plant's model of one step.
+        params: its nominal constants.
+        unknowns: P constants and their priors.
+        episodes: E of them, NaN where not measured.
+        segment: S, steps of a forecast before it begins anew from what was measured.
+        starts: H signals whose start in each episode is unknown.
+        inputs: signals that act on the plant and are taken as measured at every step.
+        confidence: of the intervals.
+    """
+    prior = prior_of(params, unknowns)
+    observations, actions = jnp.asarray(episodes.observations), jnp.asarray(episodes.actions)
+    precision = observations.dtype
+    prior = jax.tree.map(lambda a: a.astype(precision), prior)
+    is_input = jnp.zeros(observations.shape[-1], bool).at[jnp.asarray(inputs, int)].set(True)
+    where = jnp.asarray([start.signal for start in starts], int)
+    first = jnp.where(jnp.isfinite(observations[:, 0]), observations[:, 0], 0.0)
+    centres = [jnp.full(len(first), s.centre) if s.centre is not None else first[:, s.signal] for s in starts]
+    origin = jnp.stack(centres, axis=-1).astype(precision) if starts else jnp.zeros((len(first), 0), precision)
+    reach = jnp.asarray([start.spread for start in starts], precision)
+
+    # An input is no outcome: its 'forecast' would be held against what it is taken from.
+    measured = (jnp.isfinite(observations[:, 1:]) & ~is_input).astype(precision)
+
+    linear_at = _linearised(
+        predict,
+        params,
+        unknowns,
+        segment,
+        prior,
+        is_input,
+        where,
+        reach,
+        (origin, first, observations, actions),
+        measured,
+    )
+    eps = np.finfo(precision).eps
+    floor = jnp.square(8.0 * eps * jnp.max(jnp.abs(first), axis=0)) + eps**4
+
+    def fit_round(i: Array, search: _Search) -> _Search:
+        noise = noise_of(search.linear.residuals, measured, segment, floor)
+        plain = jnp.where(i > 0, noise.inflation, 1.0)
+        return _search(linear_at, search, partial(_whitened, noise._replace(inflation=plain)))
+
+    nowhere = _Point(jnp.zeros(len(unknowns), precision), jnp.zeros((len(first), len(starts)), precision))
+    found = jax.lax.fori_loop(0, ROUNDS, fit_round, _begin(nowhere, linear_at(nowhere)))
+    point, linear = found.point, found.linear
+    noise = noise_of(linear.residuals, measured, segment, floor)
+    covariance, degrees = _covariance(_whitened(noise, linear), point)
+    deviation = jnp.sqrt(jnp.diagonal(covariance))
+    half = float(stdtrit(degrees, 0.5 + confidence / 2)) * deviation
+    return Posterior(
+        estimate=constants(prior, unknowns, point.x),
+        low=constants(prior, unknowns, point.x - half),
+        high=constants(prior, unknowns, point.x + half),
+        mean=point.x,
+        covariance=covariance,
+        prior=prior,
+        identified=deviation <= IDENTIFIED,
+        starts=origin + reach * point.z,
+        residuals=linear.residuals,
+        noise=noise,
+        degrees=jnp.asarray(degrees, precision),
+        converged=found.moved <= SMALL,
+    )
+
+
+def _linearised(
+    predict: Predict,
+    params: Params,
+    unknowns: tuple[Unknown, ...],
+    segment: int,
+    prior: Prior,
+    is_input: Bool[Array, " O"],
+    where: Array,
+    reach: Float[Array, " H"],
+    each: tuple[Array, Array, Array, Array],
+    measured: Float[Array, "E T O"],
+) -> Callable[[_Point], _Linear]:
+    """Errors and slopes of all episodes as a function of the unknowns and the starts.
+
+    Args:
+        predict: the plant's model of one step.
+        params: its nominal constants.
+        unknowns: P of them.
+        segment: steps of a forecast.
+        prior: of the unknowns.
+        is_input: (O,), signals taken as measured.
+        where: (H,), signals whose start is unknown.
+        reach: (H,), prior deviations of these.
+        each: of every episode, prior means of its starts (E, H), first observation (E, O), observations and actions.
+        measured: (E, T, O), one where an error counts.
+    """
+
+    def residuals(
+        x: Float[Array, " P"],
+        z: Float[Array, " H"],
+        centre: Float[Array, " H"],
+        begin: Float[Array, " O"],
+        seen: Float[Array, "T1 O"],
+        done: Float[Array, "T A"],
+    ) -> Float[Array, "T O"]:
+        now = with_constants(params, unknowns, constants(prior, unknowns, x))
+        begin = begin.at[where].set(centre + reach * z) if where.size else begin
+        return errors(forecast(predict, now, begin, seen, done, segment, is_input), seen)
+
+    def linear_at(point: _Point) -> _Linear:
+        def one(z: Float[Array, " H"], *rest: Array) -> tuple[Array, Array]:
+            def both(q: Float[Array, " Q"]) -> tuple[Array, Array]:
+                r = residuals(q[: len(unknowns)], q[len(unknowns) :], *rest)
+                return r, r
+
+            slopes, r = jax.jacfwd(both, has_aux=True)(jnp.concatenate([point.x, z]))
+            return r, -slopes
+
+        r, slopes = jax.vmap(one)(point.z, *each)
+        return _Linear(measured * r, measured[..., None] * slopes)
+
+    return linear_at
+
+
+def _whitened(noise: Noise, linear: _Linear) -> _Linear:
+    """Errors and slopes in units in which independent errors have variance 1 and correlated ones count for less."""
+    residuals, slopes = linear
+    segment = noise.deviation.shape[0]
+    scale = noise.deviation[jnp.arange(residuals.shape[1]) % segment]
+    turn = noise.whitening / jnp.sqrt(noise.inflation)[None, :]
+    turned = jnp.einsum("etoq,op->etpq", slopes / scale[..., None], turn)
+    return _Linear((residuals / scale) @ turn, turned)
+
+
+def _normal(linear: _Linear) -> tuple[Float[Array, "E Q Q"], Float[Array, "E Q"]]:
+    """Information `J'J` and score `J'r` of each episode, whitened."""
+    information = jnp.einsum("etoq,etop->eqp", linear.slopes, linear.slopes)
+    return information, jnp.einsum("etoq,eto->eq", linear.slopes, linear.residuals)
+
+
+def _begin(point: _Point, linear: _Linear) -> _Search:
+    one = jnp.ones((), point.x.dtype)
+    return _Search(point, linear, FIRST_DAMPING * one, jnp.inf * one, jnp.zeros((), jnp.int32))
+
+
+def _search(linear_at: Callable[[_Point], _Linear], search: _Search, whiten: Callable[[_Linear], _Linear]) -> _Search:
+    """Levenberg-Marquardt under given weights.
+
+    Each point that is tried is linearised at once, even where it is refused: one program instead of two, and few are.
+    """
+
+    def objective(point: _Point, linear: _Linear) -> Float[Array, ""]:
+        value = jnp.sum(whiten(linear).residuals ** 2) + jnp.sum(point.x**2) + jnp.sum(point.z**2)
+        return jnp.where(jnp.isfinite(value), value, jnp.inf)
+
+    def unfinished(s: _Search) -> Bool[Array, ""]:
+        return (s.tries < MOST_STEPS) & (s.moved > SMALL) & (s.damping < MOST_DAMPING)
+
+    def step(s: _Search) -> _Search:
+        move = _move(*_normal(whiten(s.linear)), s.point, s.damping)
+        tried: _Point = jax.tree.map(jnp.add, s.point, move)
+        there = linear_at(tried)
+        better = objective(tried, there) <= objective(s.point, s.linear)
+        moved = jnp.max(jnp.abs(jnp.concatenate([move.x, move.z.ravel()])))
+        point, linear = jax.tree.map(lambda new, old: jnp.where(better, new, old), (tried, there), (s.point, s.linear))
+        return _Search(
+            point=point,
+            linear=linear,
+            damping=jnp.where(better, 0.1, 10.0) * s.damping,
+            # Where rounding hides the gain of a small step, it is refused, and is the last one all the same.
+            moved=jnp.where(better | (moved <= SMALL), moved, jnp.inf),
+            tries=s.tries + 1,
+        )
+
+    found: _Search = jax.lax.while_loop(unfinished, step, _begin(search.point, search.linear))
+    return found
+
+
+def _move(
+    information: Float[Array, "E Q Q"], score: Float[Array, "E Q"], point: _Point, damping: Float[Array, ""]
+) -> _Point:
+    """The step `(H + damping diag H) d = -gradient`, with the starts eliminated episode by episode (Schur)."""
+    size = point.x.shape[0]
+    xx, xz, zz = _blocks(information, size)
+    descent_x = jnp.sum(score[:, :size], axis=0) - point.x
+    descent_z = score[:, size:] - point.z
+    xx = xx + damping * jnp.diag(jnp.diagonal(xx))
+    if not point.z.shape[1]:
+        return _Point(jnp.linalg.solve(xx, descent_x), point.z)
+    zz = zz * (1.0 + damping * jnp.eye(zz.shape[-1], dtype=zz.dtype))
+    through = jnp.linalg.solve(zz, jnp.swapaxes(xz, 1, 2))
+    alone = jnp.linalg.solve(zz, descent_z[..., None])[..., 0]
+    x = jnp.linalg.solve(xx - jnp.sum(xz @ through, axis=0), descent_x - jnp.einsum("exz,ez->x", xz, alone))
+    return _Point(x, alone - through @ x)
+
+
+def _blocks(information: Float[Array, "E Q Q"], size: int) -> tuple[Array, Array, Array]:
+    """The information with the priors: of the unknowns (P, P), of both (E, P, H), of the starts (E, H, H)."""
+    starts = information.shape[-1] - size
+    xx = jnp.sum(information[:, :size, :size], axis=0) + jnp.eye(size, dtype=information.dtype)
+    return xx, information[:, :size, size:], information[:, size:, size:] + jnp.eye(starts, dtype=information.dtype)
+
+
+def _covariance(linear: _Linear, point: _Point) -> tuple[Float[Array, "P P"], int]:
+    """`H^-1 (1 + K) H^-1` and its degrees of freedom: the error's covariance, averaged over the prior.
+
+    `H = 1 + A` is the curvature; K, the covariance of the data's pull on the estimate, is that of the episodes' scores,
+    pooled with A, what it would be if the weights said all: as if A had been seen in one episode more. With a single
+    episode A is all there is, and with fewer than about P + 3 the intervals rest on it.
+    """
+    size = point.x.shape[0]
+    information, score = _normal(linear)
+    pull, curvature = score[:, :size], information[:, :size, :size]
+    if point.z.shape[1]:
+        _, xz, zz = _blocks(information, size)
+        through = jnp.linalg.solve(zz, jnp.swapaxes(xz, 1, 2))
+        pull = pull - jnp.einsum("ezx,ez->ex", through, score[:, size:] - point.z)
+        curvature = curvature - xz @ through
+    expected = jnp.sum(curvature, axis=0)
+    episodes = pull.shape[0]
+    apart = pull - jnp.mean(pull, axis=0, keepdims=True)
+    seen = apart.T @ apart + expected / episodes
+    identity = jnp.eye(size, dtype=expected.dtype)
+    inverse = jnp.linalg.inv(identity + expected)
+    covariance: Float[Array, "P P"] = inverse @ (identity + seen) @ inverse
+    return covariance, episodes

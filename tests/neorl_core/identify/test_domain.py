@@ -1,0 +1,162 @@
+"""Domains that draw from a posterior, the gate on held-out logs, and residuals on top of a simulator."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.identify import (
+    Episodes,
+    Posterior,
+    Unknown,
+    domain_from,
+    identified_plant,
+    segment_errors,
+    simulator_gate,
+)
+from neorl_core.identify.noise import Noise
+from neorl_core.identify.unknowns import constants, prior_of
+from neorl_core.networks import Normaliser
+from neorl_core.plants import PLANTS
+from neorl_core.plants import chemical_reactor as reactor
+from neorl_core.plants.base import rollouts
+from neorl_core.training.optimisers import Recipe
+from neorl_core.types import Transition
+from neorl_core.world_model import dynamics
+from neorl_core.world_model.residual import error_transitions, with_residual
+
+REACTOR = PLANTS["chemical_reactor"]
+UNKNOWNS = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.1, "normal"))
+
+
+def posterior_of(
+    mean: list[float], covariance: list[list[float]], unknowns: tuple[Unknown, ...] = UNKNOWNS
+) -> Posterior:
+    """A posterior as `estimate` gives it, with 12 degrees of freedom and nothing of the logs."""
+    prior, x = prior_of(REACTOR.params, unknowns), jnp.asarray(mean)
+    none, one = jnp.zeros((1, 1, 4)), jnp.ones(4)
+    return Posterior(
+        estimate=constants(prior, unknowns, x),
+        low=x,
+        high=x,
+        mean=x,
+        covariance=jnp.asarray(covariance),
+        prior=prior,
+        identified=x < 9,
+        starts=none[..., 0],
+        residuals=none,
+        noise=Noise(one[None], jnp.eye(4), one),
+        degrees=jnp.asarray(12.0),
+        converged=jnp.asarray(True),
+    )
+
+
+def test_the_domain_draws_from_the_posterior_and_keeps_the_rest() -> None:
+    covariance = np.array([[0.25, 0.1], [0.1, 0.09]])
+    known = identified_plant(REACTOR, UNKNOWNS, posterior_of([1.0, -2.0], covariance.tolist()))
+    assert known.domain._replace(noise_sd=0.2).noise_sd == 0.2
+    assert known.params.reaction_rate == pytest.approx(7.2e10 * np.exp(np.sqrt(np.log1p(0.03**2))), rel=1e-5)
+    assert known.domain.identified_cooling_rate == pytest.approx(5e4 / 23900 - 0.2, rel=1e-5)
+    assert all(isinstance(x, float) for x in known.domain)
+    drawn = jax.vmap(known.sample_params, (0, None))(jax.random.split(jax.random.key(0), 40_000), known.domain)
+    x = np.stack(
+        [
+            np.log(np.asarray(drawn.reaction_rate) / 7.2e10) / np.sqrt(np.log1p(0.03**2)),
+            (np.asarray(drawn.cooling_rate) - 5e4 / 23900) / 0.1,
+        ]
+    )
+    np.testing.assert_allclose(x.mean(axis=1), [1.0, -2.0], atol=0.01)
+    np.testing.assert_allclose(np.cov(x), covariance * 12 / 10, atol=0.01)
+    np.testing.assert_allclose(drawn.feed_sd, 0.5)
+
+
+def test_no_domain_follows_from_two_episodes() -> None:
+    found = posterior_of([0.0, 0.0], [[0.2, 0.0], [0.0, 0.2]])._replace(degrees=jnp.asarray(2.0))
+    with pytest.raises(ValueError, match="expected a posterior of three episodes or more, got 2: "):
+        domain_from(REACTOR, UNKNOWNS, found)
+
+
+def test_another_posterior_of_the_same_plant_compiles_nothing_again() -> None:
+    one, other = (
+        identified_plant(REACTOR, UNKNOWNS, posterior_of(mean, [[0.2, 0.0], [0.0, 0.2]]))
+        for mean in ([0.0, 0.0], [1.0, 1.0])
+    )
+    assert type(one.domain) is type(other.domain)
+    assert one.sample_params is other.sample_params
+    keys = jax.random.split(jax.random.key(1), 3)
+    before = rollouts._cache_size()
+    returns = [rollouts(one, one.fallback, one.fallback_params, keys, plant.domain).ret for plant in (one, other)]
+    assert rollouts._cache_size() == before + 1
+    assert not np.array_equal(*returns)
+
+
+def test_an_entry_of_a_vector_is_an_unknown_too() -> None:
+    tanks = PLANTS["water_treatment"]
+    unknowns = (Unknown("pump", 0.1, entry=1),)
+    prior = prior_of(tanks.params, unknowns)
+    found = posterior_of([0.0], [[0.04]], (UNKNOWNS[0],))._replace(prior=prior, estimate=jnp.array([3.2]))
+    known = identified_plant(tanks, unknowns, found)
+    assert known.params.pump == pytest.approx((3.33, 3.2))
+    assert domain_from(tanks, unknowns, found).identified_pump_of_2 == pytest.approx(3.2)
+    drawn = jax.vmap(known.sample_params, (0, None))(jax.random.split(jax.random.key(2), 4000), known.domain)
+    share = np.sqrt(np.log1p(0.01) * 0.04 * 1.2)
+    assert np.log(np.asarray(drawn.pump)[:, 1] / 3.2).std() == pytest.approx(share, rel=0.05)
+
+
+def test_the_gate_compares_errors_over_several_steps_by_hand() -> None:
+    def still(y: jax.Array, u: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.stack([y[0] + p * u[0], y[1]]), jnp.ones(1)
+
+    # Signal 0 moves by 1.1 u, signal 1 is a set point that someone moves.
+    y = jnp.stack([1.1 * jnp.arange(5.0), jnp.array([0.0, 0, 9, 9, 9])], axis=-1)[None]
+    logs = segment_errors(still, jnp.asarray(1.0), Episodes(y, jnp.ones((1, 4, 1))), 2)
+    np.testing.assert_allclose(logs.rms[:, 0], [0.1, 0.2], rtol=1e-5)
+    assert logs.moves.tolist() == [True, False]
+    same = simulator_gate(logs, logs)
+    assert bool(same.passed)
+    allowed = 1.5 * np.array([0.1, 0.2]) + 0.01 * 1.1 * np.sqrt(2.0)
+    np.testing.assert_allclose(same.excess[:, 0], np.array([0.1, 0.2]) / allowed, rtol=1e-4)
+    # One step ahead as good as it should be, two steps ahead not.
+    better = logs._replace(rms=logs.rms * jnp.array([[1.0], [0.5]]))
+    assert not bool(simulator_gate(logs, better).passed)
+    assert not bool(simulator_gate(logs._replace(rms=logs.rms * jnp.nan), logs).passed)
+    assert not bool(simulator_gate(logs, logs._replace(rms=logs.rms * jnp.inf)).passed)
+    assert not bool(simulator_gate(logs._replace(moves=jnp.zeros(2, bool)), logs).passed)
+
+
+@pytest.mark.slow
+def test_a_residual_learns_what_the_physics_leaves_out() -> None:
+    def physics(y: jax.Array, u: jax.Array, p: None) -> tuple[jax.Array, jax.Array]:
+        return 0.9 * y + u, jnp.ones(1)
+
+    y, u = jax.random.uniform(jax.random.key(3), (2, 3000, 1), minval=-1.0, maxval=1.0)
+    # A friction that grows with the square of the speed, which the physics lacks.
+    following = 0.9 * y + u - 0.3 * y * jnp.abs(y)
+    nothing = jnp.zeros(3000)
+    rows = Transition(y, u, nothing, nothing, following, nothing)
+    one = jnp.ones(1)
+    normaliser = Normaliser(0 * one, 0.6 * one, 0 * one, one)
+    data = error_transitions(physics, None, normaliser, jax.tree.map(lambda x: x[:2000], rows))
+    model = dynamics.init(jax.random.key(4), 1, 1, (16,), 2, Recipe())
+    model, _ = dynamics.train(model, jax.random.key(5), data, jnp.asarray(0), 1500)
+    corrected = with_residual(physics, model.members, normaliser)
+
+    def error(predict: object) -> float:
+        expected, _ = jax.vmap(predict, (0, 0, None))(y[2000:], u[2000:], None)  # type: ignore[call-overload]
+        return float(jnp.sqrt(jnp.mean((expected - following[2000:]) ** 2)))
+
+    assert error(corrected) < 0.15 * error(physics)
+    assert corrected(y[0], u[0], None)[1].tolist() == [1.0]
+    # A simulator that is right is left as it is: an untrained ensemble has no error to learn from.
+    exact = error_transitions(physics, None, normaliser, rows._replace(next_observation=0.9 * y + u))
+    np.testing.assert_allclose(exact.next_observation, exact.observation, atol=1e-6)
+
+
+def test_a_posterior_of_the_reactor_keeps_its_nominal_task() -> None:
+    known = identified_plant(REACTOR, UNKNOWNS, posterior_of([0.0, 0.0], [[0.01, 0.0], [0.0, 0.01]]))
+    assert known.params._replace(reaction_rate=0, cooling_rate=0) == reactor.NOMINAL._replace(
+        reaction_rate=0, cooling_rate=0
+    )
+    assert known.spec is REACTOR.spec

@@ -1,0 +1,46 @@
+"""Reactors identified from PI-only logs, as `make identify` does at length."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from benchmarks.identify import reactors as benchmark
+
+
+@pytest.fixture(scope="module")
+def logged() -> benchmark.Logged:
+    return benchmark.log_reactors(jax.random.key(0), 24)
+
+
+@pytest.fixture(scope="module")
+def posterior(logged: benchmark.Logged) -> benchmark.Posterior:
+    return benchmark.in_parts(logged.episodes, 24)
+
+
+def test_reactors_are_identified_from_logs_of_their_own_controller(
+    logged: benchmark.Logged, posterior: benchmark.Posterior
+) -> None:
+    # Truth 5: five-step segments with a prior of 3 % leave 0.61 % of UA; one step without a prior 19.5 %.
+    found = benchmark.accuracy(logged.true, posterior)
+    assert found["converged"] == 24
+    assert found["UA"]["rms_percent"] <= 0.61
+    assert found["k0"]["rms_percent"] <= 0.11
+    assert found["UA"]["worse_than_prior"] <= 0.1
+    assert found["UA"]["covered"] >= 0.8
+
+
+def test_the_gate_passes_identified_simulators_and_refuses_wrong_ones(
+    logged: benchmark.Logged, posterior: benchmark.Posterior
+) -> None:
+    found = benchmark.gates(logged, posterior, jax.random.key(1))
+    assert found["passed"] >= 0.9
+    assert found["refused"] >= 0.95
+
+
+@pytest.mark.slow
+def test_composites_above_the_risk_are_not_certified_over_the_posterior() -> None:
+    found = benchmark.trials(40, 3)
+    assert found["unsafe"] >= 4
+    assert found["falsely_certified"] <= 2
+    assert found["certified_of_safe"] > 0.2
