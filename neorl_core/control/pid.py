@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from neorl_core.types import Controller
 
@@ -34,7 +34,7 @@ class PIDState(NamedTuple):
     """Measurement two steps ago."""
 
 
-def pid(measurement: int, setpoint: int, dt: float) -> Controller:
+def pid(measurement: int | Int[Array, ""], setpoint: int | Int[Array, ""], dt: float | Float[Array, ""]) -> Controller:
     """A single-loop PID between two entries of the observation, every `dt`.
 
     u_t = clip(applied + kp (e_t − e_{t−1}) + ki dt e_t − kd (y_t − 2 y_{t−1} + y_{t−2}) / dt),  e = setpoint − y

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from neorl_core.control.fallbacks import FALLBACK
 from neorl_core.networks import Policy, policy_act
 from neorl_core.safety.shield import (
     ShieldParams,
@@ -19,7 +20,8 @@ from neorl_core.safety.shield import (
     limit_action,
     predicted_margins,
 )
-from neorl_core.types import Controller, Params, Plant
+from neorl_core.safety.support import SupportShield, inside_support
+from neorl_core.types import Controller, Params, Plant, Process
 
 Propose = Callable[[Any, Float[Array, " O"]], Float[Array, " A"]]
 """(policy, observation) -> action, in physical units."""
@@ -30,11 +32,12 @@ class Composite(NamedTuple):
 
     policy: Policy | None
     """None: the fallback alone."""
-    shield: ShieldParams
+    shield: ShieldParams | SupportShield
+    """That of a process has no physics to predict with, and looks at the support of its logs."""
     fallback: Params
-    """Parameters of the plant's own controller."""
+    """Parameters of the plant's own controller; of a process a `neorl_core.control.fallbacks.Fallback`."""
     model: Params
-    """The plant constants that the shield predicts with."""
+    """The plant constants that the shield predicts with; of a process none."""
 
 
 class PolicyState(NamedTuple):
@@ -72,68 +75,103 @@ def _choose(condition: Bool[Array, ""], yes: Params, no: Params) -> Params:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
+def _rest(shield: ShieldParams | SupportShield, action: Float[Array, " A"]) -> Float[Array, " A"]:
+    """`action` within the bounds; where it is not finite the shield's `rest`, or mid-range for want of anything."""
+    middle = shield.rest if isinstance(shield, SupportShield) else (shield.action_low + shield.action_high) / 2
+    return jnp.clip(jnp.where(jnp.isfinite(action), action, middle), shield.action_low, shield.action_high)
+
+
+def first_applied(plant: Plant | Process, composite: Composite, observation: Float[Array, " O"]) -> Float[Array, " A"]:
+    """What is taken for applied before the first step: as far as the observation tells, else a resting action."""
+    if isinstance(plant, Plant):
+        return plant.applied(observation)
+    assert isinstance(composite.shield, SupportShield)
+    return composite.shield.rest
+
+
+def _trusted(
+    plant: Plant | Process,
+    composite: Composite,
+    memory: Params,
+    observation: Float[Array, " O"],
+    action: Float[Array, " A"],
+) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
+    """Whether the policy may keep control with this action, and whether it may get control back.
+
+    Args:
+        plant: gives the prediction model; a process has none, and is judged by the support of its logs.
+        composite: the shield and what it predicts with.
+        memory: the fallback's state, after it saw `observation`.
+        observation: (O,) now.
+        action: (A,) for the coming step.
+    """
+    shield = composite.shield
+    if isinstance(shield, SupportShield):
+        stays, returns = (
+            inside_support(shield, observation, action, radius) for radius in (shield.radius, shield.return_radius)
+        )
+        return stays, returns
+    assert isinstance(plant, Plant)
+    enclosed = inside_envelope(shield, observation)
+    margins = predicted_margins(plant, shield, composite.fallback, memory, composite.model, observation, action)
+    stays = enclosed & enough(margins, shield.margin_buffer)
+    return stays, enclosed & enough(margins, shield.margin_buffer + shield.return_buffer)
+
+
 @cache
-def composite_controller(plant: Plant, propose: Propose = policy_act) -> Controller:
+def composite_controller(plant: Plant | Process, propose: Propose = policy_act) -> Controller:
     """The shielded controller of a plant; its parameters are a `Composite`.
 
     Each step, in order:
     1. An observation that is not finite tells nothing: the last applied action is held and nothing else moves.
     2. The policy's action is limited in rate and range. Its future is predicted with the fallback taking over after
        one step. The fallback takes over now if a predicted margin is less than its buffer, if the observation is out
-       of the policy's envelope, or if the policy's action is not finite.
+       of the policy's envelope, or if the policy's action is not finite. Of a process nothing is predicted: the
+       fallback takes over where nothing near this observation and action was logged.
     3. The policy gets control back after `hold` steps, when its prediction leaves `return_buffer` more than the
-       buffer, so that the two do not chatter.
+       buffer (of a process, when it is within `return_radius`), so that the two do not chatter.
 
     The fallback sees every observation and what was really applied, so that it takes over without a bump.
 
     Args:
-        plant: gives the prediction model and the fallback.
+        plant: gives the prediction model and the fallback; those of a process are the composite's own.
         propose: the policy's function of `Composite.policy`; networks' `policy_act` unless another kind is shielded.
 
     Returns:
         The controller. The same arguments give the same object, so that what is compiled for it is found again.
     """
 
-    def rest(shield: ShieldParams, action: Float[Array, " A"]) -> Float[Array, " A"]:
-        """`action` within the bounds; mid-range where it is not finite, for want of anything better."""
-        middle = (shield.action_low + shield.action_high) / 2
-        return jnp.clip(jnp.where(jnp.isfinite(action), action, middle), shield.action_low, shield.action_high)
+    fallback = plant.fallback if isinstance(plant, Plant) else FALLBACK
 
     def init(composite: Composite, observation: Float[Array, " O"]) -> PolicyState:
         return PolicyState(
             handed_over=jnp.asarray(False),
             held=jnp.asarray(0, jnp.int32),
-            action=rest(composite.shield, plant.applied(observation)),
-            fallback=plant.fallback.init(composite.fallback, observation),
+            action=_rest(composite.shield, first_applied(plant, composite, observation)),
+            fallback=fallback.init(composite.fallback, observation),
         )
 
     def act(
         composite: Composite, state: PolicyState, observation: Float[Array, " O"], applied: Float[Array, " A"]
     ) -> tuple[PolicyState, Float[Array, " A"]]:
         shield = composite.shield
-        applied = rest(shield, jnp.where(jnp.isfinite(applied), applied, state.action))
+        applied = _rest(shield, jnp.where(jnp.isfinite(applied), applied, state.action))
         readable = jnp.all(jnp.isfinite(observation))
 
         # A first observation that was not finite left no usable memory: begin again with this one.
-        memory = _choose(
-            _all_finite(state.fallback), state.fallback, plant.fallback.init(composite.fallback, observation)
-        )
-        memory, command = plant.fallback.act(composite.fallback, memory, observation, applied)
+        memory = _choose(_all_finite(state.fallback), state.fallback, fallback.init(composite.fallback, observation))
+        memory, command = fallback.act(composite.fallback, memory, observation, applied)
         safe = limit_action(shield, jnp.where(jnp.isfinite(command), command, applied), applied)
 
         if composite.policy is None:
             handed_over, held, action = state.handed_over, state.held, safe
         else:
             proposed = propose(composite.policy, observation)
-            sound = jnp.all(jnp.isfinite(proposed)) & inside_envelope(shield, observation)
-            candidate = limit_action(shield, jnp.where(jnp.isfinite(proposed), proposed, applied), applied)
-            margins = predicted_margins(
-                plant, shield, composite.fallback, memory, composite.model, observation, candidate
-            )
-            stays = sound & enough(margins, shield.margin_buffer)
-            returns = sound & enough(margins, shield.margin_buffer + shield.return_buffer)
+            sound = jnp.all(jnp.isfinite(proposed))
+            candidate = limit_action(shield, jnp.where(sound, proposed, applied), applied)
+            stays, returns = _trusted(plant, composite, memory, observation, candidate)
             returns &= state.held >= shield.hold
-            handed_over = ~jnp.where(state.handed_over, returns, stays)
+            handed_over = ~(sound & jnp.where(state.handed_over, returns, stays))
             held = jnp.where(handed_over, state.held + 1, 0)
             action = jnp.where(handed_over, safe, candidate)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,19 @@ import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.types import Params, Plant, PlantSpec
+
+
+class Limits(Protocol):
+    """What any shield limits an action by."""
+
+    @property
+    def action_low(self) -> Float[Array, " A"]: ...
+
+    @property
+    def action_high(self) -> Float[Array, " A"]: ...
+
+    @property
+    def rate_limit(self) -> Float[Array, " A"]: ...
 
 
 class ShieldParams(NamedTuple):
@@ -47,7 +61,7 @@ def default_shield(
         spec: the plant.
         look_ahead: predicted steps L; long enough for the fallback to turn the plant around.
         buffer: least predicted margin, per constraint, in its unit; an eighth of the width between its limits
-            unless given (unlimited on one side: must be given).
+            unless given. A limit on one side has no width: 0, so that only a predicted violation hands over.
         return_buffer: additional margin before the policy returns; half of `buffer` unless given.
         rate_limit: largest change of an action in a step; its whole range unless given.
         hold: least number of steps in the fallback.
@@ -61,7 +75,9 @@ def default_shield(
     """
     if look_ahead < 1:
         raise ValueError(f"the look-ahead must be at least 1 step, got {look_ahead}; a shield has to predict something")
-    limits = jnp.asarray([c.high - c.low for c in spec.constraints], dtype=float)
+    widths = [c.high - c.low for c in spec.constraints]
+    # An eighth of an infinite width would be a buffer that no margin leaves: the policy would never act.
+    limits = jnp.asarray([width if math.isfinite(width) else 0.0 for width in widths], dtype=float)
     low, high = jnp.asarray(spec.action.low, dtype=float), jnp.asarray(spec.action.high, dtype=float)
     margin = limits / 8.0 if buffer is None else jnp.broadcast_to(jnp.asarray(buffer, dtype=float), limits.shape)
     further = margin / 2.0 if return_buffer is None else jnp.asarray(return_buffer, dtype=float)
@@ -97,7 +113,7 @@ def inside_envelope(shield: ShieldParams, observation: Float[Array, " O"]) -> Bo
     return jnp.all((observation >= shield.observation_low) & (observation <= shield.observation_high))
 
 
-def limit_action(shield: ShieldParams, action: Float[Array, " A"], applied: Float[Array, " A"]) -> Float[Array, " A"]:
+def limit_action(shield: Limits, action: Float[Array, " A"], applied: Float[Array, " A"]) -> Float[Array, " A"]:
     """The nearest action within the rate limit of what is applied now, then within the bounds (which win).
 
     Args:

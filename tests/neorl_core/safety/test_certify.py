@@ -89,6 +89,7 @@ def test_known_violation_probability(limit: float, probability: float) -> None:
     assert abs(seen - episodes * probability) < 3.5 * deviation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "probability"), [(1.0, 0.00159505606), (1.1, 2.144277e-4), (1.2, 2.36392e-5)])
 def test_certified_as_often_as_the_exact_probability_says(limit: float, probability: float) -> None:
     tries = 16
@@ -136,6 +137,7 @@ def test_futility_stops_at_the_violation_that_makes_it_hopeless() -> None:
     assert hopeless.min_margins[0] < 0
 
 
+@pytest.mark.slow
 def test_max_episodes_end_a_test_that_is_still_open() -> None:
     # The third of three violations allowed in 11001 may come late; the test then ends with the episodes.
     for seed in range(8):

@@ -1,0 +1,72 @@
+"""The drift alarm: its rate of false alarms under no drift, its power under one, and its parts by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from neorl_core.safety.drift import POWERS, alarm_threshold, autocorrelation_time, block_means, detect
+
+
+def test_the_first_step_by_hand() -> None:
+    # The largest of four: p = 1 / 4, and each bet k p^(k - 1) on a sum that was (0 + 1).
+    found = detect([1.0, 2.0, 3.0], [4.0], threshold=10.0)
+    by_hand = np.mean([k * 0.25 ** (k - 1) for k in POWERS])
+    assert math.isclose(found.log_evidence[0], math.log(by_hand))
+    assert found.alarm is None
+
+
+def test_false_alarms_are_no_more_often_than_stated() -> None:
+    """The mean time to a false alarm is at least A: by T = A steps, the share of alarmed runs is at most near 1 - 1/e.
+
+    Stronger, and what Ville's inequality gives for sums that begin at each step: P(alarm by T) <= T / A.
+    """
+    rng = np.random.default_rng(3)
+    threshold, steps, trials = 2_000.0, 200, 1_500
+    alarms = 0
+    for _ in range(trials):
+        scores = rng.exponential(size=steps + 100)
+        alarms += detect(scores[:100], scores[100:], threshold).alarm is not None
+    stated = steps / threshold
+    assert alarms / trials <= stated + 3 * math.sqrt(stated / trials)
+
+
+def test_a_shift_is_found_soon_and_no_shift_is_not() -> None:
+    rng = np.random.default_rng(4)
+    threshold = alarm_threshold(blocks_per_year=50_000, alarms_per_year=0.1)
+    delays = []
+    for _ in range(40):
+        reference, calm = rng.normal(size=300), rng.normal(size=100)
+        found = detect(reference, np.concatenate([calm, rng.normal(2.5, 1.0, size=100)]), threshold)
+        assert found.alarm is not None
+        delays.append(found.alarm - 100)
+    assert min(delays) >= 0
+    assert np.median(delays) < 40
+
+
+def test_a_score_that_is_not_finite_counts_as_the_largest() -> None:
+    reference = np.arange(100.0)
+    worst = detect(reference, [200.0, 200.0], 10.0).log_evidence
+    np.testing.assert_allclose(detect(reference, [math.nan, math.inf], 10.0).log_evidence, worst)
+
+
+def test_the_autocorrelation_time_of_an_autoregression() -> None:
+    """(1 + phi) / (1 - phi) for x' = phi x + noise."""
+    rng = np.random.default_rng(5)
+    x, found = np.zeros(200_000), rng.normal(size=200_000)
+    for t in range(1, len(x)):
+        x[t] = 0.6 * x[t - 1] + found[t]
+    assert autocorrelation_time(x) == pytest.approx(4.0, rel=0.1)
+    assert autocorrelation_time(np.ones(5)) == 1.0
+
+
+def test_blocks_do_not_cross_episodes() -> None:
+    found = block_means([1.0, 3.0, 9.0, 5.0, 7.0, 9.0], [0, 0, 0, 1, 1, 1], 2)
+    np.testing.assert_array_equal(found, [2.0, 6.0])
+
+
+def test_a_rate_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="expected positive rates"):
+        alarm_threshold(100.0, 0.0)
