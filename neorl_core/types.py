@@ -123,5 +123,14 @@ class Plant(NamedTuple):
     oracle: Controller | None = None
     """The top of the scale: what the true model allows (NMPC, LQR), for comparison only."""
     oracle_params: Params = None
+    resume: Callable[[PRNGKeyArray, Params, Float[Array, " O"], Params], tuple[Params, Params]] | None = None
+    """(key, state, observation, params) -> (state, params) as an observation of the plant tells them: measurement noise
+    is drawn by the key and taken off, and what the observation does not tell stays. None where nobody wrote it."""
     agents: tuple[AgentView, ...] = ()
     """What each agent sees and does, where several share a plant (inverters on a feeder, stages of a supply chain)."""
+
+
+class Process(NamedTuple):
+    """A plant without a simulator: nothing is known of it but its signals, bounds and limits."""
+
+    spec: PlantSpec

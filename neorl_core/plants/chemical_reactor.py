@@ -206,11 +206,9 @@ def start(
     Returns:
         The state and its noise-free observation.
     """
-    dtype = setpoints.dtype
-    y = [jnp.asarray(x, dtype) for x in (concentration, temperature, coolant)]
-    still = jnp.zeros((), dtype)
+    *y, still = (jnp.asarray(x, setpoints.dtype) for x in (concentration, temperature, coolant, 0.0))
     state = State(y[0], y[1], y[2], still, setpoints, jnp.zeros((), jnp.int32), still)
-    return state, _observe(state, jnp.zeros((), dtype))
+    return state, _observe(state, still)
 
 
 def _setpoint(state: State) -> Float[Array, ""]:
@@ -330,6 +328,13 @@ def predict(
     return jnp.stack([y[0], y[1], coolant, observation[3]]), margins
 
 
+def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 4"], params: Params) -> tuple[State, Params]:
+    """Both states, the coolant and the set point are measured; the feed's deviations stay hidden."""
+    temperature = observation[1] - params.noise_sd * jax.random.normal(key, (), observation.dtype)
+    at = state._replace(concentration=observation[0], temperature=temperature, coolant=observation[2])
+    return at._replace(setpoints=jnp.full_like(state.setpoints, observation[3])), params
+
+
 def applied(observation: Float[Array, " 4"]) -> Float[Array, " 1"]:
     """The coolant temperature [K] in force."""
     return observation[2:3]
@@ -382,6 +387,7 @@ PLANT = Plant(
     step=step,
     predict=predict,
     applied=applied,
+    resume=resume,
     fallback=pid(measurement=0, setpoint=3, dt=DT),
     # Lambda tuning, as cautious as plants do it: at 324 K the gain is −0.0143 (mol/L)/K and the time constants add up
     # to 1.5 min; a closed loop three times as slow asks for ki = 1/(gain · 4.5 min) and kp = 1.5 min · ki, rounded.

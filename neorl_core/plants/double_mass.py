@@ -176,6 +176,11 @@ def predict(
     return jnp.concatenate([motion, observation[4:]]), margins_of(motion[:2])
 
 
+def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
+    """The whole state is observed without noise."""
+    return state._replace(motion=observation[:4], targets=observation[4:]), params
+
+
 def applied(observation: Float[Array, " 6"]) -> Float[Array, " 2"]:
     """The resting action: the observation does not tell which forces were in force."""
     return jnp.zeros_like(observation[:2])
@@ -235,6 +240,7 @@ PLANT = Plant(
     step=step,
     predict=predict,
     applied=applied,
+    resume=resume,
     fallback=saturated_linear,
     fallback_params=design_lqr(position_weight=1.0, velocity_weight=0.1, action_weight=0.01),
 )

@@ -345,6 +345,7 @@ PLANT = Plant(
     step=step,
     predict=predict,
     applied=applied,
+    resume=lambda key, state, observation, params: (_state_of(observation), params),
     fallback=base_stock,
     fallback_params=BACKLOG,
     agents=tuple(_view(i) for i in range(3)),

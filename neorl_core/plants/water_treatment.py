@@ -261,6 +261,13 @@ def predict(
     return jnp.concatenate([levels, voltages, observation[6:]]), margins
 
 
+def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 8"], params: Params) -> tuple[State, Params]:
+    """Levels, voltages and set points are measured, the levels with noise."""
+    noise = params.noise_sd * jax.random.normal(key, (4,), observation.dtype)
+    setpoints = jnp.broadcast_to(observation[6:], state.setpoints.shape)
+    return state._replace(levels=observation[:4] - noise, voltages=observation[4:6], setpoints=setpoints), params
+
+
 def applied(observation: Float[Array, " 8"]) -> Float[Array, " 2"]:
     """The voltages [V] in force."""
     return observation[4:6]
@@ -343,6 +350,7 @@ PLANT = Plant(
     step=step,
     predict=predict,
     applied=applied,
+    resume=resume,
     fallback=straight,
     fallback_params=STRAIGHT,
     oracle=nmpc,

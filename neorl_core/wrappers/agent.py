@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from neorl_core.fit import Fitted, fitted, known_algorithm
 from neorl_core.networks import Policy, policy_act
-from neorl_core.safety.composite import Composite, composite_controller
+from neorl_core.safety.composite import Composite, composite_controller, first_applied
 from neorl_core.training.loop import resident, schedule, train
 from neorl_core.training.population import (
     Algorithm,
@@ -24,7 +24,7 @@ from neorl_core.training.population import (
     warm_up_updates,
 )
 from neorl_core.training.preparation import Scaling, moments, scaled, scaling
-from neorl_core.types import Controller, Params, Plant, PlantSpec, Transition
+from neorl_core.types import Controller, Params, Plant, PlantSpec, Process, Transition
 
 
 def _alone(policy: Policy, memory: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:
@@ -62,7 +62,7 @@ class Agent:
         self,
         params: Policy | Composite,
         spec: PlantSpec,
-        plant: Plant | None = None,
+        plant: Plant | Process | None = None,
         algorithm: str | Algorithm = "td3_bc",
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
@@ -112,9 +112,10 @@ class Agent:
             )
         if self._memory is None:
             self._memory = self._controller.init(self.params, seen)
-            self._action = (
-                jnp.zeros(self.spec.action.size, seen.dtype) if self.plant is None else self.plant.applied(seen)
-            )
+            if isinstance(self.params, Composite) and self.plant is not None:
+                self._action = first_applied(self.plant, self.params, seen)
+            else:
+                self._action = jnp.zeros(self.spec.action.size, seen.dtype)
         before = self._action if applied is None else jnp.asarray(applied, seen.dtype)
         self._memory, self._action = _act(self._controller)(self.params, self._memory, seen, before)
         return np.array(self._action)

@@ -228,6 +228,7 @@ def cloned(log: Transition) -> Policy:
     return fit(log, MASSES.spec, "bc", updates=20, overrides=SMALL, batch_size=64).policies[0]
 
 
+@pytest.mark.slow
 def test_an_agent_goes_on_learning_where_its_policy_stands(log: Transition, cloned: Policy) -> None:
     agent = CoreAgent(cloned, MASSES.spec, algorithm="bc", hyperparameters=SMALL)
 

@@ -4,7 +4,7 @@
     Cm_i dTm_i/dt = Uam_i (Ta_i − Tm_i) + Umo_i (To − Tm_i)
 
 An air node and a node of walls and furniture in each zone (Bacher and Madsen, Energy and Buildings 43(7), 2011). The
-house as a whole is CityLearn's, identified by benchmarks/identify_hvac.py: each zone has its share of it, so that the
+house as a whole is CityLearn's, identified by benchmarks/identify/hvac.py: each zone has its share of it, so that the
 mean of the zones, weighted by their shares, moves as the identified house does. How it is divided, the doors between
 zones and the way of the sun are assumed. The heat pump's coefficient of performance is CityLearn's (Vázquez-Canteli et
 al., BuildSys 2019).
@@ -88,7 +88,7 @@ class Params(NamedTuple):
     mass_loss: float | Float[Array, ""] = 0.362
     """Heat conductance from walls to outdoors [kW/K]."""
     aperture: float | Float[Array, ""] = 1.0
-    """Area that lets the sun in [m²], assumed: see benchmarks/identify_hvac.py."""
+    """Area that lets the sun in [m²], assumed: see benchmarks/identify/hvac.py."""
     gain_scale: float | Float[Array, ""] = 1.0
     """Internal gains, relative to the mean day [1]."""
     doors: float | Float[Array, ""] = 0.1
@@ -325,6 +325,14 @@ def predict(
     return _observe(following, jnp.zeros(3, observation.dtype)), margins
 
 
+def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 13"], params: Params) -> tuple[State, Params]:
+    """Hour, weather, temperatures and cooling are measured, the air with noise."""
+    air, mass, cooling = jnp.split(observation[4:], 3)
+    noise = params.noise_sd * jax.random.normal(key, (3,), observation.dtype)
+    now = jnp.round(observation[0] / DT).astype(jnp.int32)
+    return State(now, Weather(*observation[1:4]), air - noise, mass, cooling), params
+
+
 def applied(observation: Float[Array, " 13"]) -> Float[Array, " 3"]:
     """The cooling [kW] in force."""
     return observation[10:13]
@@ -372,6 +380,7 @@ PLANT = Plant(
     step=step,
     predict=predict,
     applied=applied,
+    resume=resume,
     fallback=thermostat,
     fallback_params=ThermostatParams(),
     oracle=planner,

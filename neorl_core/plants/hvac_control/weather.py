@@ -1,7 +1,7 @@
 """A summer's weather as CityLearn's building has it: a daily wave, two deviations that wander, and the sun.
 
 Fitted to the weather of the CityLearn Challenge 2023, phase 1 (intelligent-environments-lab/CityLearn, MIT): hourly,
-one June in Austin, Texas, by benchmarks/identify_hvac.py. One month has no seasons: the domain moves the mean.
+one June in Austin, Texas, by benchmarks/identify/hvac.py. One month has no seasons: the domain moves the mean.
 Clear sky: Haurwitz (J. Meteorology 2, 1945).
 """
 

@@ -294,6 +294,11 @@ def predict(
     return _observe(following, setpoint), margins_of(following.fatigue, following.consumption)
 
 
+def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
+    """Set point and steerings are observed; costs to come, gauges and automaton stay as they developed before."""
+    return state._replace(steering=observation[1:4]), params._replace(setpoint=observation[0])
+
+
 def applied(observation: Float[Array, " 6"]) -> Float[Array, " 3"]:
     """The resting action: the observation does not tell which moves were made."""
     return jnp.zeros_like(observation[:3])
@@ -373,6 +378,7 @@ PLANT = Plant(
     step=step,
     predict=predict,
     applied=applied,
+    resume=resume,
     fallback=hold,
     fallback_params=BEST_CONSTANTS,
 )

@@ -321,8 +321,7 @@ def predict(
         params: constants of the plant.
     """
     state = state_of(observation)
-    load_level, clearness = drift(state, jnp.zeros(2, observation.dtype), params)
-    following, found, _ = operate(state, action, load_level, clearness, params)
+    following, found, _ = operate(state, action, *drift(state, jnp.zeros(2, observation.dtype), params), params)
     observation = _observe(following, found)
     return observation, logged_margins(observation)
 
@@ -387,6 +386,7 @@ PLANT = Plant(
     step=step,
     predict=predict,
     applied=applied,
+    resume=lambda key, state, observation, params: (state_of(observation), params),
     fallback=volt_var,
     fallback_params=VoltVarParams(),
     oracle=optimal_flow,

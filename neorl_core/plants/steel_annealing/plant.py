@@ -11,14 +11,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.plants.base import AnyArray, clip_to
 from neorl_core.plants.steel_annealing.furnace import (
     CELLS,
     CELSIUS,
-    PER_ZONE,
     SECONDS,
     SECTION,
     SECTIONS,
@@ -32,14 +30,13 @@ from neorl_core.plants.steel_annealing.furnace import (
     steady,
     surface,
 )
+from neorl_core.plants.steel_annealing.pyrometers import STATIONS, along, at_stations, reconstructed
 from neorl_core.plants.steel_annealing.zone_loops import ZoneParams, setpoints, setpoints_of, zone_loops
 from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
 
 DT = 1.0
 HORIZON = 180
 SUBSTEPS = 6
-STATIONS = tuple(range(0, SECTIONS + 1, PER_ZONE))
-"""Sections at the entry and at the end of each zone, where pyrometers look."""
 PRODUCT_SECTIONS = 16
 """Sections of a product; the furnace is full of the first one."""
 PRODUCTS = 12
@@ -140,13 +137,6 @@ def margins_of(
     return jnp.stack([limit.high - x for limit, x in zip(SPEC.constraints, hottest, strict=True)])
 
 
-def _stations(x: Float[Array, " S"], offset: Float[Array, ""]) -> Float[Array, " 5"]:
-    """What stands at the entry and half a section before the end of each zone, linear between sections' middles."""
-    here = np.array(STATIONS)
-    behind = jnp.minimum(offset / SECTION, jnp.asarray(here, x.dtype))
-    return x[here] + behind * (x[np.maximum(here - 1, 0)] - x[here])
-
-
 def _observe(state: State, p: Params, noise: Float[Array, " 8"]) -> Float[Array, " 23"]:
     """Noise in K on the zones' thermocouples and the pyrometers."""
     cell = state.thickness / 2000 / CELLS
@@ -155,9 +145,9 @@ def _observe(state: State, p: Params, noise: Float[Array, " 8"]) -> Float[Array,
         [
             state.furnace.zones - CELSIUS + noise[:ZONES],
             state.power,
-            _stations(skin, state.offset)[1:] - CELSIUS + noise[ZONES:],
-            _stations(state.thickness, state.offset),
-            _stations(state.target, state.offset),
+            at_stations(skin, state.offset)[1:] - CELSIUS + noise[ZONES:],
+            at_stations(state.thickness, state.offset),
+            at_stations(state.target, state.offset),
             line_speed(state.thickness, state.deviation, p)[None],
         ]
     )
@@ -284,24 +274,6 @@ EXIT = 3 * ZONES - 1
 EXIT_TARGET = SPEC.observation.size - 2
 
 
-def reconstructed(observation: Float[Array, " 23"], params: Params) -> tuple[Furnace, Float[Array, " S"]]:
-    """Temperatures [K] and thickness [mm] of the charge as far as stations tell: between them linear along the furnace,
-    across the steel the parabola of a steady heat flux q, T = Ts − q L / (2 k) (1 − η²), L half the thickness."""
-    zones = observation[:ZONES] + CELSIUS
-    skin = jnp.concatenate([jnp.full_like(zones[:1], params.ambient), observation[2 * ZONES : 3 * ZONES]]) + CELSIUS
-    places = jnp.arange(SECTIONS + 1, dtype=zones.dtype)
-    stations = jnp.asarray([0.0, *(x - 0.5 for x in STATIONS[1:])], zones.dtype)
-    skin = jnp.interp(places, stations, skin)
-    thickness = jnp.interp(places, stations, observation[3 * ZONES : 3 * ZONES + 5])
-    share = overlap(jnp.full((), SECTION / 2, zones.dtype))
-    radiation = params.emissivity * STEFAN_BOLTZMANN
-    gained = share @ (radiation * zones**4 + params.convection * zones)
-    flux = gained - jnp.sum(share, axis=1) * (radiation * skin**4 + params.convection * skin)
-    depth = 1 - (jnp.arange(CELLS, dtype=zones.dtype) + 0.5) / CELLS
-    drop = (flux * thickness / 4000 / params.conductivity)[:, None] * (1 - depth**2)[None]
-    return Furnace(skin[:, None] - drop, zones), thickness
-
-
 def predict(
     observation: Float[Array, " 23"], action: Float[Array, " 4"], params: Params
 ) -> tuple[Float[Array, " 23"], Float[Array, " 3"]]:
@@ -321,6 +293,35 @@ def predict(
     skin = jnp.interp(stations, places + observation[-1] * DT, passage.surface[-1])
     parts = [following.zones - CELSIUS, power, skin - CELSIUS, observation[3 * ZONES :]]
     return jnp.concatenate(parts), margins_of(passage.surface, passage.middle, passage.zones)
+
+
+def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 23"], params: Params) -> tuple[State, Params]:
+    """Zones, powers, speed and what comes in are measured; the steel is as much hotter as the pyrometers show.
+
+    Its temperatures follow their own development otherwise, shifted at all depths by what the pyrometers show more
+    than the state, linearly between them. Thickness and target of the charge are those of what has come in. Of the
+    first step nothing earlier is known: the charge is one product, as far through as `reconstructed` has it.
+    """
+    noise = params.noise_sd * jax.random.normal(key, (2 * ZONES,), observation.dtype)
+    zones = observation[:ZONES] - noise[:ZONES] + CELSIUS
+    first = state.step == 0
+    thickness, target = (
+        jnp.where(first, now, charge.at[0].set(now))
+        for charge, now in ((state.thickness, observation[12]), (state.target, observation[17]))
+    )
+    steel = jnp.where(first, reconstructed(observation, params)[0].steel, state.furnace.steel)
+    speed = line_speed(thickness, 0.0, params)
+    at = state._replace(
+        furnace=Furnace(steel, zones),
+        thickness=thickness,
+        target=target,
+        power=observation[ZONES : 2 * ZONES],
+        deviation=observation[22] / speed - 1,
+    )
+    shown = _observe(at, params, jnp.zeros_like(noise))[2 * ZONES : 3 * ZONES]
+    hotter = observation[2 * ZONES : 3 * ZONES] - noise[ZONES:] - shown
+    steel = steel + along(jnp.append(0.0, hotter))[:, None]
+    return at._replace(furnace=Furnace(steel, zones)), params
 
 
 def applied(observation: Float[Array, " 23"]) -> Float[Array, " 4"]:
@@ -373,6 +374,7 @@ PLANT = Plant(
     step=step,
     predict=predict,
     applied=applied,
+    resume=resume,
     fallback=zone_control,
     # A zone is 6 MJ/K against some 5 to 12 kW/K of steel: a gain of about half of η⁻¹ C per minute of response, and an
     # integral time of eight minutes.

@@ -123,6 +123,7 @@ def test_the_warm_up_is_the_update_of_its_phase() -> None:
     assert phase(BC, True) is BC
 
 
+@pytest.mark.slow
 def test_a_run_warms_up_first_and_no_result_depends_on_the_chunk() -> None:
     """Ten steps of the model, then six of the actor."""
     rng = np.random.default_rng(0)

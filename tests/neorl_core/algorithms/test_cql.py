@@ -129,6 +129,7 @@ def test_one_update_equals_the_numpy_derivation(entropy: float) -> None:
         assert {"actor_loss", "alpha", "conservative_loss", "critic_loss", "q", "temperature"} <= set(metrics)
 
 
+@pytest.mark.slow
 def test_without_conservatism_and_with_entropy_it_is_sac_with_two_critics() -> None:
     with jax.enable_x64(True):
         shared = {"hidden": (6, 5), "actor_lr": 3e-3, "critic_lr": 3e-3, "temperature_lr": 1e-2, "critics": 2}
@@ -193,6 +194,7 @@ def trained_on_chain(alpha: float, chain: Chain) -> Any:
     return member(population, 0).learner
 
 
+@pytest.mark.slow
 def test_values_are_those_of_dynamic_programming_without_conservatism_and_below_them_with_it() -> None:
     chain = Chain()
     chain.mean = chain.mean - 0.8

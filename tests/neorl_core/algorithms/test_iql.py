@@ -197,6 +197,7 @@ def solve(t: dict[str, np.ndarray], expectile: float) -> tuple[np.ndarray, np.nd
     return v, q
 
 
+@pytest.mark.slow
 def test_iql_finds_the_expectile_of_the_values_that_dynamic_programming_finds() -> None:
     t = table()
     one_hot = np.eye(3)

@@ -133,6 +133,7 @@ def test_the_same_key_gives_the_same_bits_and_randomness_comes_from_the_key(name
     assert bits(algorithm.actor(start(algorithm, small(algorithm), seed=1))) != bits(algorithm.actor(state))
 
 
+@pytest.mark.slow
 @members
 def test_a_member_alone_is_the_member_among_eight(name: str) -> None:
     """To 1e-5 after 10 updates: XLA sums batched products in another order, and Adam amplifies the last bits."""

@@ -89,6 +89,7 @@ def test_gradients_agree_with_finite_differences() -> None:
         check_grads(loss, (state.critics,), order=1, modes="rev", rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("actor_penalty", "alpha"), [(0.0, 1e9), (0.25, 2.0)])
 def test_without_the_critics_penalty_it_is_td3_bc_with_layer_norm(actor_penalty: float, alpha: float) -> None:
     """A loss of `-lambda Q + beta A |.|^2 / A` is TD3+BC's with alpha = 1 / (beta A), up to a factor; without either

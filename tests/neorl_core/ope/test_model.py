@@ -55,6 +55,7 @@ def value(learned: LearnedModel, gain: float, seed: int = 0, starts: Any = START
     return jax.device_get(run(learned, NORMALISER, policy(gain), jnp.asarray(starts), jax.random.key(seed)))
 
 
+@pytest.mark.slow
 def test_values_are_the_plants_own_and_order_the_policies(learned: LearnedModel) -> None:
     gains = [-0.6, -0.5, -0.2, 0.0]
     found = [value(learned, gain) for gain in gains]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.linalg import expm
 
-from benchmarks import identify_hvac as identification
+from benchmarks.identify import hvac as identification
 from neorl_core.plants.base import rollout
 from neorl_core.plants.hvac_control import plant as hvac
 from neorl_core.plants.hvac_control import weather
@@ -127,7 +127,7 @@ def test_the_plants_numbers_forecast_citylearns_building_better_than_its_own_pas
     if not CITYLEARN.exists():
         pytest.skip("CityLearn's data is not beside this checkout")
     record = identification.read(CITYLEARN)
-    # The gains of load and people as benchmarks/identify_hvac.py prints them; the plant has their mean day.
+    # The gains of load and people as benchmarks/identify/hvac.py prints them; the plant has their mean day.
     x = identified(0.0785, 0.0796, 0.4697)
     errors = identification.forecast_errors(x, record)
     # 0.703 K against 1.58 (persistence), 1.03 (the day before), 1.03 to 1.23 (autoregressions), 0.725 with inputs.

@@ -203,7 +203,7 @@ def test_sections_keep_their_product_and_come_out_in_order() -> None:
     expected = [float(x) for x in state.schedule[0]]
     assert entered == expected[: len(entered)]
     shares = np.asarray(physics.overlap(jnp.float32(0.7)))
-    np.testing.assert_allclose(shares.sum(axis=0), furnace.PER_ZONE, rtol=1e-6)
+    np.testing.assert_allclose(shares.sum(axis=0), physics.PER_ZONE, rtol=1e-6)
     np.testing.assert_allclose(shares.sum(axis=1)[1:-1], 1.0, rtol=1e-6)
 
 

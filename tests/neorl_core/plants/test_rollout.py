@@ -58,6 +58,7 @@ WALK = Plant(
 REST = WALK.fallback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bound", "probability"), [(0.8, 0.04726868), (0.9, 0.00967962), (1.0, 0.00159505606)])
 @pytest.mark.parametrize("ends", [0.0, 1.0])
 def test_violations_occur_with_their_known_probability(bound: float, probability: float, ends: float) -> None:

@@ -128,6 +128,7 @@ def test_what_was_reported_can_be_gone_on_from() -> None:
 
 
 # Those whose updates take one batch, two and four; test_population.py takes every algorithm through the loop.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bc", "td3_bc", "mopo"])
 def test_algorithms_are_trained_by_one_call(name: str) -> None:
     wanted = {**SMALL, "model_hidden": [4], "warm_up_updates": 2, "horizon": 2}

@@ -148,7 +148,10 @@ def killed_at_random(
     raise AssertionError("the last run is not killed")
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+# The default and the algorithm that the demonstrations train stay in the short suite, the others take minutes.
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if x in ("bptt", "td3_bc") else pytest.mark.slow) for x in sorted(ALGORITHMS)]
+)
 def test_cuts_and_kills_leave_no_trace_and_nothing_is_traced_twice(name: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS[name]
     _, data = prepare(logged(), SPEC)
@@ -188,6 +191,7 @@ def test_one_chunk_is_many_to_the_bit(name: str) -> None:
     assert bits(jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)) == bits(whole_metrics)
 
 
+@pytest.mark.slow
 def test_a_member_alone_is_the_member_among_several() -> None:
     """To 1e-5 after 40 steps: XLA sums batched products in another order, and Adam amplifies the last bits."""
     _, data = prepare(logged(), SPEC)

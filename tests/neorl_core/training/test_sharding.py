@@ -93,6 +93,7 @@ def test_four_devices_give_the_numbers_of_one() -> None:
     assert answer(start(FOUR, 4)) == "divided"
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

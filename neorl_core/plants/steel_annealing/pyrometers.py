@@ -1,0 +1,52 @@
+"""What is seen of the charge at the entry and at the end of each zone, and what that tells of the steel between."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neorl_core.plants.steel_annealing.furnace import (
+    CELLS,
+    CELSIUS,
+    PER_ZONE,
+    SECTION,
+    SECTIONS,
+    STEFAN_BOLTZMANN,
+    ZONES,
+    Furnace,
+    Params,
+    overlap,
+)
+
+STATIONS = tuple(range(0, SECTIONS + 1, PER_ZONE))
+"""Sections at the entry and at the end of each zone, where pyrometers look."""
+
+
+def at_stations(x: Float[Array, " S"], offset: Float[Array, ""]) -> Float[Array, " 5"]:
+    """What stands at the entry and half a section before the end of each zone, linear between sections' middles."""
+    here = np.array(STATIONS)
+    behind = jnp.minimum(offset / SECTION, jnp.asarray(here, x.dtype))
+    return x[here] + behind * (x[np.maximum(here - 1, 0)] - x[here])
+
+
+def along(seen: Float[Array, " 5"]) -> Float[Array, " S"]:
+    """What is seen at the stations, for every section: linear between the places half a section before their ends."""
+    stations = jnp.asarray([0.0, *(x - 0.5 for x in STATIONS[1:])], seen.dtype)
+    return jnp.interp(jnp.arange(SECTIONS + 1, dtype=seen.dtype), stations, seen)
+
+
+def reconstructed(observation: Float[Array, " 23"], params: Params) -> tuple[Furnace, Float[Array, " S"]]:
+    """Temperatures [K] and thickness [mm] of the charge as far as stations tell: between them linear along the furnace,
+    across the steel the parabola of a steady heat flux q, T = Ts − q L / (2 k) (1 − η²), L half the thickness."""
+    zones = observation[:ZONES] + CELSIUS
+    skin = jnp.concatenate([jnp.full_like(zones[:1], params.ambient), observation[2 * ZONES : 3 * ZONES]]) + CELSIUS
+    skin = along(skin)
+    thickness = along(observation[3 * ZONES : 3 * ZONES + 5])
+    share = overlap(jnp.full((), SECTION / 2, zones.dtype))
+    radiation = params.emissivity * STEFAN_BOLTZMANN
+    gained = share @ (radiation * zones**4 + params.convection * zones)
+    flux = gained - jnp.sum(share, axis=1) * (radiation * skin**4 + params.convection * skin)
+    depth = 1 - (jnp.arange(CELLS, dtype=zones.dtype) + 0.5) / CELLS
+    drop = (flux * thickness / 4000 / params.conductivity)[:, None] * (1 - depth**2)[None]
+    return Furnace(skin[:, None] - drop, zones), thickness
