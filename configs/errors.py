@@ -1,5 +1,9 @@
 """Errors that end a command: one sentence that says what was expected, what came, and the cure."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class NeoRLError(Exception):
     """An error a user can act on; commands print its message and leave with `exit_code`."""
@@ -23,3 +27,20 @@ class ServiceMissing(NeoRLError):
     """A server that the command needs does not answer."""
 
     exit_code = 3
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The cure for a wrong name: the nearest valid one, else all of them.
+
+    Example:
+        >>> nearest("chemical_recator", ["chemical_reactor", "double_mass"])
+        "did you mean 'chemical_reactor'?"
+    """
+    # Imported here, for every command imports this module.
+    import difflib
+
+    known = sorted(choices)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"choose from {', '.join(known)}." if known else "none is known here."

@@ -11,6 +11,8 @@ from pathlib import Path
 from configs.errors import BadInput
 
 OWNER_ONLY = 0o700
+PASSPHRASE = "NEORL_KEY_PASSPHRASE"
+"""Variable with the passphrase of the signing key."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -60,6 +62,16 @@ class Home:
     def ledger(self) -> Path:
         """The embedded ledger's database; a team's lies where `NEORL_LEDGER_URL` says."""
         return self.root / "ledger.db"
+
+    @property
+    def ledger_url(self) -> str:
+        """Where the ledger lies, as an SQLAlchemy URL: a team's database, else the one in the home."""
+        return os.environ.get("NEORL_LEDGER_URL") or f"sqlite:///{self.ledger}"
+
+    @property
+    def signing_key(self) -> Path:
+        """The private key (PEM, encrypted PKCS #8, mode 0600)."""
+        return self.root / "keys" / "signing.pem"
 
     @property
     def services(self) -> Path:

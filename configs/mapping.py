@@ -8,14 +8,15 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, model_validator
 
+from configs.dialect import Dialect, chrono_format
 from configs.expression import Expression, compile_expression
-from configs.run import Count, Name, Strict
+from configs.strict import Count, Name, Strict
 from configs.units import conversion
 from neorl_core.types import PlantSpec, Space
 
 Seconds = Annotated[float, Field(ge=0.0)]
 Bounds = Annotated[tuple[float | None, float | None], Field(strict=False)]
-Role = Literal["observation", "set_point", "action", "mode", "input"]
+Role = Literal["observation", "set_point", "action", "mode", "input", "episode"]
 
 
 class Columns(Strict):
@@ -36,10 +37,16 @@ class Clock(Strict):
     zone: str = "UTC"
     """IANA zone of timestamps that name none, such as Europe/Berlin."""
     ambiguous: Literal["quarantine", "earlier", "later", "order"] = "quarantine"
-    """Of the hour that comes twice when summer ends: refuse it, take either, or tell by the order of the rows. A time
-    that a zone skips is always refused."""
+    """What becomes of the hour that comes twice when summer ends: refuse it, take either, or tell by the rows' order. A
+    time that a zone skips is always refused."""
     epoch: Literal["s", "ms", "us", "ns"] | None = None
     """Unit of timestamps that are numbers since 1970."""
+    format: str | None = None
+    """How timestamps are written, by the directives of strptime such as %d.%m.%Y %H:%M; ISO 8601 needs none."""
+    start: datetime | None = Field(default=None, strict=False)
+    """The time of the first row, of a table that has no timestamps."""
+    period_seconds: Annotated[float, Field(gt=0.0)] | None = None
+    """Time between the rows of such a table; the mapping's period when not given."""
     late_seconds: Seconds = 300.0
     """How far a row may come after younger ones and still be put in its place; later ones go to the quarantine."""
     same_time: Literal["reject", "first", "last"] = "reject"
@@ -51,6 +58,13 @@ class Clock(Strict):
             ZoneInfo(self.zone)
         except Exception as error:  # zoneinfo raises OSError, ValueError and its own, by how a name is wrong
             raise ValueError(f"expected an IANA zone such as Europe/Berlin, got '{self.zone}'") from error
+        given = [name for name in ("epoch", "format", "start") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"expected one of epoch, format and start, got {' and '.join(given)}: keep what is true")
+        if self.period_seconds is not None and self.start is None:
+            raise ValueError("expected 'period_seconds' of a clock beside its 'start', got it alone: add the start")
+        if self.format is not None:
+            chrono_format(self.format)
         return self
 
 
@@ -69,8 +83,8 @@ class Tag(Signal):
 
     role: Role
     signal: str | None = None
-    """The component of the plant's observation (set points are among them) or action; a mode has none. An input is
-    known by it in formulas only."""
+    """The component of the plant's observation (set points are among them) or action; a mode or an episode has none.
+    An input is known by it in formulas only."""
     unit: str | None = None
     """The unit in which the historian archives the tag."""
     to_unit: str | None = None
@@ -91,6 +105,9 @@ class Tag(Signal):
                 raise ValueError("expected a mode to have 'running', its values while the plant runs, and no 'signal'")
             if self.interpolation != "stepped":
                 raise ValueError("expected a mode to be stepped, got sloped: there is nothing between two modes")
+        elif self.role == "episode":
+            if self.signal is not None or self.unit is not None or self.running or self.interpolation != "stepped":
+                raise ValueError("expected an episode to be stepped, without 'signal', 'unit' and 'running'")
         else:
             if self.signal is None:
                 raise ValueError(f"expected 'signal', the plant's name for this {self.role}, got none: add it")
@@ -141,8 +158,9 @@ class HistorianMapping(Strict):
     """The period to which all tags are resampled: the plant's control period."""
     origin: datetime | None = Field(default=None, strict=False)
     """A moment at which a control step began; when not given, the first row of the first action's tag."""
-    layout: Literal["long", "wide"] = "long"
-    """Rows of (tag, timestamp, value, status), or one column per tag."""
+    layout: Literal["long", "wide", "transposed"] = "long"
+    """Rows of (tag, timestamp, value, status), one column per tag, or one row per tag."""
+    dialect: Dialect = Dialect()
     columns: Columns = Columns()
     clock: Clock = Clock()
     causal: bool = True
@@ -180,6 +198,19 @@ class HistorianMapping(Strict):
             raise ValueError(f"expected every signal once, got '{doubled}' twice: keep one tag of it")
         return self
 
+    @model_validator(mode="after")
+    def _one_layout(self) -> HistorianMapping:
+        if self.layout == "long" and self.clock.start is not None:
+            raise ValueError("expected 'clock.start' only where a row has all tags, got it beside layout long")
+        if self.layout != "wide" and (self.columns.status_suffix is not None or self.episode is not None):
+            raise ValueError(
+                f"expected a status suffix or a tag of role episode only beside layout wide, got {self.layout}: "
+                "there a mode tells where the plant runs"
+            )
+        if sum(tag.role == "episode" for tag in self.tags.values()) > 1:
+            raise ValueError("expected at most one tag of role episode, got more: ignore the others")
+        return self
+
     @property
     def subject(self) -> str:
         """The name of the plant."""
@@ -207,7 +238,7 @@ class HistorianMapping(Strict):
         for name, own in self.tags.items():
             if own.role == "input":
                 found[name] = self._conversion(name, own.to_unit or str(own.unit))
-        return found | dict.fromkeys(self.modes, (1.0, 0.0))
+        return found | dict.fromkeys((*self.modes, *([self.episode] if self.episode else [])), (1.0, 0.0))
 
     def _conversion(self, tag: str, unit: str) -> tuple[float, float]:
         try:
@@ -235,6 +266,11 @@ class HistorianMapping(Strict):
     def modes(self) -> tuple[str, ...]:
         """The tags that tell the plant's mode."""
         return tuple(name for name, tag in self.tags.items() if tag.role == "mode")
+
+    @property
+    def episode(self) -> str | None:
+        """The column whose value changes where an episode begins."""
+        return next((name for name, tag in self.tags.items() if tag.role == "episode"), None)
 
     def formulas(self, spec: PlantSpec) -> tuple[dict[str, Expression], Expression | None]:
         """The derived quantities and the reward, checked against the units of what they read.

@@ -30,7 +30,7 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
     sources: list[tuple[str, Tag | Derived, str, str]] = [
         (str(tag.signal), tag, str(tag.unit), tag.to_unit or str(tag.unit))
         for tag in mapping.tags.values()
-        if tag.role != "mode"
+        if tag.role not in ("mode", "episode")
     ]
     sources += [(name, derived, derived.unit, derived.unit) for name, derived in mapping.derived.items()]
     for signal, source, unit, target in sources:

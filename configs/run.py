@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-Count = Annotated[int, Field(ge=1)]
+from configs.fallback import Fallback, Shadow, Support
+from configs.plant import Origin, PlantReference
+from configs.strict import Count, FilePath, Name, Strict
+
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 # A number, sizes of layers, a name, or a recipe of an optimiser: the algorithm says which of its settings takes what.
 Setting = float | int | Name | list[float | int] | dict[Name, float | int | str | None]
-# Strict mode would refuse a path that YAML can only write as a string.
-FilePath = Annotated[Path, Field(strict=False)]
 
-
-class Strict(BaseModel):
-    """A frozen model that refuses unknown keys, ill-typed values, NaN and infinity."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+ALWAYS = ("plant", "source", "seed")
+"""Keys that every part of a run keeps."""
 
 
 class Data(Strict):
@@ -53,10 +49,29 @@ class Train(Strict):
     """Devices that the members are spread over; batches are spread where the members do not divide evenly."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; bfloat16 only on accelerators that have it."""
-    hyperparameters: dict[Name, Setting] = {}
+    hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
     """Overrides of the algorithm's own defaults, the same for all members."""
-    grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = {}
+    grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = Field(default_factory=dict)
     """Hyper-parameters that members differ in; the population is seeds x the product of these lists."""
+
+
+class Shield(Strict):
+    """What limits a policy's actions, and when the plant's own controller takes over."""
+
+    look_ahead: Annotated[int, Field(ge=1, le=1_000)] = 12
+    """Predicted steps, in which the plant's own controller must be able to turn the plant around."""
+    hold: Annotated[int, Field(ge=0)] = 5
+    """Least number of steps for which the plant's own controller keeps control."""
+    buffers: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    """What must be left of a limit at every predicted step, by the limit's name and in its unit; an eighth of the width
+    between two limits by default. A limit on one side has no width, so its buffer must be given."""
+    return_buffers: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    """What must be left beyond the buffer before the policy gets control back; half of the buffer by default."""
+    rate_limits: dict[Name, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
+    """Largest change of an action in one step, by its name and in its unit; by default its whole range, in a process
+    the largest that was logged."""
+    envelope: Annotated[float, Field(ge=0.0)] = 1.0
+    """How far beyond its training data the policy is trusted, in their standard deviations."""
 
 
 class Evaluate(Strict):
@@ -77,7 +92,7 @@ class Certify(Strict):
     p0: Fraction = 1e-3
     confidence: Fraction = 0.95
     max_episodes: Count = 30_000
-    domain: dict[Name, float] = {}
+    domain: dict[Name, float] = Field(default_factory=dict)
     """Overrides of the plant's default operating domain."""
 
 
@@ -91,19 +106,28 @@ class Gates(Strict):
 class RunConfig(Strict):
     """One run of the retraining flow."""
 
-    plant: Name
+    plant: PlantReference
+    """A plant's name, or where its code is: a file of the project, or `package.module:PLANT`. An opened run
+    (`tasks.adapters.plants.opening`) has the name."""
+    source: Origin | None = Field(default=None, repr=False)
+    """Where the plant comes from, which opening a run finds out; None of one of ours."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
     train: Train = Train()
+    shield: Shield = Shield()
     evaluate: Evaluate = Evaluate()
     certify: Certify = Certify()
     gates: Gates = Gates()
+    fallback: Fallback | None = None
+    """What takes over in a process without a simulator; a simulated plant has its own controller."""
+    support: Support = Support()
+    shadow: Shadow = Shadow()
     approval: Literal["auto", "required"] = "required"
     concurrency: Literal["wait", "refuse"] = "refuse"
     """What a second run of the same plant does while one is going on."""
 
     def part(self, *names: str) -> RunConfig:
-        """A copy that keeps only what is named, and the plant and seed; all else is at its default.
+        """A copy that keeps only what is named, and the plant, its source and the seed; all else is at its default.
 
         A stage that is given a part of the configuration, and is cached under it, runs again only when that part
         changes.
@@ -123,13 +147,17 @@ class RunConfig(Strict):
             >>> run.part("train") == RunConfig(plant="double_mass", seed=3, train=Train(updates=10))
             True
         """
-        kept: dict[str, object] = {"plant": self.plant, "seed": self.seed}
+        kept: dict[str, object] = {"plant": self.plant, "source": self.source, "seed": self.seed}
         for name in names:
+            if name in ALWAYS:
+                continue
             section, dot, key = name.partition(".")
-            value = getattr(self, section) if section in RunConfig.model_fields else None
-            if value is None or (dot and not (isinstance(value, Strict) and key in type(value).model_fields)):
+            value = getattr(self, section, None)
+            known = section in RunConfig.model_fields
+            if not known or (dot and not (isinstance(value, Strict) and key in type(value).model_fields)):
                 raise ValueError(f"expected a section or key of a run's configuration, got {name!r}")
             if key:
+                assert isinstance(value, Strict)
                 defaults = kept.get(section, type(value)())
                 assert isinstance(defaults, Strict)
                 value = defaults.model_copy(update={key: getattr(value, key)})
@@ -137,8 +165,8 @@ class RunConfig(Strict):
         return RunConfig.model_validate(kept)
 
     def for_training(self) -> RunConfig:
-        """The part that training depends on; the evaluation's too, where it says which checkpoint ships."""
-        return self.part("train", "data.held_out", *(["evaluate"] if self.train.ships == "best" else []))
+        """What members depend on: training, shield, and the evaluation where it says which checkpoint ships."""
+        return self.part("train", "shield", "data.held_out", *(["evaluate"] if self.train.ships == "best" else []))
 
     def settings(self) -> Iterator[tuple[str, str]]:
         """Every setting that the run's results depend on, by its dotted name; approval and concurrency change none.
@@ -147,7 +175,8 @@ class RunConfig(Strict):
             >>> dict(RunConfig(plant="double_mass").settings())["train.algorithm"]
             'td3_bc'
         """
-        kept = self.model_dump(mode="json", exclude={"data": {"mapping"}, "approval": True, "concurrency": True})
+        paths = {"data": {"mapping"}, "source": {"project", "spec"} if self.source else True}
+        kept = self.model_dump(mode="json", exclude={**paths, "approval": True, "concurrency": True})
         yield from named(kept)
 
 

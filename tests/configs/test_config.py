@@ -8,8 +8,8 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.errors import BadInput
-from configs.load import load_run, load_yaml, nearest
+from configs.errors import BadInput, nearest
+from configs.load import load_run, load_yaml
 from configs.run import RunConfig
 from neorl_core.algorithms import TD3_BC
 from neorl_core.training.optimisers import Recipe
@@ -103,6 +103,8 @@ def test_settings_hold_what_results_depend_on_and_no_path(tmp_path: Path) -> Non
     [
         (SMALLEST + "trian: {}\n", 4, ["got 'trian'", "did you mean 'train'?"]),
         (SMALLEST + "train:\n  updates: 3\n  bach_size: 4\n", 6, ["'bach_size'", "under 'train'", "'batch_size'?"]),
+        (SMALLEST + "shield:\n  look_ahed: 3\n", 5, ["got 'look_ahed'", "did you mean 'look_ahead'?"]),
+        (SMALLEST + "shield:\n  buffers: {travel: -1}\n", 5, ["'shield.buffers.travel'", "greater than or equal to 0"]),
         (SMALLEST + "certify:\n  qqq: 1\n", 5, ["got 'qqq'", "choose from confidence, domain, max_episodes, p0."]),
         ("plnt: double_mass\n", 1, ["got 'plnt'", "did you mean 'plant'?"]),
         (SMALLEST + "train:\n  updates: many\n", 5, ["'train.updates'", "valid integer", "'many' (a string)"]),
@@ -190,9 +192,3 @@ def test_nearest_names_one_or_lists_all() -> None:
     assert nearest("chemical_recator", ["double_mass", "chemical_reactor"]) == "did you mean 'chemical_reactor'?"
     assert nearest("zzz", ["b", "a"]) == "choose from a, b."
     assert nearest("zzz", []) == "none is known here."
-
-
-@pytest.mark.parametrize("name", ["chemical_reactor", "double_mass"])
-def test_the_projects_own_runs_are_valid(name: str) -> None:
-    path = Path(__file__).parents[2] / "configs" / f"{name}.yaml"
-    assert load_yaml(path, RunConfig).plant == name

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from configs.bounded import parse_yaml
 from configs.errors import BadInput
 from configs.expression import compile_expression
-from configs.load import load_yaml, parse_yaml
+from configs.load import load_yaml
 from configs.mapping import HistorianMapping
 from configs.run import RunConfig
 from configs.units import parse

@@ -1,0 +1,47 @@
+"""How a run names its plant, and where one that is not ours comes from."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from configs.strict import NAME, FilePath, Strict
+
+REFERENCE = re.compile(rf"{NAME}|[\w.]+:\w+|[^:]+\.py(:\w+)?", re.ASCII)
+
+
+def _reference(text: str) -> str:
+    if not REFERENCE.fullmatch(text):
+        raise ValueError(
+            f"expected a plant's name, a file such as plants/tank.py or package.module:PLANT, got '{text[:80]}': "
+            "correct it"
+        )
+    return text
+
+
+PlantReference = Annotated[str, AfterValidator(_reference)]
+
+
+class PlantCode(Strict):
+    """Python that builds a plant of the user's own, pinned by the digest of its sources."""
+
+    module: str
+    """Its full name, such as `plants.tank`."""
+    attribute: str = "PLANT"
+    project: FilePath | None = None
+    """The only folder that it is loaded from; None where an installed package offers it as an entry point."""
+    digest: str
+    """Of module and attribute, and of every module of the project, or of the package, that it imports."""
+
+
+class Described(Strict):
+    """A process that a mapping alone describes, without a simulator."""
+
+    spec: str
+    """Its `neorl_core.types.PlantSpec` as canonical JSON."""
+
+
+Origin = PlantCode | Described
+"""Where a plant that is not ours comes from."""

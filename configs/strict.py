@@ -1,0 +1,20 @@
+"""What the models of all YAML files share; apart from them, so that a new key of one changes no digest of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+NAME = r"[a-z][a-z0-9_]*"
+Name = Annotated[str, Field(pattern=rf"^{NAME}$")]
+Count = Annotated[int, Field(ge=1)]
+# Strict mode would refuse a path that YAML can only write as a string.
+FilePath = Annotated[Path, Field(strict=False)]
+
+
+class Strict(BaseModel):
+    """A frozen model that refuses unknown keys, ill-typed values, NaN and infinity."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
