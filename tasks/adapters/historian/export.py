@@ -24,10 +24,11 @@ from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from tasks.adapters.files.canonical import digest_json, file_sha256
 from tasks.adapters.historian.parquet_batches import coded_batches, time_groups
+from tasks.adapters.historian.plain_tables import PlainTables, as_read
 from tasks.adapters.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows, Rejects
 from tasks.adapters.historian.raw_times import FOLLOWERS, TimestampReader, find_astray
 from tasks.adapters.historian.raw_values import Decoder
-from tasks.adapters.historian.tables import batches, long_rows, sorted_rows
+from tasks.adapters.historian.tables import EpisodeNumbers, batches, long_rows, sorted_rows
 from tasks.adapters.historian.tag_rows import Chunk, TagGrouper, ahead, portions
 
 CHUNK_ROWS = 1_000_000
@@ -39,21 +40,24 @@ FOOTER_CHECK_ROWS = 65_536
 UNORDERED = 0.1
 """Share of rows behind younger ones above which an export is not in order of time but of something else."""
 SUFFIXES = (".parquet", ".csv")
+OTHER_SUFFIXES = (".tsv", ".dat", ".xlsx")
+"""Tables of a folder that has none of the others: beside those they may be anything."""
 NEVER = np.iinfo(np.int64).max
 
 Times = npt.NDArray[np.int64]
 
 
 def source_files(path: Path) -> list[Path]:
-    """The tables of an export: the file itself, or all Parquet and CSV files of a folder.
+    """The tables of an export: the file itself, or all tables of a folder, which their names' endings tell.
 
     Raises:
         BadInput: when there are none.
     """
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and not p.name.startswith("."))
+        there = sorted(p for p in path.iterdir() if not p.name.startswith("."))
+        files = [p for p in there if p.suffix in SUFFIXES] or [p for p in there if p.suffix in OTHER_SUFFIXES]
         if not files:
-            raise BadInput(f"expected Parquet or CSV files in folder {path}, got none: check the path.")
+            raise BadInput(f"expected Parquet or CSV files in folder {path}, got none: check the path and the names.")
         return files
     if not path.is_file():
         raise BadInput(f"expected a historian export at {path}, got none: check the path.")
@@ -92,6 +96,7 @@ class Export:
 
     path: Path
     mapping: HistorianMapping
+    """What the tags mean, in tables as `tables` gives them."""
     files: list[Path]
     digests: Mapping[Path, str] = field(default_factory=dict)
     """SHA-256 of each file, where it is known already."""
@@ -101,6 +106,12 @@ class Export:
     """Rows that were read, of a wide table the cells with something in them."""
     ignored: int = 0
     """Rows of tags that the mapping ignores."""
+    tables: PlainTables = field(init=False)
+    episodes: EpisodeNumbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.episodes = EpisodeNumbers(self.mapping.episode)
+        self.tables, self.mapping = PlainTables(self.mapping), as_read(self.mapping)
 
     @classmethod
     def open(cls, path: Path, mapping: HistorianMapping, digests: Mapping[Path, str] | None = None) -> Export:
@@ -115,6 +126,11 @@ class Export:
             BadInput: when a file is missing, damaged or empty, or has other columns, or no timestamp can be read.
         """
         export = cls(path, mapping, source_files(path), digests or {})
+        if mapping.clock.start is not None and len(export.files) > 1:
+            raise BadInput(
+                f"expected one file where the mapping's clock has a start, got {len(export.files)} in {path}: ingest "
+                "one at a time, or join them."
+            )
         for file in export.files:
             export._check_columns(file)
         with ThreadPoolExecutor(2) as pool:
@@ -145,7 +161,7 @@ class Export:
         columns, found = self.mapping.columns, []
         for i, file in enumerate(self.files):
             with _reading(file):
-                table = self._scan(file)
+                table = self.tables.scan(file)
                 if self.mapping.layout == "long":
                     rows = table.filter(pl.col(columns.tag).cast(pl.String) == tag)
                 else:
@@ -211,15 +227,15 @@ class Export:
         columns = self.mapping.columns
         names = [*self.mapping.tags, *self.mapping.ignore]
         with _reading(file):
-            table = self._scan(file)
+            table = self.tables.scan(file)
             if self.mapping.layout == "wide":
                 chosen = [columns.timestamp, *(n for n in table.collect_schema().names() if self._wanted(n))]
                 size = max(CHUNK_ROWS // len(self.mapping.tags), 1)
                 for batch in batches(table.select(chosen), size):
-                    yield long_rows(batch, self.mapping), len(batch)
+                    yield long_rows(self.episodes.number(batch), self.mapping), len(batch)
                 return
-            if file.suffix == ".parquet":
-                yield from ((batch, len(batch)) for batch in coded_batches(file, columns, names, CHUNK_ROWS))
+            if (parquet := self.tables.parquet(file)) is not None:
+                yield from ((batch, len(batch)) for batch in coded_batches(parquet, columns, names, CHUNK_ROWS))
                 return
             tag = pl.col(columns.tag)
             if table.collect_schema()[columns.tag] != pl.String:
@@ -239,14 +255,19 @@ class Export:
         suffix = self.mapping.columns.status_suffix
         return column in self.mapping.tags or (suffix is not None and column.removesuffix(suffix) in self.mapping.tags)
 
-    def _scan(self, file: Path) -> pl.LazyFrame:
-        # Texts are read as they are: what a number is, is decided row by row.
-        return pl.scan_csv(file, infer_schema=False) if file.suffix == ".csv" else pl.scan_parquet(file)
-
     def _check_columns(self, file: Path) -> None:
         columns = self.mapping.columns
         with _reading(file):
-            names = self._scan(file).collect_schema().names()
+            names = self.tables.scan(file).collect_schema().names()
+        if any("\ufffd" in name for name in names):
+            raise BadInput(
+                f"expected UTF-8 text in {file.name}, got other bytes among the names: name its encoding in the "
+                "mapping's dialect, such as cp1252."
+            )
+        # That is how polars names the second.
+        parts = [name.partition("_duplicated_") for name in names]
+        if doubled := next((before for before, sign, _ in parts if sign and before in names), None):
+            raise BadInput(f"expected every column once in {file.name}, got '{doubled}' twice: rename one.")
         wanted = [columns.timestamp]
         if self.mapping.layout == "long":
             wanted += [columns.tag, columns.value, *([columns.status] if columns.status is not None else [])]
@@ -268,7 +289,7 @@ class Export:
         first, last, total, good, behind, rows = NEVER, UNKNOWN_TIME, 0.0, 0, 0, 0
         astray: list[Times] = []
         top = UNKNOWN_TIME
-        for times, numbers, settled in self._stamps(file, self._scan(file)):
+        for times, numbers, settled in self._stamps(file, self.tables.scan(file)):
             rows += settled
             known = times[:settled]
             if (top == UNKNOWN_TIME or times[0] >= top) and (times[1:] >= times[:-1]).all():
@@ -290,8 +311,8 @@ class Export:
     def _footer_times(self, file: Path) -> FileTimes | None:
         """What the footer says, where its row groups follow each other in time and rows at both ends bear that out."""
         groups = None
-        if file.suffix == ".parquet" and not self.mapping.ignore:
-            groups = time_groups(file, self.mapping.columns.timestamp)
+        if not self.mapping.ignore and (parquet := self.tables.parquet(file)) is not None:
+            groups = time_groups(parquet, self.mapping.columns.timestamp)
         late = round(self.mapping.clock.late_seconds * 1e9)
         if groups is None or len(groups.rows) < 3 or (groups.least[1:] < groups.greatest[:-1] - late).any():
             return None
@@ -301,7 +322,7 @@ class Export:
         first, last = (min(int(count), most) for count in (groups.rows[0], groups.rows[-1]))
         ends = []
         for start, count in ((0, first), (rows - last, last)):
-            for times, _, _ in self._stamps(file, self._scan(file).slice(start, count)):
+            for times, _, _ in self._stamps(file, self.tables.scan(file).slice(start, count)):
                 if (times[1:] < times[:-1]).any():
                     return None
                 ends += [times[0], times[-1]]
@@ -340,7 +361,7 @@ class Export:
         for file in self.files:
             with _reading(file):
                 column = pl.col(self.mapping.columns.tag).cast(pl.String)
-                tags |= set(self._scan(file).select(column.unique()).collect(engine="streaming").to_series())
+                tags |= set(self.tables.scan(file).select(column.unique()).collect(engine="streaming").to_series())
         _compare_tags(self.path, self.mapping, sorted(tag for tag in tags if tag is not None))
 
 
@@ -351,9 +372,10 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (PolarsError, PanicException, ArrowException, OSError) as error:
         said = " ".join(str(error).split())[:300]
+        cure = "name its encoding in the mapping's dialect" if "utf-8" in said else "export it again"
         raise BadInput(
             f"expected a Parquet or CSV table with a tag, a time, a number and a status per row in {path.name}, "
-            f"got '{said}': export it again."
+            f"got '{said}': {cure}."
         ) from error
 
 

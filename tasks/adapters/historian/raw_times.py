@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from configs.dialect import chrono_format
 from configs.errors import BadInput
 from configs.mapping import Clock
 from tasks.adapters.historian.raw_rows import UNKNOWN_TIME
@@ -19,6 +20,23 @@ SECOND = 10**9
 DAY = 86_400 * SECOND
 ISO_DATE = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:"
 OFFSET = r"(Z|[+-]\d{2}:?\d{2})$"
+OTHER_SPELLINGS = (
+    # ISO 8601's basic form.
+    (r"^(\d{4})(\d{2})(\d{2})[T ](\d{2})(\d{2})(\d{2})", "${1}-${2}-${3}T${4}:${5}:${6}"),
+    (r"^(\d{4})(\d{2})(\d{2})[T ](\d{2})(\d{2})", "${1}-${2}-${3}T${4}:${5}"),
+    (r"^(\d{4})(\d{2})(\d{2})[T ](\d{2})", "${1}-${2}-${3}T${4}:00"),
+    # With the year first there is one way to read a date, whatever stands between its parts.
+    (r"^(\d{4})[-/.:](\d{1,2})[-/.:](\d{1,2})", "${1}-0${2}-0${3}"),
+    (r"^(\d{4})-0?(\d{2})-0?(\d{2})", "${1}-${2}-${3}"),
+    (r"^(\d{4}-\d{2}-\d{2})$", "${1}T00:00"),
+    (r"^(\d{4}-\d{2}-\d{2})[T ](\d{1,2})(Z|[+-]\d{2}:?\d{2})?$", "${1}T${2}:00${3}"),
+    (r"^(\d{4}-\d{2}-\d{2})[T ](\d):", "${1}T0${2}:"),
+    (r"([T ]\d{2}:\d{2}:\d{2}),(\d)", "${1}.${2}"),
+    # Offsets of whole hours.
+    (r"([T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?) ?([+-]\d{2})$", "${1}${2}:00"),
+)
+"""What is ISO 8601 too, or can be read in one way only, and how polars wants it."""
+MOST_SHOWN = 60
 FOLLOWERS = 64
 """Rows that follow one that jumped ahead, and decide whether it is an outlier."""
 MAX_MICROSECONDS = 9_000_000_000_000_000
@@ -55,6 +73,8 @@ class TimestampReader:
             BadInput: when the column holds no times, or none can be read.
         """
         given = column.null_count()
+        if self.clock.format is not None and column.dtype.is_integer():
+            column = column.cast(pl.String)  # digits alone, such as 20260131
         if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
             times, reasons = _in_range(column)
         elif isinstance(column.dtype, pl.Datetime) or column.dtype == pl.Date:
@@ -93,6 +113,25 @@ class TimestampReader:
 
     def _texts(self, column: pl.Series, file: str) -> tuple[Times, npt.NDArray[np.uint8] | None]:
         text = column.str.strip_chars()
+        if self.clock.format is not None:
+            return self._formatted(text, file)
+        times, reasons = self._iso(text)
+        odd = pl.Series(reasons == UNREADABLE) & text.is_not_null()
+        if odd.any():
+            mask = odd.to_numpy()
+            times[mask], reasons[mask] = self._iso(_respelt(text.filter(odd)))
+        if len(text) and not self._any and (reasons != 0).all() and column.null_count() < len(text):
+            shown = str(column.drop_nulls()[0])[:MOST_SHOWN]
+            raise BadInput(
+                f"expected timestamps such as 2026-01-31T23:59:59.5Z in {file}, got '{shown}', which "
+                "can be read in more than one way: say which in the mapping's clock.format, such as %d.%m.%Y, or "
+                "export ISO 8601."
+            )
+        self._any |= bool((reasons == 0).any())
+        return times, reasons if reasons.any() else None
+
+    def _iso(self, text: pl.Series) -> tuple[Times, npt.NDArray[np.uint8]]:
+        """Times in ISO 8601's extended form, and why others could not be read."""
         iso = text.str.contains(ISO_DATE).fill_null(False)
         offset = text.str.contains(OFFSET).fill_null(False)
         with_offset = iso & offset
@@ -116,14 +155,21 @@ class TimestampReader:
                     continue
                 times[mask] = found
                 reasons[mask] = 0 if why is None else why
-        if len(text) and not self._any and (reasons != 0).all() and column.null_count() < len(text):
-            odd = column.drop_nulls()[0]
-            raise BadInput(
-                f"expected timestamps such as 2026-01-31T23:59:59.5Z in {file}, got '{odd}', which "
-                "can be read in more than one way: export ISO 8601."
-            )
-        self._any |= bool((reasons == 0).any())
-        return times, reasons if reasons.any() else None
+        return times, reasons
+
+    def _formatted(self, text: pl.Series, file: str) -> tuple[Times, npt.NDArray[np.uint8] | None]:
+        """Times written as the clock's format says; an offset in them counts, otherwise they are the zone's."""
+        written = str(self.clock.format)
+        form, ending = chrono_format(written)
+        if "%S,%f" in written:
+            text = text.str.replace(r",(\d+)", ".${1}")
+        found = (text + ending).str.to_datetime(form, time_unit="ns", strict=False)
+        if len(text) and not self._any and found.null_count() == len(text) > text.null_count():
+            odd = str(text.drop_nulls()[0])[:MOST_SHOWN]
+            raise BadInput(f"expected timestamps written as '{written}' in {file}, got '{odd}': correct clock.format.")
+        self._any |= found.null_count() < len(text)
+        times, reasons = _in_range(found) if "%z" in written else self._local(found)
+        return times, reasons
 
     def _local(self, column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
         """Times that name no zone: the mapping says which."""
@@ -165,6 +211,13 @@ class TimestampReader:
         second[where] = np.logical_or.accumulate(fell) | self._second
         self._crest, self._second = int(max(self._crest, local.max())), bool(second[where[-1]])
         return second
+
+
+def _respelt(text: pl.Series) -> pl.Series:
+    """Times as ISO 8601's extended form with points, as far as there is only one way to read them."""
+    for pattern, instead in OTHER_SPELLINGS:
+        text = text.str.replace(pattern, instead)
+    return text
 
 
 def _in_range(column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:

@@ -178,7 +178,16 @@ def _across(bad_times: Times, since: Times, until: Times, side: Literal["left", 
     return np.searchsorted(bad_times, until, side=side) > passed, passed
 
 
-def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
+class Within(NamedTuple):
+    """The episode that each moment belongs to: from its first row up to the next one's, ns."""
+
+    since: Times
+    """(G,)"""
+    until: Times
+    """(G,)"""
+
+
+def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within | None = None) -> Resampled:
     """A tag's value where it is known well enough, else NaN.
 
     Sloped and causal: between two samples where the later one came by t + skew, else the one before, held. Otherwise as
@@ -190,6 +199,7 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
         at: times (G,), ns, increasing.
         rule: of the tag.
         end: time [ns] up to which everything that was archived is among the samples.
+        within: where given, what belongs to another episode is not known, nor sloped to.
 
     Returns:
         Arrays (G,); `reach` is what was held against the limits.
@@ -201,13 +211,18 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int) -> Resampled:
     if not len(times):
         return found
     before, age, beyond = place
+    if within is not None:
+        other = (age > 0) & (times[np.minimum(before + 1, len(times) - 1)] >= within.until)
+        held = np.where(other, usable.values[before], found.values)
+        found = found._replace(values=held)
+    foreign = np.zeros(len(at), bool) if within is None else times[before] < within.since
     if rule.stepped:
-        far = found.reach > rule.max_gap
+        far = foreign | (found.reach > rule.max_gap)
         if rule.stale is not None:
             far |= age > rule.stale
         return found._replace(values=np.where(far, np.nan, found.values))
     limit = rule.stale or rule.max_gap
-    far = found.reach > limit
+    far = foreign | (found.reach > limit)
     if beyond.any():
         far |= beyond & (times[before] + limit < end)
     if rule.causal:

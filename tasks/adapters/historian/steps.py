@@ -37,6 +37,8 @@ class Points(NamedTuple):
     """What is known at grid points, and of the steps that begin there; arrays (G, ...)."""
 
     times: Times
+    begun: Times
+    """When the episode of each began, ns since 1970; 0 where the export names none."""
     observations: Floats
     inputs: Floats
     """Signals that only formulas read."""
@@ -164,7 +166,8 @@ def outcomes(now: Points, later: Points, outside: Mask) -> npt.NDArray[np.int64]
     """What becomes of each step (G - 1,); a step that ends in a trip is kept although the plant then stops."""
     outcome = np.full(len(now.times), StepOutcome.ROW)
     outcome[(now.fault != "") | (later.fault != "") | (now.action_fault != "")] = StepOutcome.REJECTED
-    outcome[now.gap | later.gap | now.action_gap] = StepOutcome.GAP
+    # From the last row of an episode to the first of the next there is no step.
+    outcome[now.gap | later.gap | now.action_gap | (now.begun != later.begun)] = StepOutcome.GAP
     outcome[outside[:-1]] = StepOutcome.OUTSIDE_LIMITS
     outcome[~now.running | (~later.running & ~outside[1:])] = StepOutcome.NOT_RUNNING
     return outcome

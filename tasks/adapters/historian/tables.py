@@ -22,6 +22,34 @@ def batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
         yield from batch.iter_slices(rows)
 
 
+class EpisodeNumbers:
+    """Numbers the episodes of a table with a row per step: 0, 1, … where its column changes, and no value elsewhere.
+
+    An empty cell goes on with the episode before.
+
+    Args:
+        column: its name, which may hold numbers or texts; None where there is none.
+    """
+
+    def __init__(self, column: str | None) -> None:
+        self.column = column
+        self._last: str | None = None
+        self._next = 0
+
+    def number(self, batch: pl.DataFrame) -> pl.DataFrame:
+        """The same rows with numbers in that column."""
+        if self.column is None:
+            return batch
+        names = batch[self.column].cast(pl.String).str.strip_chars()
+        given = names.set(names == "", None).to_frame("now")
+        known = given.select(pl.col("now").forward_fill().fill_null(pl.lit(self._last, pl.String)))["now"]
+        changed = known.ne_missing(known.shift(1, fill_value=self._last)) & known.is_not_null()
+        counted = changed.cast(pl.Int64).cum_sum() - 1 + self._next
+        self._next += int(changed.sum())
+        self._last = known[-1] if len(known) else self._last
+        return batch.with_columns(pl.when(changed).then(counted).cast(pl.Float64).alias(self.column))
+
+
 def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
     """A wide batch as long rows, row after row; an empty cell is no row, for nothing was archived."""
     columns = mapping.columns

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
+from configs.expression import Expression
 from configs.mapping import LAG, HistorianMapping
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
 from tasks.adapters.historian.export import Export
-from tasks.adapters.historian.raw_rows import RawQuarantine
-from tasks.adapters.historian.resample import Rule, Times, known_at
+from tasks.adapters.historian.raw_rows import UNKNOWN_TIME, RawQuarantine
+from tasks.adapters.historian.resample import Rule, Times, Within, known_at
 from tasks.adapters.historian.steps import Cutter, Points, Scorer, StepOutcome, outcomes, single
 from tasks.adapters.historian.tag_rows import TagGrouper, TagHistory
 from tasks.adapters.store.records import RawAccount, SampleCounts, StepAccount
@@ -96,8 +97,8 @@ class HistorianStream:
             self.derived, reward = mapping.formulas(spec)
         except ValueError as error:
             raise BadInput(f"{error}: correct the mapping of plant {spec.name}.") from error
-        if logged is None and (reward is None or mapping.process is None):
-            raise BadInput(f"expected formulas of plant {spec.name}, got none: describe the plant in the mapping.")
+        if logged is None:
+            _check_formulas(mapping, spec, reward)
         self.codes = {tag: code for code, tag in enumerate(mapping.tags)}
         self.inputs = [(str(t.signal), tag) for tag, t in mapping.tags.items() if t.role == "input"]
         self.inputs += [(name, name) for name, formula in mapping.derived.items() if formula.role == "input"]
@@ -133,6 +134,8 @@ class HistorianStream:
         self._trips = 0
         self._before: Floats | None = None
         """Observations before the next grid point, newest last, for lags (k, O)."""
+        self._begun: Times | None = None
+        """When their episodes began (k,)."""
         self._cutter = Cutter(mapping.episodes.max_steps or spec.horizon)
 
     def blocks(self) -> Iterator[Rows]:
@@ -197,7 +200,8 @@ class HistorianStream:
 
     def _points(self, grid: Times, known_to: int) -> Points:
         middles = grid + self.period // 2
-        values, gap, fault = self._resample([tag for _, tag in self._tagged()], grid, known_to)
+        begun, within = self._episodes(grid)
+        values, gap, fault = self._resample([tag for _, tag in self._tagged()], grid, known_to, within)
         signals = {signal: values[:, i] for i, (signal, _) in enumerate(self._tagged())}
         for name, formula in self.derived.items():
             signals[name] = np.broadcast_to(np.asarray(formula.compute(signals), float), grid.shape)
@@ -205,19 +209,27 @@ class HistorianStream:
         plain = [name for name, _ in self.observed if LAG not in name]
         observations = np.stack([signals[name] for name in plain], axis=1)
         if self.mapping.lags:
-            observations, lost = self._lagged(plain, observations)
+            observations, lost = self._lagged(plain, observations, begun)
             gap |= lost & (fault == "")
         inputs = np.stack([signals[n] for n, _ in self.inputs], axis=1) if self.inputs else np.zeros((len(grid), 0))
         # The action of a step is what was in force at its middle, so that a scan's delay does not shift it by a step.
-        actions, action_gap, action_fault = self._resample(self.acting, middles, known_to)
+        actions, action_gap, action_fault = self._resample(self.acting, middles, known_to, within)
         running, modes = np.ones(len(grid), bool), np.zeros((len(grid), len(self.mapping.modes)))
         for i, tag in enumerate(self.mapping.modes):
             found = known_at(self.history.samples(self.codes[tag]), grid, self.rules[tag], known_to)
             running &= np.isin(found.values, self.mapping.tags[tag].running)
             modes[:, i] = np.nan_to_num(found.values, nan=np.inf)
-        return Points(
-            grid, single(observations), inputs, single(actions), gap, action_gap, fault, action_fault, running, modes
-        )
+        here = (grid, begun, single(observations), inputs, single(actions))
+        return Points(*here, gap, action_gap, fault, action_fault, running, modes)
+
+    def _episodes(self, grid: Times) -> tuple[Times, Within | None]:
+        """When the episode of each grid point began (G,), 0 where the export names none, and until when it lasts."""
+        if self.mapping.episode is None:
+            return np.zeros(len(grid), np.int64), None
+        starts = self.history.samples(self.codes[self.mapping.episode]).times
+        after = np.searchsorted(starts, grid, side="right")
+        since = np.append(starts, UNKNOWN_TIME)[after - 1]
+        return since, Within(since, np.append(starts, np.iinfo(np.int64).max)[after])
 
     def _tagged(self) -> list[tuple[str, str]]:
         """(signal, tag) of all that is measured at grid points."""
@@ -227,10 +239,12 @@ class HistorianStream:
             if tag.role in ("observation", "set_point", "input")
         ]
 
-    def _resample(self, tags: list[str], at: Times, known_to: int) -> tuple[Floats, Mask, npt.NDArray[Any]]:
+    def _resample(
+        self, tags: list[str], at: Times, known_to: int, within: Within | None
+    ) -> tuple[Floats, Mask, npt.NDArray[Any]]:
         values, gap, fault = np.empty((len(at), len(tags))), np.zeros(len(at), bool), np.full(len(at), "", dtype=object)
         for i, tag in enumerate(tags):
-            found = known_at(self.history.samples(self.codes[tag]), at, self.rules[tag], known_to)
+            found = known_at(self.history.samples(self.codes[tag]), at, self.rules[tag], known_to, within)
             lost = np.isnan(found.values)
             bad = lost & found.across_bad
             scale, offset = self.conversions[tag]
@@ -241,15 +255,18 @@ class HistorianStream:
                 fault[bad & (fault == "")] = f"{tag} was Bad for more than {limit:g} s"
         return values, gap, fault
 
-    def _lagged(self, plain: list[str], observations: Floats) -> tuple[Floats, Mask]:
+    def _lagged(self, plain: list[str], observations: Floats, begun: Times) -> tuple[Floats, Mask]:
         """Observations with the past values of the chosen signals beside them (G, O'), and where those are unknown."""
         longest = max(self.mapping.lags.values())
         before = np.full((longest, len(plain)), np.nan) if self._before is None else self._before
+        since = np.concatenate([np.full(longest, UNKNOWN_TIME) if self._begun is None else self._begun, begun])
         past = np.concatenate([before, observations])
-        self._before = past[len(past) - longest :].copy()
+        self._before, self._begun = past[len(past) - longest :].copy(), since[len(since) - longest :].copy()
         columns = [
-            past[longest - k : len(past) - k, plain.index(signal)]
+            # What was before the episode began is none of its past.
+            np.where(since[longest - k : len(past) - k] == begun, past[longest - k : len(past) - k, column], np.nan)
             for signal, count in self.mapping.lags.items()
+            for column in [plain.index(signal)]
             for k in range(1, count + 1)
         ]
         stacked = np.concatenate([observations, np.stack(columns, axis=1)], axis=1)
@@ -290,3 +307,19 @@ class HistorianStream:
 
 def _both(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.concatenate([one, other])
+
+
+def _check_formulas(mapping: HistorianMapping, spec: PlantSpec, reward: Expression | None) -> None:
+    """Whether the mapping alone can score a plant whose own code does not."""
+    if reward is None:
+        raise BadInput(
+            f"expected a formula of the reward of plant {spec.name}, got none: add logged_reward and logged_margins to "
+            "the plant's file, or 'reward' to the mapping."
+        )
+    known = {*spec.observation.names, *(tag.signal for tag in mapping.tags.values()), *mapping.derived}
+    unseen = [limit.name for limit in spec.constraints if limit.name not in known]
+    if unseen:
+        raise BadInput(
+            f"expected the limited quantity '{unseen[0]}' of plant {spec.name} among the mapping's signals, got none: "
+            "add logged_margins to the plant's file, or a derived signal of that name."
+        )
