@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import platform
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks.adapters.files.canonical import digest_json, file_sha256
 
@@ -15,10 +17,37 @@ ROOT = Path(__file__).resolve().parents[3]
 """The folder that holds the packages."""
 PACKAGES = ("neorl_core", "configs", "tasks", "flows")
 
+LONGEST_NAME = 200
+"""Characters of a module's name; a longer text is none, and no file system takes it."""
 
-@cache
-def modules_of(*roots: str) -> tuple[str, ...]:
-    """Every module of ours that the named ones import, directly or not, in alphabetical order; no list is kept by hand.
+
+class Tree(NamedTuple):
+    """Where modules of a user's own are looked up beside ours: a project's folder, or an installed package's."""
+
+    folder: Path
+    """Resolved."""
+    packages: tuple[str, ...] = ()
+    """The only top-level names that count; empty: all, but for ours and the standard library's."""
+
+    def file(self, module: str) -> Path | None:
+        """The source file of a module, or of a package; None where there is none here.
+
+        A link that leads out of the folder leads nowhere.
+        """
+        top = module.partition(".")[0]
+        if top in PACKAGES or top in sys.stdlib_module_names or (self.packages and top not in self.packages):
+            return None
+        if len(module) > LONGEST_NAME or not all(part.isidentifier() for part in module.split(".")):
+            return None
+        path = self.folder.joinpath(*module.split("."))
+        found = next((p for p in (path / "__init__.py", path.with_suffix(".py")) if p.is_file()), None)
+        return found if found is not None and found.resolve().is_relative_to(self.folder) else None
+
+
+def modules_of(*roots: str, tree: Tree | None = None) -> tuple[str, ...]:
+    """Every module of ours, and of a tree, that the named ones import, directly or not, in alphabetical order.
+
+    No list is kept by hand.
 
     Imports inside functions count, and so does a string that is a module's full name (a module that is run in a process
     of its own is named so); imports for type checkers alone do not. The tables of plants and algorithms load their
@@ -26,21 +55,40 @@ def modules_of(*roots: str) -> tuple[str, ...]:
 
     Args:
         roots: full names of modules or packages, such as "tasks.training.train".
+        tree: where modules are that are not ours.
 
     Raises:
-        ValueError: when a root is no module of ours.
+        ValueError: when a root is neither a module of ours nor of the tree.
     """
+    return _ours(*roots) if tree is None else _reached(roots, tree)
+
+
+@cache
+def _ours(*roots: str) -> tuple[str, ...]:
+    return _reached(roots, None)
+
+
+def _reached(roots: tuple[str, ...], tree: Tree | None) -> tuple[str, ...]:
     found: set[str] = set()
     queue = list(roots)
     for root in roots:
-        if _file(root) is None:
+        if _file(root) is None and (tree is None or tree.file(root) is None):
             raise ValueError(f"expected a module of {', '.join(PACKAGES)}, got {root!r}")
     while queue:
         name = queue.pop()
-        if name not in found and _file(name) is not None:
+        if name in found:
+            continue
+        if _file(name) is not None:
             found.add(name)
-            # Importing a module runs its packages' `__init__` files first.
-            queue += [name.rpartition(".")[0], *_uses(name)]
+            queue += _uses(name)
+        elif tree is not None and (path := tree.file(name)) is not None:
+            found.add(name)
+            queue += _named(_parsed(path), name if path.name == "__init__.py" else name.rpartition(".")[0])
+        else:
+            continue
+        # Importing a module runs its packages' `__init__` files first; a package need not have one.
+        parts = name.split(".")
+        queue += [".".join(parts[:i]) for i in range(1, len(parts))]
     return tuple(sorted(found))
 
 
@@ -53,6 +101,15 @@ def sources_digest(*roots: str) -> str:
         64
     """
     return _digest([path for name in modules_of(*roots) if (path := _file(name)) is not None])
+
+
+def tree_sources(*roots: str, tree: Tree) -> dict[str, str]:
+    """SHA-256 of the source file of every module of a tree that the named ones import, directly or not.
+
+    Read anew at every call, for a user's files change while a process lives.
+    """
+    names = modules_of(*roots, tree=tree)
+    return {name: file_sha256(path) for name in names if (path := tree.file(name)) is not None}
 
 
 @cache
@@ -108,7 +165,7 @@ def _file(module: str) -> Path | None:
 def _uses(module: str) -> tuple[str, ...]:
     path = _file(module)
     assert path is not None
-    return tuple(_named(_parsed(path)))
+    return tuple(_named(_parsed(path), module if path.name == "__init__.py" else module.rpartition(".")[0]))
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -121,17 +178,19 @@ def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes())
 
 
-def _named(node: ast.AST) -> Iterator[str]:
-    """Names that may be modules of ours, in a piece of source."""
+def _named(node: ast.AST, package: str) -> Iterator[str]:
+    """Names that may be modules of ours, in a piece of source of a package."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module:
-        yield node.module
-        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        origin = ".".join([*above, *([node.module] if node.module else [])])
+        yield origin
+        yield from (f"{origin}.{alias.name}" for alias in node.names)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isprintable():
         yield node.value
     children = ast.iter_child_nodes(node)
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         children = iter(node.orelse)
     for child in children:
-        yield from _named(child)
+        yield from _named(child, package)

@@ -31,7 +31,8 @@ from tasks.adapters.store.scoring import with_costs
 HDF5 = b"\x89HDF\r\n\x1a\n"
 ZIP = b"PK"
 PARQUET = b"PAR1"
-TABLES = (".csv", ".parquet", ".tsv", ".gz", ".zst")
+TABLES = (".csv", ".parquet", ".tsv", ".txt", ".dat", ".gz", ".zst")
+WORKBOOKS = (".xlsx", ".xlsm")
 
 
 def recognise(path: Path, horizon: int | None = None) -> Source:
@@ -54,10 +55,13 @@ def recognise(path: Path, horizon: int | None = None) -> Source:
         raise BadInput(f"expected a source at {path}, got none: check the path.")
     with path.open("rb") as file:
         start = file.read(8)
-    if start.startswith(PARQUET) or (path.suffix.lower() in TABLES and start[:2] != ZIP and start != HDF5):
+    ending = path.suffix.lower()
+    table = ending in TABLES and start[:2] != ZIP and start != HDF5
+    if start.startswith(PARQUET) or table or (ending in WORKBOOKS and start[:2] == ZIP):
         raise BadInput(
             f"expected a mapping for {path.name}, which is a table: a historian's export is read by --mapping, which "
-            "says what its columns and tags mean; a table without tags, times and actions is no log of a plant."
+            f"says what its columns and tags mean, and which 'neorl init --from {path.name}' writes; a table without "
+            "tags, times and actions is no log of a plant."
         )
     if start.startswith(ZIP):
         return no_horizon(_npz(path), horizon)
@@ -130,12 +134,17 @@ def in_words(source: Source, spec: PlantSpec, known: bool) -> list[str]:
     ]
 
 
-def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals) -> Callable[[], Blocks]:
+def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> Callable[[], Blocks]:
     """A source's blocks as rows of a known plant: costs by its limits, where the source has none of its own.
 
     Raises:
-        BadInput: when its vectors are not as wide as the plant's.
+        BadInput: when its vectors are not as wide as the plant's, or nothing says what its limits cost.
     """
+    if logged is None and "constraint_costs" not in source.carries:
+        raise BadInput(
+            f"expected costs of the limits of {spec.name} in {source.path.name}, got none: add logged_reward and "
+            "logged_margins to the plant's file, which compute them."
+        )
     for what, got, space in (
         ("observations", source.observations, spec.observation),
         ("actions", source.actions, spec.action),
@@ -157,6 +166,7 @@ def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals) -> Callabl
                 yield rows
             else:
                 own = {"costs": rows["costs"]} if "costs" in source.carries else {}
+                assert logged is not None
                 yield with_costs(rows, logged) | own
 
     return blocks

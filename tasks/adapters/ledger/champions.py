@@ -66,7 +66,7 @@ def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Ent
 
 
 def open_approval(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
-    """The approval of a composite that no promotion has used and no later rejection has taken back."""
+    """The approval of a composite that no promotion or shadow has used and no later rejection has taken back."""
     verdict = next(
         (
             entry
@@ -79,8 +79,15 @@ def open_approval(history: Sequence[Entry], plant: str, composite: str) -> Entry
     )
     if verdict is None or verdict.kind == "rejection":
         return None
-    used = any(entry.kind == "promotion" and entry.body.get("approval") == verdict.digest for entry in history)
+    used = any(
+        entry.kind in ("promotion", "shadow") and entry.body.get("approval") == verdict.digest for entry in history
+    )
     return None if used else verdict
+
+
+def of_process(candidate: Entry) -> bool:
+    """Whether a candidate's evidence is that of a process without a simulator: it may run in shadow, no more."""
+    return "simulator" not in candidate.body["evidence"]
 
 
 def check_certified(history: Sequence[Entry], plant: str, composite: str) -> None:
@@ -131,6 +138,8 @@ def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
 def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
     """Refuse a promotion unless it replaces the champion in force, is certified, and has an approval of its own.
 
+    A process without a simulator has no certificate, and so no champion.
+
     Args:
         history: all entries before the promotion.
         entry: the promotion.
@@ -145,6 +154,12 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused(
             f"expected a promotion that replaces the champion of {plant} in force ({name}), got one prepared against "
             "another: compare the candidate with the new champion first."
+        )
+    candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
+    if candidate is not None and of_process(candidate):
+        raise Refused(
+            f"expected a candidate of {plant} that a simulator certified, got composite {body.composite[:12]} of a "
+            "process without one: it may run in shadow until there is a simulator and a certificate."
         )
     check_certified(history, plant, body.composite)
     approval = open_approval(history, plant, body.composite)

@@ -13,18 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import ValidationError
 
 from configs.errors import BadInput, Refused
-from configs.home import Home
+from configs.home import PASSPHRASE, Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.ledger.keys import PASSPHRASE, key_file, must_be_asked_for
 from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Hello, Request, Stop
-from tasks.adapters.ledger.table import url_of
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 ROOT = Path(__file__).resolve().parents[3]
 """The folder that holds the packages: the signer runs the same sources as its client."""
@@ -77,11 +78,13 @@ def ask(home: Home, request: Request) -> Answer:
 
 def hello(home: Home) -> Hello:
     """The first request of a client."""
-    return Hello(ledger=sha256_hex(url_of(home).encode()), sources=sources())
+    return Hello(ledger=sha256_hex(home.ledger_url.encode()), sources=sources())
 
 
 def public_key(home: Home) -> Ed25519PublicKey:
     """The public half of the key that a home's signer holds."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     return Ed25519PublicKey.from_public_bytes(b64decode(ask(home, hello(home)).public))
 
 
@@ -101,8 +104,10 @@ def start(home: Home) -> None:
         if running is not None:
             running.close()
             return
+        from tasks.adapters.ledger.keys import must_be_asked_for
+
         if not given and sys.stdin is not None and sys.stdin.isatty() and must_be_asked_for(home):
-            given = getpass.getpass(f"Passphrase of {key_file(home)}: ").encode()
+            given = getpass.getpass(f"Passphrase of {home.signing_key}: ").encode()
         # A signer whose passphrase only a person knows stays until it is stopped: nobody may be there to ask.
         idle = "0" if given else os.environ.get(IDLE, DEFAULT_IDLE)
         command = [sys.executable, "-P", "-m", "tasks.adapters.ledger.signer", str(home.root.resolve()), idle]
@@ -145,7 +150,7 @@ def sources() -> str:
 
 def socket_file(home: Home) -> Path:
     """Where the signer listens: in the folder of the keys, which is its owner's alone."""
-    return key_file(home).with_name("signer.sock")
+    return home.signing_key.with_name("signer.sock")
 
 
 def _connect(home: Home) -> socket.socket | None:

@@ -11,19 +11,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from configs.errors import BadInput, Refused
-from configs.home import Home
+from configs.home import PASSPHRASE, Home
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.files.secrets import read_secret, write_secret
 from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey, TrustRoot, key_id, trust_yaml
 
-PASSPHRASE = "NEORL_KEY_PASSPHRASE"
 PASSPHRASE_FILE = "NEORL_KEY_PASSPHRASE_FILE"
-
-
-def key_file(home: Home) -> Path:
-    """Where a home keeps its private key (PEM, encrypted PKCS #8, mode 0600)."""
-    return home.root / "keys" / "signing.pem"
 
 
 def kept_passphrase(pem: bytes) -> Path:
@@ -40,9 +34,9 @@ def kept_passphrase(pem: bytes) -> Path:
 
 def must_be_asked_for(home: Home) -> bool:
     """Whether only a person can say the passphrase: the key is encrypted, and no file holds its passphrase."""
-    if os.environ.get(PASSPHRASE_FILE) or not key_file(home).exists():
+    if os.environ.get(PASSPHRASE_FILE) or not home.signing_key.exists():
         return False
-    pem = read_secret(key_file(home))
+    pem = read_secret(home.signing_key)
     return _is_encrypted(pem) and not kept_passphrase(pem).exists()
 
 
@@ -65,7 +59,7 @@ def open_keys(
             is wrong or missing.
         BadInput: when the key or the trust root cannot be read.
     """
-    path = key_file(home)
+    path = home.signing_key
     with exclusive(home.folder("locks") / "keys.lock"):
         if path.exists():
             key = _unlock(path, passphrase or _named_passphrase())

@@ -92,7 +92,7 @@ class Ledger:
     @staticmethod
     def exists(home: Home) -> bool:
         """Whether there is a ledger to read: a team's, or this home's own."""
-        return table.url_of(home) != f"sqlite:///{home.ledger}" or home.ledger.exists()
+        return home.ledger_url != f"sqlite:///{home.ledger}" or home.ledger.exists()
 
     @classmethod
     def open(cls, home: Home, *, trust: Path | None = None, write: bool = True, ask: Ask | None = None) -> Ledger:
@@ -112,7 +112,7 @@ class Ledger:
             ask(client.hello(home))
         elif not cls.exists(home):
             raise BadInput(f"expected a ledger at {home.ledger}, got none: check NEORL_HOME, or retrain a plant first.")
-        return cls(home, table.connect(table.url_of(home)), TrustRoot.locate(home, trust), ask if write else None)
+        return cls(home, table.connect(home.ledger_url), TrustRoot.locate(home, trust), ask if write else None)
 
     def entries(self, kind: str | None = None, plant: str | None = None) -> list[Entry]:
         """Verified entries in order, all or those of a kind and a plant.

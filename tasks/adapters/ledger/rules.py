@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from pydantic import ValidationError
 
 from configs.errors import Refused
+from neorl_core.plants import NAMES
 from tasks.adapters.ledger.attempts import ResultBody, check_attempt, check_result, check_seed
 from tasks.adapters.ledger.champions import check_approval, check_promotion, check_rejection
 from tasks.adapters.ledger.ledger import Body, Entry
+from tasks.adapters.ledger.shadows import check_comparison, check_extension, check_shadow
 from tasks.gates import check_gates
-from tasks.references import CandidateRecord, Certificate, DecisionRecord
+from tasks.references import CandidateRecord, Certificate, DecisionRecord, ProcessEvidence
 
 Rule = Callable[[Sequence[Entry], Entry], None]
 """(all entries before it, the entry) -> nothing, or Refused: it reads nothing else, so that it can be repeated."""
@@ -54,6 +56,9 @@ def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
     record = entry.read(CandidateRecord)
     check_record(record, entry.plant)
     evidence = record.evidence
+    if isinstance(evidence, ProcessEvidence):
+        check_without_simulator(record, entry.plant)
+        return
     own = evidence.fallback if record.role == "fallback" else evidence.certificate
     if own is not None and own.composite != record.composite:
         raise Refused(
@@ -67,6 +72,21 @@ def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
                 f"expected the numbers of attempt {certificate.attempt} as the ledger has them, got "
                 f"{certificate.found}: retrain, so that the evidence is gathered again."
             )
+
+
+def check_without_simulator(record: CandidateRecord, plant: str) -> None:
+    """Refuse a record without a simulator's evidence where there is a simulator, or of more than a candidate.
+
+    Raises:
+        Refused: saying which.
+    """
+    if plant in NAMES:
+        raise Refused(f"expected evidence of a simulator for {plant}, got a process's: retrain it on its simulator.")
+    if record.role != "candidate" or record.claim is not None:
+        raise Refused(
+            f"expected a candidate of process {plant} without a claim, got a {record.role} or a claim: nothing "
+            "certifies a process without a simulator."
+        )
 
 
 def check_record(record: CandidateRecord, plant: str) -> None:
@@ -103,6 +123,7 @@ GROUPS = {
     "attempts": ("attempt", "seed", "result"),
     "decisions": ("candidate", "approval", "rejection", "decision"),
     "promotions": ("promotion",),
+    "shadows": ("shadow", "extension", "comparison"),
 }
 """Kinds as an audit sums them up; the others decide nothing."""
 
@@ -115,6 +136,9 @@ RULES: dict[str, Rule] = {
     "approval": check_approval,
     "rejection": check_rejection,
     "promotion": check_promotion,
+    "shadow": check_shadow,
+    "extension": check_extension,
+    "comparison": check_comparison,
     "refusal": check_refusal,
     "note": check_note,
 }

@@ -60,8 +60,8 @@ class Signer:
     def __init__(self, home: Home, key: SigningKey, ledger: Ledger, clock: Callable[[], datetime]) -> None:
         self.home = home
         self._key, self._ledger, self._clock = key, ledger, clock
-        self._engine = table.connect(table.url_of(home))
-        self._url = sha256_hex(table.url_of(home).encode())
+        self._engine = table.connect(home.ledger_url)
+        self._url = sha256_hex(home.ledger_url.encode())
         self._one_at_a_time = threading.Lock()
 
     @classmethod
@@ -85,9 +85,9 @@ class Signer:
             Refused, BadInput: see `keys.open_keys` and `table.create`.
         """
         home.folder()
-        first_use = table.create(table.connect(table.url_of(home)))
+        first_use = table.create(table.connect(home.ledger_url))
         key, trust = open_keys(home, first_use=first_use, passphrase=passphrase, project=project)
-        return cls(home, key, Ledger(home, table.connect(table.url_of(home)), trust, None), clock)
+        return cls(home, key, Ledger(home, table.connect(home.ledger_url), trust, None), clock)
 
     def answer(self, request: Request) -> Answer:
         """Check a request and do what it asks.

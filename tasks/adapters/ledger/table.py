@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from typing import Any
 
@@ -11,7 +10,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 
 from configs.errors import Refused
-from configs.home import Home
 
 GENESIS = "0" * 64
 """Predecessor of the first entry."""
@@ -40,11 +38,6 @@ SQLITE_TRIGGERS = (
     f"OR NEW.predecessor IS NOT COALESCE((SELECT digest FROM ledger ORDER BY sequence DESC LIMIT 1), '{GENESIS}') "
     "BEGIN SELECT RAISE(ABORT, 'the ledger only takes the next entry'); END",
 )
-
-
-def url_of(home: Home) -> str:
-    """Where the ledger of a home lies, as an SQLAlchemy URL: `NEORL_LEDGER_URL`, else SQLite in the home."""
-    return os.environ.get("NEORL_LEDGER_URL") or f"sqlite:///{home.ledger}"
 
 
 def connect(url: str) -> sql.Engine:

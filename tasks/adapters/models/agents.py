@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from configs.errors import BadInput
+from configs.plant import PlantCode
 from configs.run import Setting
 from neorl_core.fit import known_algorithm
 from neorl_core.training.optimisers import Recipe
@@ -24,6 +25,7 @@ class Agent(agent.Agent):
         path: Path | str,
         expected_digest: str | None = None,
         *,
+        source: PlantCode | None = None,
         algorithm: str | Algorithm | None = None,
         hyperparameters: Mapping[str, Setting] | None = None,
     ) -> Agent:
@@ -35,6 +37,7 @@ class Agent(agent.Agent):
         Args:
             path: the file or folder.
             expected_digest: of a bundle, as registry, ledger or certificate name it.
+            source: the code of a bundle's plant, where it is in a project of your own (`find_code`).
             algorithm: for `train`, where it should be another.
             hyperparameters: for `train`, where they should be others.
 
@@ -45,7 +48,7 @@ class Agent(agent.Agent):
         path = Path(path)
         try:
             if path.is_dir():
-                plant, params = load_bundle(path, expected_digest)
+                plant, params = load_bundle(path, expected_digest, source)
                 return cls(params, plant.spec, plant, algorithm or "td3_bc", hyperparameters)
             policy, spec, made_by = load_policy(path)
             if hyperparameters is None and made_by.algorithm is not None:

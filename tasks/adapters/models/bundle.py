@@ -17,11 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
-from neorl_core.types import Params, Plant, PlantSpec
+from configs.plant import Described, Origin, PlantCode
+from neorl_core.plants import NAMES
+from neorl_core.safety.support import SupportShield
+from neorl_core.types import Params, Plant, PlantSpec, Process
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, file_sha256, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_of_record, spec_record
-from tasks.adapters.models.structure import Arrays, build_composite, flatten
+from tasks.adapters.models.structure import CURE, Arrays, build_composite, flatten, of_process
+from tasks.adapters.plants.code import changed, find_installed
+from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of_code
 
 if TYPE_CHECKING:
     from neorl_core.safety.composite import Composite
@@ -41,6 +46,8 @@ class Manifest(NamedTuple):
 
     spec: PlantSpec
     """The plant's names, bounds and limits when the bundle was made."""
+    code: str
+    """Digest of the plant's code, where it is not ours; else empty. Where that is, a bundle never says."""
     digest: str
     """Digest of the composite."""
     structure: Any
@@ -62,35 +69,33 @@ class Examples(NamedTuple):
     """(N, A), what was answered."""
 
 
-def _plant(name: str) -> Plant:
-    from neorl_core.plants import PLANTS
-
-    if name not in PLANTS:
-        raise BadInput(f"expected a plant among {sorted(PLANTS)}, got {name[:80]!r}: correct the name.")
-    return PLANTS[name]
+def _known(plant: KnownPlant | str) -> KnownPlant:
+    return plant_named(plant) if isinstance(plant, str) else plant
 
 
-def _digest(spec: PlantSpec, structure: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+def _digest(spec: PlantSpec, structure: Any, arrays: Mapping[str, npt.NDArray[Any]], code: str = "") -> str:
     leaves = [
         {"path": name, "dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256_hex(array.tobytes())}
         for name, array in sorted(arrays.items())
     ]
-    return digest_json({"schema": SCHEMA, "plant": spec_record(spec), "structure": structure, "leaves": leaves})
+    named = {"schema": SCHEMA, "plant": spec_record(spec), "structure": structure, "leaves": leaves}
+    return digest_json(named | ({"code": code} if code else {}))
 
 
-def composite_digest(composite: Params, plant_name: str) -> str:
+def composite_digest(composite: Params, plant: KnownPlant | str) -> str:
     """The name of a composite: SHA-256 over canonical JSON of its structure, array digests and the plant's limits.
 
     Args:
         composite: policy, shield, fallback and model constants, of numbers and arrays.
-        plant_name: a key of PLANTS; its spec, limits included, is part of what is named.
+        plant: its spec, limits included, is part of what is named, and the digest of its code where it is not ours.
     """
     arrays: Arrays = {}
     structure = flatten(composite, arrays)
-    return _digest(_plant(plant_name).spec, structure, arrays)
+    plant = _known(plant)
+    return _digest(plant.spec, structure, arrays, plant.code)
 
 
-def answers(plant: Plant, composite: Composite, observations: Floats, applied: Floats) -> Floats:
+def answers(plant: Plant | Process, composite: Composite, observations: Floats, applied: Floats) -> Floats:
     """What the composite does along a recorded sequence, its memory carried from step to step.
 
     Args:
@@ -106,7 +111,7 @@ def answers(plant: Plant, composite: Composite, observations: Floats, applied: F
 
 
 @cache
-def _runner(plant: Plant) -> Any:
+def _runner(plant: Plant | Process) -> Any:
     """Compiled once for all composites of a plant whose arrays have the same shapes."""
     import jax
 
@@ -124,15 +129,32 @@ def _runner(plant: Plant) -> Any:
     return run
 
 
-def _recorded(plant: Plant, observations: Floats | None, applied: Floats | None) -> tuple[Floats, Floats]:
-    """Rows to answer as proof of a good load; by default 16 starts of the plant."""
+def _recorded(
+    plant: Plant | Process, composite: Composite, observations: Floats | None, applied: Floats | None
+) -> tuple[Floats, Floats]:
+    """Rows to answer as proof of a good load; by default 16 starts of the plant, or of a process logged steps."""
     import jax
 
-    if observations is None:
+    from neorl_core.safety.composite import first_applied
+
+    if isinstance(plant, Process):
+        logged = _logged(composite)
+        observations = logged[:, : plant.spec.observation.size] if observations is None else observations
+        applied = logged[: len(observations), plant.spec.observation.size :] if applied is None else applied
+    elif observations is None:
         observations = _starts(plant)
     if applied is None:
-        applied = np.asarray(jax.jit(jax.vmap(plant.applied))(np.asarray(observations, np.float32)))
+        before = jax.vmap(lambda row: first_applied(plant, composite, row))
+        applied = np.asarray(jax.jit(before)(np.asarray(observations, np.float32)))
     return np.asarray(observations, np.float32), np.asarray(applied, np.float32)
+
+
+def _logged(composite: Composite) -> Floats:
+    """16 of the logged steps that a process's shield looks through: observations beside actions, physical units."""
+    shield = composite.shield
+    assert isinstance(shield, SupportShield)
+    logged: Floats = np.asarray(shield.references[:16] * shield.scale + shield.centre)
+    return logged
 
 
 @cache
@@ -146,7 +168,7 @@ def _starts(plant: Plant) -> Floats:
 def save_bundle(
     folder: Path,
     composite: Composite,
-    plant_name: str,
+    plant: KnownPlant | str,
     meta: Mapping[str, str] | None = None,
     observations: Floats | None = None,
     applied: Floats | None = None,
@@ -156,7 +178,7 @@ def save_bundle(
     Args:
         folder: made when absent.
         composite: what was certified.
-        plant_name: a key of PLANTS.
+        plant: what it is for; a name is of one of ours, or of an installed package's.
         meta: digests and names worth carrying along; no part of the composite's digest.
         observations: (N, O) recorded sequence to answer as proof of a good load; by default 16 starts.
         applied: (N, A) actions in force before each observation; by default what the observations tell.
@@ -167,12 +189,12 @@ def save_bundle(
     Raises:
         BadInput: when the composite holds anything but numbers and arrays, or the disk is full.
     """
-    plant = _plant(plant_name)
+    plant = _known(plant)
     arrays: Arrays = {}
     structure = flatten(composite, arrays)
-    digest = _digest(plant.spec, structure, arrays)
-    observations, applied = _recorded(plant, observations, applied)
-    actions = answers(plant, composite, observations, applied)
+    digest = _digest(plant.spec, structure, arrays, plant.code)
+    observations, applied = _recorded(plant.controlled, composite, observations, applied)
+    actions = answers(plant.controlled, composite, observations, applied)
     files = {
         ARRAYS: npz_bytes(arrays),
         EXAMPLES: npz_bytes({"actions": actions, "applied": applied, "observations": observations}),
@@ -180,11 +202,14 @@ def save_bundle(
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "plant": spec_record(plant.spec),
+        "code": plant.code,
         "digest": digest,
         "structure": structure,
         "files": {name: sha256_hex(data) for name, data in files.items()},
         "meta": dict(meta or {}),
     }
+    if not plant.code:
+        del manifest["code"]
     manifest["sha256"] = digest_json(manifest)
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -239,9 +264,9 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         ValueError: when a key is missing, unknown or of another type.
     """
     keys = {"schema", "plant", "digest", "structure", "files", "meta"}
-    if set(value) != keys or value["schema"] != SCHEMA:
+    if set(value) - {"code"} != keys or value["schema"] != SCHEMA:
         raise ValueError(f"another schema than {SCHEMA}: the keys {', '.join(sorted(value))}")
-    if not isinstance(value["digest"], str):
+    if not (isinstance(value["digest"], str) and isinstance(value.get("code", ""), str)):
         raise ValueError("a digest that is no text")
     for name in ("files", "meta"):
         if not isinstance(value[name], dict) or not all(isinstance(text, str) for text in value[name].values()):
@@ -249,7 +274,7 @@ def _manifest(value: dict[str, Any]) -> Manifest:
     if set(value["files"]) != {ARRAYS, EXAMPLES}:
         raise ValueError(f"other files than {ARRAYS} and {EXAMPLES}")
     spec = spec_of_record(value["plant"])
-    return Manifest(spec, value["digest"], value["structure"], value["files"], value["meta"])
+    return Manifest(spec, value.get("code", ""), value["digest"], value["structure"], value["files"], value["meta"])
 
 
 def _check_size(path: Path, limit: int) -> None:
@@ -258,12 +283,67 @@ def _check_size(path: Path, limit: int) -> None:
         raise Refused(f"expected at most {limit} bytes in {path}, got {size}: take the bundle from the registry again.")
 
 
-def is_current(folder: Path, plant: Plant) -> bool:
-    """Whether a bundle was made for the plant's names, bounds and limits as they are now, so that it can be run."""
-    return read_manifest(folder).spec == plant.spec
+def is_current(folder: Path, plant: KnownPlant) -> bool:
+    """Whether a bundle was made for the plant's names, bounds, limits and code as they are, so that it can be run."""
+    manifest = read_manifest(folder)
+    return (manifest.spec, manifest.code) == (plant.spec, plant.code)
 
 
-def load_bundle(folder: Path, expected_digest: str | None = None) -> tuple[Plant, Composite]:
+def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = None) -> KnownPlant:
+    """The plant that a bundle was made for; code of its own is held against the bundle's digest before it is executed.
+
+    Args:
+        folder: the bundle, for messages.
+        manifest: as `read_manifest` found it.
+        source: the plant's code in a project; without it the plant is ours, or an installed package's.
+
+    Raises:
+        Refused: when the plant is not known here, or its code is not that with which the bundle was made.
+    """
+    name = manifest.spec.name
+    if name not in NAMES and not isinstance(source, PlantCode) and of_process(manifest.structure):
+        if manifest.code:
+            raise Refused(f"expected a process of which there is no code in {folder}, got a digest of some: {CURE}.")
+        if isinstance(source, Described) and source.spec != canonical_json(spec_record(manifest.spec)).decode():
+            raise Refused(
+                f"expected the signals and limits that {folder} was made for, got others in the mapping: retrain."
+            )
+        return KnownPlant(manifest.spec, None, None)
+    if name in NAMES:
+        known = plant_named(name)
+    else:
+        code = source if source is not None else find_installed(name)
+        if not isinstance(code, PlantCode):
+            raise Refused(
+                f"expected the code of plant {name[:80]!r}, for which {folder} was made, got none: name its file in "
+                "the project, or install the package that offers it."
+            )
+        if code.digest != manifest.code:
+            raise changed(name, manifest.code, code.digest)
+        known = plant_of_code(code)
+    if (known.spec, known.code) != (manifest.spec, manifest.code):
+        raise Refused(
+            f"expected the limits of {known.name} that {folder} was certified with, got others in this version of "
+            "the code: retrain, or load it with the version it was made with."
+        )
+    return known
+
+
+def stored_digest(folder: Path) -> str:
+    """The digest of the composite that a bundle's files are, computed from them; no code of its plant is needed.
+
+    Raises:
+        BadInput: when there is no bundle, or its arrays are no plain arrays.
+        Refused: when a file was altered.
+    """
+    manifest = read_manifest(folder)
+    arrays = read_npz(folder / ARRAYS, MAX_ARRAY_BYTES)
+    return _digest(manifest.spec, manifest.structure, arrays, manifest.code)
+
+
+def load_bundle(
+    folder: Path, expected_digest: str | None = None, source: Origin | None = None
+) -> tuple[Plant | Process, Composite]:
     """Read a bundle and build its composite, after every digest has been checked.
 
     Nothing that the files say of themselves is believed before it has been compared: sizes before they are read, shapes
@@ -272,24 +352,21 @@ def load_bundle(folder: Path, expected_digest: str | None = None) -> tuple[Plant
     Args:
         folder: the bundle.
         expected_digest: the composite digest that the registry, the ledger or the certificate names.
+        source: the plant's code, where it is in a project of the user's own (`tasks.adapters.plants.code.find_code`).
 
     Returns:
         (plant, composite), arrays on JAX's default device.
 
     Raises:
         BadInput: when there is no bundle, or its arrays are no plain arrays.
-        Refused: when a file was altered, the digest is another, the plant's limits in the code are others, or the
+        Refused: when a file was altered, the digest is another, the plant's limits or code are others, or the
             structure is not that of a composite of the plant.
     """
     manifest = read_manifest(folder)
-    plant = _plant(manifest.spec.name)
-    if manifest.spec != plant.spec:
-        raise Refused(
-            f"expected the limits of {plant.spec.name} that {folder} was certified with, got others in this version of "
-            "the code: retrain, or load it with the version it was made with."
-        )
+    known = plant_of_bundle(folder, manifest, source)
+    plant = known.controlled
     arrays = read_npz(folder / ARRAYS, MAX_ARRAY_BYTES)
-    found = _digest(plant.spec, manifest.structure, arrays)
+    found = _digest(known.spec, manifest.structure, arrays, known.code)
     for expected in {manifest.digest, expected_digest or manifest.digest}:
         if found != expected:
             raise Refused(

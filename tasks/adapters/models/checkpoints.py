@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp  # type: ignore[import-untyped]
-from orbax.checkpoint import checkpoint_managers as policies
 
 from configs.errors import BadInput, Refused
 from neorl_core.types import Params
@@ -69,6 +67,10 @@ class Checkpoints:
     def __init__(self, folder: Path, identity: str, keep: int = 2) -> None:
         self.folder = folder.resolve()
         _check_identity(self.folder / "identity.json", parse_json(identity.encode()))
+        # Orbax is imported where something is trained: most runs find their training done.
+        import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+        from orbax.checkpoint import checkpoint_managers as policies
+
         newest = policies.LatestN(keep)
         best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
@@ -133,6 +135,8 @@ class Checkpoints:
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             if jnp.issubdtype(getattr(leaf, "dtype", np.dtype(object)), jax.dtypes.prng_key):
                 raise TypeError(f"expected key data at {jax.tree_util.keystr(path)}, got a typed key.")
+        import orbax.checkpoint as ocp
+
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             extra=ocp.args.JsonSave({"digest": state_digest(state)}),
@@ -158,6 +162,8 @@ class Checkpoints:
         found = self.latest() if step is None else step
         if found is None or found not in self._manager.all_steps():
             raise BadInput(f"expected a checkpoint in {self.folder}, got none at step {step}: train first.")
+        import orbax.checkpoint as ocp
+
         items = ocp.args.Composite(
             state=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, template)),
             extra=ocp.args.JsonRestore(),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "neorl/policy/1"
 MAX_BYTES = 2**28
-"""Of a policy file's arrays; a policy of 256 x 256 weights takes a thousandth of it."""
+"""Size that a policy file's arrays may have; a policy of 256 x 256 weights takes a thousandth of it."""
 
 
 class MadeBy(NamedTuple):

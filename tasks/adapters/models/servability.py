@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput, Refused
+from configs.plant import Origin, PlantCode
 from neorl_core.safety.composite import composite_controller
 from tasks.adapters.models.bundle import load_bundle, load_examples
 
@@ -51,20 +52,21 @@ class ServeCheck(Served):
         return not self.reasons
 
 
-def check_bundle(folder: Path, expected_digest: str | None, calls: int) -> Served:
+def check_bundle(folder: Path, expected_digest: str | None, calls: int, source: Origin | None = None) -> Served:
     """Load a bundle here, answer its recorded inputs and time the jitted single-observation action.
 
     Args:
         folder: the bundle.
         expected_digest: the composite digest it must have, if one is known.
         calls: actions timed.
+        source: the plant's code, where it is not ours.
 
     Raises:
         BadInput: when there is no bundle.
         Refused: when it was altered.
     """
     started = time.perf_counter()
-    plant, composite = load_bundle(folder, expected_digest)
+    plant, composite = load_bundle(folder, expected_digest, source)
     rows, before, actions = load_examples(folder, plant.spec)
     controller = composite_controller(plant)
     act = jax.jit(controller.act)
@@ -92,6 +94,7 @@ def check_bundle(folder: Path, expected_digest: str | None, calls: int) -> Serve
 def serve_check(
     folder: Path,
     expected_digest: str | None = None,
+    source: Origin | None = None,
     *,
     tolerance: float = 1e-4,
     budget_us: float = 20_000.0,
@@ -103,6 +106,7 @@ def serve_check(
     Args:
         folder: the bundle.
         expected_digest: the composite digest it must have.
+        source: the plant's code, where it is not ours.
         tolerance: largest difference from the recorded actions, as a share of half the action range.
         budget_us: largest 99th percentile of one action, microseconds.
         calls: actions timed.
@@ -112,6 +116,7 @@ def serve_check(
         The findings, with a reason for each that speaks against serving it.
     """
     arguments = [str(folder.resolve()), expected_digest or "", str(calls)]
+    arguments += [source.model_dump_json()] if isinstance(source, PlantCode) else []
     command = [sys.executable, "-m", "tasks.adapters.models.servability", *arguments]
     root = Path(__file__).resolve().parents[3]
     served, reasons = Served(), []
@@ -139,9 +144,10 @@ def _findings(served: Served, tolerance: float, budget_us: float) -> list[str]:
     return found
 
 
-def _main(folder: str, digest: str, calls: str) -> int:
+def _main(folder: str, digest: str, calls: str, code: str = "") -> int:
     try:
-        served = check_bundle(Path(folder), digest or None, int(calls))
+        source = PlantCode.model_validate_json(code) if code else None
+        served = check_bundle(Path(folder), digest or None, int(calls), source)
     except (BadInput, Refused) as error:
         print(error, file=sys.stderr)
         return error.exit_code

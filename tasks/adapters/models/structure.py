@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
-from neorl_core.types import Params, Plant
+from neorl_core.types import Params, Plant, PlantSpec, Process
 
 if TYPE_CHECKING:
     from neorl_core.safety.composite import Composite
@@ -60,7 +60,7 @@ def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
     return {"array": name}
 
 
-def build_composite(structure: Any, arrays: Mapping[str, npt.NDArray[Any]], plant: Plant) -> Composite:
+def build_composite(structure: Any, arrays: Mapping[str, npt.NDArray[Any]], plant: Plant | Process) -> Composite:
     """The composite that a structure and its arrays describe.
 
     Args:
@@ -77,19 +77,19 @@ def build_composite(structure: Any, arrays: Mapping[str, npt.NDArray[Any]], plan
     left = dict(arrays)
     composite: Composite = _build(structure, left, _known_types(plant), MAX_DEPTH)
     if left:
-        raise Refused(f"expected every array of the bundle to be used, got {min(left)[:80]!r} besides: {_CURE}.")
+        raise Refused(f"expected every array of the bundle to be used, got {min(left)[:80]!r} besides: {CURE}.")
     misfit = _misfit(composite, plant)
     if misfit is not None:
-        raise Refused(f"expected a composite of {plant.spec.name}, got {misfit}: {_CURE}.")
+        raise Refused(f"expected a composite of {plant.spec.name}, got {misfit}: {CURE}.")
     return composite
 
 
-_CURE = "take the bundle from the registry again"
+CURE = "take the bundle from the registry again"
 
 
 def _build(node: Any, arrays: Arrays, types: Mapping[str, Branch], depth: int) -> Any:
     if depth == 0:
-        raise Refused(f"expected a structure of at most {MAX_DEPTH} levels, got more: {_CURE}.")
+        raise Refused(f"expected a structure of at most {MAX_DEPTH} levels, got more: {CURE}.")
     match node:
         case {"constant": (None | bool() | int() | float() | str()) as value, **rest} if not rest:
             return value
@@ -111,14 +111,30 @@ def _build(node: Any, arrays: Arrays, types: Mapping[str, Branch], depth: int) -
                 f"expected a bundle of a structure this version of neorl_core knows, got the type {name[:80]!r} with "
                 f"fields {str(sorted(fields))[:200]}: load it with the version it was made with."
             )
-    raise Refused(f"expected a part of a composite, or an array not yet used, got {repr(node)[:80]}: {_CURE}.")
+    raise Refused(f"expected a part of a composite, or an array not yet used, got {repr(node)[:80]}: {CURE}.")
 
 
-def _known_types(plant: Plant) -> dict[str, Branch]:
+def of_process(structure: Any) -> bool:
+    """Whether a structure says of itself that it is a process's composite, whose shield has no physics."""
+    from neorl_core.safety.support import SupportShield
+
+    match structure:
+        case {"fields": {"shield": {"type": str(name)}}}:
+            return name == SupportShield.__name__
+    return False
+
+
+def _known_types(plant: Plant | Process) -> dict[str, Branch]:
     """The NamedTuples a bundle may hold, by name: a file never says which module to import."""
+    from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops
     from neorl_core.networks import Normaliser, Policy
     from neorl_core.safety.composite import Composite
     from neorl_core.safety.shield import ShieldParams
+    from neorl_core.safety.support import SupportShield
+
+    if isinstance(plant, Process):
+        own = (Composite, Policy, Normaliser, SupportShield, PIDLoops, LinearLaw, Hold)
+        return {kind.__name__: Branch(kind, kind._fields) for kind in own}
 
     types: dict[str, Branch] = {
         kind.__name__: Branch(kind, kind._fields) for kind in (Composite, Policy, Normaliser, ShieldParams)
@@ -135,13 +151,11 @@ def _known_types(plant: Plant) -> dict[str, Branch]:
     return types
 
 
-def _misfit(composite: Params, plant: Plant) -> str | None:
+def _misfit(composite: Params, plant: Plant | Process) -> str | None:
     """What of a composite cannot be the plant's; None where types and shapes are what its controller computes with."""
     import jax
 
-    from neorl_core.networks import Normaliser, Policy
     from neorl_core.safety.composite import Composite
-    from neorl_core.safety.shield import ShieldParams
 
     if not isinstance(composite, Composite):
         return f"a {type(composite).__name__}"
@@ -149,6 +163,20 @@ def _misfit(composite: Params, plant: Plant) -> str | None:
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         if array.dtype.kind not in "biuf" or (isinstance(leaf, int) and abs(leaf) >= 2**31):
             return f"the constant {repr(leaf)[:40]}"
+    if isinstance(plant, Process):
+        fault = _misfit_of_process(composite, plant.spec)
+    else:
+        fault = _misfit_of_plant(composite, plant)
+    if fault is not None or composite.policy is None:
+        return fault
+    return _misfit_of_policy(composite.policy, plant.spec)
+
+
+def _misfit_of_plant(composite: Composite, plant: Plant) -> str | None:
+    import jax
+
+    from neorl_core.safety.shield import ShieldParams
+
     observed, acting, limits = plant.spec.observation.size, plant.spec.action.size, len(plant.spec.constraints)
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(ShieldParams._fields, (acting,))
     shapes |= {"observation_low": (observed,), "observation_high": (observed,), "return_buffer": (limits,), "hold": ()}
@@ -162,12 +190,48 @@ def _misfit(composite: Params, plant: Plant) -> str | None:
         return "another fallback"
     if not _alike(composite.model, plant.params):
         return "another model"
-    if composite.policy is None:
-        return None
+    return None
+
+
+def _misfit_of_process(composite: Composite, spec: PlantSpec) -> str | None:
+    from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops
+    from neorl_core.networks import Policy
+    from neorl_core.safety.support import SupportShield
+
+    observed, acting = spec.observation.size, spec.action.size
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(SupportShield._fields, (acting,))
+    shapes |= dict.fromkeys(("observation_low", "observation_high"), (observed,))
+    shapes |= dict.fromkeys(("centre", "scale"), (observed + acting,))
+    shapes |= dict.fromkeys(("hold", "radius", "return_radius"), ())
+    # How many logged steps a shield looks through is its own to choose.
+    points: Params = getattr(composite.shield, "references", None)
+    count = points.shape[0] if np.ndim(points) == 2 else 1
+    shapes["references"] = (max(count, 1), observed + acting)
+    if not _alike(composite.shield, SupportShield(**{name: _zeros(shape) for name, shape in shapes.items()})):
+        return "another shield"
+    loops = PIDLoops(*(_zeros((acting,)) for _ in PIDLoops._fields))
+    law = LinearLaw(_zeros((observed, acting)), *(_zeros((acting,)) for _ in range(3)))
+    known = (loops, law, Hold(_zeros((acting,)), _zeros((acting,))))
+    cloned = isinstance(composite.fallback, Policy) and _misfit_of_policy(composite.fallback, spec) is None
+    if not cloned and not any(_alike(composite.fallback, one) for one in known):
+        return "another fallback"
+    if isinstance(composite.fallback, PIDLoops):
+        loop = composite.fallback
+        for found, count in ((loop.measured, observed), (loop.set_point, observed + acting)):
+            index = np.asarray(found)
+            if index.dtype.kind != "i" or not np.all((index >= 0) & (index < count)):
+                return "a loop on a signal that it has not"
+    return None if composite.model == () else "a model"
+
+
+def _misfit_of_policy(policy: Params, spec: PlantSpec) -> str | None:
+    from neorl_core.networks import Normaliser, Policy
+
+    observed, acting = spec.observation.size, spec.action.size
     normaliser = Normaliser(*(_zeros((size,)) for size in (observed, observed, acting, acting)))
-    if not isinstance(composite.policy, Policy) or not _alike(composite.policy.normaliser, normaliser):
+    if not isinstance(policy, Policy) or not _alike(policy.normaliser, normaliser):
         return "another policy"
-    return None if is_network(composite.policy.params, observed, acting) else "another network"
+    return None if is_network(policy.params, observed, acting) else "another network"
 
 
 def is_network(params: Params, inputs: int, outputs: int) -> bool:

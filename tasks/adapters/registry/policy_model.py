@@ -25,7 +25,7 @@ class ShieldedPolicy(PythonModel):
         """Load the bundle, after its digest has been checked, and compile the answer to a table."""
         import jax
 
-        from neorl_core.safety.composite import composite_controller
+        from neorl_core.safety.composite import composite_controller, first_applied
         from tasks.adapters.models.bundle import load_bundle
 
         plant, composite = load_bundle(Path(context.artifacts["bundle"]), context.model_config["digest"])
@@ -35,7 +35,8 @@ class ShieldedPolicy(PythonModel):
         @jax.vmap
         def first_action(observation: jax.Array) -> jax.Array:
             memory = controller.init(composite, observation)
-            return controller.act(composite, memory, observation, plant.applied(observation))[1]
+            applied = first_applied(plant, composite, observation)
+            return controller.act(composite, memory, observation, applied)[1]
 
         self.spec, self.first_action = plant.spec, first_action
 

@@ -10,21 +10,25 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from configs.errors import Refused, ServiceMissing
+from configs.plant import Origin
 from configs.telemetry import TELEMETRY_OFF
-from neorl_core.types import Plant, PlantSpec
+from neorl_core.types import Plant, PlantSpec, Process
 from tasks.adapters.models.bundle import load_bundle, read_manifest
+from tasks.adapters.registry import reading
 from tasks.adapters.registry.upload import COMPOSITE, MODEL_ID, RUN_KEY, Artifact, Submission, put, upload
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
     from neorl_core.safety.composite import Composite
 
-CHAMPION, CHALLENGER = "champion", "challenger"
+CHAMPION, CHALLENGER, SHADOW = "champion", "challenger", "shadow"
 CLIENT = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_UV_AUTO_DETECT": "false",
@@ -68,12 +72,17 @@ class Registry:
     """
 
     def __init__(self, tracking_uri: str) -> None:
+        self.uri = tracking_uri.rstrip("/")
+        # Read when MLflow is imported, later and only where its client is needed.
         for name, value in {**TELEMETRY_OFF, **CLIENT}.items():
             os.environ.setdefault(name, value)
+
+    @cached_property
+    def client(self) -> MlflowClient:
+        """MLflow's own client, which alone can change something."""
         from mlflow import MlflowClient
 
-        self.uri = tracking_uri.rstrip("/")
-        self.client = MlflowClient(self.uri, self.uri)
+        return MlflowClient(self.uri, self.uri)
 
     @contextmanager
     def _answering(self, wanted: str = "what the ledger names") -> Iterator[None]:
@@ -181,7 +190,7 @@ class Registry:
         existing = self.find(submission.plant, submission.run_key, submission.digest)
         if existing is not None:
             return existing
-        plant, _ = load_bundle(submission.bundle, submission.digest)
+        plant, _ = load_bundle(submission.bundle, submission.digest, submission.source)
         experiment = self.experiment(submission.plant)
         with self._answering():
             run = upload(self.client, experiment, submission, plant)
@@ -229,6 +238,10 @@ class Registry:
             tags: those to set; the others stay.
             description: Markdown, cut at DESCRIPTION_LIMIT; None leaves what is there.
         """
+        if description is None and tags:
+            said = reading.tags(self.uri, plant, version)
+            if said is not None and tags.items() <= said.items():
+                return
         with self._answering(f"version {version} of {plant}"):
             current = self.client.get_model_version(plant, version)
             for key, value in (tags or {}).items():
@@ -245,24 +258,30 @@ class Registry:
 
     def aliases(self, plant: str) -> dict[str, str]:
         """The plant's aliases: {"champion": "3", ...}; empty when nothing is registered."""
+        said = reading.aliases(self.uri, plant)
+        if said is not None:
+            return said
         with self._answering():
             found = self.client.search_registered_models(f"name = '{plant}'")
             return {key: str(value) for model in found for key, value in model.aliases.items()}
 
-    def reconcile(self, plant: str, champion: str | None, challenger: str | None = None) -> list[str]:
+    def reconcile(
+        self, plant: str, champion: str | None, challenger: str | None = None, shadow: str | None = None
+    ) -> list[str]:
         """Make the aliases say what the ledger says.
 
         Args:
             plant: the registered model.
             champion: the ledger's champion version, or None.
             challenger: the version that waits for approval, or None.
+            shadow: the version that runs beside a process without a simulator, or None.
 
         Returns:
             what was changed, in words; empty when all was right already.
         """
         current = self.aliases(plant)
         changes = []
-        for alias, wanted in ((CHAMPION, champion), (CHALLENGER, challenger)):
+        for alias, wanted in ((CHAMPION, champion), (CHALLENGER, challenger), (SHADOW, shadow)):
             if current.get(alias) == wanted:
                 continue
             with self._answering(f"version {wanted} of {plant}"):
@@ -295,13 +314,16 @@ class Registry:
             )
         return Path(got)
 
-    def load(self, plant: str, version: str, expected_digest: str) -> tuple[Plant, Composite]:
+    def load(
+        self, plant: str, version: str, expected_digest: str, source: Origin | None = None
+    ) -> tuple[Plant | Process, Composite]:
         """A version's (plant, composite), once its tag and its bytes agree with what the ledger expects.
 
         Args:
             plant: the registered model.
             version: its number.
             expected_digest: the composite's, from the ledger.
+            source: the plant's code, where it is in a project of the user's own.
 
         Raises:
             Refused: on any other digest; nothing of the model has been run then.
@@ -315,9 +337,11 @@ class Registry:
         with tempfile.TemporaryDirectory() as folder:
             bundle = self.fetch_bundle(plant, version, Path(folder))
             read_manifest(bundle)
-            return load_bundle(bundle, expected_digest)
+            return load_bundle(bundle, expected_digest, source)
 
-    def load_champion(self, plant: str, expected_digest: str) -> tuple[Plant, Composite]:
+    def load_champion(
+        self, plant: str, expected_digest: str, source: Origin | None = None
+    ) -> tuple[Plant | Process, Composite]:
         """The composite behind @champion, verified against the digest that the ledger expects.
 
         Raises:
@@ -326,4 +350,4 @@ class Registry:
         version = self.aliases(plant).get(CHAMPION)
         if version is None:
             raise Refused(f"expected a champion of {plant}, got none: promote one with `neorl retrain` first.")
-        return self.load(plant, version, expected_digest)
+        return self.load(plant, version, expected_digest, source)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from neorl_core.types import Plant, PlantSpec
+from configs.plant import Origin
+from neorl_core.types import Plant, PlantSpec, Process
 from tasks.adapters.files.provenance import ROOT, modules_of, source_file
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Submission:
     """Metric -> learning curve."""
     tags: Mapping[str, str] = field(default_factory=dict)
     artifacts: Sequence[Artifact] = ()
+    source: Origin | None = None
+    """The plant's code, where it is not ours."""
 
     def all_tags(self) -> dict[str, str]:
         """The tags, with those by which runs and versions are found again."""
@@ -94,7 +97,7 @@ class UploadedRun(NamedTuple):
     model_id: str
 
 
-def upload(client: MlflowClient, experiment: str, submission: Submission, plant: Plant) -> UploadedRun:
+def upload(client: MlflowClient, experiment: str, submission: Submission, plant: Plant | Process) -> UploadedRun:
     """Put everything of a candidate into MLflow but its version, once.
 
     Args:
@@ -118,7 +121,7 @@ def put(client: MlflowClient, run_id: str, artifact: Artifact) -> None:
     send(run_id, str(artifact.path), artifact.folder or None)
 
 
-def _new_run(client: MlflowClient, experiment: str, submission: Submission, plant: Plant) -> UploadedRun:
+def _new_run(client: MlflowClient, experiment: str, submission: Submission, plant: Plant | Process) -> UploadedRun:
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus, RunTag
 
     tags = submission.all_tags()
@@ -178,7 +181,7 @@ def _log_dataset(client: MlflowClient, run_id: str, plant: str, dataset: Trainin
     client.log_inputs(run_id, [DatasetInput(entry, tags)])
 
 
-def _write_model(target: Path, submission: Submission, plant: Plant) -> None:
+def _write_model(target: Path, submission: Submission, plant: Plant | Process) -> None:
     """Write the model as MLflow stores it: code, arrays, signature, input example; nothing is inferred or pickled."""
     from importlib.metadata import version
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import numpy as np
 
-from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.types import Constraint, Controller, Params, Plant, PlantSpec
 from tasks.adapters.reporting.estimates import Estimate, draw_estimates
@@ -147,11 +146,11 @@ def controllers_of(plant: Plant) -> dict[str, tuple[Controller, Params]]:
     return found
 
 
-def draw_plant(name: str, path: Path, seed: int, episodes: int) -> dict[str, ControllerResult]:
+def draw_plant(plant: Plant, path: Path, seed: int, episodes: int) -> dict[str, ControllerResult]:
     """Roll out every controller of a plant on the same episodes and draw the first of them.
 
     Args:
-        name: a key of `PLANTS`.
+        plant: what is controlled.
         path: PNG or SVG to write.
         seed: of the episodes.
         episodes: how many are counted.
@@ -159,7 +158,6 @@ def draw_plant(name: str, path: Path, seed: int, episodes: int) -> dict[str, Con
     Returns:
         How each controller did.
     """
-    plant = PLANTS[name]
     keys = jax.random.split(jax.random.key(seed), episodes)
     low, high = plant.spec.score_range
     trajectories: dict[str, Trajectory] = {}

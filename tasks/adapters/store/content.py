@@ -41,7 +41,7 @@ class BlockProof(NamedTuple):
     leaf: bytes
     """The block's own bytes."""
     position: int
-    """Of the leaf, from 0."""
+    """Position of the leaf, counted from 0."""
     size: int
     """Leaves of the tree."""
     path: tuple[bytes, ...]

@@ -53,6 +53,20 @@ def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
     return Logs(transitions_of(rows), episode, np.cumsum(lengths) - lengths, followed)
 
 
+def select_episodes(logs: Logs, chosen: npt.NDArray[np.bool_]) -> Logs:
+    """The logs of some of their episodes, numbered anew from 0.
+
+    Args:
+        logs: of E episodes.
+        chosen: (E,) whether an episode is kept.
+    """
+    rows = chosen[logs.episode]
+    lengths = np.bincount(logs.episode, minlength=len(chosen))[chosen]
+    columns: list[Any] = [None if column is None else np.asarray(column)[rows] for column in logs.transitions]
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    return Logs(Transition(*columns), episode, np.cumsum(lengths) - lengths, logs.followed[rows])
+
+
 def transitions_of(rows: Rows) -> Transition:
     """Rows as the core takes them: NumPy arrays (N, ...) in float32, rewards and costs (N,)."""
     # The core's types name JAX arrays; it takes NumPy's alike.

@@ -15,13 +15,12 @@ from pydantic import ConfigDict
 
 from configs.errors import BadInput
 from neorl_core.control.behaviour import Behaviour, play
-from neorl_core.plants import PLANTS
 from neorl_core.plants.base import EpisodeResult
 from neorl_core.types import Plant
 from tasks.adapters.files.canonical import digest_json, file_sha256, no_space_is_bad_input
-from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.formats.exports import Flat
+from tasks.adapters.plants.known import plant_at
 from tasks.adapters.store.records import Provenance, Record
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import ALWAYS, Rows
@@ -106,7 +105,7 @@ def generate(
     """Play episodes and write them; the same arguments give the same digest on one architecture.
 
     Args:
-        plant_name: a plant of the table.
+        plant_name: a plant's name, or its code in the working directory.
         behaviour: one of `behaviours.BEHAVIOURS`.
         episodes: how many.
         seed: of starts, disturbances, noise and exploration.
@@ -119,7 +118,9 @@ def generate(
     Raises:
         BadInput: for an unknown plant or behaviour, or when the disk is full.
     """
-    plant, policy = PLANTS[plant_name], policy_of(PLANTS[plant_name], behaviour)
+    known = plant_at(plant_name)
+    plant = known.simulator()
+    policy = policy_of(plant, behaviour)
     flat = out.suffix in (".hdf5", ".h5")
     if flat and out.exists():
         raise BadInput(f"expected nothing at {out}, got a file: remove it or name another path.")
@@ -133,7 +134,7 @@ def generate(
         "expert": policy.expert,
         "parts": list(policy.parts),
         **policy.calibration(),
-        "code": sources_digest(__name__, PLANTS.module(plant_name)),
+        "code": known.sources(__name__),
     }
     quarantine = Quarantine(home / "quarantine" / digest_json(recipe), plant.spec)
     checker = RowChecker(plant.spec, quarantine, f"{behaviour}-{seed}")
@@ -159,7 +160,7 @@ def generate(
             digest = writer.commit(Provenance.model_validate({**recipe, **said}))
     return GeneratedEpisodes(
         **scores.model_dump(),
-        plant=plant_name,
+        plant=known.name,
         behaviour=behaviour,
         episodes=episodes,
         seed=seed,

@@ -96,7 +96,7 @@ class Fault(NamedTuple):
 
     file: str
     row: int
-    """In the file, from 0."""
+    """Row in the file, counted from 0."""
     tag: str | None
     fault: str
 

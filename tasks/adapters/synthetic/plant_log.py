@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+HISTORIES = ("chemical_reactor",)
+"""Plants that have a history to write."""
 START_NS = 1_767_571_200_000_000_000
 """2026-01-05T00:00:00Z, a Monday."""
 PERIOD_NS = 26_000_000_000
@@ -106,7 +108,7 @@ def generate(
     Raises:
         BadInput: for another plant, a record under an hour, or when the disk is full.
     """
-    if plant_name != "chemical_reactor":
+    if plant_name not in HISTORIES:
         raise BadInput(
             f"expected chemical_reactor, got '{plant_name}': only the reactor's history is written; "
             "give --behaviour for episodes of other plants."

@@ -61,6 +61,7 @@ def test_an_untouched_home_passes_and_says_what_was_checked(furnished: Home) -> 
         "attempts": "6 entries",
         "decisions": "4 entries",
         "promotions": "2 entries",
+        "shadows": "0 entries",
         "others": "2 entries",
         "champions": "one champion for each of 1 plants",
         "files": "6 files named by entries",

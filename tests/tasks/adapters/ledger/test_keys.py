@@ -18,7 +18,6 @@ from tasks.adapters.files.secrets import read_secret, write_secret
 from tasks.adapters.ledger.keys import (
     PASSPHRASE_FILE,
     kept_passphrase,
-    key_file,
     must_be_asked_for,
     open_keys,
 )
@@ -47,7 +46,7 @@ def test_keys_are_made_and_pinned_on_first_use_only(home: Path) -> None:
     assert key_id(again.public) == key_id(key.public)
     assert list(root.keys) == [key_id(key.public)]
     assert root.source == place.trust
-    path = key_file(place)
+    path = place.signing_key
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
@@ -62,7 +61,7 @@ def test_keys_are_made_and_pinned_on_first_use_only(home: Path) -> None:
 def test_the_key_file_is_of_no_use_without_its_passphrase(home: Path) -> None:
     place = Home(home)
     key, _ = open_keys(place, first_use=True)
-    pem = key_file(place).read_bytes()
+    pem = place.signing_key.read_bytes()
     with pytest.raises(TypeError, match="encrypted"):
         serialization.load_pem_private_key(pem, None)
     kept = kept_passphrase(pem)
@@ -80,7 +79,7 @@ def test_the_key_file_is_of_no_use_without_its_passphrase(home: Path) -> None:
 def test_a_passphrase_of_ones_own(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, file = Home(home), tmp_path / "passphrase"
     key, _ = open_keys(place, first_use=True, passphrase=b"correct horse")
-    assert not kept_passphrase(key_file(place).read_bytes()).exists()
+    assert not kept_passphrase(place.signing_key.read_bytes()).exists()
     assert must_be_asked_for(place)
     with pytest.raises(Refused, match="got another") as refusal:
         open_keys(place, first_use=False, passphrase=b"hunter2")
@@ -98,13 +97,13 @@ def test_a_passphrase_of_ones_own(home: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_a_key_that_an_earlier_version_left_unencrypted_is_encrypted_where_it_lies(home: Path) -> None:
     place, private = Home(home), Ed25519PrivateKey.generate()
-    write_secret(key_file(place), unencrypted(private))
+    write_secret(place.signing_key, unencrypted(private))
     place.trust.write_bytes(trust_yaml(private.public_key(), "pinned on first use"))
     key, _ = open_keys(place, first_use=False)
     assert key.public == private.public_key()
-    pem = key_file(place).read_bytes()
+    pem = place.signing_key.read_bytes()
     assert pem.startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
-    assert key_file(place).stat().st_mode & 0o777 == 0o600
+    assert place.signing_key.stat().st_mode & 0o777 == 0o600
     assert open_keys(place, first_use=False)[0].public == private.public_key()
 
 
@@ -115,7 +114,7 @@ def test_a_passphrase_that_cannot_be_kept_makes_no_key(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     with pytest.raises(BadInput, match=f"write the key's passphrase .*{PASSPHRASE_FILE}"):
         open_keys(Home(home), first_use=True)
-    assert not key_file(Home(home)).exists()
+    assert not Home(home).signing_key.exists()
 
 
 def test_a_lost_trust_root_is_not_replaced(home: Path) -> None:
@@ -145,7 +144,7 @@ def test_secrets_that_others_may_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_foreign_keys_are_bad_input_and_are_not_quoted(home: Path) -> None:
-    path = key_file(Home(home))
+    path = Home(home).signing_key
     for content in (
         unencrypted(X25519PrivateKey.generate()),
         b"-----BEGIN PRIVATE KEY-----\nhello\n-----END PRIVATE KEY-----\n",

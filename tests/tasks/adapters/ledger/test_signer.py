@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from configs.errors import BadInput, Refused
-from configs.home import Home
+from configs.home import PASSPHRASE, Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger import client
 from tasks.adapters.ledger.attempts import Outcome, close_attempt, draw_seed
 from tasks.adapters.ledger.certificate import make_certificate
 from tasks.adapters.ledger.champions import PromotionBody, VerdictBody
 from tasks.adapters.ledger.client import ask, hello, socket_file, start, stop
-from tasks.adapters.ledger.keys import PASSPHRASE, open_keys
+from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, Ledger, artefact
 from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Head, Request
 from tasks.adapters.ledger.results import seal_result, verify_result

@@ -20,6 +20,7 @@ from configs.errors import Refused, ServiceMissing
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.models.bundle import answers, load_bundle
+from tasks.adapters.registry import reading
 from tasks.adapters.registry.registry import Registry
 from tasks.adapters.registry.upload import CURVE_POINTS, Artifact, Submission, TrainingData
 from tasks.record import VERDICTS, Record
@@ -118,6 +119,7 @@ def test_registering_again_finds_the_same_version(
     assert _runs(registry, record.run_key) == ["FINISHED"]
 
 
+@pytest.mark.slow
 def test_the_model_answers_as_the_bundle_does_in_a_process_without_this_project(
     registry: Registry, registered: tuple[Record, Version], sample: tuple[Record, Bundle], tmp_path: Path
 ) -> None:
@@ -277,6 +279,7 @@ class _Killed(Exception):
     """Stands for SIGKILL: nothing of ours catches it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["log_inputs", "log_artifacts", "finalize_logged_model", "create_model_version"])
 def test_a_kill_at_any_request_leaves_one_version(
     registry: Registry, submission: Submission, step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -331,3 +334,36 @@ def test_a_server_that_is_gone_is_one_sentence(submission: Submission, monkeypat
         with pytest.raises(ServiceMissing, match="neorl up") as error:
             call()
         assert str(error.value).count(". ") == 0
+
+
+def test_what_is_right_already_is_seen_without_importing_mlflow(
+    registry: Registry, registered: tuple[Record, Version]
+) -> None:
+    """As on most runs: the aliases and a status tag are those that the ledger wants."""
+    version = registered[1].version
+    registry.annotate(NAME, version, {"neorl.status": "champion"})
+    registry.reconcile(NAME, version)
+    code = (
+        "import sys\n"
+        "from tasks.adapters.registry.registry import Registry\n"
+        f"registry = Registry({registry.uri!r})\n"
+        f"assert registry.reconcile({NAME!r}, {version!r}) == []\n"
+        f"registry.annotate({NAME!r}, {version!r}, {{'neorl.status': 'champion'}})\n"
+        "assert 'mlflow' not in sys.modules\n"
+        # Anything else is the client's: another alias, another tag.
+        f"registry.annotate({NAME!r}, {version!r}, {{'neorl.status': 'was champion'}})\n"
+        f"print(registry.reconcile({NAME!r}, None))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == f"['@champion: {version} -> None']\n", done.stderr
+    assert registry.version(NAME, version).tags["neorl.status"] == "was champion"
+    assert registry.aliases(NAME) == {}
+
+
+def test_without_an_answer_the_client_is_asked(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = services.mlflow.url
+    assert reading.aliases(url, "nothing_registered") is None
+    assert Registry(url).aliases("nothing_registered") == {}
+    assert reading.tags("sqlite:///mlflow.db", NAME, "1") is None
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "another")
+    assert reading.aliases(url, NAME) is None

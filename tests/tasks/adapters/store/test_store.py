@@ -281,6 +281,7 @@ def test_writing_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> Non
     assert peak(160) < 1.1 * peak(32) + 160 * 2000
 
 
+@pytest.mark.slow
 def test_validating_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> None:
     def peak(shards: int) -> int:
         dataset = write(tmp_path / str(shards), *(make_rows(1, steps=20_000, seed=i) for i in range(shards)))

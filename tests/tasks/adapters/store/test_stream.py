@@ -143,6 +143,7 @@ CENSUS = Algorithm(
 )
 
 
+@pytest.mark.slow
 def test_what_is_drawn_over_a_run_is_uniform_over_all_rows(dataset: StoredDataset, all_rows: Transition) -> None:
     """Pearson's test over rows, and over blocks of rows where a window that stays too long would show."""
     steps = 300

@@ -1,0 +1,70 @@
+"""A run's file is opened: it is read, and its plant is found in the project, an installed package or the mapping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.errors import BadInput
+from configs.load import load_run, load_yaml
+from configs.mapping import HistorianMapping
+from configs.plant import Described
+from configs.process import described_spec
+from configs.run import RunConfig
+from neorl_core.plants import PLANTS
+from tasks.adapters.files.canonical import canonical_json
+from tasks.adapters.files.spec import spec_record
+from tasks.adapters.plants.code import find_code, find_installed, is_code, project_of
+from tasks.adapters.plants.known import plant_of_code
+
+
+def open_run(config: Path | str) -> RunConfig:
+    """Read a run's YAML, and find out where its plant comes from.
+
+    Raises:
+        BadInput: when the file or the plant cannot be used.
+    """
+    return opened(load_run(config), project_of(Path(config)))
+
+
+def opened(run: RunConfig, project: Path | None = None) -> RunConfig:
+    """The run with its plant's name and where that comes from; a run that was opened before stays as it is.
+
+    Args:
+        run: as its file says.
+        project: the folder in which the plant's code is looked up; the working directory when not given.
+
+    Raises:
+        BadInput: when the plant or the mapping cannot be used.
+    """
+    if run.source is not None:
+        return run
+    if is_code(run.plant):
+        code = find_code(run.plant, project or Path.cwd())
+        return run.model_copy(update={"plant": plant_of_code(code).name, "source": code})
+    mapping = mapping_of(run)
+    if mapping is not None and mapping.process is not None:
+        if run.plant in PLANTS:
+            raise BadInput(f"expected another name than {run.plant}, which is simulated here: name it as 'plant'.")
+        try:
+            spec = described_spec(mapping)
+        except ValueError as error:
+            raise BadInput(f"{error}: correct the mapping of process {run.plant}.") from error
+        return run.model_copy(update={"source": Described(spec=canonical_json(spec_record(spec)).decode())})
+    return run if run.plant in PLANTS else run.model_copy(update={"source": find_installed(run.plant)})
+
+
+def mapping_of(run: RunConfig) -> HistorianMapping | None:
+    """The mapping that a run names.
+
+    Raises:
+        BadInput: when it cannot be read, or is of another plant.
+    """
+    if run.data.mapping is None:
+        return None
+    mapping = load_yaml(run.data.mapping, HistorianMapping)
+    if mapping.subject != run.plant:
+        raise BadInput(
+            f"expected a mapping of plant {run.plant} in {run.data.mapping}, got one of {mapping.subject}: "
+            "name the right mapping in the run's file."
+        )
+    return mapping

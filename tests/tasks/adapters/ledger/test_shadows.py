@@ -1,0 +1,263 @@
+"""Shadows in the ledger: who may run beside a process, for how long, and that no process ever has a champion."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import Refused
+from configs.home import Home
+from configs.run import RunConfig
+from tasks.adapters.files.canonical import sha256_hex
+from tasks.adapters.ledger import champions, shadows
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.gates import REQUIRED_OF_PROCESS, judge
+from tasks.process.compare import known_comparison
+from tasks.promote import promote_candidate, reject_candidate, waiting
+from tasks.references import CandidateRecord, DriftFinding, ProcessEvidence, ShadowComparison
+from tests import judged
+from tests.evidence import CONFIG, DATASET, PLANT, forge, open_ledger
+
+PROCESS = "buffer_vessel"
+A, B = (sha256_hex(name) for name in (b"a", b"b"))
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    found = open_ledger(Home(tmp_path / "home"), clock)
+    # Decisions open the ledger of their home by themselves: they get this one, whose signer has the test's clock.
+    monkeypatch.setattr(Ledger, "open", staticmethod(lambda home, **_: found))
+    return found
+
+
+def record(composite: str, evidence: ProcessEvidence | None = None, **changes: Any) -> CandidateRecord:
+    """A candidate of a process that passes every gate, but for what is changed."""
+    numbers = evidence or judged.process_evidence()
+    gates = judge(numbers)
+    found = CandidateRecord(
+        run_key=f"run of {composite[:12]}",
+        composite=composite,
+        role="candidate",
+        version="1",
+        run_id="0",
+        url="http://mlflow/1",
+        passed=all(gate.passed for gate in gates),
+        gates=gates,
+        evidence=numbers,
+        claim=None,
+        dataset={
+            "digest": DATASET,
+            "plant": PROCESS,
+            "store": ".",
+            "manifest": "m",
+            "shards": (),
+            "rows": 9,
+            "episodes": 3,
+        },
+        config=CONFIG,
+        champion=None,
+        shadow_days=30,
+    )
+    return found.model_copy(update=changes)
+
+
+def logged(ledger: Ledger, composite: str, **changes: Any) -> Entry:
+    return ledger.append("candidate", record(composite, **changes), plant=PROCESS)
+
+
+def begun(ledger: Ledger, composite: str = A, **changes: Any) -> Entry:
+    return promote_candidate(ledger.home, logged(ledger, composite, **changes), "shift engineer", "looks well")
+
+
+def test_an_approved_candidate_runs_in_shadow_for_its_days(ledger: Ledger, clock: Clock) -> None:
+    entry = begun(ledger)
+    assert (entry.kind, entry.body["days"]) == ("shadow", 30)
+    watched = shadows.shadow(ledger.entries(), PROCESS)
+    assert watched is not None
+    assert watched.until == NOON + timedelta(days=30)
+    assert watched.runs(NOON + timedelta(days=30) - timedelta(seconds=1))
+    assert not watched.runs(NOON + timedelta(days=30))
+    assert champions.champion(ledger.entries(), PROCESS) is None
+    assert not waiting(ledger.entries(), PROCESS)
+    # Once is enough, and what has ended is extended rather than approved again.
+    candidate = ledger.entry(entry.body["candidate"])
+    assert promote_candidate(ledger.home, candidate, "again", "", clock).digest == entry.digest
+    clock.now = NOON + timedelta(days=31)
+    with pytest.raises(Refused, match=f"shadow are over: let it run on with 'neorl extend {PROCESS} --days"):
+        promote_candidate(ledger.home, candidate, "again", "", clock)
+
+
+def test_a_person_extends_it_from_its_end_or_from_now_where_it_has_ended(ledger: Ledger, clock: Clock) -> None:
+    entry = begun(ledger)
+    extension = shadows.ExtensionBody(shadow=entry.digest, days=10, by="shift engineer")
+    ledger.append("extension", extension, plant=PROCESS)
+    watched = shadows.shadow(ledger.entries(), PROCESS)
+    assert watched is not None
+    assert watched.until == NOON + timedelta(days=40)
+    clock.now = NOON + timedelta(days=100)
+    ledger.append("extension", extension, plant=PROCESS)
+    watched = shadows.shadow(ledger.entries(), PROCESS)
+    assert watched is not None
+    assert watched.until == NOON + timedelta(days=110)
+    for body, sentence in (
+        (extension.model_copy(update={"by": " "}), "expected the name of who extends"),
+        (extension.model_copy(update={"days": 5000}), "expected a period of 1 to 366 days"),
+        (extension.model_copy(update={"shadow": B}), "expected an extension of the shadow"),
+    ):
+        with pytest.raises(Refused, match=sentence):
+            ledger.append("extension", body, plant=PROCESS)
+
+
+def test_a_rejection_ends_it(ledger: Ledger) -> None:
+    entry = begun(ledger)
+    reject_candidate(ledger.home, ledger.entry(entry.body["candidate"]), "shift engineer", "too nervous")
+    assert shadows.shadow(ledger.entries(), PROCESS) is None
+    # Nor is it approved again as if nothing had been said.
+    with pytest.raises(Refused, match="which shift engineer rejected"):
+        promote_candidate(ledger.home, ledger.entry(entry.body["candidate"]), "somebody else", "")
+
+
+def test_a_newer_candidate_replaces_it_and_one_judged_against_another_does_not(ledger: Ledger) -> None:
+    stale = logged(ledger, B)
+    first = begun(ledger)
+    with pytest.raises(Refused, match="another one meanwhile"):
+        promote_candidate(ledger.home, stale, "shift engineer", "")
+    fresh = logged(ledger, B, champion=first.digest, run_key="later")
+    assert promote_candidate(ledger.home, fresh, "shift engineer", "").body["replaces"] == first.digest
+
+
+def test_a_process_never_has_a_champion(ledger: Ledger) -> None:
+    """Not even where somebody approves it, and forges the promotion with the key."""
+    candidate = logged(ledger, A)
+    verdict = champions.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
+    approval = champions.approve(ledger, PROCESS, verdict)
+    promotion = champions.PromotionBody(
+        composite=A, approval=approval.digest, replaces=None, candidate=candidate.digest
+    )
+    with pytest.raises(Refused, match="it may run in shadow until there is a simulator and a certificate"):
+        champions.promote(ledger, PROCESS, promotion)
+    forge(ledger.home, "promotion", promotion, plant=PROCESS)
+    failures = audit(ledger.home).failures
+    assert [check.name for check in failures] == ["promotions"]
+
+
+def test_a_simulated_plant_cannot_pass_for_a_process(ledger: Ledger) -> None:
+    with pytest.raises(Refused, match="expected evidence of a simulator for chemical_reactor"):
+        ledger.append("candidate", record(A), plant=PLANT)
+
+
+@pytest.mark.parametrize("name", REQUIRED_OF_PROCESS)
+def test_a_missing_gate_is_refused(ledger: Ledger, name: str) -> None:
+    gates = tuple(gate for gate in record(A).gates if gate.name != name)
+    with pytest.raises(Refused, match="expected the gates data, learned_model, ope, bounds, shield, fallback, serv"):
+        logged(ledger, A, gates=gates)
+
+
+def test_a_shadow_needs_gates_passed_and_an_approval_of_its_own(ledger: Ledger) -> None:
+    failed = logged(ledger, A, evidence=judged.process_evidence(supported=False))
+    with pytest.raises(Refused, match="which failed ope"):
+        promote_candidate(ledger.home, failed, "shift engineer", "")
+    candidate = logged(ledger, B)
+    body = shadows.ShadowBody(composite=B, approval=A, candidate=candidate.digest, replaces=None, days=30)
+    with pytest.raises(Refused, match="expected an approval of composite"):
+        ledger.append("shadow", body, plant=PROCESS)
+    approval = champions.approve(
+        ledger, PROCESS, champions.VerdictBody(composite=B, by="somebody", candidate=candidate.digest)
+    )
+    body = body.model_copy(update={"approval": approval.digest})
+    first = ledger.append("shadow", body, plant=PROCESS)
+    with pytest.raises(Refused, match="nothing else has used"):
+        ledger.append("shadow", body.model_copy(update={"replaces": first.digest}), plant=PROCESS)
+
+
+def comparison(shadow: str, **changes: Any) -> ShadowComparison:
+    drift = DriftFinding(
+        blocks=20,
+        step_seconds=10.0,
+        block_steps=5,
+        reference_blocks=50,
+        alarms_per_year=0.1,
+        log_evidence=2.0,
+        # 31,557,600 s in a year are 631,152 blocks of 50 s, and ten years have ten times as many.
+        log_threshold=math.log(6_311_520),
+    )
+    found = ShadowComparison(
+        shadow=shadow,
+        dataset=DATASET,
+        rows=100,
+        episodes=2,
+        agreement=0.5,
+        support=0.9,
+        interventions=0.1,
+        difference={"valve": 0.2},
+        model_error=1.1,
+        drift=drift,
+    )
+    return found.model_copy(update=changes)
+
+
+def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger: Ledger) -> None:
+    entry = begun(ledger)
+    found = comparison(entry.digest)
+    ledger.append("comparison", found, plant=PROCESS)
+    alarmed = found.drift.model_copy(update={"alarm": "episode 1, step 5"})
+    easier = alarmed.model_copy(update={"log_threshold": 1.5})
+    timeless = found.drift.model_copy(update={"step_seconds": 0.0})
+    for wrong, sentence in (
+        (comparison(B), "expected a comparison of a logged shadow"),
+        (comparison(entry.digest, agreement=1.5), "expected shares between 0 and 1"),
+        (comparison(entry.digest, drift=alarmed), "expected an alarm where the evidence reached"),
+        (
+            comparison(entry.digest, drift=easier),
+            "expected the threshold 15.6579 that 0.1 alarms a year come to, got 1.5",
+        ),
+        (comparison(entry.digest, drift=timeless), "expected a positive step, block and number of alarms in a year"),
+    ):
+        with pytest.raises(Refused, match=sentence):
+            ledger.append("comparison", wrong, plant=PROCESS)
+    assert audit(ledger.home).passed
+
+
+def test_a_comparison_is_known_by_its_shadow_its_logs_and_its_rate_of_alarms(ledger: Ledger) -> None:
+    shadow = begun(ledger)
+    entry = ledger.append("comparison", comparison(shadow.digest), plant=PROCESS)
+    dataset = record(A).dataset
+
+    def found(alarms: float, digest: str = DATASET) -> Entry | None:
+        run = RunConfig.model_validate({"plant": PROCESS, "shadow": {"alarms_per_year": alarms}})
+        newer = dataset.model_copy(update={"digest": digest})
+        return known_comparison(ledger.entries("comparison", PROCESS), run, shadow, newer)
+
+    assert found(0.1) == entry
+    assert found(0.2) is None
+    assert found(0.1, B) is None
+
+
+def test_a_comparison_tells_no_return_of_actions_that_nobody_took(ledger: Ledger) -> None:
+    """Whoever adds one finds no place for it: neither the signer nor the audit takes the entry."""
+    body = {**comparison(begun(ledger).digest).model_dump(mode="json"), "return": 12.0}
+    forge(ledger.home, "comparison", body, plant=PROCESS)
+    failures = audit(ledger.home).failures
+    assert [check.name for check in failures] == ["shadows"]
+    assert "'return'" in failures[0].detail
