@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from configs.plant import PlantCode
 from configs.run import RunConfig
-from neorl_core.plants import PLANTS
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_batches
 from neorl_core.safety.composite import Composite, composite_controller
 from neorl_core.types import Plant
 from tasks.adapters.files.canonical import digest_json, write_atomic
-from tasks.adapters.files.provenance import code_digest, lock_digest, processor_class, sources_digest
+from tasks.adapters.files.provenance import code_digest, lock_digest, processor_class
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.attempts import (
     CERTIFICATES,
@@ -34,10 +35,13 @@ from tasks.adapters.ledger.certificate import Repeat, make_certificate
 from tasks.adapters.ledger.claims import Claim, Counts, Materials, Predicate
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
 from tasks.adapters.models.bundle import composite_digest, load_bundle
+from tasks.adapters.plants.known import KnownPlant, plant_of
 from tasks.gates import may_certify
-from tasks.progress import Report
 from tasks.references import Bundle, Certificate, Certification, Dataset, Evaluation, Judgement, Population
 from tasks.stages import effect
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
 
 ANY_DATASET = "none"
 """Stands for a dataset's digest where the composite learned nothing from data."""
@@ -66,11 +70,10 @@ def claim_of(plant: Plant, run: RunConfig) -> Claim:
     )
 
 
-def simulator_digest(plant: Plant) -> str:
+def simulator_digest(known: KnownPlant) -> str:
     """Digest of the simulator that a claim is about: its spec, its constants and its source."""
-    return digest_json(
-        [spec_record(plant.spec), plant.params._asdict(), sources_digest(PLANTS.module(plant.spec.name))]
-    )
+    plant = known.simulator()
+    return digest_json([spec_record(plant.spec), plant.params._asdict(), known.sources()])
 
 
 @effect()
@@ -122,11 +125,12 @@ def certify(
         Refused: when the bundle is not what its digest says.
         BadInput: when the test could not pass even without a violation.
     """
-    plant, composite = load_bundle(bundle.folder, bundle.digest)
+    known_plant = plant_of(run)
+    plant, composite = known_plant.simulator(), load_bundle(bundle.folder, bundle.digest, run.source)[1]
     ledger = Ledger.open(home)
     claim = claim_of(plant, run)
     lineage = lineage_digest(plant.spec.name, claim.phi, f"{plant.spec.name}.{type(plant.domain).__name__}")
-    code = sources_digest("neorl_core.safety.certify", PLANTS.module(plant.spec.name))
+    code = known_plant.sources("neorl_core.safety.certify")
     config = digest_json([run.certify.model_dump(mode="json"), claim.domain, code])
     inputs = Inputs(lineage=lineage, composite=bundle.digest, dataset=dataset, config=config)
     known = find_result(ledger.entries(), inputs)
@@ -147,8 +151,8 @@ def certify(
         config=config,
         code=code_digest(),
         lock=lock_digest(),
-        simulator=simulator_digest(plant),
-        shield=composite_digest(composite.shield, plant.spec.name),
+        simulator=simulator_digest(known_plant),
+        shield=composite_digest(composite.shield, known_plant),
         processor=processor_class(),
     )
     envelope = make_certificate(ledger, attempt.entry, claim, counts, materials)
@@ -212,19 +216,22 @@ def _count(
     return Counts(**counts._asdict())
 
 
-def repeat_with(bundle: Path) -> Repeat:
+def repeat_with(bundle: Path, source: PlantCode | None = None) -> Repeat:
     """A function that runs a certificate's test again on this machine, for `neorl certificate verify`.
 
     Args:
         bundle: folder of the certified composite.
+        source: the plant's code, where it is in a project of the user's own.
 
     Returns:
         (predicate, seed) -> counts, as `verify_certificate` takes it.
     """
-    return partial(_repeat, bundle)
+    return partial(_repeat, bundle, source)
 
 
-def _repeat(bundle: Path, predicate: Predicate, seed: bytes) -> Counts:
-    plant, composite = load_bundle(bundle)
+def _repeat(bundle: Path, source: PlantCode | None, predicate: Predicate, seed: bytes) -> Counts:
+    plant, composite = load_bundle(bundle, source=source)
+    if not isinstance(plant, Plant):
+        raise Refused(f"expected a bundle of a simulated plant in {bundle}, got a process's: it has no certificate.")
     # A challenge is an attempt that spends what the certificate's own did.
     return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -10,11 +11,11 @@ from configs.home import Home
 from configs.run import RunConfig
 from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.files.provenance import code_digest, lock_digest
-from tasks.adapters.ledger import champions
+from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.registry.registry import Registry
 from tasks.promote import before_run, propose, reconcile, record_candidate, record_of, verdict_of, waiting, was_rejected
-from tasks.record import Record, champion_in_force, headline, history_rows, verdict_text
+from tasks.record import Record, champion_in_force, headline, history_rows, shadow_in_force, verdict_text
 from tasks.references import (
     Aliases,
     Candidate,
@@ -23,10 +24,13 @@ from tasks.references import (
     DecisionRecord,
     Digests,
     Findings,
+    Learned,
     LedgerHead,
     Outcome,
+    ProcessFindings,
     Proposal,
     Role,
+    ShadowInForce,
     Verdict,
     Version,
 )
@@ -48,7 +52,7 @@ def reconcile_aliases(home: Home, run: RunConfig, decision: Decision | None = No
 
 
 @effect(name="register")
-def register_candidate(home: Home, findings: Findings) -> Candidate:
+def register_candidate(home: Home, findings: Learned) -> Candidate:
     """Put the selected member into MLflow and log it as a candidate, each once."""
     verdict: Literal["passed", "refused"] = "passed" if findings.judgement.passed else "refused"
     record = _record(home, findings, verdict, "candidate")
@@ -76,8 +80,33 @@ def propose_promotion(home: Home, findings: Findings, candidate: Candidate) -> P
     return Proposal(verdict=verdict, reason=reason, rejected=rejected, candidate=candidate, proposed=proposed)
 
 
+@effect(name="propose")
+def propose_shadow(home: Home, findings: ProcessFindings, candidate: Candidate) -> Proposal:
+    """Apply the rule to a candidate of a process: where it passed every gate it may run in shadow, and no further."""
+    entries, record = Ledger.open(home).entries(), candidate.record
+    rejected = was_rejected(entries, findings.run.plant, record.composite)
+    watched = shadows.shadow(entries, findings.run.plant)
+    if watched is not None and watched.entry.body["candidate"] == candidate.entry:
+        # A run that was killed after its shadow began comes to the same proposal again.
+        return _proposal("shadow", "the candidate passed every gate", rejected, candidate, candidate)
+    if watched is not None and watched.entry.body["composite"] == record.composite:
+        runs = "runs in shadow already" if watched.runs(datetime.now(UTC)) else "was in shadow, and its days are over"
+        return _proposal("unchanged", f"the candidate {runs}", rejected, candidate)
+    if rejected or not record.passed:
+        why = "a person rejected this composite" if rejected else "the candidate did not pass every gate"
+        return _proposal("refused", f"{why}, and nothing changes on the process", rejected, candidate)
+    verdict: Verdict = "shadow" if findings.run.approval == "auto" else "shadow_waiting"
+    return _proposal(verdict, "the candidate passed every gate", rejected, candidate, candidate)
+
+
+def _proposal(
+    verdict: Verdict, reason: str, rejected: bool, candidate: Candidate, proposed: Candidate | None = None
+) -> Proposal:
+    return Proposal(verdict=verdict, reason=reason, rejected=rejected, candidate=candidate, proposed=proposed)
+
+
 @effect(name="report")
-def report_outcome(home: Home, findings: Findings, decision: Decision) -> Outcome:
+def report_outcome(home: Home, findings: Learned, decision: Decision) -> Outcome:
     """Write the report, complete the version's page in MLflow, and log what was decided."""
     about, session = decision.candidate.record, current()
     version = Version(version=about.version, run_id=about.run_id, url=about.url, digest=about.composite)
@@ -87,8 +116,8 @@ def report_outcome(home: Home, findings: Findings, decision: Decision) -> Outcom
     conclude(record, Registry(session.mlflow), version, files)
     verdict = verdict_text(record.verdict, record.gates, record.champion)
     show_artifact(findings.run.plant, verdict, describe(record, page=files.page))
-    champion, queue = _in_force(home, findings.run.plant)
-    difference = findings.rollouts.differences.get("plant controller")
+    champion, shadow, queue = _in_force(home, findings.run.plant)
+    rollouts = record.rollouts
     outcome = Outcome(
         run=session.flow_run,
         run_key=findings.run_key,
@@ -97,13 +126,14 @@ def report_outcome(home: Home, findings: Findings, decision: Decision) -> Outcom
         headline=record.headline,
         gates=findings.judgement.gates,
         candidate=version,
-        certificate=findings.protection if about.role == "fallback" else findings.certification.certificate,
-        score=findings.rollouts.score,
-        difference=difference,
+        certificate=findings.certificate_of(about.role),
+        score=rollouts.score if rollouts else None,
+        difference=rollouts.differences.get("plant controller") if rollouts else None,
         ope_difference=findings.evaluation.difference,
         population=findings.population.digest,
         dataset=findings.dataset.digest,
         champion=champion,
+        shadow=shadow,
         waiting=queue,
         links={"prefect": session.url, "mlflow": about.url, "report": str(files.page)},
         seconds={name: round(seconds, 2) for name, seconds in session.seconds.items()},
@@ -127,7 +157,7 @@ def earlier_outcome(home: Home, run: RunConfig, key: str) -> Outcome | None:
     if found is None or (run.approval == "auto" and found.body["verdict"].endswith("waiting")):
         return None
     earlier, session = found.read(DecisionRecord).outcome, current()
-    champion, queue = _in_force(home, run.plant)
+    champion, shadow, queue = _in_force(home, run.plant)
     changes = {
         "run": session.flow_run,
         "verdict": "unchanged",
@@ -135,6 +165,7 @@ def earlier_outcome(home: Home, run: RunConfig, key: str) -> Outcome | None:
         "headline": f"Nothing new to promote: the same inputs were decided on at {found.timestamp}.",
         "links": {**earlier.links, "prefect": session.url},
         "champion": champion,
+        "shadow": shadow,
         "waiting": queue,
         "seconds": {name: round(seconds, 2) for name, seconds in session.seconds.items()},
         "reused": tuple(session.reused),
@@ -155,7 +186,7 @@ def show_artifact(plant: str, headline: str, text: str) -> None:
     create_markdown_artifact(text, key=f"retrain-{plant.replace('_', '-')}", description=headline)
 
 
-def _registered(home: Home, findings: Findings, record: Record, role: Role, plots: dict[str, Path]) -> Candidate:
+def _registered(home: Home, findings: Learned, record: Record, role: Role, plots: dict[str, Path]) -> Candidate:
     plant, registry = findings.run.plant, Registry(current().mlflow)
     bundle = findings.fallback if role == "fallback" else findings.selected.bundle
     version = register(record, registry, bundle, plots)
@@ -167,7 +198,7 @@ def _registered(home: Home, findings: Findings, record: Record, role: Role, plot
 
 def _record(
     home: Home,
-    findings: Findings,
+    findings: Learned,
     verdict: Verdict | Literal["passed"],
     role: Role,
     version: Version | None = None,
@@ -176,14 +207,16 @@ def _record(
     """What is known by now, as the registry and the report show it."""
     run, session, ledger = findings.run, current(), Ledger.open(home)
     entries = ledger.entries()
-    certificate = findings.protection if role == "fallback" else findings.certification.certificate
+    certificate = findings.certificate_of(role)
     bundle = findings.fallback if role == "fallback" else findings.selected.bundle
     links = {"Prefect run": session.url}
     if version is not None:
         links["MLflow version"] = version.url
     if findings.validation.data_docs:
         links["Data Docs"] = findings.validation.data_docs.as_uri()
-    why = headline(findings.judgement.gates, findings.rollouts)
+    simulated = findings if isinstance(findings, Findings) else None
+    process = findings if isinstance(findings, ProcessFindings) else None
+    why = headline(findings.judgement.gates, simulated.rollouts if simulated else None)
     if decision is not None and decision.rejected:
         why = f"A person rejected this composite before. {why}"
     return Record(
@@ -195,9 +228,12 @@ def _record(
         validation=findings.validation,
         population=findings.population,
         evaluation=findings.evaluation,
-        rollouts=findings.rollouts,
-        fallback=findings.protection,
-        certificate=findings.certification.certificate,
+        rollouts=simulated.rollouts if simulated else None,
+        fallback=findings.certificate_of("fallback"),
+        certificate=findings.certificate_of("candidate"),
+        model=process.model if process else None,
+        protection=process.protection if process else None,
+        estimate=process.estimate if process else None,
         gates=findings.judgement.gates,
         digests=Digests(
             composite=bundle.digest,
@@ -209,6 +245,7 @@ def _record(
         ),
         candidate=version,
         champion=_champion(entries, run.plant),
+        shadow=_shadow(entries, run.plant),
         links=links,
         ledger=LedgerHead(**ledger.head()._asdict(), signed=ledger.signed_head()),
         history=history_rows(entries, run.plant),
@@ -216,10 +253,16 @@ def _record(
     )
 
 
-def _in_force(home: Home, plant: str) -> tuple[ChampionInForce | None, tuple[str, ...]]:
-    """The champion, and the versions that wait."""
+def _in_force(home: Home, plant: str) -> tuple[ChampionInForce | None, ShadowInForce | None, tuple[str, ...]]:
+    """The champion, the shadow, and the versions that wait."""
     entries = Ledger.open(home).entries()
-    return _champion(entries, plant), tuple(record_of(entry).version for entry in waiting(entries, plant))
+    queue = tuple(record_of(entry).version for entry in waiting(entries, plant))
+    return _champion(entries, plant), _shadow(entries, plant), queue
+
+
+def _shadow(entries: Sequence[Entry], plant: str) -> ShadowInForce | None:
+    now = shadows.shadow(entries, plant)
+    return shadow_in_force(now, entries) if now is not None and now.runs(datetime.now(UTC)) else None
 
 
 def _champion(entries: Sequence[Entry], plant: str) -> ChampionInForce | None:

@@ -8,35 +8,83 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import get_args
 
-from tasks.references import Certificate, Evidence, Gate, GateName, Interval, Servability, SignalError, SimulatorErrors
+from tasks.references import (
+    MOSTLY,
+    NAIVE_PREDICTORS,
+    Certificate,
+    Evidence,
+    FallbackCheck,
+    Gate,
+    GateName,
+    Interval,
+    PredictionErrors,
+    ProcessEvidence,
+    Servability,
+    SignalError,
+    SimulatorErrors,
+    SupportCheck,
+)
 
-REQUIRED: tuple[GateName, ...] = get_args(GateName)
-"""The gates of a candidate, in order of cost."""
+REQUIRED: tuple[GateName, ...] = (
+    "data",
+    "simulator",
+    "ope",
+    "rollouts",
+    "champion",
+    "fallback",
+    "statistical",
+    "servability",
+)
+"""The gates of a candidate of a simulated plant, in order of cost."""
 REQUIRED_OF_FALLBACK: tuple[GateName, ...] = ("fallback",)
 """The gates of the plant's own controller, which nothing was trained for."""
+REQUIRED_OF_PROCESS: tuple[GateName, ...] = (
+    "data",
+    "learned_model",
+    "ope",
+    "bounds",
+    "shield",
+    "fallback",
+    "servability",
+)
+"""The gates of a candidate of a process without a simulator; approval is the ledger's, as for all."""
+ABSENT_OF_PROCESS = {
+    "simulator": "there is none to be held against the logs",
+    "rollouts": "there is no simulator to roll out on; what the learned model says is an estimate, and no gate",
+    "champion": "nothing uncertified becomes champion, so there is none to compare with",
+    "statistical": "a certificate is a claim about a simulator: no probability of violation is known",
+    "falsification": "there is no simulator to search for violations on",
+}
+"""Gates that a process cannot have, and why."""
 BEFORE_CERTIFICATION = REQUIRED[: REQUIRED.index("statistical")]
 """An attempt spends error probability, so it is only made where these passed."""
 
-SIMULATOR_EXCESS = 1.5
-"""How many times the domain's own one-step error the logs' may be."""
+SIMULATOR_EXCESS = 1.25
+"""How many times the largest error of the operating domain's plants the logs' may be: no simulator is exact."""
+ROUNDING = 1e-5
+"""What a rate limit may be exceeded by, as a share of the action's range: float32 rounds."""
+OUTSIDE = 0.02
+"""Share of held-out rows that the envelope may shut out beyond what the quantile does."""
 SIMULATOR_FLOOR = 0.01
 """What the error may be besides, as a share of the signal's spread, for resampling and instruments round."""
 
 
-def judge(evidence: Evidence) -> tuple[Gate, ...]:
+def judge(evidence: Evidence | ProcessEvidence) -> tuple[Gate, ...]:
     """Every required gate, in order.
 
     Args:
-        evidence: the numbers; what was not attempted is None.
+        evidence: the numbers, of a simulated plant or a process; what was not attempted is None.
 
     Returns:
-        One gate for each name in REQUIRED; `passed` is None where an earlier gate made an attempt pointless.
+        One gate for each name that `required_of` the evidence; `passed` is None where an earlier gate made an attempt
+        pointless.
     """
+    if isinstance(evidence, ProcessEvidence):
+        return _of_process(evidence)
     gates: dict[GateName, Gate] = {
-        "data": _gate("data", not evidence.data, "; ".join(evidence.data) or "all expectations hold"),
-        "simulator": _simulator(evidence.simulator),
+        "data": _data(evidence),
+        "simulator": simulator_gate(evidence.simulator),
         "ope": _ope(evidence),
         "rollouts": _rollouts(evidence),
         "champion": _champion(evidence),
@@ -47,12 +95,42 @@ def judge(evidence: Evidence) -> tuple[Gate, ...]:
     return tuple(gates[name] for name in REQUIRED)
 
 
+def _of_process(evidence: ProcessEvidence) -> tuple[Gate, ...]:
+    gates: dict[GateName, Gate] = {
+        "data": _data(evidence),
+        "learned_model": _learned_model(evidence.model),
+        "ope": _ope(evidence),
+        "bounds": _bounds(evidence),
+        "shield": _support(evidence.support),
+        "fallback": _process_fallback(evidence.fallback),
+        "servability": _servability(evidence.servability),
+    }
+    return tuple(gates[name] for name in REQUIRED_OF_PROCESS)
+
+
+def required_of(evidence: Evidence | ProcessEvidence, fallback: bool) -> tuple[GateName, ...]:
+    """The gates that a candidate must pass, by the kind of its plant.
+
+    Args:
+        evidence: of a simulated plant, or of a process.
+        fallback: whether the candidate is the plant's own controller; that of a process is none.
+    """
+    if isinstance(evidence, ProcessEvidence):
+        return REQUIRED_OF_PROCESS
+    return REQUIRED_OF_FALLBACK if fallback else REQUIRED
+
+
+def may_serve(gates: Sequence[Gate]) -> bool:
+    """Whether every gate before that of servability passed."""
+    return all(gate.passed for gate in gates if gate.name != "servability")
+
+
 def may_certify(gates: Sequence[Gate]) -> bool:
     """Whether every gate before certification passed."""
     return all(gate.passed for gate in gates if gate.name in BEFORE_CERTIFICATION)
 
 
-def check_gates(gates: Sequence[Gate], evidence: Evidence, fallback: bool) -> str | None:
+def check_gates(gates: Sequence[Gate], evidence: Evidence | ProcessEvidence, fallback: bool) -> str | None:
     """What is wrong with a set of gates: an incomplete set, or a verdict that its numbers contradict.
 
     Args:
@@ -67,7 +145,7 @@ def check_gates(gates: Sequence[Gate], evidence: Evidence, fallback: bool) -> st
         >>> check_gates((), evidence, fallback=False)  # doctest: +SKIP
         'expected the gates data, simulator, ..., got none'
     """
-    required = REQUIRED_OF_FALLBACK if fallback else REQUIRED
+    required = required_of(evidence, fallback)
     names = tuple(gate.name for gate in gates)
     if names != required:
         return f"expected the gates {', '.join(required)}, got {', '.join(names) or 'none'}"
@@ -85,27 +163,82 @@ def _word(passed: bool | None) -> str:
     return {True: "passed", False: "failed", None: "not run"}[passed]
 
 
-def _simulator(errors: SimulatorErrors) -> Gate:
+def simulator_gate(errors: SimulatorErrors) -> Gate:
     """Whether the domain explains the held-out logs: a claim about a simulator that misses them is worth nothing."""
 
     def excess(found: SignalError) -> float:
         allowed = SIMULATOR_EXCESS * found.domain + SIMULATOR_FLOOR * found.spread
-        ratio = found.logs / allowed if allowed else math.inf
-        # A NaN is the worst of all, and no comparison may hide it.
-        return math.inf if math.isnan(ratio) else ratio
+        # What is not finite is the worst of all: a domain whose plants diverge would explain every log.
+        if not (math.isfinite(allowed) and math.isfinite(found.logs)):
+            return math.inf
+        return found.logs / allowed if allowed else math.inf
 
     if not errors.signals:
         return _gate("simulator", False, "no signal of the held-out logs moves, so the simulator cannot be judged")
     worst = max(errors.signals, key=lambda name: excess(errors.signals[name]))
     found = errors.signals[worst]
     detail = (
-        f"one-step error on held-out logs {found.logs:.3g}, in the operating domain {found.domain:.3g} ({worst}, "
-        f"{excess(found):.2f} of what is allowed)"
+        f"prediction error on held-out logs {found.logs:.3g}, of the operating domain's plants under the same actions "
+        f"up to {found.domain:.3g} ({worst}; {excess(found):.2f} of what is allowed)"
     )
     return _gate("simulator", excess(found) <= 1.0, detail)
 
 
-def _ope(evidence: Evidence) -> Gate:
+def _data(evidence: Evidence | ProcessEvidence) -> Gate:
+    return _gate("data", not evidence.data, "; ".join(evidence.data) or "all expectations hold")
+
+
+def _learned_model(found: PredictionErrors) -> Gate:
+    """Whether the model predicts held-out episodes better than what needs no learning: else it is no basis."""
+    if not found.ratios or not found.horizons:
+        return _gate("learned_model", False, "no held-out episode has a step to predict")
+    missing = [name for name in NAIVE_PREDICTORS if name not in found.ratios]
+    if missing:
+        return _gate("learned_model", False, f"not compared with {' and '.join(missing)}")
+    steps = "/".join(map(str, found.horizons))
+    told = "; ".join(
+        f"{ratio.value:.3f} [{ratio.lower:.3f}, {ratio.upper:.3f}] of the error of {name}"
+        for name, ratio in found.ratios.items()
+    )
+    # A comparison with NaN is false, so that an error that does not exist fails.
+    better = all(ratio.upper < 1.0 for ratio in found.ratios.values())
+    return _gate("learned_model", better, f"free run over {steps} steps of {found.episodes} held-out episodes: {told}")
+
+
+def _bounds(evidence: ProcessEvidence) -> Gate:
+    """Whether the composite's actions kept bounds and rate limits for inputs of every kind."""
+    found = evidence.bounds
+    held = found.inputs > 0 and found.beyond_bounds <= 0 and found.beyond_rates <= ROUNDING
+    detail = (
+        f"over {found.inputs:,} inputs actions are beyond bounds by {max(found.beyond_bounds, 0):.2g} and beyond rate "
+        f"limits by {max(found.beyond_rates, 0):.2g} of their range"
+    )
+    return _gate("bounds", held, detail)
+
+
+def _support(found: SupportCheck) -> Gate:
+    """Whether the support is known, holds held-out rows that did not calibrate it, and lets the policy act."""
+    detail = (
+        f"radius {found.radius:.3g} at the {found.quantile:g} quantile: {found.outside:.1%} of further held-out rows "
+        f"outside, the policy handed over at {found.handed_over:.1%} of them, at most {found.most_handed_over:.0%} "
+        "allowed"
+    )
+    known = math.isfinite(found.radius) and found.outside <= 2 * (1 - found.quantile) + OUTSIDE
+    return _gate("shield", known and found.handed_over <= found.most_handed_over, detail)
+
+
+def _process_fallback(found: FallbackCheck) -> Gate:
+    """Whether what takes over answers every held-out row, and explains the logged controller where it is cloned."""
+    explained = [share >= found.least_explained for share in found.explained.values()]
+    held = found.rows > 0 and not found.unsound and all(explained)
+    told = "".join(f", R² of {name} {share:.3f}" for name, share in found.explained.items())
+    needed = f", at least {found.least_explained:g} each" if found.explained else ""
+    return _gate(
+        "fallback", held, f"{found.about}{told}{needed}; {found.unsound} of {found.rows:,} held-out answers unsound"
+    )
+
+
+def _ope(evidence: Evidence | ProcessEvidence) -> Gate:
     """Whether held-out logs show the candidate above the plant's own controller: lower bound of the difference."""
     detail = f"estimated gain over the logged controller {_words(evidence.ope)}"
     if not evidence.supported:
@@ -118,6 +251,8 @@ def _ope(evidence: Evidence) -> Gate:
 def _rollouts(evidence: Evidence) -> Gate:
     """Whether the composite is above the plant's own controller on the simulator: it would replace that controller."""
     detail = f"return per episode on the simulator against the plant's controller {_words(evidence.rollouts)}"
+    if evidence.fallback_share > MOSTLY:
+        detail += f"; the fallback decided {evidence.fallback_share:.0%} of its steps"
     if not evidence.beat_plant and math.isfinite(evidence.rollouts.lower):
         return _gate("rollouts", True, f"{detail}; not required by gates.beat_plant")
     return _gate("rollouts", evidence.rollouts.lower > 0, detail)

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.load import load_yaml, nearest
+from configs.load import load_yaml
 from configs.mapping import HistorianMapping
-from configs.process import described_spec
 from configs.run import Data, RunConfig
-from neorl_core.plants import LOGGED, PLANTS
+from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
 from tasks.adapters.formats.sources import digest_of, for_plant, in_words, name_of, recognise, survey
+from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
+from tasks.adapters.plants.opening import mapping_of, opened
 from tasks.adapters.store.card import write_card
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import IngestedSource, Provenance
@@ -51,11 +52,11 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
     for source in sources:
         if not source.exists():
             raise BadInput(f"expected a source at {source}, got none: check the path.")
-    mapping = mapping_of(run)
-    spec = plant_spec(run.plant, mapping)
-    recipe = recipe_of(spec, "historian" if mapping else "recorded", mapping)
-    opened = ((source, open_source(source, spec, mapping)) for source in sources)
-    return _ingest(home, spec, recipe, opened, len(sources), run.data.max_quarantined, progress)
+    run = opened(run)
+    mapping, plant = mapping_of(run), plant_of(run)
+    recipe = recipe_of(plant, "historian" if mapping else "recorded", mapping)
+    found = ((source, open_source(source, plant, mapping)) for source in sources)
+    return _ingest(home, plant.spec, recipe, found, len(sources), run.data.max_quarantined, progress)
 
 
 def ingest_file(
@@ -72,7 +73,7 @@ def ingest_file(
     Args:
         home: holds the datasets.
         path: a file, or Minari's folder.
-        plant: whose names, units and limits apply.
+        plant: whose names, units and limits apply: a name, or a plant's code in the working directory.
         mapping: what a historian's tags mean; it names the plant.
         horizon: steps after which episodes were cut, for a D4RL file that does not tell.
         max_quarantined: share of rows that may fail, besides those that nothing follows.
@@ -93,20 +94,22 @@ def ingest_file(
                 "leave those out."
             )
         data = Data(mapping=mapping.resolve(), max_quarantined=max_quarantined)
-        made = ingest(home, RunConfig(plant=named.subject, data=data), [path], progress)
+        run = RunConfig(plant=named.subject, data=data)
+        made = ingest(home, run, [path], progress)
         note = f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"
         return made.model_copy(update={"notes": (note,)})
     source = recognise(path, horizon)
     if plant is not None:
-        spec, blocks = PLANTS[plant].spec, for_plant(source, PLANTS[plant].spec, LOGGED[plant])
+        known = plant_at(plant)
+        blocks = for_plant(source, known.spec, known.logged)
     else:
         name = name_of(source)
-        spec, blocks = survey(source, f"{name}_log" if name in PLANTS else name), source.blocks
-    recipe = recipe_of(spec, source.family, horizon=horizon)
-    opened = [(path, recorded(blocks, digest_of(source)))]
-    made = _ingest(home, spec, recipe, opened, 1, max_quarantined, progress)
+        known, blocks = KnownPlant(survey(source, f"{name}_log" if name in NAMES else name), None, None), source.blocks
+    recipe = recipe_of(known, source.family, horizon=horizon)
+    one = [(path, recorded(blocks, digest_of(source)))]
+    made = _ingest(home, known.spec, recipe, one, 1, max_quarantined, progress)
     lost = (f"  left out: {count:,} row(s), {reason}" for reason, count in made.reasons.items())
-    return made.model_copy(update={"notes": (*in_words(source, spec, plant is not None), *lost)})
+    return made.model_copy(update={"notes": (*in_words(source, known.spec, plant is not None), *lost)})
 
 
 def _ingest(
@@ -161,44 +164,6 @@ def _reference(
             Source(path=str(path), sha256=record.sha256) for path, record in zip(paths, records, strict=True)
         ),
     )
-
-
-def mapping_of(run: RunConfig) -> HistorianMapping | None:
-    """The mapping that a run names.
-
-    Raises:
-        BadInput: when it cannot be read, or is of another plant.
-    """
-    if run.data.mapping is None:
-        return None
-    mapping = load_yaml(run.data.mapping, HistorianMapping)
-    if mapping.subject != run.plant:
-        raise BadInput(
-            f"expected a mapping of plant {run.plant} in {run.data.mapping}, got one of {mapping.subject}: "
-            "name the right mapping in the run's file."
-        )
-    return mapping
-
-
-def plant_spec(name: str, mapping: HistorianMapping | None) -> PlantSpec:
-    """What is fixed about a plant: of a simulated one, or of one that the mapping describes.
-
-    Raises:
-        BadInput: when it is neither.
-    """
-    if mapping is not None and mapping.process is not None:
-        if name in PLANTS:
-            raise BadInput(f"expected another name than {name}, which is simulated here: name it as 'plant'.")
-        try:
-            return described_spec(mapping)
-        except ValueError as error:
-            raise BadInput(f"{error}: correct the mapping of process {name}.") from error
-    if name not in PLANTS:
-        raise BadInput(
-            f"expected a known plant, got '{name}': {nearest(name, PLANTS)} A plant that is not simulated here is "
-            "described by the mapping's 'process'."
-        )
-    return PLANTS[name].spec
 
 
 def _reasons(records: Sequence[IngestedSource]) -> Counter[str]:

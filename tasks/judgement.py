@@ -50,6 +50,7 @@ def screen(
         ope=evaluation.difference,
         supported=evaluation.supported,
         rollouts=rollouts.differences["plant controller"],
+        fallback_share=rollouts.controllers["candidate"].fallback_share,
         champion=evaluation.champion_difference,
         incomparable=champion.incomparable,
         fallback=protection,
@@ -59,11 +60,12 @@ def screen(
 
 @effect()
 def check_service(
-    population: Population, evaluation: Evaluation, screening: Judgement, certification: Certification
+    run: RunConfig, population: Population, evaluation: Evaluation, screening: Judgement, certification: Certification
 ) -> Service:
     """Load the selected bundle in a fresh process, where every gate so far passed.
 
     Args:
+        run: where the plant's code is.
         population: the members.
         evaluation: which of them was selected.
         screening: the gates before certification.
@@ -73,7 +75,7 @@ def check_service(
     if certificate is None or not certificate.passed or not may_certify(screening.gates):
         return Service()
     bundle = population.members[evaluation.selected].bundle
-    found = serve_check(bundle.folder, bundle.digest)
+    found = serve_check(bundle.folder, bundle.digest, run.source)
     return Service(check=Servability.model_validate(found.model_dump()))
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
-from neorl_core.plants import PLANTS
-from tasks.adapters.ledger import champions
+from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.ledger.rules import check_record
 from tasks.adapters.models.bundle import is_current
+from tasks.adapters.plants.known import plant_of
 from tasks.adapters.registry.registry import Registry
 from tasks.references import (
     Aliases,
@@ -23,8 +24,11 @@ from tasks.references import (
     Dataset,
     Decision,
     DriftReference,
-    Findings,
+    Evidence,
+    Learned,
     Population,
+    ProcessEvidence,
+    ProcessFindings,
     Proposal,
     Role,
     Verdict,
@@ -38,10 +42,10 @@ RULE = "rule: auto"
 
 @effect()
 def drift_reference(home: Home, run: RunConfig, dataset: Dataset) -> DriftReference:
-    """The dataset of the last champion that learned from another one: what drift is measured against."""
+    """The dataset of the last champion or shadow that learned from another one: what drift is measured against."""
     entries = Ledger.open(home).entries()
     by_digest = {entry.digest: entry for entry in entries}
-    found = champions.champion(entries, run.plant)
+    found = champions.champion(entries, run.plant) or shadows.last_shadow(entries, run.plant)
     while found is not None:
         earlier = record_of(by_digest[found.body["candidate"]]).dataset
         if earlier.digest != dataset.digest:
@@ -68,7 +72,7 @@ def incumbent(home: Home, run: RunConfig, population: Population, fallback: Bund
     digest = found.body["composite"]
     folder = home.folder("bundles", run.plant) / digest[:24]
     # One of other limits is replaced without a comparison: it could not be run on this simulator.
-    comparable = is_current(folder, PLANTS[run.plant])
+    comparable = is_current(folder, plant_of(run))
     return Champion(digest=digest, bundle=Bundle(digest=digest, plant=run.plant, folder=folder) if comparable else None)
 
 
@@ -77,8 +81,14 @@ def record_of(entry: Entry) -> CandidateRecord:
     return CandidateRecord.model_validate(entry.body)
 
 
+def _in_force(entries: Sequence[Entry], plant: str, evidence: Evidence | ProcessEvidence) -> Entry | None:
+    """What a candidate would replace: the promotion in force, or of a process without a simulator its last shadow."""
+    find = shadows.last_shadow if isinstance(evidence, ProcessEvidence) else champions.champion
+    return find(entries, plant)
+
+
 def record_candidate(
-    home: Home, findings: Findings, version: Version, bundles: Sequence[Path], role: Role, plots: dict[str, Path]
+    home: Home, findings: Learned, version: Version, bundles: Sequence[Path], role: Role, plots: dict[str, Path]
 ) -> Candidate:
     """Log a candidate with the files it consists of; the same run key and composite again find the entry.
 
@@ -95,11 +105,10 @@ def record_candidate(
     known = _candidate(ledger.entries("candidate", plant), run_key=findings.run_key, composite=version.digest)
     if known is not None:
         return Candidate(entry=known.digest, record=record_of(known), plots=plots)
-    alone = role == "fallback"
-    certificate = findings.protection if alone else findings.certification.certificate
+    alone, certificate = role == "fallback", findings.certificate_of(role)
     judgement = findings.judgement
     gates = tuple(gate for gate in judgement.gates if gate.name == "fallback") if alone else judgement.gates
-    current = champions.champion(ledger.entries(), plant)
+    current = _in_force(ledger.entries(), plant, judgement.evidence)
     record = CandidateRecord(
         run_key=findings.run_key,
         composite=version.digest,
@@ -114,12 +123,16 @@ def record_candidate(
         dataset=dataset,
         config=config_digest(findings.run),
         champion=current.digest if current else None,
+        shadow_days=findings.run.shadow.days if isinstance(findings, ProcessFindings) else None,
+        model=findings.model if isinstance(findings, ProcessFindings) else None,
     )
     files = [file for bundle in bundles for file in folder_artefacts(home, bundle, "bundle")]
     files.append(artefact(home, dataset.manifest, "dataset manifest"))
     files += [artefact(home, path, "dataset shard") for path in dataset.shards]
     files += [artefact(home, dataset.view, "dataset view")] if dataset.view else []
     files += [artefact(home, certificate.path, "certificate")] if certificate else []
+    if isinstance(findings, ProcessFindings):
+        files += [artefact(home, path, "learned model") for path in findings.model.files()]
     entry = ledger.append("candidate", record, plant=plant, artefacts=files)
     return Candidate(entry=entry.digest, record=record, plots=plots)
 
@@ -216,21 +229,24 @@ def decide(home: Home, run: RunConfig, proposal: Proposal) -> Decision:
     )
 
 
-def promote_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
-    """Approve a candidate whose gates all passed, and make it champion.
+def promote_candidate(
+    home: Home, candidate: Entry, by: str, note: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> Entry:
+    """Approve a candidate whose gates all passed, and make it champion; that of a process only runs in shadow.
 
     Args:
         home: of the ledger.
         candidate: its entry.
         by: who decides.
         note: why, for the record.
+        clock: tells the time in UTC.
 
     Returns:
-        The promotion; the existing one when it was promoted before.
+        The promotion or the shadow; the existing one when it was promoted before.
 
     Raises:
-        Refused: when a gate failed, is missing or contradicts its numbers, it was rejected, or another champion came
-            meanwhile.
+        Refused: when a gate failed, is missing or contradicts its numbers, it was rejected, its days in shadow are
+            over, or another champion came meanwhile.
     """
     ledger = Ledger.open(home)
     plant, record = candidate.plant, record_of(candidate)
@@ -242,10 +258,17 @@ def promote_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry
             f"{failed}: retrain it, no approval can skip a gate."
         )
     entries = ledger.entries()
-    current = champions.champion(entries, plant)
-    if current is not None and current.body["composite"] == record.composite:
-        return current  # it is champion already, whichever run proposed it
-    rejected = next((e for e in entries if e.kind == "rejection" and e.body["composite"] == record.composite), None)
+    current = _in_force(entries, plant, record.evidence)
+    rejected = next(
+        (e for e in entries if (e.kind, e.plant) == ("rejection", plant) and e.body["composite"] == record.composite),
+        None,
+    )
+    same = current is not None and current.body["composite"] == record.composite
+    # It is champion or shadow already, whichever run proposed it; but a rejection has ended a shadow.
+    if current is not None and same and (rejected is None or current.kind == "promotion"):
+        if current.kind == "shadow":
+            shadows.check_runs(entries, plant, clock())
+        return current
     if rejected is not None:
         raise Refused(
             f"expected a candidate that was not rejected, got version {record.version} of {plant}, which "
@@ -256,6 +279,17 @@ def promote_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry
             f"expected the champion of {plant} that version {record.version} was compared with, got another one "
             "meanwhile: retrain, so that the two are compared."
         )
+    if record.shadow_days is not None:
+        approval = champions.approve(ledger, plant, _verdict(record, candidate, by, note))
+        watched = shadows.ShadowBody(
+            composite=record.composite,
+            approval=approval.digest,
+            candidate=candidate.digest,
+            replaces=record.champion,
+            days=record.shadow_days,
+            version=record.version,
+        )
+        return shadows.begin(ledger, plant, watched, candidate.artefacts)
     # Before an approval is logged, so that none is left that nothing can use.
     champions.check_certified(entries, plant, record.composite)
     approval = champions.approve(ledger, plant, _verdict(record, candidate, by, note))
@@ -301,14 +335,18 @@ def reject_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
 
 
 def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
-    """Candidates that passed every gate and have been neither promoted nor rejected, nor overtaken by a champion."""
-    promoted = {e.body.get("candidate") for e in entries if e.kind == "promotion"}
+    """Candidates that passed every gate and have been neither promoted nor rejected, nor overtaken by another one.
+
+    What a candidate was compared with is the champion, or of a process the shadow.
+    """
+    promoted = {e.body.get("candidate") for e in entries if e.kind in ("promotion", "shadow")}
     rejected = {e.body["composite"] for e in entries if e.kind == "rejection"}
     found = []
     for entry in entries:
         if entry.kind != "candidate" or plant not in (None, entry.plant) or entry.digest in promoted:
             continue
-        record, current = record_of(entry), champions.champion(entries, entry.plant)
+        record = record_of(entry)
+        current = _in_force(entries, entry.plant, record.evidence)
         in_force = current.digest if current else None
         if record.passed and record.composite not in rejected and record.champion == in_force:
             found.append(entry)
@@ -335,18 +373,25 @@ def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
     queue = waiting(entries, plant)
     champion = str(current.body["version"]) if current else None
     challenger = str(queue[-1].body["version"]) if queue else None
-    changes = registry.reconcile(plant, champion, challenger)
+    watched = shadows.shadow(entries, plant)
+    runs = watched is not None and watched.runs(datetime.now(UTC))
+    shadow = str(watched.entry.body["version"]) if watched is not None and runs else None
+    changes = registry.reconcile(plant, champion, challenger, shadow)
     promotions = [entry for entry in entries if entry.kind == "promotion" and entry.plant == plant]
     # Only the newest can have changed since the last time, and the newest statement about a version comes last.
     for entry in promotions[-2:]:
         status = "champion" if entry is current else "was champion"
+        registry.annotate(plant, str(entry.body["version"]), {"neorl.status": status})
+    for entry in [entry for entry in entries if entry.kind == "shadow" and entry.plant == plant][-2:]:
+        last = watched is not None and entry is watched.entry
+        status = "in shadow" if last and runs else "shadow expired" if last else "was in shadow"
         registry.annotate(plant, str(entry.body["version"]), {"neorl.status": status})
     if challenger:
         registry.annotate(plant, challenger, {"neorl.status": "waits for approval"})
     rejections = [entry for entry in entries if entry.kind == "rejection" and entry.plant == plant]
     if rejections:
         registry.annotate(plant, str(rejections[-1].body["version"]), {"neorl.status": "rejected"})
-    return Aliases(champion=champion, challenger=challenger, changes=tuple(changes))
+    return Aliases(champion=champion, challenger=challenger, shadow=shadow, changes=tuple(changes))
 
 
 def _candidate(entries: Sequence[Entry], **wanted: str) -> Entry | None:

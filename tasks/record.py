@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from configs.run import RunConfig
-from tasks.adapters.ledger.ledger import Entry
 from tasks.references import (
+    NO_CLAIM,
     Certificate,
     ChampionInForce,
     Dataset,
@@ -16,21 +16,31 @@ from tasks.references import (
     Gate,
     GateName,
     HistoryRow,
+    LearnedModel,
     LedgerHead,
     Member,
+    ModelEstimate,
     Population,
+    Protection,
     Reference,
     Rollouts,
+    ShadowInForce,
     Validation,
     Verdict,
     Version,
 )
+
+if TYPE_CHECKING:
+    from tasks.adapters.ledger import shadows
+    from tasks.adapters.ledger.ledger import Entry
 
 VERDICTS: dict[Verdict | Literal["passed"], str] = {
     "promoted": "The candidate passed every gate and is champion",
     "waiting": "The candidate passed every gate and waits for approval",
     "fallback": "The candidate did not pass every gate; the plant's certified controller is champion",
     "fallback_waiting": "The candidate did not pass every gate; the plant's certified controller waits for approval",
+    "shadow": "The candidate passed every gate that a process without a simulator has, and runs in shadow",
+    "shadow_waiting": "The candidate passed every gate that a process without a simulator has, and waits for approval",
     "refused": "The candidate is refused; the champion stays",
     "unchanged": "Nothing new to promote",
     "passed": "The candidate passed every gate",
@@ -39,11 +49,14 @@ VERDICTS: dict[Verdict | Literal["passed"], str] = {
 GATE_TITLES: dict[GateName, str] = {
     "data": "Data",
     "simulator": "Simulator predicts held-out logs",
+    "learned_model": "Learned model predicts held-out logs",
     "ope": "Better than the logged controller",
     "rollouts": "Better than the plant's controller on the simulator",
     "champion": "Not worse than the champion",
+    "bounds": "Actions within bounds and rates",
+    "shield": "Hand-over outside the data's support",
     "statistical": "Statistical certificate",
-    "fallback": "Fallback alone is certified",
+    "fallback": "Fallback",
     "servability": "Servability",
 }
 
@@ -65,11 +78,16 @@ class Record(Reference):
     """The certificate of the plant's own controller."""
     certificate: Certificate | None = None
     """The certificate of the candidate."""
+    model: LearnedModel | None = None
+    """Of a process without a simulator, as the next two."""
+    protection: Protection | None = None
+    estimate: ModelEstimate | None = None
     gates: tuple[Gate, ...]
     digests: Digests
     """Digests of the version that this record is about: the candidate, or the fallback where that is registered."""
     candidate: Version | None = None
     champion: ChampionInForce | None = None
+    shadow: ShadowInForce | None = None
     links: dict[str, str]
     """Pages about this run, by name."""
     ledger: LedgerHead | None = None
@@ -88,6 +106,11 @@ class Record(Reference):
         """Whether the version is the plant's own controller: its composite is no member's."""
         return self.digests.composite not in {member.bundle.digest for member in self.population.members}
 
+    @property
+    def of_process(self) -> bool:
+        """Whether the plant has no simulator, so that nothing is certified."""
+        return self.protection is not None
+
     def certificates(self) -> Iterator[tuple[str, Certificate]]:
         """The certificates that there are, by whom they are of."""
         for name, found in (("candidate", self.certificate), ("fallback", self.fallback)):
@@ -105,9 +128,34 @@ def verdict_text(verdict: Verdict | Literal["passed"], gates: Sequence[Gate], ch
     """
     if verdict != "refused" or champion is not None:
         return VERDICTS[verdict]
+    if any(gate.name == "learned_model" for gate in gates):
+        return "The candidate is refused, and nothing changes on the process"
     if any(gate.name == "fallback" and gate.passed for gate in gates):
         return "The candidate is refused, and there is no champion"
     return "Neither the candidate nor the plant's own controller is certified: there is no champion"
+
+
+def mark(gate: Gate) -> Literal["pass", "FAIL", "not run"]:
+    """A gate's verdict in a word."""
+    return "not run" if gate.passed is None else "pass" if gate.passed else "FAIL"
+
+
+def process_claims(record: Record) -> tuple[str, ...]:
+    """What is claimed of a composite without a simulator, and of what kind each claim is; () where there is one."""
+    if record.protection is None or record.model is None or record.estimate is None:
+        return ()
+    guard, found = record.protection, record.evaluation
+    supported = "" if found.supported else ", which the logs do not support"
+    return (
+        f"{NO_CLAIM.capitalize()}: without a simulator no probability of violating a limit is certified.",
+        f"Actions stay within bounds and rate limits for all inputs; {guard.bounds.inputs:,} of every kind were tried.",
+        f"Outside the data's support (calibrated to leave out {1 - guard.support.quantile:.3g} of rows; of rows of "
+        f"episodes held out from calibration {guard.support.outside:.3g} were found outside) the fallback acts: "
+        f"{guard.fallback.about}.",
+        f"Gain over the logged controller, estimated from held-out logs (OPE): {found.difference}{supported}.",
+        f"The learned model on held-out episodes: {record.model.prediction.found}.",
+        f"Estimate on the learned model, which is no certificate: {record.estimate.found.partition(': ')[2]}.",
+    )
 
 
 def headline(gates: Sequence[Gate], rollouts: Rollouts | None) -> str:
@@ -143,13 +191,33 @@ def champion_in_force(promotion: Entry, entries: Sequence[Entry]) -> ChampionInF
     )
 
 
+def shadow_in_force(shadow: shadows.ShadowInForce, entries: Sequence[Entry]) -> ShadowInForce:
+    """The shadow of a process, with its approval and its end.
+
+    Args:
+        shadow: from `tasks.adapters.ledger.shadows`.
+        entries: the ledger's, which hold the candidate and the approval that it names.
+    """
+    by_digest, body = {entry.digest: entry for entry in entries}, shadow.entry.body
+    return ShadowInForce(
+        version=str(body["version"]),
+        url=by_digest[body["candidate"]].body["url"],
+        composite=body["composite"],
+        since=shadow.entry.timestamp,
+        until=shadow.until.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        approver=by_digest[body["approval"]].body["by"],
+    )
+
+
 def history_rows(entries: Sequence[Entry], plant: str) -> tuple[HistoryRow, ...]:
     """The plant's ledger entries in a few words each."""
     rows = []
     for entry in entries:
         if entry.plant != plant:
             continue
-        told = {key: entry.body[key] for key in ("number", "version", "by", "passed", "reason") if key in entry.body}
+        told = {
+            key: entry.body[key] for key in ("number", "version", "by", "days", "passed", "reason") if key in entry.body
+        }
         parts = [f"{key} {value}" for key, value in told.items()]
         if "composite" in entry.body:
             parts.append(f"composite {entry.body['composite'][:12]}")

@@ -38,6 +38,7 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
                 run_key=record.run_key,
                 digest=bundle.digest,
                 bundle=bundle.folder,
+                source=record.run.source,
                 dataset=TrainingData(
                     digest=record.dataset.digest,
                     store=record.dataset.store,

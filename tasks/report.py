@@ -7,25 +7,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from configs.home import Home
-from neorl_core.plants import PLANTS
 from neorl_core.types import Constraint
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger.claims import NON_CLAIMS
+from tasks.adapters.plants.known import plant_of
 from tasks.adapters.reporting.curves import plot_curves
 from tasks.adapters.reporting.estimates import plot_intervals, plot_ope
+from tasks.adapters.reporting.prediction import plot_prediction
 from tasks.adapters.reporting.style import CONTROLLERS
 from tasks.adapters.reporting.trajectories import Trajectory, plot_glance, plot_trajectories
-from tasks.record import GATE_TITLES, Record, verdict_text
+from tasks.gates import ABSENT_OF_PROCESS
+from tasks.record import GATE_TITLES, Record, mark, process_claims, verdict_text
 from tasks.references import (
     Certificate,
     ControllerRollouts,
-    Gate,
     Interval,
     Member,
     MemberEvaluation,
@@ -33,12 +33,16 @@ from tasks.references import (
     Rollouts,
 )
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 TEMPLATES = Path(__file__).parent / "adapters" / "reporting" / "templates"
 TONES: dict[str, Literal["good", "bad", "wait"]] = {
     "promoted": "good",
     "passed": "good",
     "fallback": "good",
     "unchanged": "good",
+    "shadow": "good",
     "refused": "bad",
 }
 """Colour of a verdict's headline; those that wait for a person have one of their own."""
@@ -46,6 +50,12 @@ GAP = "\u2003\u2060"
 """MLflow draws tables without space between columns: an em space, held by a joiner that Markdown does not trim."""
 CERTIFIED = "The plant's own controller is certified"
 """What is known of the fallback's version at registration."""
+NO_SIMULATOR = (
+    "No probability of violating a limit: there is no simulator that could be asked.",
+    "No return of actions that nobody took, beyond what the logs support.",
+    "Nothing about a plant that has changed since the logs, which a shadow's drift alarm watches for.",
+)
+"""What is not claimed of a process without a simulator."""
 NOT_CERTIFIED = "plant controller; the candidate has none"
 
 
@@ -91,6 +101,10 @@ class View:
     members: tuple[MemberRow, ...]
     limits: tuple[Constraint, ...]
     confidence: str
+    claims: tuple[str, ...]
+    """What is claimed of a process without a simulator; else the certificate says it."""
+    absent: dict[str, str]
+    """Gates that the plant cannot have, and why."""
 
 
 def view(record: Record) -> View:
@@ -110,7 +124,7 @@ def view(record: Record) -> View:
         gates=tuple(GateRow(GATE_TITLES[gate.name], mark(gate), gate.detail) for gate in record.gates),
         certificate=certificate,
         certificate_of=of,
-        non_claims=NON_CLAIMS,
+        non_claims=NO_SIMULATOR if record.of_process else NON_CLAIMS,
         controllers={name: rollouts.controllers[name] for name in CONTROLLERS if name in rollouts.controllers}
         if rollouts
         else {},
@@ -124,14 +138,11 @@ def view(record: Record) -> View:
             )
             for i, member in enumerate(record.population.members)
         ),
-        limits=PLANTS[record.run.plant].spec.constraints,
+        limits=plant_of(record.run).spec.constraints,
         confidence=f"{100 * record.run.evaluate.confidence:g} %",
+        claims=process_claims(record),
+        absent=ABSENT_OF_PROCESS if record.of_process else {},
     )
-
-
-def mark(gate: Gate) -> Literal["pass", "FAIL", "not run"]:
-    """A gate's verdict in a word."""
-    return "not run" if gate.passed is None else "pass" if gate.passed else "FAIL"
 
 
 def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
@@ -150,11 +161,13 @@ def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
     steps, curves = read_curves(record.population.curves)
     if curves:
         plots["curves"] = plot_curves(folder / "curves.png", steps, curves, record.selected.index)
+    if record.model is not None:
+        plots["prediction"] = plot_prediction(folder / "prediction.png", record.model.prediction)
     if record.rollouts is None:
         return plots
     shown = view(record)
     plots["trajectories"] = plot_trajectories(
-        folder / "trajectories.png", PLANTS[record.run.plant].spec, read_trajectories(record.rollouts)
+        folder / "trajectories.png", plant_of(record.run).spec, read_trajectories(record.rollouts)
     )
     plots["intervals"] = plot_intervals(
         folder / "intervals.png", _estimates(record, shown), record.run.evaluate.confidence
@@ -175,7 +188,7 @@ def draw_glance(folder: Path, record: Record) -> Path | None:
     found = shown.certificate
     return plot_glance(
         folder / "glance.png",
-        PLANTS[record.run.plant].spec,
+        plant_of(record.run).spec,
         read_trajectories(record.rollouts),
         {name: controller.returns for name, controller in shown.controllers.items()},
         verdict=shown.verdict,
@@ -255,6 +268,8 @@ def report(home: Home, record: Record, plots: Mapping[str, Path]) -> ReportFiles
 
 def environment() -> Environment:
     """The templates' environment; a missing value is an error, never a blank."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     loader = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,

@@ -8,22 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from configs.home import Home
 from configs.run import RunConfig
-from neorl_core.plants import PLANTS
 from neorl_core.plants.base import EpisodeResult, rollouts
+from neorl_core.plants.replay import LoggedEpisodes, logged_errors, simulated_errors
 from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
 from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
-from neorl_core.types import Plant, PlantSpec
+from neorl_core.types import Params, Plant, PlantSpec
 from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.models.bundle import load_bundle
+from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.references import (
     Bundle,
     Champion,
@@ -37,9 +38,17 @@ from tasks.references import (
     SimulatorErrors,
 )
 from tasks.stages import cached
+from tasks.training.shielding import shield_of
 
 if TYPE_CHECKING:
     from tasks.progress import Report
+
+STEPS_AHEAD = (1, 10)
+"""Steps after which predictions are compared: what a wrong constant does adds up, what noise does hardly."""
+SIMULATED_PLANTS = 32
+"""Plants drawn from the operating domain: a plant that belongs to it exceeds all of them at one signal in 33 times."""
+SIMULATED_ROWS, LONGEST_EPISODE = 2_048, 256
+"""Steps of held-out logs that each of them repeats at most, and steps of one episode."""
 
 ROLLOUT_SEED = 20_260_000
 """Added to the run's seed, so that evaluation shares no randomness with training or certification."""
@@ -85,7 +94,7 @@ def simulate(
 
     Args:
         home: where the trajectories for plots are kept.
-        run: its plant, seed, evaluation and operating domain.
+        run: its plant, seed, evaluation, operating domain and shield.
         population: the members.
         evaluation: their evaluation, which selected the candidate.
         champion: rolled out where it can be run on this simulator and is not the candidate itself.
@@ -95,13 +104,15 @@ def simulate(
         What came of each controller, the candidate's paired differences from the others, and every member's score
         without its shield.
     """
-    plant, domain = PLANTS[run.plant], domain_of(PLANTS[run.plant], run)
+    plant = plant_of(run).simulator()
+    domain = domain_of(plant, run)
     keys = jax.random.split(jax.random.key(ROLLOUT_SEED + run.seed), run.evaluate.rollouts)
     confidence, candidate = run.evaluate.confidence, population.members[evaluation.selected].bundle
-    members = [_composite(member.bundle) for member in population.members]
-    composites = {"plant controller": make_composite(plant), "candidate": members[evaluation.selected]}
+    members = [_composite(member.bundle, run) for member in population.members]
+    own = make_composite(plant, shield=shield_of(plant.spec, run.shield))
+    composites = {"plant controller": own, "candidate": members[evaluation.selected]}
     if champion.bundle is not None and champion.bundle.digest != candidate.digest:
-        composites["champion"] = _composite(champion.bundle)
+        composites["champion"] = _composite(champion.bundle, run)
     total = len(composites) + len(members)
     shielded, bare = composite_controller(plant), bare_controller(plant)
     results: dict[str, EpisodeResult] = {}
@@ -121,7 +132,7 @@ def simulate(
         for other in results
         if other != "candidate"
     }
-    settings = [run.evaluate.model_dump(mode="json"), run.certify.domain, run.seed]
+    settings = [run.evaluate.model_dump(mode="json"), run.certify.domain, run.shield.model_dump(mode="json"), run.seed]
     compared = [population.digest, evaluation.selected, champion.bundle and champion.bundle.digest]
     folder = home.folder("runs", run.plant, "rollouts", digest_json([*compared, *settings])[:16])
     return Rollouts(
@@ -133,8 +144,8 @@ def simulate(
     )
 
 
-def _composite(bundle: Bundle) -> Composite:
-    composite: Composite = load_bundle(bundle.folder, bundle.digest)[1]
+def _composite(bundle: Bundle, run: RunConfig) -> Composite:
+    composite: Composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
     return composite
 
 
@@ -143,12 +154,15 @@ def _interval(found: bounds.Interval) -> Interval:
 
 
 def _summary(spec: PlantSpec, result: EpisodeResult, confidence: float) -> ControllerRollouts:
+    steps = result.trajectory
+    assert steps is not None
     return ControllerRollouts(
         returns=_interval(mean_interval(result.ret, confidence)),
         score=score(spec, float(np.mean(result.ret))),
         violated=int(np.sum(result.violated)),
         episodes=int(result.ret.size),
         handovers_per_episode=float(np.mean(result.handovers)),
+        fallback_share=float(np.sum(steps.handed_over) / np.sum(steps.alive)),
         least_margins=tuple(float(x) for x in np.min(result.min_margins, axis=0)),
     )
 
@@ -164,46 +178,61 @@ def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
 
 @cached()
 def validate_simulator(home: Home, run: RunConfig, dataset: Dataset) -> SimulatorErrors:
-    """One-step prediction errors of the simulator, on held-out logs and on episodes of its own operating domain.
+    """Prediction errors of the simulator on held-out logs, beside those of plants of its domain under the same actions.
 
-    In the domain the simulator's prediction misses what noise, disturbances and spread constants do. Logs that it
-    misses by much more come from a plant that the domain does not cover. Set points, which operators move, are left
-    out.
+    What the simulator misses of the logs by noise, disturbances, hidden states and constants within the operating
+    domain, it misses of plants of that domain too when they are put where the logs say. Logs that it misses by more
+    come from a plant that the domain does not cover. Set points, which operators move, are left out.
 
     Args:
         home: unused; every stage takes it.
-        run: its plant, seed, operating domain, number of rollouts and share of held-out episodes.
+        run: its plant, seed, operating domain and share of held-out episodes.
         dataset: whose held-out episodes are predicted.
 
     Returns:
-        The root mean square errors of every signal that moves.
+        The root mean square errors of every signal that moves, one step ahead and several.
     """
-    plant = PLANTS[run.plant]
+    plant = plant_of(run).simulator()
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
-    rows = read_logs(store, store.split(run.data.held_out)[1]).transitions
-    predict = jax.jit(jax.vmap(plant.predict, (0, 0, None)))
+    logs = _chosen(read_logs(store, store.split(run.data.held_out)[1]))
+    return prediction_errors(plant, logs, domain_of(plant, run), run.seed)
 
-    def errors(
-        observation: npt.ArrayLike, action: npt.ArrayLike, following: npt.ArrayLike
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        predicted = np.asarray(predict(observation, action, plant.params)[0], np.float64)
-        held = np.all(predicted == np.asarray(observation), axis=0)
-        return np.sqrt(np.mean((predicted - np.asarray(following, np.float64)) ** 2, axis=0)), held
 
-    logged, held = errors(rows.observation, rows.action, rows.next_observation)
-    keys = jax.random.split(jax.random.key(run.seed), run.evaluate.rollouts)
-    trace = rollouts(plant, composite_controller(plant), make_composite(plant), keys, domain_of(plant, run), trace=True)
-    episodes = trace.trajectory
-    assert episodes is not None
-    alive = np.asarray(episodes.alive)
-    steps = (episodes.observations, episodes.actions, episodes.next_observations)
-    simulated, _ = errors(*(np.asarray(x)[alive] for x in steps))
-    spread = np.asarray(rows.next_observation).std(axis=0, dtype=np.float64)
-    return SimulatorErrors(
-        signals={
-            name: SignalError(logs=float(logged[i]), domain=float(simulated[i]), spread=float(spread[i]))
-            for i, name in enumerate(plant.spec.observation.names)
+def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: int) -> SimulatorErrors:
+    """Errors of a plant's predictions on logs, and the largest among plants of a domain in the logged plant's place.
+
+    Args:
+        plant: the simulator.
+        logs: episodes that it is held against.
+        domain: the operating domain.
+        seed: of the plants that are drawn from it.
+    """
+    held = np.asarray(logged_errors(plant, logs._replace(next_observations=logs.observations), 1)) == 0
+    following = np.asarray(logs.next_observations)[np.asarray(logs.present)]
+    spread = following.std(axis=0, dtype=np.float64)
+    keys = jax.random.split(jax.random.key(seed), SIMULATED_PLANTS)
+    signals = dict[str, SignalError]()
+    for steps in STEPS_AHEAD:
+        if int(np.asarray(logs.present).sum(axis=1).max()) < steps:
+            continue
+        logged = np.asarray(logged_errors(plant, logs, steps))
+        simulated = np.asarray(simulated_errors(plant, logs, steps, keys, domain)).max(axis=0)
+        ahead = "" if steps == 1 else f", {steps} steps ahead"
+        for i, name in enumerate(plant.spec.observation.names):
             # A signal whose spread is NaN stays in, and fails.
-            if not held[i] and not spread[i] <= 0
-        }
-    )
+            if not held[i] and not spread[i] <= 0:
+                error = SignalError(logs=float(logged[i]), domain=float(simulated[i]), spread=float(spread[i]))
+                signals[name + ahead] = error
+    return SimulatorErrors(signals=signals)
+
+
+def _chosen(logs: Logs) -> LoggedEpisodes:
+    """The beginnings of held-out episodes, evenly over all of them, as many as their simulation has time for."""
+    lengths = np.diff(np.append(logs.starts, len(logs.episode)))
+    most = int(min(lengths.max(), LONGEST_EPISODE))
+    which = np.unique(np.linspace(0, len(lengths) - 1, max(SIMULATED_ROWS // most, 1)).round().astype(int))
+    present = np.arange(most) < lengths[which, None]
+    rows = np.where(present, logs.starts[which, None] + np.arange(most), logs.starts[which, None])
+    steps = logs.transitions
+    seen, acted, then = (jnp.asarray(x[rows]) for x in (steps.observation, steps.action, steps.next_observation))
+    return LoggedEpisodes(seen, acted, then, jnp.asarray(present))

@@ -10,13 +10,12 @@ from pydantic import ValidationError
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, read_json, write_json
-from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.formats.sources import digest_of, for_plant, recognise
 from tasks.adapters.historian.raw_rows import RawQuarantine
+from tasks.adapters.plants.known import KnownPlant
 from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, StepAccount
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import Rows
@@ -41,24 +40,23 @@ class OpenSource(NamedTuple):
 
 
 def recipe_of(
-    spec: PlantSpec, kind: str, mapping: HistorianMapping | None = None, horizon: int | None = None
+    plant: KnownPlant, kind: str, mapping: HistorianMapping | None = None, horizon: int | None = None
 ) -> Provenance:
     """Everything besides a source's content that its rows depend on.
 
     Args:
-        spec: the plant.
+        plant: whose rows they are.
         kind: format family of the sources.
         mapping: meaning of a historian's tags.
         horizon: steps after which episodes were cut, where the file does not tell.
     """
-    simulated = (PLANTS.module(spec.name),) if spec.name in PLANTS else ()
     return Provenance(
-        plant=spec_record(spec),
+        plant=spec_record(plant.spec),
         format=kind,
         mapping=mapping.model_dump(mode="json") if mapping else None,
         horizon=horizon,
         # All code that has a say in the rows; other code may change without consequence.
-        code=sources_digest(__name__, *simulated),
+        code=plant.sources(__name__),
     )
 
 
@@ -67,12 +65,12 @@ def recorded(blocks: Callable[[], Iterator[Rows]], sha256: str) -> OpenSource:
     return OpenSource(sha256, lambda _: SourceStream(blocks(), lambda: None))
 
 
-def open_source(source: Path, spec: PlantSpec, mapping: HistorianMapping | None) -> OpenSource:
+def open_source(source: Path, plant: KnownPlant, mapping: HistorianMapping | None) -> OpenSource:
     """Find out what a source is and how it is read.
 
     Args:
         source: a file or folder.
-        spec: the plant.
+        plant: whose rows they are.
         mapping: meaning of the tags, where the source is a historian's export.
 
     Raises:
@@ -80,7 +78,7 @@ def open_source(source: Path, spec: PlantSpec, mapping: HistorianMapping | None)
     """
     if mapping is None:
         found = recognise(source)
-        return recorded(for_plant(found, spec, LOGGED[spec.name]), digest_of(found))
+        return recorded(for_plant(found, plant.spec, plant.logged), digest_of(found))
 
     from tasks.adapters.historian.export import digest_of_tables, table_digests
 
@@ -89,7 +87,7 @@ def open_source(source: Path, spec: PlantSpec, mapping: HistorianMapping | None)
     def stream(quarantine: RawQuarantine) -> SourceStream:
         from tasks.adapters.historian.transitions import HistorianStream
 
-        found = HistorianStream(source, mapping, spec, LOGGED.get(spec.name), quarantine, digests)
+        found = HistorianStream(source, mapping, plant.spec, plant.logged, quarantine, digests)
         return SourceStream(found.blocks(), lambda: found.account)
 
     return OpenSource(digest_of_tables(source, digests), stream)

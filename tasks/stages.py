@@ -16,7 +16,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,23 +26,25 @@ from pydantic import BaseModel
 
 from configs.errors import NeoRLError
 from configs.home import Home
+from configs.plant import PlantCode
 from configs.run import RunConfig
-from neorl_core.plants import PLANTS
 from tasks.adapters.files.canonical import digest_json, file_sha256, sha256_hex
 from tasks.adapters.files.provenance import sources_digest
-from tasks.progress import StageProgress
+from tasks.adapters.plants.known import run_sources
 from tasks.references import Reference
 
 if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.schemas.objects import State
 
+    from tasks.progress import Report
+
 
 class Stage(NamedTuple):
     """What is known of a stage before it runs."""
 
     name: str
-    """Of its Prefect task."""
+    """Name of its Prefect task."""
     cached: bool
 
 
@@ -65,6 +67,8 @@ class Session:
     """Signs what a stored result is: (stage, key, SHA-256 of its file)."""
     sealed: Callable[[str, str, str], bool]
     """Whether that is what was signed."""
+    progress: Callable[[str], AbstractContextManager[Report]]
+    """Shows the progress of a stage, given its name: no import of ours, for how it looks changes no result."""
     mlflow: str
     """Address of the MLflow server."""
     flow_run: str
@@ -112,9 +116,14 @@ def current() -> Session:
     return found
 
 
+DECIDES_NOTHING = ("approval", "concurrency")
+"""Keys of a run that change no result: who decides, and what waits."""
+
+
 def config_digest(run: RunConfig) -> str:
     """SHA-256 of all that a run's results depend on in its configuration; a mapping counts by its file's content."""
-    return digest_json(content(run.part("data", "train", "evaluate", "certify", "gates")))
+    parts = (name for name in RunConfig.model_fields if name not in DECIDES_NOTHING)
+    return digest_json(content(run.part(*parts)))
 
 
 def content(value: object) -> Any:
@@ -129,6 +138,8 @@ def content(value: object) -> Any:
     if isinstance(value, Reference):
         digest = getattr(value, "digest", None)
         return digest or {name: content(item) for name, item in value if not isinstance(item, Path)}
+    if isinstance(value, PlantCode):
+        return value.digest
     if isinstance(value, BaseModel):
         return {name: content(item) for name, item in value}
     if isinstance(value, Path):
@@ -225,12 +236,10 @@ def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _key(function: Callable[..., R], given: inspect.BoundArguments, also: Modules | None) -> str:
     arguments = given.arguments
     run = next((value for value in arguments.values() if isinstance(value, RunConfig)), None)
-    modules = [function.__module__]
-    if run is not None:
-        modules += [PLANTS.module(run.plant)] if run.plant in PLANTS else []
-        modules += also(run) if also else []
+    modules = [function.__module__, *(also(run) if run is not None and also else ())]
+    sources = sources_digest(*modules) if run is None else run_sources(run, *modules)
     parts = {name: content(value) for name, value in arguments.items() if name != "progress" and not _is_home(value)}
-    return digest_json([parts, sources_digest(*modules)])[:32]
+    return digest_json([parts, sources])[:32]
 
 
 def _is_home(value: object) -> bool:
@@ -326,7 +335,7 @@ def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
     def run(*args: Any, **kwargs: Any) -> R | State[R]:
         try:
             if shows_progress:
-                with StageProgress(stage) as progress:
+                with current().progress(stage) as progress:
                     bound = signature.bind(*args, **kwargs)
                     bound.arguments["progress"] = progress
                     result = function(*bound.args, **bound.kwargs)

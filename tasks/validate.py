@@ -11,11 +11,12 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, write_json
+from tasks.adapters.plants.known import plant_of
+from tasks.adapters.plants.opening import opened
 from tasks.adapters.store.expectations import Check, check_episode_table, check_tables
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
 from tasks.adapters.store.statistics import Signal, Statistics, mean_shift, signal_bounds, stability_index, summarise
-from tasks.ingest import mapping_of, plant_spec
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.stages import cached
 
@@ -56,7 +57,7 @@ def validate(
     Raises:
         Refused: when a file of the dataset is not what its digest says.
     """
-    spec = plant_spec(run.plant, mapping_of(run))
+    spec = plant_of(opened(run)).spec
     store, before = StoredDataset.open(dataset.store, dataset.digest), earlier.dataset
     summary = summarise(store, spec, progress)
     older = None

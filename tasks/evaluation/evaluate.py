@@ -57,7 +57,7 @@ def evaluate(
     """
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     logs = read_logs(store, store.split(run.data.held_out)[1])
-    found = [policy for member in population.members if (policy := _policy(member.bundle)) is not None]
+    found = [policy for member in population.members if (policy := _policy(member.bundle, run)) is not None]
     normaliser, confidence = found[0].normaliser, run.evaluate.confidence
     steps = logged_steps(logs, normaliser)
     layers = _features(run, steps, progress).layers
@@ -76,7 +76,7 @@ def evaluate(
         for member, estimate, policy in zip(population.members, values, found, strict=True)
     )
     selected = _select(members)
-    champion_policy = None if champion.bundle is None else _policy(champion.bundle)
+    champion_policy = None if champion.bundle is None else _policy(champion.bundle, run)
     champion_difference = None
     if champion_policy is not None:
         other = value(_decisions(champion_policy, normaliser, logs))
@@ -93,9 +93,9 @@ def evaluate(
     )
 
 
-def _policy(bundle: Bundle) -> Policy | None:
+def _policy(bundle: Bundle, run: RunConfig) -> Policy | None:
     """A composite's policy; the plant's own controller has none."""
-    policy: Policy | None = load_bundle(bundle.folder, bundle.digest)[1].policy
+    policy: Policy | None = load_bundle(bundle.folder, bundle.digest, run.source)[1].policy
     return policy
 
 

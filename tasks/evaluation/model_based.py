@@ -14,9 +14,9 @@ from configs.run import RunConfig
 from neorl_core.networks import Normaliser, Policy, normalise, to_unit
 from neorl_core.ope import model as model_based
 from neorl_core.ope.fqe import LoggedSteps
-from neorl_core.plants import PLANTS
 from neorl_core.types import Transition
 from neorl_core.world_model import dynamics
+from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def fit_learned_model(
         jax.block_until_ready(model)  # type: ignore[no-untyped-call]
     if progress:
         progress(chunk * CHUNKS, chunk * CHUNKS, "updates of the learned model")
-    settings = (PLANTS[run.plant].spec.horizon, run.evaluate.discount, run.evaluate.bootstraps)
+    settings = (plant_of(run).spec.horizon, run.evaluate.discount, run.evaluate.bootstraps)
     starts = steps.observation[steps.starts]
     return LearnedModelEvaluator(learned._replace(model=model), normaliser, starts, jax.random.key(run.seed), *settings)
 

@@ -10,11 +10,19 @@ from pydantic import Field
 from configs.run import RunConfig
 from tasks.references.base import Interval, Reference
 from tasks.references.data import Dataset, Validation
-from tasks.references.evidence import Certificate, Certification, Evidence, Gate, Judgement
+from tasks.references.evidence import Certificate, Certification, Evidence
+from tasks.references.judgement import Gate, Judgement
 from tasks.references.learning import Bundle, Champion, Evaluation, Member, Population, Rollouts
+from tasks.references.process import LearnedModel, ModelEstimate, ProcessEvidence, Protection
 
-Verdict = Literal["promoted", "waiting", "fallback", "fallback_waiting", "refused", "unchanged"]
+Verdict = Literal[
+    "promoted", "waiting", "fallback", "fallback_waiting", "shadow", "shadow_waiting", "refused", "unchanged"
+]
 """What a retraining came to."""
+
+
+Role = Literal["candidate", "fallback"]
+"""What is proposed: a trained candidate, or the plant's own controller."""
 
 
 class Version(Reference):
@@ -24,7 +32,7 @@ class Version(Reference):
     run_id: str
     url: str
     digest: str
-    """Of its composite."""
+    """SHA-256 digest of its composite."""
 
 
 class Digests(Reference):
@@ -36,7 +44,7 @@ class Digests(Reference):
     code: str
     lock: str
     certificate: str | None = None
-    """Of the certificate's file; none where certification was not attempted."""
+    """Digest of the certificate's file; none where certification was not attempted."""
 
 
 class ChampionInForce(Reference):
@@ -48,6 +56,18 @@ class ChampionInForce(Reference):
     since: str
     approver: str
     claim: str | None
+
+
+class ShadowInForce(Reference):
+    """The version that the ledger lets run in shadow: beside the plant, never on it."""
+
+    version: str
+    url: str
+    composite: str
+    since: str
+    until: str
+    """When its period ends, extensions included."""
+    approver: str
 
 
 class LedgerHead(Reference):
@@ -83,7 +103,7 @@ class Outcome(Reference):
     gates: tuple[Gate, ...]
     candidate: Version | None = None
     certificate: Certificate | None = None
-    """Of the composite that was proposed."""
+    """The certificate of the composite that was proposed."""
     score: float | None = None
     difference: Interval | None = None
     """Gain over the plant's own controller in return per episode, by rollouts on the simulator."""
@@ -92,6 +112,7 @@ class Outcome(Reference):
     population: str
     dataset: str
     champion: ChampionInForce | None = None
+    shadow: ShadowInForce | None = None
     waiting: tuple[str, ...] = ()
     """Versions that wait for approval."""
     links: dict[str, str] = Field(default_factory=dict)
@@ -100,8 +121,8 @@ class Outcome(Reference):
     """Stages whose cached results were used."""
 
 
-class Findings(Reference):
-    """Everything that the stages of one retraining found before anything was decided."""
+class Learned(Reference):
+    """What the stages of any retraining found before anything was decided."""
 
     run: RunConfig
     run_key: str
@@ -112,10 +133,6 @@ class Findings(Reference):
     fallback: Bundle
     champion: Champion
     evaluation: Evaluation
-    rollouts: Rollouts
-    protection: Certificate
-    """The fallback's own certificate."""
-    certification: Certification
     judgement: Judgement
 
     @property
@@ -123,9 +140,30 @@ class Findings(Reference):
         """The member that off-policy evaluation selected."""
         return self.population.members[self.evaluation.selected]
 
+    def certificate_of(self, role: Role) -> Certificate | None:
+        """The certificate of the candidate, or of the plant's own controller; a process has none."""
+        return None
 
-Role = Literal["candidate", "fallback"]
-"""What is proposed: a trained candidate, or the plant's own controller."""
+
+class Findings(Learned):
+    """Everything that the stages found of a plant that is simulated."""
+
+    rollouts: Rollouts
+    protection: Certificate
+    """The fallback's own certificate."""
+    certification: Certification
+
+    def certificate_of(self, role: Role) -> Certificate | None:
+        """The certificate of the candidate, or of the plant's own controller."""
+        return self.protection if role == "fallback" else self.certification.certificate
+
+
+class ProcessFindings(Learned):
+    """Everything that the stages found of a process without a simulator."""
+
+    model: LearnedModel
+    protection: Protection
+    estimate: ModelEstimate
 
 
 class CandidateRecord(Reference):
@@ -139,13 +177,18 @@ class CandidateRecord(Reference):
     url: str
     passed: bool
     gates: tuple[Gate, ...]
-    evidence: Evidence
+    evidence: Evidence | ProcessEvidence
     claim: str | None
     dataset: Dataset
     config: str
     """Digest of the configuration."""
     champion: str | None
-    """Digest of the promotion in force when it was judged; only that one may it replace."""
+    """Digest of the promotion in force when it was judged, of a process of its last shadow; only that one may it
+    replace."""
+    shadow_days: int | None = None
+    """How long it may run in shadow, of a process without a simulator."""
+    model: LearnedModel | None = None
+    """What the drift of such a process is watched with."""
 
 
 class Candidate(Reference):
@@ -188,7 +231,7 @@ class Decision(Reference):
     candidate: Candidate
     """What the verdict is about: the candidate, or the plant's own controller that stands in for it."""
     promotion: str | None = None
-    """Digest of the promotion's ledger entry."""
+    """Digest of the promotion's ledger entry, or of the shadow's."""
 
     @property
     def found(self) -> str:
@@ -200,6 +243,7 @@ class Aliases(Reference):
 
     champion: str | None
     challenger: str | None
+    shadow: str | None = None
     changes: tuple[str, ...]
 
     @property

@@ -1,9 +1,8 @@
-"""What a candidate is judged by: certificates, servability, gates, and the numbers beside them."""
+"""What a candidate of a simulated plant is judged by: certificates, servability, and the numbers beside them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from tasks.references.base import Interval, Reference
 from tasks.references.learning import SimulatorErrors
@@ -81,17 +80,6 @@ class Service(Reference):
         return self.check.found if self.check else "not attempted: an earlier gate failed"
 
 
-GateName = Literal["data", "simulator", "ope", "rollouts", "champion", "fallback", "statistical", "servability"]
-
-
-class Gate(Reference):
-    """One verdict; `passed` is None where an earlier gate made this one pointless."""
-
-    name: GateName
-    passed: bool | None
-    detail: str
-
-
 class Evidence(Reference):
     """The numbers that a candidate is judged by, without files: whoever doubts a verdict computes it from these."""
 
@@ -105,6 +93,8 @@ class Evidence(Reference):
     supported: bool
     rollouts: Interval
     """Return against the plant's own controller, on the simulator."""
+    fallback_share: float = 0.0
+    """Share of the candidate's steps on the simulator that the fallback decided."""
     champion: Interval | None = None
     """Gain over the champion, by held-out logs; none where it has no policy to compare, or there is none."""
     incomparable: bool = False
@@ -112,25 +102,3 @@ class Evidence(Reference):
     fallback: Certificate
     certificate: Certificate | None = None
     servability: Servability | None = None
-
-
-class Judgement(Reference):
-    """Every gate, with the evidence that it follows from."""
-
-    evidence: Evidence
-    gates: tuple[Gate, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every gate passed."""
-        return all(gate.passed for gate in self.gates)
-
-    @property
-    def failed(self) -> Gate | None:
-        """The first gate that failed."""
-        return next((gate for gate in self.gates if gate.passed is False), None)
-
-    @property
-    def found(self) -> str:
-        marks = {True: "pass", False: "FAIL", None: "not run"}
-        return ", ".join(f"{gate.name} {marks[gate.passed]}" for gate in self.gates)

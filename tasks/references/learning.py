@@ -61,9 +61,9 @@ class Champion(Reference):
     """The champion that candidates are compared with, found in the ledger."""
 
     digest: str | None = None
-    """Of its composite; none where a plant has no champion yet."""
+    """SHA-256 digest of its composite; none where a plant has no champion yet."""
     bundle: Bundle | None = None
-    """None, too, where it was made for other limits and cannot be run on this simulator."""
+    """Its files; none where there is no champion, or it was made for other limits and cannot be compared here."""
 
     @property
     def incomparable(self) -> bool:
@@ -85,9 +85,9 @@ class MemberEvaluation(Reference):
     ope: Interval
     cost_ope: Interval
     gain: Interval
-    """Over the logged controller."""
+    """Gain over the logged controller."""
     model: Interval
-    """In the learned model that was fitted to the held-out episodes."""
+    """Value in the learned model that was fitted to the held-out episodes."""
     disagreement: float
     supported: bool
     effective_rows: float
@@ -101,7 +101,7 @@ class Evaluation(Reference):
     members: tuple[MemberEvaluation, ...]
     behaviour: Interval
     difference: Interval
-    """Of the selected member, over the logged controller."""
+    """Gain of the selected member over the logged controller."""
     supported: bool
     """Whether the logs support the selected member's estimate."""
     champion_difference: Interval | None = None
@@ -114,6 +114,10 @@ class Evaluation(Reference):
         return f"member {self.selected} selected, gain over the logged controller {self.difference}{support}"
 
 
+MOSTLY = 0.5
+"""Share of steps above which it is said that the fallback, and not the policy, ran the plant."""
+
+
 class ControllerRollouts(Reference):
     """A controller on the simulator, over the evaluation's episodes."""
 
@@ -123,6 +127,8 @@ class ControllerRollouts(Reference):
     """Episodes with a violation."""
     episodes: int
     handovers_per_episode: float
+    fallback_share: float
+    """Share of all steps that the fallback decided."""
     least_margins: tuple[float, ...]
 
 
@@ -139,23 +145,26 @@ class Rollouts(Reference):
     @property
     def found(self) -> str:
         versus = ", ".join(f"{found} against the {name}" for name, found in self.differences.items())
-        return f"return of the candidate {versus}; score {self.score:.1f}"
+        share = self.controllers["candidate"].fallback_share
+        mostly = f"; the fallback decided {share:.0%} of its steps" if share > MOSTLY else ""
+        return f"return of the candidate {versus}; score {self.score:.1f}{mostly}"
 
 
 class SignalError(Reference):
-    """Root mean square one-step errors of the simulator for one signal, in its unit."""
+    """Root mean square prediction errors of the simulator for one signal, in its unit."""
 
     logs: float
     domain: float
+    """The largest among plants of the operating domain, put where the logs say and given the logged actions."""
     spread: float
     """Standard deviation of the signal in the logs."""
 
 
 class SimulatorErrors(Reference):
-    """How well the simulator predicts held-out logs, beside what its operating domain explains."""
+    """How well the simulator predicts held-out logs, beside what its operating domain explains there."""
 
     signals: dict[str, SignalError]
 
     @property
     def found(self) -> str:
-        return f"one-step errors of {len(self.signals)} signals, on held-out logs and in the operating domain"
+        return f"{len(self.signals)} prediction errors on held-out logs, and of the operating domain's plants there"

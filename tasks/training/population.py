@@ -14,7 +14,6 @@ from configs.errors import Refused
 from configs.home import Home
 from configs.run import Evaluate, RunConfig, Train
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.plants import PLANTS
 from neorl_core.training import sharding
 from neorl_core.training.loop import RunState, TrainingRows, on_host, train
 from neorl_core.training.population import (
@@ -29,8 +28,8 @@ from neorl_core.training.population import (
 )
 from neorl_core.training.precision import mixed
 from tasks.adapters.files.canonical import digest_json
-from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.models.checkpoints import Checkpoints
+from tasks.adapters.plants.known import plant_of, run_sources
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, logged_steps
@@ -88,9 +87,9 @@ class TrainingRun(NamedTuple):
         return self.home.folder("checkpoints", self.run.plant, f"{self.key}-{self.data.plan.chunk}")
 
 
-def learning_sources(plant: str, algorithm: str) -> tuple[str, str, str]:
-    """The modules on whose source a training's result depends, as `sources_digest` takes them."""
-    return "tasks.training.train", ALGORITHMS.module(algorithm), PLANTS.module(plant)
+def learning_sources(run: RunConfig) -> str:
+    """Digest of the sources on which a training's result depends."""
+    return run_sources(run, "tasks.training.train", ALGORITHMS.module(run.train.algorithm))
 
 
 def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
@@ -104,7 +103,7 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
     Raises:
         ValueError: on an unknown hyper-parameter, or devices that are not there.
     """
-    algorithm, spec = ALGORITHMS[run.train.algorithm], PLANTS[run.plant].spec
+    algorithm, spec = ALGORITHMS[run.train.algorithm], plant_of(run).spec
     config = configure(algorithm, run.train.hyperparameters)
     found = members([run.seed + i for i in range(run.train.seeds)], run.train.grid)
     jax.eval_shape(lambda: init_population(algorithm, spec, config, [0], run.train.grid))
@@ -116,7 +115,7 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
         evaluate=run.evaluate if run.train.ships == "best" else None,
         held_out=run.data.held_out,
         seed=run.seed,
-        code=sources_digest(*learning_sources(run.plant, run.train.algorithm)),
+        code=learning_sources(run),
     )
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     data = training_data(run, store, spec, algorithm, warm_up_updates(algorithm, config))
@@ -170,7 +169,7 @@ def train_members(
 
 def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainState]:
     """The algorithm as the run wants it computed, and the state that training begins in."""
-    run, spec, algorithm = training.run, PLANTS[training.run.plant].spec, training.algorithm
+    run, spec, algorithm = training.run, plant_of(training.run).spec, training.algorithm
     if only is None:
         seeds = [run.seed + i for i in range(run.train.seeds)]
         fresh = init_population(algorithm, spec, training.config, seeds, run.train.grid)

@@ -10,28 +10,25 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import RunConfig, Shield
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.networks import Policy
-from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, make_composite
-from neorl_core.safety.shield import default_shield, envelope_of
+from neorl_core.safety.shield import envelope_of
 from neorl_core.training.population import diverged, policies
 from neorl_core.training.preparation import Moments
-from neorl_core.types import Plant
 from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import digest_json, write_atomic
-from tasks.adapters.models.bundle import composite_digest, save_bundle
+from tasks.adapters.models.bundle import composite_digest, load_bundle, save_bundle
+from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of
 from tasks.references import Bundle, Dataset, Member, Population
 from tasks.stages import cached
 from tasks.training.placement import train_population
 from tasks.training.population import training_run
+from tasks.training.shielding import shield_of
 
 if TYPE_CHECKING:
     from tasks.progress import Report
-
-ENVELOPE_SIGMAS = 1.0
-"""How far beyond the training data, in its standard deviations, the shield lets the policy act."""
 
 
 def algorithm_module(run: RunConfig) -> list[str]:
@@ -40,7 +37,9 @@ def algorithm_module(run: RunConfig) -> list[str]:
 
 
 @cached(also=algorithm_module)
-def train(home: Home, run: RunConfig, dataset: Dataset, progress: Report | None = None) -> Population:
+def train(
+    home: Home, run: RunConfig, dataset: Dataset, progress: Report | None = None, protection: Bundle | None = None
+) -> Population:
     """Train a member for every seed and point of the grid, and keep each as a composite that could ship.
 
     Args:
@@ -49,6 +48,7 @@ def train(home: Home, run: RunConfig, dataset: Dataset, progress: Report | None 
             ships.
         dataset: what to learn from.
         progress: told of gradient steps made, of all that each member makes.
+        protection: fallback and shield of a process without a simulator; a simulated plant brings its own.
 
     Returns:
         The members whose training stayed finite, and the learning curves of all.
@@ -75,10 +75,10 @@ def train(home: Home, run: RunConfig, dataset: Dataset, progress: Report | None 
             "'train.hyperparameters'."
         )
     found = policies(ALGORITHMS[run.train.algorithm], trained.state.population, training.data.scaling.normaliser)
-    members = []
+    members, plant = [], plant_of(run)
     for member, policy in zip(training.members, found, strict=True):
         if sound[member.index]:
-            bundle = keep_bundle(home, _shielded(PLANTS[run.plant], policy, moments), run.plant)
+            bundle = keep_bundle(home, _shielded(plant, policy, moments, run.shield, protection), plant)
             members.append(Member(**asdict(member), bundle=bundle))
     folder = home.folder("runs", run.plant, "populations", training.key)
     return Population(
@@ -93,23 +93,29 @@ def train(home: Home, run: RunConfig, dataset: Dataset, progress: Report | None 
     )
 
 
-def _shielded(plant: Plant, policy: Policy, moments: Moments) -> Composite:
+def _shielded(
+    plant: KnownPlant, policy: Policy, moments: Moments, settings: Shield, protection: Bundle | None
+) -> Composite:
     """A policy behind a shield that knows how far its training data reach."""
+    if protection is not None:
+        alone: Composite = load_bundle(protection.folder, protection.digest, plant.source)[1]
+        return alone._replace(policy=policy)
     low, high = jnp.asarray(moments.observation_low), jnp.asarray(moments.observation_high)
-    envelope = envelope_of(low, high, policy.normaliser.scale, ENVELOPE_SIGMAS)
-    return make_composite(plant, policy, default_shield(plant.spec, envelope=envelope))
+    envelope = envelope_of(low, high, policy.normaliser.scale, settings.envelope)
+    return make_composite(plant.simulator(), policy, shield_of(plant.spec, settings, envelope))
 
 
-def keep_bundle(home: Home, composite: Composite, plant: str) -> Bundle:
+def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bundle:
     """Write a composite under its own digest, once.
 
     Args:
         home: where bundles are kept.
         composite: what could ship.
-        plant: name of the plant that it is for.
+        plant: what it is for; a name is of one of ours.
     """
+    plant = plant_named(plant) if isinstance(plant, str) else plant
     digest = composite_digest(composite, plant)
-    bundle = Bundle(digest=digest, plant=plant, folder=home.folder("bundles", plant) / digest[:24])
+    bundle = Bundle(digest=digest, plant=plant.name, folder=home.folder("bundles", plant.name) / digest[:24])
     if not bundle.complete:
         save_bundle(bundle.folder, composite, plant)
     return bundle
@@ -121,6 +127,8 @@ def fallback_composite(home: Home, run: RunConfig) -> Bundle:
 
     Args:
         home: where bundles are kept.
-        run: names the plant.
+        run: its plant and shield, whose rate limits bind this controller too.
     """
-    return keep_bundle(home, make_composite(PLANTS[run.plant]), run.plant)
+    plant = plant_of(run)
+    simulator = plant.simulator()
+    return keep_bundle(home, make_composite(simulator, shield=shield_of(simulator.spec, run.shield)), plant)

@@ -11,10 +11,10 @@ from configs.home import Home
 from configs.run import RunConfig
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import read_certificate, verify_certificate
-from tasks.adapters.ledger.client import stop
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.certify import certify, repeat_with
 from tasks.references import Bundle
+from tests.evidence import signer_at
 from tests.sample_record import write_bundle
 from tests.small_data import PLANT, reactor_run
 
@@ -27,8 +27,8 @@ def weak(**changes: float) -> RunConfig:
 def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, Bundle]]:
     home = Home(tmp_path_factory.mktemp("certify") / "home")
     folder = home.folder("bundles", PLANT) / "sample"
-    yield home, Bundle(digest=write_bundle(folder), plant=PLANT, folder=folder)
-    stop(home)
+    with signer_at(home):
+        yield home, Bundle(digest=write_bundle(folder), plant=PLANT, folder=folder)
 
 
 def test_a_bundle_is_certified_once_and_can_be_repeated(bundled: tuple[Home, Bundle]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.references import Bundle, Member, Placement, Population
 from tests import judged
-from tests.evidence import PLANT, candidate_record, certificate_of, certify, forge
+from tests.evidence import PLANT, candidate_record, certificate_of, certify, forge, signer_at
 from tests.sample_record import write_bundle
 from tests.small_data import reactor_run
 
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
     """An empty ledger in a home of the test's own."""
-    return Ledger.open(Home(tmp_path / "home"))
+    home = Home(tmp_path / "home")
+    with signer_at(home):
+        yield Ledger.open(home)
 
 
 def digest_of(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from configs.fallback import Fallback, Shadow, Support
 from configs.home import Home
 from configs.run import Certify, Evaluate, RunConfig, Train
 from neorl_core.algorithms import ALGORITHMS
@@ -87,7 +88,14 @@ def test_a_mapping_counts_by_what_it_says(tmp_path: Path) -> None:
 def test_approval_and_concurrency_change_no_result() -> None:
     run = RunConfig(plant="double_mass")
     assert config_digest(run) == config_digest(run.model_copy(update={"approval": "auto", "concurrency": "wait"}))
-    for changes in ({"train": Train(updates=7)}, {"evaluate": Evaluate(rollouts=7)}, {"certify": Certify(p0=0.5)}):
+    for changes in (
+        {"train": Train(updates=7)},
+        {"evaluate": Evaluate(rollouts=7)},
+        {"certify": Certify(p0=0.5)},
+        {"fallback": Fallback(kind="cloned", least_explained=0.9)},
+        {"support": Support(most_handed_over=0.9)},
+        {"shadow": Shadow(days=7)},
+    ):
         assert config_digest(run) != config_digest(run.model_copy(update=changes))
 
 
@@ -115,13 +123,17 @@ def test_what_a_stage_does_not_use_is_no_part_of_its_key() -> None:
         "evaluate",
         "simulate",
         "validate_simulator",
+        "fit_model",
+        "examine",
+        "estimate",
     }
     others = {ALGORITHMS.module(name) for name in ALGORITHMS} | {PLANTS.module(name) for name in PLANTS}
     for name in found:
         used = set(modules_of(name.rpartition(".")[0]))
         assert not used & others, name
-        for foreign in ("flows.cli", "tasks.report", "tasks.conclusion", "tasks.adapters.ledger", "tasks.gates"):
+        for foreign in ("flows.", "tasks.progress", "tasks.report", "tasks.conclusion", "tasks.gates"):
             assert not any(module.startswith(foreign) for module in used), (name, foreign)
+        assert not any(module.startswith("tasks.adapters.ledger") for module in used), name
     # The decision's key covers the flow, the gates and all else.
     whole = set(modules_of("flows.retrain"))
     assert {"flows.running", "tasks.gates", "tasks.conclusion", "tasks.certify"} <= whole

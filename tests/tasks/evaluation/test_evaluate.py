@@ -60,6 +60,7 @@ def _population(*bundles: Bundle) -> Population:
     )
 
 
+@pytest.mark.slow
 def test_equal_members_get_equal_estimates(home: Home, reference: Dataset, sound: list[Bundle]) -> None:
     run = reactor_run()
     found = evaluate(

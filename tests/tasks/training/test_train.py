@@ -82,6 +82,19 @@ def test_the_config_alone_says_how_many_updates(
     assert [m.bundle.digest for m in found.members] == [m.bundle.digest for m in undisturbed.members]
 
 
+def test_another_shield_trains_nothing_again(reference: Dataset, tmp_path: Path) -> None:
+    home, told = Home(tmp_path), list[int]()
+    usual = train(home, reactor_run(), reference)
+    found = train(home, reactor_run(shield={"hold": 9}), reference, lambda done, *_: told.append(done))
+    assert set(told) <= {40}
+    assert found.curves == usual.curves
+    for member, before in zip(found.members, usual.members, strict=True):
+        assert member.bundle.digest != before.bundle.digest
+        held, other = (load_bundle(x.bundle.folder, x.bundle.digest)[1] for x in (member, before))
+        assert int(held.shield.hold) == 9
+        jax.tree.map(np.testing.assert_array_equal, held.policy, other.policy)
+
+
 class _Killed(Exception):
     """Stands for SIGKILL: nothing of ours catches it."""
 

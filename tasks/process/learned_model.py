@@ -1,0 +1,223 @@
+"""The learned model of a process: fitted to bootstrapped training episodes, and held against held-out ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import Refused
+from configs.home import Home
+from configs.run import RunConfig
+from neorl_core.networks import Normaliser, normalise, to_unit
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.preparation import moments, scaling
+from neorl_core.types import PlantSpec, Transition
+from neorl_core.world_model import bootstrap, dynamics
+from neorl_core.world_model.dynamics import Model
+from neorl_core.world_model.prediction import (
+    HORIZONS,
+    Windows,
+    episode_errors,
+    error_ratios,
+    fit_autoregression,
+    squared_errors,
+    windows,
+)
+from tasks.adapters.files.arrays import npz_bytes, read_npz
+from tasks.adapters.files.canonical import digest_json, file_sha256, write_atomic
+from tasks.adapters.plants.known import plant_of
+from tasks.adapters.store import reader
+from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.references import NAIVE_PREDICTORS, Dataset, Interval, LearnedModel, PredictionErrors
+from tasks.stages import cached
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
+
+Floats = npt.NDArray[np.floating]
+
+MEMBERS = 5
+HIDDEN = (32, 32)
+STILL = 0.9
+"""Share of steps without any change from which on a signal counts as set by people."""
+CHUNKS = 20
+"""Parts that the fit is cut into, so that its progress can be told."""
+
+
+class FittedModel(NamedTuple):
+    """A learned model as it is kept: its ensemble, and the scales of what it reads and gives."""
+
+    model: Model
+    normaliser: Normaliser
+    rewards: tuple[float, float]
+    """Mean and deviation of the rewards, by which they are standardised."""
+    weight: npt.NDArray[np.float64]
+    """(O,) what a squared one-step error counts in `one_step_scores`; nothing of a signal that people set."""
+
+
+@cached()
+def fit_model(home: Home, run: RunConfig, dataset: Dataset, progress: Report | None = None) -> LearnedModel:
+    """Fit an ensemble to bootstrapped training episodes, and compare its predictions of held-out ones with simple ones.
+
+    Args:
+        home: where the weights are kept.
+        run: its plant, seed, evaluation and share of held-out episodes.
+        dataset: whose training episodes are learned from, and whose held-out episodes are predicted.
+        progress: told of gradient steps made.
+    """
+    store = reader.StoredDataset.open(dataset.store, dataset.digest)
+    training, held_out = (read_logs(store, episodes) for episodes in store.split(run.data.held_out))
+    found = _fitted(run, training, progress)
+    known, unseen = _prepared(training, found), _prepared(held_out, found)
+    linear = fit_autoregression(known.observation, known.action, known.next_observation)
+    longest = min(max(HORIZONS), int(np.bincount(held_out.episode).max()))
+    horizons = tuple(h for h in HORIZONS if h <= longest)
+    starts = windows(*_steps(unseen), held_out.episode, longest)
+    errors = np.asarray(squared_errors(found.model.members, dynamics.reach(found.model), linear, starts))
+    spread = np.asarray(unseen.observation).std(axis=0) * ~set_by_people(held_out.transitions)
+    prediction = _compared(run, errors, starts, spread, horizons)
+    mean = np.maximum(np.nanmean(errors[0, :, 0], axis=0, dtype=np.float64), 1e-12)
+    found = found._replace(weight=(spread > 0) / mean / max(int(np.sum(spread > 0)), 1))
+    folder = home.folder("runs", run.plant, "models", digest_json([dataset.digest, run.model_dump(mode="json")])[:16])
+    weights = write_atomic(folder / "model.npz", npz_bytes(_as_arrays(found)))
+    scores = {"scores": one_step_scores(found, held_out.transitions), "episode": held_out.episode}
+    residuals = write_atomic(folder / "residuals.npz", npz_bytes(scores))
+    digest = _digest(weights, residuals)
+    return LearnedModel(digest=digest, weights=weights, residuals=residuals, prediction=prediction)
+
+
+def load_model(reference: LearnedModel, spec: PlantSpec) -> FittedModel:
+    """A learned model from its file.
+
+    Raises:
+        Refused: when its files are not those that the reference names, or do not fit the plant.
+    """
+    if _digest(reference.weights, reference.residuals) != reference.digest:
+        raise Refused(
+            f"expected the learned model {reference.digest[:12]} in {reference.weights.parent}, got another: retrain."
+        )
+    return _from_arrays(reference.weights, spec)
+
+
+def _digest(weights: Path, residuals: Path) -> str:
+    """A model is named by its weights and by the errors that a drift is measured against."""
+    return digest_json([file_sha256(weights), file_sha256(residuals)])
+
+
+def one_step_scores(found: FittedModel, t: Transition) -> npt.NDArray[np.float64]:
+    """How far each logged step is from its prediction, meaned over signals: 1 on average over held-out rows.
+
+    Args:
+        found: the model.
+        t: (N, ...) logged steps in physical units.
+    """
+
+    @jax.jit
+    @jax.vmap
+    def squares(observation: jax.Array, action: jax.Array, following: jax.Array) -> jax.Array:
+        x, u = normalise(found.normaliser, observation), to_unit(found.normaliser, action)
+        means = jnp.stack([dynamics.transition(member, x, u)[0] for member in found.model.members])
+        return (normalise(found.normaliser, following) - jnp.mean(means, axis=0)) ** 2
+
+    rows = (np.asarray(x, np.float32) for x in (t.observation, t.action, t.next_observation))
+    scores: npt.NDArray[np.float64] = np.asarray(squares(*rows), np.float64) @ found.weight
+    return scores
+
+
+def set_by_people(t: Transition) -> npt.NDArray[np.bool_]:
+    """(O,) which signals nearly always stay exactly as they are, such as set points: no model can tell their moves."""
+    still = np.mean(np.asarray(t.observation) == np.asarray(t.next_observation), axis=0)
+    return np.asarray(still >= STILL)
+
+
+def _fitted(run: RunConfig, training: Logs, progress: Report | None) -> FittedModel:
+    spec, t = plant_of(run).spec, training.transitions
+    normaliser = scaling(moments(t), spec).normaliser
+    reward = np.asarray(t.reward, np.float64)
+    deviation = float(reward.std()) if reward.std() > 1e-6 else 1.0
+    updates = max(run.evaluate.model_updates // CHUNKS, 1)
+    of_weights, of_resample, of_batches = jax.random.split(jax.random.key(run.seed + 3), 3)
+    recipe = Recipe(schedule="cosine", steps=updates * CHUNKS)
+    model = dynamics.init(of_weights, spec.observation.size, spec.action.size, HIDDEN, MEMBERS, recipe)
+    found = FittedModel(model, normaliser, (float(reward.mean()), deviation), np.ones(spec.observation.size))
+    data = _prepared(training, found)
+    counts = bootstrap.resample(of_resample, jnp.asarray(training.episode, jnp.int32), len(training.starts), MEMBERS)
+    for done in range(0, updates * CHUNKS, updates):
+        if progress:
+            progress(done, updates * CHUNKS, "updates of the learned model")
+        model, _ = bootstrap.train(model, of_batches, data, counts, jnp.int32(done), updates)
+        jax.block_until_ready(model)  # type: ignore[no-untyped-call]
+    return found._replace(model=model)
+
+
+def _prepared(logs: Logs, found: FittedModel) -> Transition:
+    """Logged steps as the ensemble sees them."""
+    t, (mean, deviation) = logs.transitions, found.rewards
+    return Transition(
+        observation=normalise(found.normaliser, jnp.asarray(t.observation)),
+        action=to_unit(found.normaliser, jnp.asarray(t.action)),
+        reward=(jnp.asarray(t.reward) - mean) / deviation,
+        cost=jnp.asarray(t.cost),
+        next_observation=normalise(found.normaliser, jnp.asarray(t.next_observation)),
+        terminated=jnp.asarray(t.terminated),
+    )
+
+
+def _steps(t: Transition) -> tuple[Floats, Floats, Floats]:
+    return np.asarray(t.observation), np.asarray(t.action), np.asarray(t.next_observation)
+
+
+def _compared(
+    run: RunConfig, errors: npt.NDArray[np.floating], starts: Windows, spread: npt.ArrayLike, horizons: tuple[int, ...]
+) -> PredictionErrors:
+    sums, counts = episode_errors(errors, starts.episode, spread, horizons)
+    if not sums.shape[2]:
+        horizons, sums = (), sums[:, :0]
+    roots = np.sqrt(sums.sum(axis=-1).mean(axis=-1) / np.maximum(counts.sum(axis=-1), 1)) if horizons else sums[:, :0]
+    settings = (run.seed, run.evaluate.bootstraps, run.evaluate.confidence)
+    ratios = error_ratios(sums, counts, *settings) if horizons else ()
+    return PredictionErrors(
+        horizons=horizons,
+        errors={
+            name: tuple(map(float, row)) for name, row in zip(("learned model", *NAIVE_PREDICTORS), roots, strict=True)
+        },
+        ratios={name: Interval(**ratio._asdict()) for name, ratio in zip(NAIVE_PREDICTORS, ratios, strict=False)},
+        episodes=sums.shape[-1],
+        confidence=run.evaluate.confidence,
+    )
+
+
+def _as_arrays(found: FittedModel) -> dict[str, npt.NDArray[np.generic]]:
+    """The leaves of the ensemble by number, in JAX's order, and the scales by name."""
+    arrays = {f"member/{i:04d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(found.model.members))}
+    arrays |= {f"normaliser/{name}": np.asarray(value) for name, value in found.normaliser._asdict().items()}
+    ranges = {"low": np.asarray(found.model.low), "high": np.asarray(found.model.high), "weight": found.weight}
+    return arrays | ranges | {"rewards": np.asarray(found.rewards)}
+
+
+def _from_arrays(path: Path, spec: PlantSpec) -> FittedModel:
+    arrays = read_npz(path)
+    model = dynamics.init(
+        jax.random.key(0), spec.observation.size, spec.action.size, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=1)
+    )
+    leaves, structure = jax.tree.flatten(model.members)
+    try:
+        read = [jnp.asarray(arrays[f"member/{i:04d}"]) for i in range(len(leaves))]
+        fits = all(one.shape == other.shape for one, other in zip(read, leaves, strict=True))
+        normaliser = Normaliser(*(jnp.asarray(arrays[f"normaliser/{name}"]) for name in Normaliser._fields))
+        low, high = jnp.asarray(arrays["low"]), jnp.asarray(arrays["high"])
+        rewards = float(arrays["rewards"][0]), float(arrays["rewards"][1])
+        weight = np.asarray(arrays["weight"], np.float64)
+    except KeyError as error_:
+        raise Refused(
+            f"expected a learned model of {spec.name} in {path}, got one without {error_}: retrain."
+        ) from error_
+    if not fits:
+        raise Refused(f"expected a learned model of {spec.name} in {path}, got one of another shape: retrain.")
+    members = jax.tree.unflatten(structure, read)
+    return FittedModel(model._replace(members=members, low=low, high=high), normaliser, rewards, weight)

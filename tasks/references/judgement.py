@@ -1,0 +1,53 @@
+"""Gates with their verdicts, and all of a candidate's gates with the evidence that they follow from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tasks.references.base import Reference
+from tasks.references.evidence import Evidence
+from tasks.references.process import ProcessEvidence
+
+GateName = Literal[
+    "data",
+    "simulator",
+    "learned_model",
+    "ope",
+    "rollouts",
+    "champion",
+    "bounds",
+    "shield",
+    "fallback",
+    "statistical",
+    "servability",
+]
+
+
+class Gate(Reference):
+    """One verdict; `passed` is None where an earlier gate made this one pointless."""
+
+    name: GateName
+    passed: bool | None
+    detail: str
+
+
+class Judgement(Reference):
+    """Every gate, with the evidence that it follows from."""
+
+    evidence: Evidence | ProcessEvidence
+    gates: tuple[Gate, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate passed."""
+        return all(gate.passed for gate in self.gates)
+
+    @property
+    def failed(self) -> Gate | None:
+        """The first gate that failed."""
+        return next((gate for gate in self.gates if gate.passed is False), None)
+
+    @property
+    def found(self) -> str:
+        marks = {True: "pass", False: "FAIL", None: "not run"}
+        return ", ".join(f"{gate.name} {marks[gate.passed]}" for gate in self.gates)
