@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from configs.errors import BadInput
-from configs.load import load_run
 from configs.run import RunConfig
-from flows.cli.console import known_plant
+
+OF_A_PROCESS = ("fallback", "support", "shadow")
+"""Keys that change nothing for a simulated plant."""
+OF_A_SIMULATOR = ("certify", "evaluate.rollouts")
+"""Keys that change nothing for a process."""
 
 
 def checked_run(config: Path) -> RunConfig:
@@ -16,15 +19,51 @@ def checked_run(config: Path) -> RunConfig:
     Raises:
         BadInput: naming the key, and what it may be.
     """
-    from neorl_core.algorithms import ALGORITHMS
-    from neorl_core.plants import PLANTS
-    from neorl_core.training.population import configure
-    from tasks.certify import claim_of
-    from tasks.ingest import mapping_of, plant_spec
+    from tasks.adapters.plants.opening import open_run
 
-    run = load_run(config)
-    claim_of(PLANTS[known_plant(run.plant)], run)
-    plant_spec(run.plant, mapping_of(run))
+    run = open_run(config)
+    check_protection(run, config)
+    check_reward(run)
+    check_training(run, config)
+    return run
+
+
+def check_protection(run: RunConfig, config: Path) -> None:
+    """Hold what takes over and what is certified against the plant.
+
+    Raises:
+        BadInput: naming the key of 'fallback', 'shield' or 'certify'.
+    """
+    from tasks.adapters.plants.known import plant_of
+    from tasks.certify import claim_of
+    from tasks.process.protection import check_fallback
+    from tasks.training.shielding import shield_of
+
+    plant = plant_of(run)
+    simulated = plant.plant is not None
+    given = run.model_fields_set | {f"evaluate.{name}" for name in run.evaluate.model_fields_set}
+    useless = [name for name in (OF_A_PROCESS if simulated else OF_A_SIMULATOR) if name in given]
+    if useless:
+        has = "a simulator and its own controller" if simulated else "no simulator"
+        raise BadInput(
+            f"expected no '{useless[0]}' in {config}, got one for {run.plant}, which has {has}: leave it out."
+        )
+    if plant.plant is None:
+        check_fallback(run, plant.spec)
+    else:
+        claim_of(plant.plant, run)
+        shield_of(plant.spec, run.shield)
+
+
+def check_training(run: RunConfig, config: Path) -> None:
+    """Hold the training's names against the algorithms and their settings.
+
+    Raises:
+        BadInput: naming the key, and what it may be.
+    """
+    from neorl_core.algorithms import ALGORITHMS
+    from neorl_core.training.population import configure
+
     if run.train.algorithm not in ALGORITHMS:
         raise BadInput(
             f"expected train.algorithm in {config} among {', '.join(ALGORITHMS)}, got '{run.train.algorithm}': "
@@ -35,4 +74,30 @@ def checked_run(config: Path) -> RunConfig:
         configure(ALGORITHMS[run.train.algorithm], {**run.train.hyperparameters, **varied})
     except ValueError as error:
         raise BadInput(f"in {config}, 'train': {error}") from error
-    return run
+
+
+def check_reward(run: RunConfig) -> None:
+    """Refuse a mapping whose reward is the same whatever happens.
+
+    Raises:
+        BadInput: with an example of a formula.
+    """
+    from tasks.adapters.plants.known import plant_of
+    from tasks.adapters.plants.opening import mapping_of
+
+    mapping = mapping_of(run)
+    if mapping is None or mapping.reward is None:
+        return
+    spec = plant_of(run).spec
+    try:
+        _, reward = mapping.formulas(spec)
+    except ValueError as error:
+        raise BadInput(f"{error}: correct the mapping of plant {spec.name}.") from error
+    if reward is not None and not reward.names:
+        measured, unit = spec.observation.names[0], spec.observation.units[0]
+        one = {"degC": "K", "°C": "K", "degF": "K"}.get(unit, unit)  # a difference of temperatures is in kelvin
+        raise BadInput(
+            f"expected a reward that depends on what happens in {run.data.mapping}, got '{reward.text}': say what is "
+            f"wanted, such as reward: {{expression: \"-abs(next.{measured} - quantity(1, '{unit}')) / "
+            f'quantity(1, \'{one}\')", unit: "1"}}.'
+        )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from types import ModuleType
 from typing import NamedTuple
 
-from flows import retrain
+from flows import process, retrain
 from tasks.stages import STAGES
 
 
@@ -25,31 +26,42 @@ class Node(NamedTuple):
     """What it does, in a sentence."""
 
 
-def nodes() -> tuple[Node, ...]:
-    """The stages of `flows.retrain.retrain` in their order.
+KINDS: dict[str, tuple[ModuleType, str]] = {
+    "simulated": (retrain, "retrain"),
+    "process": (process, "retrain_process"),
+}
+"""Kinds of plants, and the module and function that a retraining of one is."""
+
+
+def nodes(kind: str = "simulated") -> tuple[Node, ...]:
+    """The stages of a retraining in their order.
+
+    Args:
+        kind: of the plant, a key of KINDS.
 
     Example:
         >>> next(node.takes for node in nodes() if node.stage == "train")
         ('ingest',)
     """
-    tree = ast.parse(inspect.getsource(retrain))
-    flow = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "retrain")
+    module, name = KINDS[kind]
+    tree = ast.parse(inspect.getsource(module))
+    flow = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     found: list[Node] = []
     made: dict[str, tuple[str, ...]] = {}
     for statement in _statements(flow.body):
         value = getattr(statement, "value", None)
         if not isinstance(value, ast.expr):
             continue
-        origins = _origins(value, made, found)
+        origins = _origins(value, module, made, found)
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             made[statement.targets[0].id] = origins
     return tuple(found)
 
 
-def table() -> str:
-    """The stages as a Markdown table."""
+def table(kind: str = "simulated") -> str:
+    """The stages of a retraining as a Markdown table."""
     lines = ["| stage | takes | gives | repeated | what it does |", "|:--|:--|:--|:--|:--|"]
-    for node in nodes():
+    for node in nodes(kind):
         repeated = "found again by content" if node.cached else "every time"
         lines.append(f"| {node.stage} | {', '.join(node.takes) or '–'} | {node.gives} | {repeated} | {node.about} |")
     return "\n".join(lines)
@@ -62,15 +74,17 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         yield from _statements(getattr(statement, "body", []))
 
 
-def _origins(value: ast.expr, made: dict[str, tuple[str, ...]], found: list[Node]) -> tuple[str, ...]:
+def _origins(
+    value: ast.expr, module: ModuleType, made: dict[str, tuple[str, ...]], found: list[Node]
+) -> tuple[str, ...]:
     """The stages that an expression's value comes from; calls of stages in it are added to what was found."""
     if isinstance(value, ast.Name):
         return made.get(value.id, ())
     if not isinstance(value, ast.Call):
         return ()
     arguments = [*value.args, *(keyword.value for keyword in value.keywords)]
-    takes = tuple(dict.fromkeys(name for item in arguments for name in _origins(item, made, found)))
-    function = getattr(retrain, value.func.id, None) if isinstance(value.func, ast.Name) else None
+    takes = tuple(dict.fromkeys(name for item in arguments for name in _origins(item, module, made, found)))
+    function = getattr(module, value.func.id, None) if isinstance(value.func, ast.Name) else None
     key = f"{function.__module__}.{function.__name__}" if inspect.isfunction(function) else ""
     if function is None or key not in STAGES:
         # A model that is made of results hands all of them on; anything else makes no result of a stage.

@@ -26,6 +26,8 @@ class Decided(Reference):
     plant: str
     champion: str | None
     """Version in the registry."""
+    shadow: str | None = None
+    """Version that runs beside a process without a simulator."""
     record: ChampionInForce | None
     aliases: Aliases
 
@@ -90,4 +92,6 @@ def _decided(home: Home, plant: str, registry: Registry) -> Decided:
     entries = Ledger.open(home).entries()
     now = champion(entries, plant)
     record = champion_in_force(now, entries) if now else None
-    return Decided(plant=plant, champion=record.version if record else None, record=record, aliases=aliases)
+    return Decided(
+        plant=plant, champion=record.version if record else None, shadow=aliases.shadow, record=record, aliases=aliases
+    )

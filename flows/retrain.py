@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 from prefect import flow
 
-from flows.running import announce, flow_run_name, known_decision, proceed, refusals_as_states, retraining, run_key
+from flows.process import retrain_process
+from flows.running import (
+    announce,
+    flow_run_name,
+    known_decision,
+    proceed,
+    refusals_as_states,
+    retraining,
+    run_key,
+    without_simulator,
+)
 from tasks.certify import certify_candidate, certify_fallback
 from tasks.conclusion import propose_promotion, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
@@ -28,6 +38,8 @@ if TYPE_CHECKING:
 def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | None = None) -> State[Outcome]:
     """Retrain a plant's policy from its logs, certify it, and promote it by rule.
 
+    A process without a simulator has a flow of its own, `flows.process`, for nothing can be certified there.
+
     Args:
         config: the run's YAML.
         data: files of logs.
@@ -40,24 +52,26 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
             controller is certified.
     """
     with retraining(Path(config), [Path(path) for path in data or []]) as (home, run, sources):
+        if without_simulator(run):
+            return announce(home, run, retrain_process(home, run, sources))
         reconcile_aliases(home, run)
         dataset = ingest(home, run.part("data"), sources)
         earlier = drift_reference(home, run, dataset)
         validation = validate(home, run.part("data"), dataset, earlier)
         proceed(validation)
         population = train(home, run.for_training(), dataset)
-        fallback = fallback_composite(home, run.part())
+        fallback = fallback_composite(home, run.part("shield"))
         champion = incumbent(home, run, population, fallback)
         evaluation = evaluate(home, run.part("evaluate", "data.held_out"), dataset, population, champion)
-        rollouts = simulate(home, run.part("evaluate", "certify.domain"), population, evaluation, champion)
-        simulator = validate_simulator(home, run.part("data.held_out", "certify.domain", "evaluate.rollouts"), dataset)
+        rollouts = simulate(home, run.part("evaluate", "certify.domain", "shield"), population, evaluation, champion)
+        simulator = validate_simulator(home, run.part("data.held_out", "certify.domain"), dataset)
         key = run_key(run, dataset, population, evaluation, champion)
         if (known := known_decision(home, run, key)) is not None:
             return announce(home, run, known)
         protection = certify_fallback(home, run.part("certify"), fallback)
         screening = screen(run.part("gates"), validation, simulator, evaluation, rollouts, champion, protection)
         certification = certify_candidate(home, run.part("certify"), dataset, population, evaluation, screening)
-        service = check_service(population, evaluation, screening, certification)
+        service = check_service(run.part(), population, evaluation, screening, certification)
         judgement = judge_candidate(screening, certification, service)
         findings = Findings(
             run=run,

@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import Home
+from configs.plant import Described
 from configs.run import RunConfig
 from flows.checks import checked_run
 from flows.services.locks import plant_lock, recorded_run
@@ -24,6 +25,7 @@ from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import RefusalBody
 from tasks.conclusion import earlier_outcome, show_artifact
+from tasks.progress import StageProgress
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
 from tasks.stages import Session, config_digest, failed, path_content, session
 
@@ -85,6 +87,7 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
             probe=lambda: connect(home),
             seal=functools.partial(seal_result, home),
             sealed=functools.partial(verify_result, home),
+            progress=StageProgress,
             mlflow=services.mlflow.url,
             flow_run=run_id,
             url=f"{services.prefect.url}/runs/flow-run/{run_id}",
@@ -96,6 +99,11 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
                 body = RefusalBody(reason=str(error), sources=tuple(path_content(path) for path in data))
                 Ledger.open(home).append("refusal", body, plant=run.plant)
                 raise
+
+
+def without_simulator(run: RunConfig) -> bool:
+    """Whether a run is of a process that a mapping alone describes."""
+    return isinstance(run.source, Described)
 
 
 def proceed(validation: Validation) -> None:
@@ -138,11 +146,11 @@ def announce(home: Home, run: RunConfig, outcome: Outcome) -> State[Outcome]:
         outcome: what came of the run.
 
     Raises:
-        Refused: when there is no champion, and nothing that waits to become one.
+        Refused: when there is neither a champion nor a shadow, and nothing that waits to become one.
     """
     from prefect.states import Completed
 
-    if outcome.champion is None and not outcome.waiting:
+    if outcome.champion is None and outcome.shadow is None and not outcome.waiting:
         raise Refused(f"{outcome.headline.rstrip('.')}: read {outcome.links['report']}.")
     get_run_logger().info(outcome.headline)
     tag_run(run.plant, outcome.verdict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from configs.home import Home
 if TYPE_CHECKING:
     from flows.services.state import Services
 
+CACHE = Path(__file__).parents[1] / ".pytest_cache"
 # The servers and libraries that tests start send no telemetry and stay offline, as the product does.
 os.environ.update(
     DO_NOT_TRACK="true",
@@ -25,11 +27,16 @@ os.environ.update(
     MLFLOW_MODEL_CATALOG_URI="",
     GX_ANALYTICS_ENABLED="false",
     # The commands that tests start compile the same programs.
-    JAX_COMPILATION_CACHE_DIR=str(Path(__file__).parents[1] / ".pytest_cache" / "jax"),
+    JAX_COMPILATION_CACHE_DIR=str(CACHE / "jax"),
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
     # Most of the tests' time goes into compiling programs that then run once: XLA need not make them fast.
     JAX_DISABLE_MOST_OPTIMIZATIONS="true",
 )
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    # Each of the many processes would compile thousands of modules anew: they share bytecode in a folder of the tests'
+    # own, so that none is written where it is not wanted.
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(CACHE / "bytecode")
+    sys.dont_write_bytecode = False
 # Signers keep generated passphrases in the user's configuration, and outlive the commands that start them.
 _CONFIGURATION = tempfile.TemporaryDirectory(prefix="neorl-tests-")
 os.environ.update(XDG_CONFIG_HOME=_CONFIGURATION.name, NEORL_SIGNER_IDLE="30")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ from tasks.adapters.ledger.ledger import (
 )
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.rules import NoteBody
-from tasks.adapters.ledger.signer import Signer
+from tasks.adapters.ledger.signer import Server, Signer
 from tasks.adapters.ledger.table import GENESIS
 from tasks.gates import judge
 from tasks.references import CandidateRecord, Certificate, Dataset, Evidence
@@ -78,6 +80,20 @@ MATERIALS = Materials(
 def open_ledger(home: Home, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Ledger:
     """The ledger of a home, with its signer in this process: starting one for each test would take most of its time."""
     return Ledger.open(home, ask=Signer.open(home, clock=clock).answer)
+
+
+@contextmanager
+def signer_at(home: Home) -> Iterator[None]:
+    """A home's signer on its socket, in a thread of this process, for code under test that opens the ledger itself."""
+    server = Server(Signer.open(home), 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.close()
 
 
 def counts(alpha: float, violating: tuple[int, ...] = (), episodes: int | None = None) -> Counts:
@@ -233,7 +249,7 @@ def forge(
         "timestamp": history[-1].timestamp if history else "2026-11-20T10:00:00.000000Z",
     }
     envelope = key.seal(ENTRY_TYPE, payload)
-    insert(table.connect(table.url_of(home)), read_entry(payload, envelope))
+    insert(table.connect(home.ledger_url), read_entry(payload, envelope))
     entry = ledger.entries()[-1]
     (home.root / "ledger.head").write_text(key.seal(HEAD_TYPE, ledger.head()._asdict()).decode())
     return entry

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.references import (
+    BoundsCheck,
     Certificate,
     Evidence,
+    FallbackCheck,
     Interval,
     Latency,
+    PredictionErrors,
+    ProcessEvidence,
     Servability,
     SignalError,
     SimulatorErrors,
+    SupportCheck,
 )
 
 
@@ -64,6 +69,30 @@ def evidence(**changes: object) -> Evidence:
         rollouts=interval(0.1, 0.2),
         fallback=certificate(),
         certificate=certificate(),
+        servability=SERVED,
+    )
+    return found.model_copy(update=changes)
+
+
+def process_evidence(**changes: object) -> ProcessEvidence:
+    """Evidence of a process without a simulator by which every gate passes, but for what is changed."""
+    found = ProcessEvidence(
+        beat_plant=True,
+        data=(),
+        model=PredictionErrors(
+            horizons=(1, 5),
+            errors={"learned model": (0.1, 0.2), "persistence": (0.4, 0.9)},
+            ratios={"persistence": interval(0.2, 0.3), "linear autoregression": interval(0.8, 0.95)},
+            episodes=9,
+            confidence=0.95,
+        ),
+        ope=interval(0.1, 0.2),
+        supported=True,
+        bounds=BoundsCheck(inputs=1000, beyond_bounds=0.0, beyond_rates=-0.1),
+        support=SupportCheck(quantile=0.99, radius=0.5, outside=0.01, handed_over=0.1, most_handed_over=0.5),
+        fallback=FallbackCheck(
+            kind="cloned", about="a clone", explained={"valve": 0.9}, least_explained=0.5, rows=100, unsound=0
+        ),
         servability=SERVED,
     )
     return found.model_copy(update=changes)

@@ -118,6 +118,7 @@ def _rollouts(trajectories: Path) -> Rollouts:
             violated=0,
             episodes=256,
             handovers_per_episode=0.2,
+            fallback_share=0.04,
             least_margins=(2.1,),
         )
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from configs.errors import BadInput
+from configs.errors import BadInput, nearest
+from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line and nothing else.")]
@@ -23,9 +24,6 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            # pydantic and YAML, which configs.load needs, would double the time of `neorl --help`.
-            from configs.load import nearest
-
             cure = nearest(args[0], self.commands)
             raise BadInput(f"expected a command of '{ctx.command_path}', got '{args[0]}': {cure}")
         return super().resolve_command(ctx, args)
@@ -78,14 +76,16 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def known_plant(name: str) -> str:
-    """The name of a plant that exists.
+    """The name of a plant that exists: ours, an installed package's, or one that this home has data of.
 
     Raises:
         BadInput: with the nearest name.
     """
-    from configs.load import nearest
-    from neorl_core.plants import PLANTS
+    from neorl_core.plants import NAMES
+    from tasks.adapters.plants.code import installed_plants
 
-    if name not in PLANTS:
-        raise BadInput(f"expected a known plant, got '{name}': {nearest(name, PLANTS)}")
+    held = Home.locate().root / "datasets"
+    known = {*NAMES, *installed_plants(), *(path.name for path in held.glob("*") if path.is_dir())}
+    if name not in known:
+        raise BadInput(f"expected a known plant, got '{name}': {nearest(name, sorted(known))}")
     return name

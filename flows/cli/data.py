@@ -10,24 +10,34 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.console import AsJson, emit, known_plant
+from flows.cli.console import AsJson, emit
 
 if TYPE_CHECKING:
+    from tasks.adapters.plants.known import KnownPlant
     from tasks.references import Dataset
+
+USUAL_STEPS = 60_000
+"""Control steps of a generated log, of which a fifth is held out: some weeks of most plants."""
 
 
 def generate(
-    plant: Annotated[str, typer.Argument(help="The plant that is simulated.")],
+    plant: Annotated[
+        str, typer.Argument(help="The plant that is simulated: a name, or a file such as plants/tank.py.")
+    ],
     behaviour: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Who acts: random, pid, medium, expert or mixed; historian writes the plant's history with its faults."
+            " By default the plant's history, or where it has none its own controller with noise (pid), as a file."
         ),
-    ] = "historian",
-    episodes: Annotated[int | None, typer.Option(help="How many; 1000 by default.", min=1)] = None,
+    ] = None,
+    episodes: Annotated[int | None, typer.Option(help="How many; 1000 with --behaviour.", min=1)] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the dataset or of the export; a name in .hdf5 makes one file in D4RL's layout."),
+        typer.Option(
+            help="Folder of the dataset or of the export; a name in .hdf5 makes one file in D4RL's layout. Without "
+            "--behaviour it is in the home's generated/PLANT, where the deployments look."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.", min=0)] = 0,
     weeks: Annotated[float | None, typer.Option(help="Length of a history; 3 by default.", min=0.0)] = None,
@@ -37,17 +47,20 @@ def generate(
 
     Example: neorl generate double_mass --behaviour medium --episodes 1000 --seed 1
     """
-    name = known_plant(plant)
+    from tasks.adapters.plants.known import plant_at
     from tasks.progress import StageProgress
 
+    known = plant_at(plant)
+    if behaviour is None:
+        behaviour, out, episodes = usual_log(known, episodes, weeks, out)
     if behaviour != "historian":
         if weeks is not None:
             raise BadInput(f"expected --weeks for a history alone, got it with {behaviour}: give --episodes instead.")
         from tasks.adapters.synthetic.episodes import generate as play
 
-        folder = out or Home.locate().folder("datasets", name)
+        folder = out or Home.locate().folder("datasets", known.name)
         with StageProgress("generate") as progress:
-            made = play(name, behaviour, episodes or 1000, seed, folder, progress)
+            made = play(plant, behaviour, episodes or 1000, seed, folder, progress)
         emit(made.model_dump(mode="json", exclude_none=True), as_json, made.lines())
         return
     if episodes is not None or out is None:
@@ -58,8 +71,20 @@ def generate(
     from tasks.adapters.synthetic.plant_log import generate as write
 
     with StageProgress("generate") as progress:
-        log = write(name, out, seed=seed, weeks=3.0 if weeks is None else weeks, progress=progress)
+        log = write(known.name, out, seed=seed, weeks=3.0 if weeks is None else weeks, progress=progress)
     emit(log.model_dump(mode="json"), as_json, [f"{log.rows:,} rows in {log.path}"])
+
+
+def usual_log(
+    plant: KnownPlant, episodes: int | None, weeks: float | None, out: Path | None
+) -> tuple[str, Path, int | None]:
+    """What is generated of a plant without --behaviour, where, and how many episodes: what its deployment reads."""
+    from tasks.adapters.synthetic.plant_log import HISTORIES
+
+    folder = Home.locate().root / "generated" / plant.name
+    if weeks is not None or (plant.name in HISTORIES and episodes is None):
+        return "historian", out or folder, episodes
+    return "pid", out or folder / "episodes.hdf5", episodes or max(USUAL_STEPS // plant.spec.horizon, 1)
 
 
 def ingest(
@@ -67,7 +92,7 @@ def ingest(
         Path, typer.Argument(help="A file or a Minari folder of any known format, or a run's YAML with --data.")
     ],
     data: Annotated[list[Path] | None, typer.Option("--data", help="A file of logs, with a YAML; repeat it.")] = None,
-    plant: Annotated[str | None, typer.Option(help="Whose names, units and limits apply.")] = None,
+    plant: Annotated[str | None, typer.Option(help="Whose names, units and limits apply: a name or a file.")] = None,
     mapping: Annotated[Path | None, typer.Option(help="What the tags of a historian's export mean, in YAML.")] = None,
     horizon: Annotated[
         int | None, typer.Option(help="Steps of a time limit, for a file that does not tell where episodes end.")
@@ -90,9 +115,8 @@ def ingest(
     else:
         from tasks.ingest import ingest_file
 
-        name = known_plant(plant) if plant else None
         with StageProgress("ingest") as progress:
-            result = ingest_file(Home.locate(), source, name, mapping, horizon, max_quarantined, progress)
+            result = ingest_file(Home.locate(), source, plant, mapping, horizon, max_quarantined, progress)
     lines = [*result.notes, f"dataset {result.digest}", f"{result.rows:,} rows in {result.episodes:,} episodes"]
     if result.quarantined:
         lines.append(f"{result.quarantined:,} rows in quarantine: {result.quarantine}")
@@ -101,9 +125,9 @@ def ingest(
 
 
 def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object]) -> Dataset:
-    from configs.load import load_run
+    from tasks.adapters.plants.opening import open_run
 
-    run = load_run(config)
+    run = open_run(config)
     if not data or any(other is not None for other in others):
         raise BadInput(f"expected --data FILE alone with {config.name}, which says the rest: name the logs by --data.")
     from tasks.ingest import ingest as read

@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 def examine(home: Home) -> list[Finding]:
     """Look at Python, packages, disk, the home, services, keys and locks; changes nothing."""
-    return [_python(), _pins(), _disk(home), _home(home), *_services(home), _keys(home), *_locks(home)]
+    return [_python(), _pins(), _disk(home), _home(home), *_services(home), examine_key(home), *_locks(home)]
 
 
 def _python() -> Finding:
@@ -94,7 +94,8 @@ def _services(home: Home) -> list[Finding]:
     return findings
 
 
-def _keys(home: Home) -> Finding:
+def examine_key(home: Home) -> Finding:
+    """Whether the signing key is there, or can still be made, and is its owner's alone."""
     path = home.root / "keys" / "signing.pem"
     if not path.exists():
         from tasks.adapters.ledger.ledger import Ledger

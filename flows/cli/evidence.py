@@ -48,6 +48,9 @@ def certificate_verify(
     rerun: Annotated[bool, typer.Option("--rerun", help="Repeat every rollout and compare the counts.")] = False,
     challenge: Annotated[str, typer.Option(help="Run the test with this seed (hexadecimal) too.")] = "",
     bundle: Annotated[Path | None, typer.Option(help="The certified bundle; the home's own otherwise.")] = None,
+    plant: Annotated[
+        str | None, typer.Option(help="To run the test again: the file of a plant of your own, such as plants/tank.py.")
+    ] = None,
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,18 +74,18 @@ def certificate_verify(
     found: dict[str, str] = {}
     repeat = None
     if folder is not None:
-        from tasks.adapters.models.bundle import composite_digest, load_bundle
+        from tasks.adapters.models.bundle import stored_digest
 
-        plant, composite = load_bundle(folder)
-        found["composite"] = composite_digest(composite, plant.spec.name)
+        found["composite"] = stored_digest(folder)
     if rerun or seed is not None:
         if folder is None:
             raise BadInput(
                 f"expected the bundle that {file} certifies, got none in {home.root}: name it with --bundle."
             )
+        from tasks.adapters.plants.code import find_code
         from tasks.certify import repeat_with
 
-        repeat = repeat_with(folder)
+        repeat = repeat_with(folder, find_code(plant, Path.cwd()) if plant else None)
     checks = verify_certificate(
         file,
         root,
@@ -193,10 +196,9 @@ def _signing_key(home: Home) -> Ed25519PublicKey:
         BadInput: when there is no key yet.
     """
     from tasks.adapters.ledger.client import public_key
-    from tasks.adapters.ledger.keys import key_file
 
-    if not key_file(home).exists():
-        raise BadInput(f"expected a signing key in {key_file(home)}, got none: make one with 'neorl keys init'.")
+    if not home.signing_key.exists():
+        raise BadInput(f"expected a signing key in {home.signing_key}, got none: make one with 'neorl keys init'.")
     return public_key(home)
 
 

@@ -31,7 +31,7 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
         NeoRLError: as the flow does; a wrong configuration is found before any server is started.
     """
     checked_run(config)
-    services = up(Home.locate(), say=lambda text: print(f"neorl: {text}", file=sys.stderr, flush=True))
+    services = up(Home.locate(), worker=False, say=lambda text: print(f"neorl: {text}", file=sys.stderr, flush=True))
     os.environ.update(environment(services))
     # The run's own words are enough on the terminal; everything, tracebacks too, is in the UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")

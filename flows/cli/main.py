@@ -18,6 +18,8 @@ from flows.cli import evidence as commands_evidence
 from flows.cli import models as commands_models
 from flows.cli import plants as commands_plants
 from flows.cli import services as commands_services
+from flows.cli import shadow as commands_shadow
+from flows.cli import start as commands_start
 from flows.cli.console import emit, group
 
 ABOUT = "Turn a plant's logs into a certified, registered, explained control policy."
@@ -25,13 +27,21 @@ app = group(ABOUT, completion=True)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PANELS: dict[str, list[Callable[..., None]]] = {
     "services": [commands_services.up, commands_services.down, commands_services.status, commands_services.doctor],
-    "data": [commands_data.generate, commands_data.ingest, commands_data.export],
+    "data": [
+        commands_start.init,
+        commands_start.check,
+        commands_data.generate,
+        commands_data.ingest,
+        commands_data.export,
+    ],
     "models": [
         commands_models.train,
         commands_models.retrain,
         commands_models.candidates,
         commands_models.approve,
         commands_models.reject,
+        commands_shadow.shadow,
+        commands_shadow.extend,
         commands_models.history,
     ],
     "evidence": [commands_evidence.report],

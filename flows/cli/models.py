@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from configs.run import Setting
+    from flows.promote import Decided
     from tasks.adapters.ledger.ledger import Entry
 
 Plant = Annotated[str, typer.Argument(help="The plant's name, such as chemical_reactor.")]
@@ -138,7 +139,7 @@ def approve(plant: Plant, version: Version, by: Who = "", note: Note = "", as_js
     from flows.promote import approve as decide
 
     result = decide(Home.locate(), known_plant(plant), version, by or getpass.getuser(), note)
-    emit(result, as_json, [f"version {version} of {plant} is approved; champion: {result.champion}"])
+    emit(result, as_json, [f"version {version} of {plant} is approved; {_in_force(result)}"])
 
 
 def reject(plant: Plant, version: Version, by: Who = "", note: Note = "", as_json: AsJson = False) -> None:
@@ -149,7 +150,11 @@ def reject(plant: Plant, version: Version, by: Who = "", note: Note = "", as_jso
     from flows.promote import reject as decide
 
     result = decide(Home.locate(), known_plant(plant), version, by or getpass.getuser(), note)
-    emit(result, as_json, [f"version {version} of {plant} is rejected; champion: {result.champion}"])
+    emit(result, as_json, [f"version {version} of {plant} is rejected; {_in_force(result)}"])
+
+
+def _in_force(decided: Decided) -> str:
+    return f"in shadow: {decided.shadow}" if decided.shadow else f"champion: {decided.champion}"
 
 
 def history(
@@ -175,10 +180,15 @@ def history(
     else:
         promotions = [e for e in entries if e.kind == "promotion" and e.plant == plant]
     rows = [_promotion(entry, entries) for entry in promotions]
+    watched = [_promotion(entry, entries) for entry in entries if (entry.kind, entry.plant) == ("shadow", plant)]
     if as_json:
-        emit({"plant": plant, "champions": [row._asdict() for row in rows]}, True)
+        found = {"champions": [row._asdict() for row in rows], "shadows": [row._asdict() for row in watched]}
+        emit({"plant": plant, **found}, True)
     elif rows:
         show_table(Promotion._fields[:-1], [row[:-1] for row in rows])
+    elif watched:
+        print(f"{plant} has had no champion, for it has no simulator; in shadow were")
+        show_table(Promotion._fields[:-1], [row[:-1] for row in watched])
     else:
         print(f"{plant} has had no champion yet")
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from configs.home import Home
-from flows.cli.console import AsJson, emit, group, known_plant, show_table
+from flows.cli.console import AsJson, emit, group, show_table
+
+if TYPE_CHECKING:
+    from tasks.adapters.plants.known import KnownPlant
 
 plants = group(
     """The plants that are simulated here: list them, or show one.
@@ -41,8 +44,10 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
         return
     from configs.plant_scores import plant_scores
     from neorl_core.plants import PLANTS
+    from tasks.adapters.plants.code import installed_plants
+    from tasks.adapters.plants.known import plant_named
 
-    scores, table = plant_scores(), {name: _facts(name) for name in PLANTS}
+    scores, table = plant_scores(), {name: _facts(plant_named(name)) for name in (*PLANTS, *installed_plants())}
     if as_json:
         found = {
             name: facts._asdict()
@@ -69,7 +74,7 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
 
 @plants.command()
 def show(
-    name: Annotated[str, typer.Argument(help="The plant.")],
+    name: Annotated[str, typer.Argument(help="The plant: a name, or a file such as plants/tank.py.")],
     out: Annotated[Path | None, typer.Option(help="Where the picture goes; by default into the home.")] = None,
     seed: Annotated[int, typer.Option(help="Of the episodes.", min=0)] = 0,
     as_json: AsJson = False,
@@ -78,11 +83,13 @@ def show(
 
     Example: neorl plants show water_treatment --out tanks.png
     """
-    name = known_plant(name)
+    from tasks.adapters.plants.known import plant_at
     from tasks.adapters.reporting.trajectories import draw_plant
 
+    known = plant_at(name)
+    name = known.name
     path = out or Home.locate().folder("plants") / f"{name}.png"
-    found, facts = draw_plant(name, path, seed, EPISODES), _facts(name)
+    found, facts = draw_plant(known.simulator(), path, seed, EPISODES), _facts(known)
     if as_json:
         controllers = {
             who: {"return": result.mean_return, "score": result.score, "violated": result.violated}
@@ -104,19 +111,14 @@ def show(
     print(f"\npicture: {path}")
 
 
-def _facts(name: str) -> PlantFacts:
-    from importlib import import_module
-
-    from neorl_core.plants import PLANTS
-
-    spec = PLANTS[name].spec
-    about = import_module(PLANTS.module(name)).__doc__ or ""
+def _facts(known: KnownPlant) -> PlantFacts:
+    spec = known.spec
     return PlantFacts(
-        about=about.strip().splitlines()[0],
+        about=known.about,
         observation=dict(zip(spec.observation.names, spec.observation.units, strict=True)),
         action=dict(zip(spec.action.names, spec.action.units, strict=True)),
         limits={c.name: f"{c.low:g} to {c.high:g} {c.unit}" for c in spec.constraints},
         horizon=spec.horizon,
         period=f"{spec.dt:g} {spec.time_unit}",
-        agents=tuple(view.name for view in PLANTS[name].agents),
+        agents=tuple(view.name for view in known.simulator().agents),
     )

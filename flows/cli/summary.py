@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tasks.record import verdict_text
-from tasks.references import Outcome
-from tasks.report import mark
+from tasks.record import mark, verdict_text
+from tasks.references import NO_CLAIM, Outcome
 from tasks.simulate import PUBLISHED_SCORES
 
 
@@ -12,7 +11,9 @@ def summary_lines(outcome: Outcome) -> list[str]:
     """The end of `neorl retrain` for people."""
     champion, certificate = outcome.champion, outcome.certificate
     lines = ["", f"{outcome.plant}: {_sentence(outcome)}", f"  {outcome.headline}"]
-    if champion is None and not outcome.waiting:
+    if outcome.shadow is not None:
+        lines.append(f"  shadow       version {outcome.shadow.version}, until {outcome.shadow.until}; {NO_CLAIM}")
+    if champion is None and outcome.shadow is None and not outcome.waiting:
         lines.append("  champion     none, and nothing waits for approval: no policy may run this plant")
     if champion is not None:
         lines.append(f"  champion     version {champion.version}, composite {champion.composite[:12]}")

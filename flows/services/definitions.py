@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from configs.home import Home
 from configs.telemetry import TELEMETRY_OFF
-from flows.services import processes, rest
-from flows.services.deployments import POOL, worker_is_online
+from flows.services import deployments, processes, rest
+from flows.services.deployments import POOL, Deployments, worker_is_online
 from flows.services.guard import LOGIN
 from flows.services.processes import HOST, TOKEN
-from flows.services.state import Service, Services, environment, home_login, mlflow_login, prefect_login
+from flows.services.state import Service, Services, home_login, mlflow_login, prefect_login
 
 
 class Start(NamedTuple):
@@ -26,6 +26,8 @@ class Start(NamedTuple):
     token: str
     others: Mapping[str, Service]
     """The services started before it, by name."""
+    due: Deployments | None = None
+    """What a worker has to register before it works."""
 
 
 class Command(NamedTuple):
@@ -49,7 +51,7 @@ class Definition(NamedTuple):
     """Services that must answer before it is started; the others are started at once, for their starts take long."""
 
 
-def start(home: Home, name: str, port: int, others: Mapping[str, Service]) -> Service:
+def start(home: Home, name: str, port: int, others: Mapping[str, Service], due: Deployments | None = None) -> Service:
     """Start one service in the background.
 
     Args:
@@ -57,12 +59,13 @@ def start(home: Home, name: str, port: int, others: Mapping[str, Service]) -> Se
         name: its name in `SERVICES`.
         port: where it shall listen; 0 for one that listens on no port.
         others: the services that its command may need, by name.
+        due: what a worker has to register before it works.
 
     Returns:
         The service, which may not answer yet.
     """
     token = secrets.token_hex(16)
-    arguments, variables, folder = SERVICES[name].command(Start(home, port, token, others))
+    arguments, variables, folder = SERVICES[name].command(Start(home, port, token, others, due))
     # Nothing of the caller's Prefect or MLflow set-up may leak into a service of this home.
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "_MLFLOW_"))}
     ours = {**TELEMETRY_OFF, "NEORL_HOME": str(home.root), TOKEN: token, "PREFECT_HOME": str(home.folder("prefect"))}
@@ -126,10 +129,14 @@ def _mlflow_answers(home: Home, services: Mapping[str, Service]) -> bool:
 
 
 def _worker(start: Start) -> Command:
-    arguments = ["-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    arguments += ["--name", _worker_name(start.token), "--limit", "1"]
-    variables = environment(Services(start.home, start.others["prefect"], start.others["mlflow"]))
-    return Command(arguments, variables | {"PREFECT_WORKER_QUERY_SECONDS": "3"}, start.home.folder("prefect"))
+    first = deployments.arguments(start.home, start.due) if start.due else []
+    work = ["--worker", "--pool", POOL, "--type", "process", "--name", _worker_name(start.token), "--limit", "1"]
+    variables = deployments.variables(Services(start.home, start.others["prefect"], start.others["mlflow"]))
+    return Command(
+        ["-m", "flows.services.worker", *first, *work],
+        variables | {"PREFECT_WORKER_QUERY_SECONDS": "3"},
+        start.home.folder("prefect"),
+    )
 
 
 def _worker_answers(home: Home, services: Mapping[str, Service]) -> bool:

@@ -1,12 +1,11 @@
-"""Registers the deployments of prefect.yaml with a Prefect server: `prefect deploy --all`, in a process of its own.
+"""Registers the deployments of prefect.yaml with a Prefect server: `prefect deploy --all`, and when it is due.
 
-Only its child imports prefect and the flows, while the other services are still starting.
+It runs in the background, in the process that is to be the home's worker: `flows.services.worker`.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 import urllib.error
@@ -14,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
+from configs.bounded import read_yaml
 from configs.errors import BadInput, ServiceMissing
-from flows.services import rest
-from flows.services.processes import private_log
+from configs.home import Home
+from flows.services import processes, rest
+from flows.services.processes import ProcessId
 from flows.services.state import Services, environment
-from tasks.adapters.files.canonical import digest_json, sha256_hex, write_atomic
+from tasks.adapters.files.canonical import digest_json, read_json, sha256_hex
 
 PROJECT = Path(__file__).resolve().parents[2]
+FILE = "prefect.yaml"
 POOL = "neorl"
 
 
@@ -37,52 +36,56 @@ class Deployments(NamedTuple):
     """Digest of the file and of the flows' sources, from which Prefect derives the parameters."""
 
 
-class Registration(NamedTuple):
-    """A `prefect deploy` that goes on in the background."""
-
-    deployments: Deployments
-    process: subprocess.Popen[bytes]
-    output: Path
-    mark: Path
-    """Where the digest of what was registered last is kept."""
-
-
-def declared(project: Path = PROJECT) -> Deployments | None:
+def declared(project: Path | None = None) -> Deployments | None:
     """What a project's prefect.yaml declares; None where there is no such file, and so nothing to schedule.
+
+    Args:
+        project: its folder; the working directory when not given, or where that has none, the folder of this package.
 
     Raises:
         BadInput: when it is not a list of deployments, each with a name and an entrypoint.
     """
-    path = project / "prefect.yaml"
+    path = (project or _project()) / FILE
     if not path.is_file():
         return None
     try:
-        entries = YAML(typ="safe", pure=True).load(path.read_text()).get("deployments") or []
+        entries = read_yaml(path).get("deployments") or []
         names = [_text(entry, "name") for entry in entries]
-        sources = sorted({_text(entry, "entrypoint").rpartition(":")[0] for entry in entries})
+        sources = sorted({_source(path.parent, _text(entry, "entrypoint")) for entry in entries})
         pools = {(entry.get("work_pool") or {}).get("name") or POOL for entry in entries}
-    except (YAMLError, AttributeError, TypeError, LookupError, ValueError, RecursionError) as error:
+    except (AttributeError, TypeError, LookupError, ValueError) as error:
         said = " ".join(str(error).split())
         raise BadInput(
             f"expected a list of deployments in {path}, each with a name and an entrypoint, got '{said}': correct it."
         ) from error
-    files = [path, *(project / source for source in sources)]
-    digests = {str(file): sha256_hex(file.read_bytes()) for file in files if file.is_file()}
+    digests = {str(file): sha256_hex(file.read_bytes()) for file in (path, *sources) if file.is_file()}
     # Names and pools that Prefect fills in from the environment are known to Prefect alone.
     return Deployments(path, _plain(names), _plain(sorted(pools)), digest_json(digests))
 
 
-def begin(services: Services, project: Path = PROJECT) -> Registration | None:
-    """Start to register what prefect.yaml declares, unless all of it was registered from the same content before.
+def deployed_data(config: Path) -> list[Path]:
+    """The logs that the deployment of a run's file reads, of the working directory's prefect.yaml; none without one.
+
+    Raises:
+        BadInput: when that file is malformed.
+    """
+    if declared(Path.cwd()) is None:
+        return []
+    for entry in read_yaml(Path.cwd() / FILE).get("deployments") or []:
+        given = entry.get("parameters") or {}
+        if Path(str(given.get("config"))).resolve() == config.resolve():
+            return [Path(str(path)) for path in given.get("data") or []]
+    return []
+
+
+def due(services: Services, project: Path | None = None) -> Deployments | None:
+    """What prefect.yaml declares, unless all of it was registered from the same content before; its pools are made.
 
     So a schedule that somebody paused in the UI stays paused as long as nothing has changed.
 
     Args:
         services: whose Prefect server.
-        project: the folder with `prefect.yaml`; runs work in it.
-
-    Returns:
-        What goes on in the background, or None when nothing needs to be done.
+        project: the folder with `prefect.yaml`, as for `declared`; runs work in it.
 
     Raises:
         BadInput: when prefect.yaml is malformed.
@@ -90,57 +93,57 @@ def begin(services: Services, project: Path = PROJECT) -> Registration | None:
     found = declared(project)
     if found is None or not found.pools:
         return None
-    mark = services.home.folder("prefect") / "deployments.digest"
-    if mark.is_file() and mark.read_text() == found.digest and _are_known(services, found.names):
+    if _outcome(services.home, found) == 0 and _are_known(services, found.names):
         return None
     for pool in found.pools:
         _ensure_pool(services, pool)
-    output = services.home.folder("logs") / "deployments.log"
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
-    # Wide, so that the reason of a refusal stays on one line.
-    variables = kept | environment(services) | {"PREFECT_DEFAULT_WORK_POOL_NAME": POOL, "COLUMNS": "1000"}
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    output.unlink(missing_ok=True)
-    with private_log(output) as log:
-        process = subprocess.Popen(
-            command, env=variables, cwd=project, stdin=subprocess.DEVNULL, stdout=log, stderr=log, umask=0o077
-        )
-    return Registration(found, process, output, mark)
+    for path in (_outcome_file(services.home), _log(services.home)):
+        path.unlink(missing_ok=True)
+    return found
 
 
-def finish(registration: Registration, services: Services, deadline: float) -> None:
-    """Wait until the deployments are registered.
+def arguments(home: Home, found: Deployments) -> list[str]:
+    """Arguments of `flows.services.worker` that make it register these deployments."""
+    return ["--register", str(found.path.parent), found.digest, str(_log(home)), str(_outcome_file(home))]
+
+
+def finish(found: Deployments, services: Services, deadline: float, worker: ProcessId | None = None) -> None:
+    """Wait until deployments are registered.
 
     Args:
-        registration: what `begin` started.
+        found: what is due.
         services: whose Prefect server.
         deadline: when to give up, in seconds on the clock of `time.monotonic`.
+        worker: the one that was started with their `arguments`; without one, a process of their own registers them.
 
     Raises:
         BadInput: when Prefect refuses one of them.
         ServiceMissing: when it takes too long.
     """
-    found, process, output, mark = registration
+    log, process = _log(services.home), worker or _start(found, services)
     try:
-        code = process.wait(max(deadline - time.monotonic(), 0))
-    except subprocess.TimeoutExpired as error:
-        cancel(registration)
-        raise ServiceMissing(
-            f"expected Prefect to register {found.path} in time, got no end: read {output}, then run 'neorl up' again."
-        ) from error
-    if code or not _are_known(services, found.names):
-        said = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
+        while _outcome(services.home, found) is None and process.alive:
+            if time.monotonic() > deadline:
+                raise ServiceMissing(
+                    f"expected Prefect to register {found.path} in time, got no end: read {log}, then run 'neorl up' "
+                    "again."
+                )
+            time.sleep(0.1)
+    finally:
+        if worker is None:
+            processes.stop([process])
+    if _outcome(services.home, found) != 0 or not _are_known(services, found.names):
+        said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise BadInput(
             f"expected Prefect to accept the deployments of {found.path}, got '{said[-1] if said else 'no word'}': "
-            f"correct the file, then run 'neorl up' again; {output} tells more."
+            f"correct the file, then run 'neorl up' again; {log} tells more."
         )
-    write_atomic(mark, found.digest.encode())
 
 
-def cancel(registration: Registration) -> None:
-    """End what goes on in the background, if it still does."""
-    registration.process.kill()
-    registration.process.wait()
+def variables(services: Services) -> dict[str, str]:
+    """The environment of a process that registers deployments; nothing of the caller's own Prefect leaks into it."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
+    return kept | environment(services) | {"PREFECT_DEFAULT_WORK_POOL_NAME": POOL}
 
 
 def worker_is_online(api: str, worker: str, login: str, pool: str = POOL) -> bool:
@@ -157,6 +160,40 @@ def worker_is_online(api: str, worker: str, login: str, pool: str = POOL) -> boo
     except urllib.error.HTTPError:
         return False
     return any(w["name"] == worker and w["status"] == "ONLINE" for w in workers)
+
+
+def _start(found: Deployments, services: Services) -> ProcessId:
+    command = [sys.executable, "-m", "flows.services.worker", *arguments(services.home, found)]
+    return processes.spawn(command, variables(services), _log(services.home), services.home.folder("prefect"))
+
+
+def _log(home: Home) -> Path:
+    return home.folder("logs") / "deployments.log"
+
+
+def _outcome_file(home: Home) -> Path:
+    return home.folder("prefect") / "deployments.json"
+
+
+def _outcome(home: Home, found: Deployments) -> int | None:
+    """The exit code of the last registration, if that was of these deployments."""
+    try:
+        last = read_json(_outcome_file(home))
+        return int(last["code"]) if last["digest"] == found.digest else None
+    except (BadInput, LookupError, TypeError, ValueError):
+        return None
+
+
+def _project() -> Path:
+    """The folder whose deployments are meant."""
+    here = Path.cwd()
+    return here if (here / FILE).is_file() else PROJECT
+
+
+def _source(project: Path, entrypoint: str) -> Path:
+    """The file of a flow: `flow.py:name` of the project, or `package.module.name`, of which only ours are followed."""
+    file, colon, _ = entrypoint.rpartition(":")
+    return project / file if colon else PROJECT.joinpath(*entrypoint.split(".")[:-1]).with_suffix(".py")
 
 
 def _text(entry: Mapping[str, object], key: str) -> str:

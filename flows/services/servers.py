@@ -7,10 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from configs.errors import BadInput, ServiceMissing
-from configs.home import Home
+from configs.home import PASSPHRASE, Home
 from flows.services import definitions, deployments, processes
 from flows.services.definitions import SERVERS, SERVICES, TITLES, log_file
 from flows.services.locks import dead_runs
@@ -64,6 +65,12 @@ def up(
         ServiceMissing: when a service does not answer.
     """
     wanted = {name: port for name, port in (("prefect", prefect_port), ("mlflow", mlflow_port)) if port is not None}
+    if not (worker or wanted):
+        # A run needs the servers alone: it does not wait for a worker that another command is starting.
+        with suppress(ServiceMissing):
+            answering = connect(home)
+            start_signer(home, say or (lambda _: None))
+            return answering
     deployments.declared()  # a malformed prefect.yaml is told of before anything is started
     with exclusive(home.folder("locks") / "services.lock"):
         startup = _Startup(home, wanted, time.monotonic() + timeout, say or (lambda _: None))
@@ -86,16 +93,16 @@ def start_signer(home: Home, say: Say) -> None:
     Raises:
         Refused: when the passphrase is wrong, or the key is not pinned.
     """
-    # The servers alone need neither cryptography nor a database driver.
+    given = os.environ.get(PASSPHRASE)
+    if not (given or home.signing_key.exists()):
+        return
+    # The servers alone need neither pydantic nor cryptography.
     from tasks.adapters.ledger import client, keys
 
-    if os.environ.get(keys.PASSPHRASE):
+    if not given and keys.must_be_asked_for(home) and not sys.stdin.isatty():
+        say(f"no signer: the signing key's passphrase is needed, set {PASSPHRASE} or run this on a terminal")
+    else:
         client.start(home)
-    elif keys.key_file(home).exists():
-        if keys.must_be_asked_for(home) and not sys.stdin.isatty():
-            say(f"no signer: the signing key's passphrase is needed, set {keys.PASSPHRASE} or run this on a terminal")
-        else:
-            client.start(home)
 
 
 class _Startup:
@@ -115,21 +122,18 @@ class _Startup:
         local = team_service("prefect") is None
         names = [name for name in SERVICES if name in SERVERS or (worker and local)]
         answering: set[str] = set()
-        registration: deployments.Registration | None = None
-        try:
-            for waited in names:
-                for name in names:
-                    if name not in self.found and answering.issuperset(SERVICES[name].needs):
-                        self._start(name)
-                self._wait(waited)
-                answering.add(waited)
-                if waited == "prefect" and worker and local:
-                    registration = deployments.begin(self.services())
-            if registration:
-                deployments.finish(registration, self.services(), self.deadline)
-        finally:
-            if registration:
-                deployments.cancel(registration)
+        due: deployments.Deployments | None = None
+        for waited in names:
+            for name in names:
+                if name not in self.found and answering.issuperset(SERVICES[name].needs):
+                    self._start(name, due=due)
+            self._wait(waited)
+            answering.add(waited)
+            if waited == "prefect" and worker and local:
+                due = deployments.due(self.services())
+        if due:
+            registers = self.found["worker"].process if "worker" in self.started else None
+            deployments.finish(due, self.services(), self.deadline, registers)
         _write_profile(self.services())
         return self.services()
 
@@ -139,13 +143,13 @@ class _Startup:
             self.home, self.found["prefect"], self.found["mlflow"], self.found.get("worker"), tuple(self.started)
         )
 
-    def _start(self, name: str, *, anywhere: bool = False) -> None:
+    def _start(self, name: str, *, anywhere: bool = False, due: deployments.Deployments | None = None) -> None:
         port = self.wanted.get(name, 0)
         if not port and SERVICES[name].port:
             last = self.known.get(name)
             preferred = [] if anywhere else [port for port in (last.port if last else 0, SERVICES[name].port) if port]
             port = next(filter(processes.port_is_free, preferred), None) or processes.any_free_port()
-        service = definitions.start(self.home, name, port, self.found)
+        service = definitions.start(self.home, name, port, self.found, due)
         self.found[name] = self.known[name] = service
         write_services(self.home, self.known)
         self.say(f"starting {TITLES[name]}{f' on {service.url}' if service.url else ''}")
@@ -161,7 +165,7 @@ class _Startup:
                     return
                 if time.monotonic() > self.deadline or service.process is None:
                     raise _missing(self.home, service)
-                time.sleep(0.1)
+                time.sleep(0.2)
             if attempt == 3 or name in self.wanted or "address already in use" not in _tail(self.home, name):
                 break
             self._start(name, anywhere=True)

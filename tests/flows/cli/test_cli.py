@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ruamel.yaml import YAML
 
 from configs.errors import BadInput
 from flows.cli.main import PANELS, run
@@ -21,8 +22,8 @@ PROJECT = Path(__file__).parents[3]
 NEORL = Path(sys.executable).with_name("neorl")
 # design.md, 'Running it', as far as issue A asks for them.
 COMMANDS = {
-    *("up", "down", "status", "doctor", "generate", "ingest", "export", "train", "retrain"),
-    *("candidates", "approve", "reject", "history", "report"),
+    *("up", "down", "status", "doctor", "init", "generate", "ingest", "export", "train", "retrain"),
+    *("check", "candidates", "approve", "reject", "shadow", "extend", "history", "report"),
 }
 
 
@@ -66,7 +67,7 @@ def test_a_full_disk_is_one_sentence_wherever_it_strikes(home: Path) -> None:
         (["ingest", "configs/double_mass.yaml"], 2, "expected --data FILE alone with double_mass.yaml"),
         (["ingest", "x.npz", "--data", "y.npz"], 2, "expected --data only with a run's YAML"),
         (["ingest", "none.npz"], 2, "expected a source at none.npz"),
-        (["generate", "double_mass"], 2, "expected --out and no --episodes for a history"),
+        (["generate", "double_mass", "--behaviour", "historian"], 2, "expected --out and no --episodes for a history"),
         (["generate", "double_mass", "--behaviour", "best"], 2, "expected a behaviour among random, pid"),
         (["generate", "double_mass", "--behaviour", "pid", "--weeks", "1"], 2, "expected --weeks for a history alone"),
         (["export", "abcdef", "--to", "minari", "--out", "x"], 2, "expected one dataset abcdef, got 0"),
@@ -162,6 +163,27 @@ def test_help_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
 
 
+def test_starting_the_servers_of_a_new_home_imports_nothing_heavy(tmp_path: Path) -> None:
+    """`neorl up` runs beside the servers that it starts and waits for."""
+    heavy = "{'jax', 'prefect', 'mlflow', 'pydantic', 'cryptography', 'sqlalchemy', 'numpy'}"
+    code = (
+        "import sys, pathlib\n"
+        "from configs.home import Home\n"
+        "from flows.services import servers\n"
+        f"servers.start_signer(Home(pathlib.Path({str(tmp_path)!r})), print)\n"
+        "servers.deployments.declared()\n"
+        f"found = {heavy} & set(sys.modules); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
+
+
+def test_importing_the_flow_imports_nothing_that_an_unchanged_run_does_not_need() -> None:
+    """Reports, the registry's client and checkpoints are for runs that make something."""
+    heavy = "{'mlflow', 'great_expectations', 'matplotlib', 'jinja2', 'orbax', 'polars', 'pandas'}"
+    code = f"import sys, flows.retrain, flows.cli.summary; found = {heavy} & set(sys.modules); assert not found, found"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
+
+
 def test_debugging_shows_the_traceback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_DEBUG", "1")
     with pytest.raises(BadInput):
@@ -216,6 +238,20 @@ def test_episodes_are_generated_exported_and_ingested_again(
     said = capsys.readouterr().out
     assert said.startswith("double_mass-v0: Minari, for it is the Minari dataset double_mass-v0, 3 episode(s)\n")
     assert "300 rows in 3 episodes" in said
+
+
+@pytest.mark.parametrize(
+    ("plant", "file"), [("chemical_reactor", "historian.parquet"), ("double_mass", "episodes.hdf5")]
+)
+def test_without_a_behaviour_a_log_lies_where_its_deployment_reads_it(
+    home: Path, capsys: pytest.CaptureFixture[str], plant: str, file: str
+) -> None:
+    size = ["--weeks", "0.2"] if plant == "chemical_reactor" else ["--episodes", "3"]
+    assert run(["generate", plant, *size, "--json"]) == 0
+    made = Path(json.loads(capsys.readouterr().out.splitlines()[-1])["path"])
+    assert made == home / "generated" / plant / file
+    declared = YAML(typ="safe").load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    assert [f".neorl/generated/{plant}/{file}"] in [deployment["parameters"]["data"] for deployment in declared]
 
 
 def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

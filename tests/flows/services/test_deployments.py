@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import BadInput
-from flows.services import deployments
-from flows.services.deployments import PROJECT, begin, declared, finish
+from flows.services.deployments import PROJECT, declared, due, finish
 from flows.services.servers import up
 from flows.services.state import Services
 from tests.flows.services.waiting import wait_until
@@ -51,10 +50,10 @@ deployments:
 
 def register(services: Services, project: Path = PROJECT) -> bool:
     """Whether anything had to be registered."""
-    registration = begin(services, project)
-    if registration is None:
+    found = due(services, project)
+    if found is None:
         return False
-    finish(registration, services, time.monotonic() + 300)
+    finish(found, services, time.monotonic() + 300)
     return True
 
 
@@ -68,10 +67,11 @@ def project(services: Services, tmp_path: Path) -> Iterator[Path]:
     (tmp_path / ".neorl").symlink_to(services.home.root)
     yield tmp_path
     # By the digest: nothing is registered twice by the tests that follow.
-    (services.home.root / "prefect" / "deployments.digest").unlink(missing_ok=True)
+    (services.home.root / "prefect" / "deployments.json").unlink(missing_ok=True)
     register(services)
 
 
+@pytest.mark.slow
 def test_several_deployments_with_every_kind_of_schedule_and_without_optional_keys(
     services: Services, project: Path
 ) -> None:
@@ -96,6 +96,7 @@ def test_several_deployments_with_every_kind_of_schedule_and_without_optional_ke
     ]
 
 
+@pytest.mark.slow
 def test_nothing_is_registered_again_until_the_file_or_a_flow_changes(services: Services, project: Path) -> None:
     (project / "prefect.yaml").write_text("deployments: [{name: once, entrypoint: flows/retrain.py:retrain}]")
     assert register(services, project)
@@ -116,20 +117,12 @@ def test_what_prefect_refuses_is_one_sentence(services: Services, project: Path)
         register(services, project)
     assert "\n" not in str(told.value)
     # Nothing was kept of it, so that the next call tries again.
-    assert begin_is_due(services, project)
-
-
-def begin_is_due(services: Services, project: Path) -> bool:
-    registration = begin(services, project)
-    if registration:
-        deployments.cancel(registration)
-    return registration is not None
+    assert due(services, project)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "deployments: [{name: x",
         "deployments: 5",
         "- name: x",
         "deployments: [5]",
@@ -147,11 +140,27 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str) -> None:
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("deployments: [{name: x", "line 1"),
+        ("deployments: [{name: &n x, entrypoint: a.py:b}, {name: *n, entrypoint: a.py:c}]", r"an alias \(\*\)"),
+        (f"deployments: {'[' * 30}{']' * 30}", "nested more than 20 deep"),
+        (f"deployments: [{'{}, ' * 60_000}]", "more than 50000 values"),
+    ],
+)
+def test_a_file_is_read_within_the_same_bounds_as_all_yaml(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "prefect.yaml").write_text(text)
+    with pytest.raises(BadInput, match=rf"expected YAML in .*prefect\.yaml.*{said}") as told:
+        declared(tmp_path)
+    assert "\n" not in str(told.value)
+
+
 def test_without_a_project_or_deployments_there_is_nothing_to_register(services: Services, tmp_path: Path) -> None:
     assert declared(tmp_path) is None
-    assert begin(services, tmp_path) is None
+    assert due(services, tmp_path) is None
     (tmp_path / "prefect.yaml").write_text("name: empty\ndeployments: []\n")
-    assert begin(services, tmp_path) is None
+    assert due(services, tmp_path) is None
 
 
 def test_the_schedule_is_registered_and_yields_runs(services: Services) -> None:
@@ -172,6 +181,7 @@ def test_a_paused_schedule_stays_paused(services: Services) -> None:
     services.ask_prefect(f"deployments/{found['id']}/resume_deployment", {})
 
 
+@pytest.mark.slow
 def test_prefect_deployment_run_works_from_the_projects_folder(services: Services, project: Path) -> None:
     """The command that design.md promises the MLOps engineer, on a small flow of the same name."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "NEORL_"))}

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import BadInput, ServiceMissing
-from configs.home import Home
+from configs.home import PASSPHRASE, Home
 from flows.services import processes, rest, servers
 from flows.services.locks import recorded_run
 from flows.services.processes import ProcessId
@@ -89,6 +89,15 @@ def test_two_at_once_end_with_one_set(services: Services) -> None:
         assert answer["started"] == []
 
 
+def test_a_run_does_not_wait_for_a_worker_that_another_command_starts(services: Services) -> None:
+    from flows.services.servers import up
+    from tasks.adapters.files.locks import exclusive
+
+    with exclusive(services.home.folder("locks") / "services.lock"):
+        found = up(services.home, worker=False)
+    assert (found.prefect, found.mlflow, found.started) == (services.prefect, services.mlflow, ())
+
+
 def test_a_port_that_was_asked_for_must_be_free(services: Services, home: Path) -> None:
     from flows.services.servers import up
 
@@ -108,7 +117,7 @@ def test_the_passphrase_goes_to_the_signer_and_to_no_server(home: Path, monkeypa
     with foreign_server() as port:
         # A team's Prefect, so that MLflow is the only server to start.
         monkeypatch.setenv("NEORL_PREFECT_URL", f"http://127.0.0.1:{port}")
-        monkeypatch.setenv(keys.PASSPHRASE, passphrase)
+        monkeypatch.setenv(PASSPHRASE, passphrase)
         found = servers.up(place)
         try:
             assert found.started == ("mlflow",)
@@ -118,7 +127,7 @@ def test_the_passphrase_goes_to_the_signer_and_to_no_server(home: Path, monkeypa
             children = [child for child in ours if child.status() != psutil.STATUS_ZOMBIE]
             assert found.mlflow.process.pid in [child.pid for child in children]
             assert [child.pid for child in children if passphrase in child.environ().values()] == []
-            assert keys.PASSPHRASE not in os.environ
+            assert PASSPHRASE not in os.environ
             # It opened the key that was made with this passphrase, and no file holds that.
             assert keys.must_be_asked_for(place)
             assert client.public_key(place)
@@ -133,13 +142,13 @@ def test_a_home_that_signs_nothing_gets_no_signer_and_no_terminal_no_question(ho
     said: list[str] = []
     servers.start_signer(place, said.append)
     assert (said, client.stop(place)) == ([], False)
-    assert not keys.key_file(place).exists()
+    assert not place.signing_key.exists()
     # A key whose passphrase no file holds, and nobody to ask.
     keys.open_keys(place, first_use=True, passphrase=b"known to one person")
     servers.start_signer(place, said.append)
     assert not client.stop(place)
     assert len(said) == 1
-    assert f"set {keys.PASSPHRASE} or run this on a terminal" in said[0]
+    assert f"set {PASSPHRASE} or run this on a terminal" in said[0]
 
 
 def test_a_foreign_server_on_the_recorded_port_is_not_accepted(home: Path) -> None:

@@ -1,0 +1,71 @@
+"""The retraining of a process without a simulator: logs in, a shadow or a reasoned refusal out, and no certificate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.home import Home
+from configs.run import RunConfig
+from flows.running import known_decision, proceed, run_key
+from tasks.conclusion import propose_shadow, reconcile_aliases, register_candidate, report_outcome
+from tasks.evaluation.evaluate import evaluate
+from tasks.ingest import ingest
+from tasks.process.guard import estimate, examine
+from tasks.process.judgement import check_process_service, judge_process, screen_process
+from tasks.process.learned_model import fit_model
+from tasks.process.protection import protect
+from tasks.promote import decide, drift_reference, incumbent
+from tasks.references import Outcome, ProcessFindings
+from tasks.training.train import train
+from tasks.validate import validate
+
+
+def retrain_process(home: Home, run: RunConfig, sources: tuple[Path, ...]) -> Outcome:
+    """Retrain a process's policy from its logs, judge it by all that logs can show, and let it run in shadow by rule.
+
+    Args:
+        home: of the ledger.
+        run: the checked configuration.
+        sources: files of logs.
+
+    Raises:
+        NeoRLError: when the data are unusable or fail validation.
+    """
+    reconcile_aliases(home, run)
+    dataset = ingest(home, run.part("data"), sources)
+    earlier = drift_reference(home, run, dataset)
+    validation = validate(home, run.part("data"), dataset, earlier)
+    proceed(validation)
+    fallback = protect(home, run.part("fallback", "support", "shield", "data.held_out"), dataset)
+    population = train(home, run.for_training(), dataset, protection=fallback)
+    champion = incumbent(home, run, population, fallback)
+    evaluation = evaluate(home, run.part("evaluate", "data.held_out"), dataset, population, champion)
+    model = fit_model(home, run.part("evaluate", "data.held_out"), dataset)
+    about = run.part("fallback", "support", "shield", "data.held_out")
+    protection = examine(home, about, dataset, population, evaluation)
+    estimated = estimate(home, run.part("evaluate", "data.held_out"), dataset, population, evaluation, model)
+    key = run_key(run, dataset, population, evaluation, champion)
+    if (known := known_decision(home, run, key)) is not None:
+        return known
+    screening = screen_process(run.part("gates"), validation, model, evaluation, protection)
+    service = check_process_service(population, evaluation, screening)
+    judgement = judge_process(screening, service)
+    findings = ProcessFindings(
+        run=run,
+        run_key=key,
+        dataset=dataset,
+        validation=validation,
+        population=population,
+        fallback=fallback,
+        champion=champion,
+        evaluation=evaluation,
+        model=model,
+        protection=protection,
+        estimate=estimated,
+        judgement=judgement,
+    )
+    candidate = register_candidate(home, findings)
+    proposal = propose_shadow(home, findings, candidate)
+    decision = decide(home, run, proposal)
+    reconcile_aliases(home, run, decision)
+    return report_outcome(home, findings, decision)

@@ -1,0 +1,184 @@
+"""`neorl init --from` on logs as people have them, and the ingestion of what it wrote, without a hand edit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import openpyxl
+import polars as pl
+import pytest
+
+from configs.load import load_yaml
+from configs.mapping import HistorianMapping
+from flows.cli.main import run
+from tasks.adapters.store.reader import StoredDataset
+from tests.dialect_files import MAKERS, DialectFile, batadal, numbers
+
+
+def begin(made: DialectFile, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, list[str]]:
+    assert run(["init", "mill", "--from", str(made.path), "--out", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return Path(told["mapping"]), told["fill_in"]
+
+
+def ingested(made: DialectFile, mapping: Path, capsys: pytest.CaptureFixture[str]) -> StoredDataset:
+    assert run(["ingest", str(made.path), "--mapping", str(mapping), "--json"]) == 0, capsys.readouterr().err
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["quarantined"] == 0
+    return StoredDataset.open(Path(told["store"]), told["digest"])
+
+
+def held_to_the_file(made: DialectFile, mapping: Path, held: StoredDataset) -> None:
+    """Every number that was written is where it belongs: row k is values[k], the action of k, and values[k + 1]."""
+    tags = load_yaml(mapping, HistorianMapping).tags
+    assert set(tags) == set(made.columns)
+    rows = held.arrays()
+    observed = [name for name, tag in tags.items() if tag.role in ("observation", "set_point")]
+    acting = [name for name, tag in tags.items() if tag.role == "action"]
+    for names, key, part in (
+        (observed, "observations", slice(None, -1)),
+        (observed, "next_observations", slice(1, None)),
+        (acting, "actions", slice(None, -1)),
+    ):
+        wanted = made.values[part][:, [made.columns.index(name) for name in names]]
+        np.testing.assert_array_equal(rows[key], wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_log_in_its_own_dialect_is_ingested_without_a_hand_edit(
+    kind: str, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = MAKERS[kind](tmp_path)
+    mapping, fill_in = begin(made, tmp_path / "mappings", capsys)
+    if made.first:
+        assert fill_in == []
+    else:
+        # The single line that the file cannot tell, found by the number that was said.
+        (said,) = fill_in
+        assert ", period_seconds: seconds from one of the columns to the next" in said
+        lines = mapping.read_text().splitlines()
+        at = int(said.split(",")[0].removeprefix("line ")) - 1
+        assert run(["ingest", str(made.path), "--mapping", str(mapping)]) == 2
+        assert f"mill.yaml, line {at + 1}, got a null" in capsys.readouterr().err
+        lines[at] = "period_seconds: 180"
+        mapping.write_text("\n".join(lines))
+    held = ingested(made, mapping, capsys)
+    held_to_the_file(made, mapping, held)
+    assert load_yaml(mapping, HistorianMapping).period_seconds == made.period
+
+
+def test_what_the_header_tells_is_in_the_mapping(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mapping, _ = begin(MAKERS["turbine"](tmp_path), tmp_path, capsys)
+    read = load_yaml(mapping, HistorianMapping)
+    assert {tag.unit for tag in read.tags.values()} == {"m/s", "degree", "°C", "kW"}
+    assert (read.dialect.delimiter, read.dialect.decimal, read.dialect.encoding, read.dialect.skip_rows) == (
+        *("\t", ",", "cp1252"),
+        2,
+    )
+    assert read.tags["Power SP [kW]"].role == "set_point"
+    assert read.reward is not None
+    assert read.reward.expression == "-abs(next.power - power_sp) / quantity(1, 'kW')"
+    page = mapping.read_text().splitlines()
+    guesses = [line for line in page if ":" in line and not line.startswith("#") and not line.endswith(":")]
+    assert all("  # " in line for line in guesses), "every guess has its reason beside it"
+
+
+def test_days_that_cannot_be_told_from_months_are_asked_for(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = batadal(tmp_path, hours=48, begin="2014-02-01T00")
+    mapping, (said,) = begin(made, tmp_path, capsys)
+    assert "'%d/%m/%y %H' or '%m/%d/%y %H', for dates such as '01/02/14 00' do not tell a day from a month" in said
+    assert run(["ingest", str(made.path), "--mapping", str(mapping)]) == 2
+    assert "which can be read in more than one way: say which in the mapping's clock.format" in capsys.readouterr().err
+    lines = mapping.read_text().splitlines()
+    lines[int(said.split(",")[0].removeprefix("line ")) - 1] = "  format: '%d/%m/%y %H'"
+    mapping.write_text("\n".join(lines))
+    held = ingested(made, mapping, capsys)
+    held_to_the_file(made, mapping, held)
+    first = np.datetime64("2014-02-01T00:00:00", "ns").astype(np.int64)
+    assert held.arrays()["timestamps"][0] == first
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "an empty file"),
+        (b"a\n1\n2\n", "expected a table of at least two columns"),
+        (b"t,x\n", "got a header only"),
+        (b"t,x,x\n2026-01-01 00:00,1,2\n2026-01-01 00:01,2,3\n", "got 'x' twice"),
+        (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,\x002\n", "got a binary file"),
+        (bytes(range(256)) * 40, "got a binary file"),
+        (b"\x89HDF\r\n\x1a\n" + b"\0" * 64, "got a binary file"),
+        (b"t,x,y\n" + b"1" * 5_000_000, "expected lines of at most 4 MB"),
+        (b"t;x;y\n01/13/2014 00:00;1;2\n13/01/2014 00:00;1;2\n", "expected dates in one order"),
+        (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,2\n", "expected at least two signals"),
+        (b"PAR1 is not enough", "expected a table in log.csv"),
+    ],
+)
+def test_what_is_no_log_is_named_in_one_sentence(
+    data: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(data)
+    assert run(["init", "--from", str(path), "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.rglob("*.yaml"))
+
+
+def test_a_mapping_that_exists_is_kept_and_next_steps_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = MAKERS["skab"](tmp_path)
+    assert run(["init", "--from", str(made.path), "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert f"wrote {tmp_path / 'configs' / 'mappings' / 'valve1.yaml'}" in told
+    assert told[-1] == f"next: cd {tmp_path}, then neorl check configs/valve1.yaml, which says what else is missing"
+    assert any(line.startswith("  check reward: nothing in a log tells what is wanted") for line in told)
+    assert run(["init", "--from", str(made.path), "--out", str(tmp_path)]) == 2
+    assert "expected no file at" in capsys.readouterr().err
+    assert run(["init", "--from", str(tmp_path)]) == 2
+    assert "got a folder" in capsys.readouterr().err
+
+
+def test_long_tables_workbooks_and_batches_are_looked_at_too(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = 24
+    values = numbers(rows, 2)
+    times = np.datetime64("2026-01-05T00:00:00") + 10 * np.arange(rows)
+    lines = ["Tag;Time;Value;Quality"]
+    for time, row in zip(times, values, strict=True):
+        lines += [f"{tag};{time};{x};Good" for tag, x in zip(("TIC-1.SP", "TIC-1.OP"), row, strict=True)]
+    path = tmp_path / "long.csv"
+    path.write_text("\n".join(lines))
+    long = DialectFile(path, ("TIC-1.SP", "TIC-1.OP"), values, str(times[0]), 10.0)
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.append(["Time", "Level [m]", "Valve.OP [%]"])
+    for time, row in zip(times.astype(object), values.tolist(), strict=True):
+        sheet.append([time, *row])
+    book.save(tmp_path / "book.xlsx")
+    workbook = DialectFile(tmp_path / "book.xlsx", ("Level [m]", "Valve.OP [%]"), values, str(times[0]), 10.0)
+    for made in (long, workbook):
+        mapping, fill_in = begin(made, tmp_path / made.path.stem, capsys)
+        assert fill_in == []
+        held_to_the_file(made, mapping, ingested(made, mapping, capsys))
+    # One row per step: three batches of eight, minutes that begin anew in each, in Parquet.
+    frame = pl.DataFrame({"batch": np.arange(rows) // 8, "Level [m]": values[:, 0], "valve_op": values[:, 1]})
+    frame.write_parquet(tmp_path / "batches.parquet")
+    made = DialectFile(tmp_path / "batches.parquet", ("batch", "Level [m]", "valve_op"), values, "", 60.0)
+    mapping, (said,) = begin(made, tmp_path / "batches", capsys)
+    assert said.startswith("line 4, period_seconds: seconds from one of the rows to the next")
+    mapping.write_text(mapping.read_text().replace("period_seconds:  #", "period_seconds: 60  #"))
+    assert load_yaml(mapping, HistorianMapping).tags["batch"].role == "episode"
+    held = ingested(made, mapping, capsys)
+    inside = np.flatnonzero(np.arange(rows) % 8 != 7)
+    assert len(held.episodes) - 1 == 3
+    np.testing.assert_array_equal(held.arrays()["observations"][:, 0], values[inside, 0].astype(np.float32))
+    np.testing.assert_array_equal(held.arrays()["next_observations"][:, 0], values[inside + 1, 0].astype(np.float32))
+    np.testing.assert_array_equal(held.arrays()["actions"][:, 0], values[inside, 1].astype(np.float32))

@@ -1,0 +1,146 @@
+"""`neorl init` and `neorl check`: a project that is complete as it is written, and the sentence on what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.load import load_yaml
+from configs.mapping import HistorianMapping
+from flows.checks import checked_run
+from flows.cli.main import run
+from flows.services.deployments import declared, deployed_data
+from tasks.adapters.plants.known import plant_at
+from tests import small_process
+
+WRITTEN = {
+    "plants/vessel.py",
+    "configs/vessel.yaml",
+    "configs/mappings/vessel.yaml",
+    "prefect.yaml",
+    "prefect.toml",
+    ".gitignore",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of a simulated plant as `neorl init` writes it, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["init", "vessel"]) == 0
+    monkeypatch.chdir(tmp_path / "vessel")
+    return tmp_path / "vessel"
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, str], list[str]]:
+    """(exit code, what was found by its name, names of what is missing) of `neorl check`."""
+    capsys.readouterr()
+    code = run(["check", *words, "--json"])
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = {each["name"]: each["detail"] for each in told["findings"]}
+    return code, found, [each["name"] for each in told["findings"] if not each["ok"]]
+
+
+def test_a_new_project_is_complete_but_for_its_logs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {str(path.relative_to(project)) for path in project.rglob("*") if path.is_file()} == WRITTEN
+    known = plant_at("plants/vessel.py")  # holds it against the contract
+    assert known.name == checked_run(Path("configs/vessel.yaml")).plant == "vessel"
+    assert known.logged is not None
+    mapping = load_yaml(Path("configs/mappings/vessel.yaml"), HistorianMapping)
+    assert mapping.period_seconds == known.spec.dt
+    assert len(mapping.conversions(known.spec)) == 4
+    code, found, missing = checked(capsys)
+    assert (code, missing) == (1, ["logs"])
+    assert found["logs"].endswith("or run 'neorl generate plants/vessel.py'.")
+    assert run(["generate", "plants/vessel.py", "--episodes", "40"]) == 0
+    deployments = declared()
+    assert deployments is not None
+    assert deployments.names == ["vessel"]
+    # The deployment reads where `neorl generate` wrote, in a home that lies in the project; this one does not.
+    (log,) = deployed_data(Path("configs/vessel.yaml"))
+    assert str(log) == ".neorl/generated/vessel/episodes.hdf5"
+    (project / ".neorl").symlink_to(project.parents[0] / "home")
+    code, found, missing = checked(capsys, "configs/vessel.yaml")
+    assert (code, missing) == (0, []), found
+    assert found["episodes"].startswith("4,000 rows in 40 episodes")
+
+
+def test_the_written_plant_drains_as_torricelli_says(project: Path) -> None:
+    spec = importlib.util.spec_from_file_location("vessel", project / "plants" / "vessel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # With a closed valve sqrt(h) falls by (a / A) sqrt(g / 2) t.
+    found = module.advance(jnp.asarray(1.0), jnp.asarray(0.0), module.Params())
+    wanted = (1.0 - 1e-3 / 0.1 * np.sqrt(9.81 / 2) * module.PERIOD) ** 2
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_a_process_needs_what_its_log_cannot_tell(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = small_process.export(tmp_path / "log.csv", 1500)
+    assert run(["init", "mill", "--from", str(log)]) == 0
+    monkeypatch.chdir(tmp_path / "mill")
+    config, mapping = Path("configs/mill.yaml"), Path("configs/mappings/mill.yaml")
+    read = load_yaml(mapping, HistorianMapping)
+    acting = {name: tag.range for name, tag in read.tags.items() if tag.role == "action"}
+    assert acting == {"LV-1": (0.0, 1.0)}
+    assert deployed_data(config) == [log]
+    code, found, missing = checked(capsys)
+    assert (code, missing) == (1, ["reward"])
+    # The line that is asked for, as it is written there.
+    wanted = found["reward"].partition("such as ")[2].removesuffix(".")
+    text = mapping.read_text()
+    line = next(line for line in text.splitlines() if line.startswith("reward:"))
+    mapping.write_text(text.replace(line, wanted))
+    code, found, missing = checked(capsys)
+    assert (code, missing) == (0, []), found
+    assert found["fallback"] == "a linear law cloned from the logged actions"
+
+    given = config.read_text()
+    config.write_text(given.replace("fallback: {kind: cloned", "# {kind: cloned"))
+    assert "expected 'fallback' in the run of process mill" in checked(capsys)[1]["fallback"]
+    config.write_text(given + "train: {algorithm: td4}\n")
+    assert "expected train.algorithm" in checked(capsys)[1]["training"]
+    config.write_text(given + "tarin: {}\n")
+    assert "expected a known key" in checked(capsys)[1]["configuration"]
+    config.write_text(given)
+    other = tmp_path / "other.csv"
+    other.write_text(log.read_text().replace("LV-1", "LV-2", 1))
+    code, found, missing = checked(capsys, str(config), "--data", str(other))
+    assert (code, missing) == (1, ["signals"])
+    assert "LV-1" in found["signals"]
+    short = tmp_path / "short.csv"
+    short.write_text("\n".join(log.read_text().splitlines()[:12]) + "\n")
+    assert checked(capsys, "--data", str(short))[2] == ["episodes"]
+
+
+def test_nothing_is_overwritten_and_names_are_valid(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (project / "plants" / "vessel.py").read_bytes()
+    for words, says in (
+        (["vessel", "--out", "."], "expected no file at plants/vessel.py, got one: name another folder by --out"),
+        (["boiler", "--out", "."], "expected no file at prefect.yaml, got one"),
+        ([], "expected a name or a log, got none"),
+        (["Boiler 1"], "expected a name of a to z, 0 to 9 and _, got 'Boiler 1': write 'boiler_1'"),
+        (["double_mass"], "expected another name than double_mass"),
+        (["../x"], "write 'x'"),
+    ):
+        assert run(["init", *words]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.count("\n") == 1
+    assert (project / "plants" / "vessel.py").read_bytes() == before
+    assert not (project / "plants" / "boiler.py").exists()
+    (project / "configs" / "second.yaml").write_text("plant: double_mass\n")
+    assert run(["check"]) == 2
+    assert "got second.yaml, vessel.yaml: name it" in capsys.readouterr().err
