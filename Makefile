@@ -5,15 +5,19 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test test-slow test-312 core coverage lint architecture dead bench plants study chaos resume streaming historian store tamper picture services lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study plants-pipeline chaos resume streaming historian store tamper identify picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
-	@$(BIN)/neorl up & up=$$!; \
-	$(BIN)/neorl generate chemical_reactor --out $(DEMO) && wait $$up && \
-	$(BIN)/neorl retrain configs/chemical_reactor.yaml --data $(DEMO)/historian.parquet && \
+	@$(BIN)/neorl up --no-worker & servers=$$!; \
+	$(BIN)/neorl generate chemical_reactor --out $(DEMO) && wait $$servers || exit; \
+	$(BIN)/neorl up > /dev/null & worker=$$!; \
+	$(BIN)/neorl retrain configs/chemical_reactor.yaml --data $(DEMO)/historian.parquet && wait $$worker && \
 	if [ -f .venv/.seconds ]; then echo "(installation took $$(cat .venv/.seconds) s before that)"; fi
 
-test: $(READY) lint  ## lint, types, import contracts, tests
+test: $(READY)  ## lint, types, import contracts, tests; side by side, for neither needs the other
+	@$(MAKE) --no-print-directory -j2 lint pytest
+
+pytest: $(READY)
 	$(BIN)/python -m pytest
 
 coverage: $(READY)  ## the tests again, slower, with line coverage of what the commands they start execute, too
@@ -52,6 +56,9 @@ bench: $(READY)  ## speed and time tables, kept under benchmarks/results
 plants: $(READY)  ## outside values, speeds and controllers of the plants; writes docs/plants.md
 	$(BIN)/python -m benchmarks.plants
 
+plants-pipeline: $(READY)  ## every plant through a retraining on generated logs; writes docs/pipeline.md
+	$(BIN)/python -m benchmarks.plants_pipeline
+
 chaos: $(READY)  ## kill -9 a retrain at ten random moments, then finish it
 	$(BIN)/python -m benchmarks.chaos
 
@@ -77,6 +84,10 @@ architecture: $(READY)  ## the table and the picture of a retraining's graph; wr
 
 tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 	$(BIN)/python -m benchmarks.tamper
+
+TRIALS ?= 1000
+identify: $(READY)  ## identify reactors from their logs, judge and certify them (TRIALS of the last); writes docs/identify.md
+	$(BIN)/python -m benchmarks.identify.reactors --trials $(TRIALS)
 
 picture: $(READY)  ## copy the last run's picture into the README
 	cp "$$(ls -t .neorl/runs/chemical_reactor/*/plots/glance.png | head -1)" docs/result.png

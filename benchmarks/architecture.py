@@ -25,16 +25,21 @@ from flows.services.servers import connect, environment
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 PICTURE = ROOT / "docs" / "graph.png"
-BEGIN, END = "<!-- stages: begin -->", "<!-- stages: end -->"
+MARKS = {
+    "simulated": ("<!-- stages: begin -->", "<!-- stages: end -->"),
+    "process": ("<!-- process stages: begin -->", "<!-- process stages: end -->"),
+}
 SECONDS = 12.0
 """How long the page may take to draw."""
 
 
 def with_table(text: str) -> str:
-    """The page with the table of stages between its markers."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{table()}\n\n{END}{tail}"
+    """The page with the tables of stages between their markers."""
+    for kind, (begin, end) in MARKS.items():
+        head, _, rest = text.partition(begin)
+        _, _, tail = rest.partition(end)
+        text = f"{head}{begin}\n\n{table(kind)}\n\n{end}{tail}"
+    return text
 
 
 def last_run(home: Home) -> tuple[str, str, str] | None:
@@ -96,7 +101,7 @@ async def screenshot(chromium: str, url: str, login: str, run: str, out: Path) -
 def main() -> None:
     """Write the table, and the picture where there is something to show."""
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote the table of stages into {PAGE.relative_to(ROOT)}")
+    print(f"wrote the tables of stages into {PAGE.relative_to(ROOT)}")
     chromium, found = shutil.which("chromium"), last_run(Home.locate())
     if chromium is None or found is None:
         print("no picture: it needs Chromium ('make services') and a finished retraining ('make run')")

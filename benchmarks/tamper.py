@@ -21,7 +21,7 @@ from configs.errors import NeoRLError
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.keys import key_file, open_keys
+from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Ledger
 from tasks.adapters.ledger.table import GENESIS, TABLE
 
@@ -33,7 +33,7 @@ TRIGGERS = ("ledger_no_update", "ledger_no_delete", "ledger_next_only")
 def copy_home(source: Home, target: Path) -> Home:
     """Copy what the audit reads: the ledger, the trust root, the key and every file that an entry names."""
     copy = Home(target)
-    wanted = {source.trust, source.root / "ledger.head", key_file(source)}
+    wanted = {source.trust, source.root / "ledger.head", source.signing_key}
     for entry in Ledger.open(source, write=False).entries():
         wanted |= {source.root / file.path for file in entry.artefacts}
     for path in (path for path in wanted if path.exists()):

@@ -16,6 +16,7 @@ _.progress_bars  # Great Expectations
 _.filters  # Jinja
 _.log_message, _.do_POST  # http.server
 _.handle_starttag, _.handle_endtag, _.handle_data  # html.parser
+_.get_filename, _.get_data  # importlib
 
 # Fields that are written as JSON, shown by a template, or compared as a whole.
 _.type_, _.predicateType, _.protocol, _.nonClaims  # a certificate's statement
@@ -24,8 +25,9 @@ _.mean_covered  # the dataset card
 _.device, _.inode  # what the file system says of a shard; `run.json` of `neorl train`
 _.card_record, _.quarantine_files  # files that belong to a dataset
 _.least_margins  # a retraining's outcome
-_.tone, _.non_claims  # the report
+_.tone, _.non_claims, _.claims, _.absent  # the report
 
 # Found by its name, in a process of its own; and imported only so that it is loaded.
 _.load_run_file
 _.tasks
+_.pycache_prefix, _.dont_write_bytecode  # read by the interpreter

@@ -1,6 +1,6 @@
 """Identify the thermal model of CityLearn's building and its weather, and measure its forecasts of the next day.
 
-    python -m benchmarks.identify_hvac [FOLDER]
+    python -m benchmarks.identify.hvac [FOLDER]
 
 FOLDER holds `Building_1.csv` and `weather.csv` of the CityLearn Challenge 2023, phase 1, hourly over one June
 (intelligent-environments-lab/CityLearn, MIT; by default ../shared/data/citylearn). The first 20 days are for
@@ -36,7 +36,7 @@ from scipy.signal import lfilter
 
 from neorl_core.plants.hvac_control import weather
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DAYS, HOURS = 20, 24
 """Days that identify; hours of a forecast."""
 NAMES = ("air_capacity", "mass_capacity", "air_loss", "air_to_mass", "mass_loss", "per_load", "per_occupant")

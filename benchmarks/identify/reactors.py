@@ -1,0 +1,309 @@
+"""`make identify`: reactors identified from their logs, judged by the simulator gate, and certified with what is known.
+
+    python -m benchmarks.identify.reactors                # 100 reactors, 1,000 trials of identifying and certifying
+    python -m benchmarks.identify.reactors --trials 100   # fewer trials
+
+Each reactor has k0 and UA drawn within 5 %, logs of 10 episodes of 60 steps of 26 s under its PI controller, and four
+more episodes held out. Keeps benchmarks/results/identify.json and makes docs/identify.md of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from neorl_core.identify import Episodes, Unknown, episodes_of, identified_plant, segment_errors, simulator_gate
+from neorl_core.identify.estimate import Posterior, estimate
+from neorl_core.identify.fit import SEGMENT
+from neorl_core.identify.unknowns import with_constants
+from neorl_core.plants import chemical_reactor as reactor
+from neorl_core.plants.base import rollout, rollouts
+from neorl_core.safety.bounds import clopper_pearson_lower, clopper_pearson_upper
+from neorl_core.safety.certify import certify
+from neorl_core.safety.composite import composite_controller, make_composite
+from neorl_core.types import Plant, Timestep
+from tasks.adapters.files.canonical import write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "identify.json"
+PAGE = ROOT / "docs" / "identify.md"
+PLANT = reactor.PLANT
+UNKNOWNS = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.03))
+NAMES = ("k0", "UA")
+SPREAD = 0.05
+"""Half range of the true constants; the prior's deviation is 0.03."""
+EPISODES, HELD_OUT, REFERENCE = 10, 4, 60
+"""Logged to identify on, logged and held out, and simulated to hold them against."""
+WRONG = ((1.05, 1.0), (0.95, 1.0), (1.0, 1.05), (1.0, 0.95), (1.05, 1.05), (0.95, 0.95))
+"""What k0 and UA of an identified simulator are multiplied by."""
+P0, ALPHA, BUDGET = 0.05, 0.05, 400
+"""Of a small certificate: betting needs 65 episodes without a violation, and 50 more for each."""
+UNSAFE = 0.3
+"""Share of true plants whose risk exceeds p0: the limits are set for it."""
+TRUE_EPISODES = 1024
+"""Episodes by which a risk is known: at p0 to seven thousandths."""
+
+
+class Logged(NamedTuple):
+    """Reactors and their logs, with a leading axis of reactors."""
+
+    true: Array
+    """(N, 2), k0 [1/min] and κ [1/min]."""
+    episodes: Episodes
+    held_out: Episodes
+
+
+@partial(jax.jit, static_argnames="count")
+def log_reactors(key: Array, count: int) -> Logged:
+    """Draw reactors and log them under their own PI controller, with the domain's noise and disturbances."""
+    domain = reactor.Domain(reaction_spread=SPREAD, cooling_spread=SPREAD)
+
+    def one(key: Array) -> Logged:
+        key_constants, key_runs = jax.random.split(key)
+        params = reactor.sample_params(key_constants, domain)
+        keys = jax.random.split(key_runs, EPISODES + HELD_OUT)
+        run = jax.vmap(lambda k: rollout(PLANT, PLANT.fallback, PLANT.fallback_params, k, params))(keys)
+        every = episodes_of(run)
+        fitted, held_out = (
+            jax.tree.map(lambda x, part=part: x[part], every) for part in (slice(EPISODES), slice(EPISODES, None))
+        )
+        return Logged(jnp.stack([params.reaction_rate, params.cooling_rate]), fitted, held_out)
+
+    return jax.vmap(one)(jax.random.split(key, count))
+
+
+@jax.jit
+def identify_all(episodes: Episodes) -> Posterior:
+    """The posterior of each reactor."""
+    one = partial(estimate, PLANT.predict, PLANT.params, UNKNOWNS, segment=SEGMENT)
+    return jax.vmap(lambda logged: one(episodes=logged))(episodes)
+
+
+def in_parts(episodes: Episodes, size: int = 100) -> Posterior:
+    """`identify_all` in parts of one size, which bounds its memory."""
+    count = len(episodes.actions)
+    size = min(size, count)
+    parts = [identify_all(jax.tree.map(lambda x, i=i: x[i : i + size], episodes)) for i in range(0, count, size)]
+    return jax.tree.map(lambda *x: np.concatenate([np.asarray(each) for each in x]), *parts)
+
+
+def accuracy(true: Array, posterior: Posterior) -> dict[str, Any]:
+    """How far estimates are from the truth, and how often intervals hold it."""
+    error = np.asarray(posterior.estimate) / np.asarray(true) - 1
+    before = np.asarray(posterior.prior.centre) / np.asarray(true) - 1
+    covered = (np.asarray(posterior.low) <= true) & (true <= np.asarray(posterior.high))
+    found: dict[str, Any] = {"reactors": len(error), "converged": int(np.sum(posterior.converged))}
+    for i, name in enumerate(NAMES):
+        found[name] = {
+            "rms_percent": 100 * float(np.sqrt(np.mean(error[:, i] ** 2))),
+            "prior_rms_percent": 100 * float(np.sqrt(np.mean(before[:, i] ** 2))),
+            "worse_than_prior": float(np.mean(np.abs(error[:, i]) > np.abs(before[:, i]))),
+            "covered": float(np.mean(covered[:, i])),
+        }
+    return found
+
+
+def domains_of(plant: Plant, posterior: Posterior) -> tuple[Plant, list[Any]]:
+    """The plant that draws from posteriors, compiled for once, and the domain of each posterior."""
+    count = len(posterior.estimate)
+    known = [identified_plant(plant, UNKNOWNS, jax.tree.map(lambda x, i=i: x[i], posterior)) for i in range(count)]
+    return known[0]._replace(params=plant.params, domain=plant.domain), [each.domain for each in known]
+
+
+def gates(logged: Logged, posterior: Posterior, key: Array) -> dict[str, Any]:
+    """How many identified simulators the gate passes, and how many it refuses whose constants are 5 % wrong."""
+    plant, domains = domains_of(PLANT, posterior)
+    stacked = jax.tree.map(lambda *x: jnp.asarray(x), *domains)
+    names = [f"identified_{unknown.name}" for unknown in UNKNOWNS]
+
+    @jax.jit
+    def passes(domain: Any, held_out: Episodes, key: Array, factor: Array) -> Array:
+        values = jnp.stack([getattr(domain, name) for name in names]) * factor
+        domain = domain._replace(**dict(zip(names, values, strict=True)))
+        params = with_constants(PLANT.params, UNKNOWNS, values)
+        keys = jax.random.split(key, REFERENCE)
+        made = rollouts(plant, plant.fallback, plant.fallback_params, keys, domain, trace=True).trajectory
+        found = [segment_errors(PLANT.predict, params, of, SEGMENT) for of in (held_out, episodes_of(made))]
+        return simulator_gate(*found).passed
+
+    def share(factor: Sequence[float]) -> float:
+        keys = jax.random.split(key, len(domains))
+        each = jax.vmap(passes, (0, 0, 0, None))(stacked, logged.held_out, keys, jnp.asarray(factor))
+        return float(jnp.mean(each))
+
+    wrong = {f"k0 × {a:g}, UA × {b:g}": 1 - share((a, b)) for a, b in WRONG}
+    return {"passed": share((1.0, 1.0)), "refused": float(np.mean(list(wrong.values()))), "refused_by_error": wrong}
+
+
+def tightened(plant: Plant, by: float) -> Plant:
+    """The plant with every limit drawn in by some of its own units: it trips there."""
+
+    def step(key: Array, state: Any, action: Array, params: Any) -> tuple[Any, Timestep]:
+        following, now = plant.step(key, state, action, params)
+        margins = now.margins - by
+        return following, now._replace(margins=margins, terminated=now.terminated | ~jnp.all(margins >= 0))
+
+    return plant._replace(step=step)
+
+
+def set_limits(plant: Plant, domains: Sequence[Any], key: Array) -> float:
+    """By how much the limits are drawn in, so that about a share UNSAFE of the domains has a risk above p0."""
+    controller, composite = composite_controller(plant), make_composite(plant)
+    keys = jax.random.split(key, TRUE_EPISODES)
+    least = [np.min(rollouts(plant, controller, composite, keys, domain).min_margins, axis=1) for domain in domains]
+    return float(np.quantile([np.quantile(each, P0) for each in least], UNSAFE))
+
+
+def trials(count: int, seed: int) -> dict[str, Any]:
+    """Identify a reactor, certify a fixed composite over its posterior, and hold the verdict against the true risk."""
+    started = time.perf_counter()
+    pilot = log_reactors(jax.random.key(seed), 40)
+    by = set_limits(*domains_of(PLANT, in_parts(pilot.episodes)), jax.random.key(seed + 1))
+    key = jax.random.key(seed + 2)
+    rows: list[tuple[float, float, bool]] = []
+    covered = []
+    while len(rows) < count:
+        key, key_logs, key_risk, key_true = jax.random.split(key, 4)
+        logged = log_reactors(key_logs, min(100, count))
+        posterior = in_parts(logged.episodes)
+        covered.append(accuracy(logged.true, posterior))
+        plant, domains = domains_of(PLANT, posterior)
+        # One object each, or everything is compiled again.
+        plant = _TIGHT.setdefault(plant, tightened(plant, by))
+        controller, composite = composite_controller(plant), make_composite(plant)
+
+        def risk(domain: Any, key: Array, plant: Plant = plant, run: Any = (controller, composite)) -> float:
+            return float(np.mean(rollouts(plant, *run, jax.random.split(key, TRUE_EPISODES), domain).violated))
+
+        for i, domain in enumerate(domains[: count - len(rows)]):
+            exact = {name: float(v) for name, v in zip(_centres(domain), logged.true[i], strict=True)}
+            exact |= {name: 0.0 for name in domain._fields if name.startswith("identified_") and name not in exact}
+            verdict = certify(
+                plant,
+                controller,
+                composite,
+                domain,
+                seed * 10**6 + len(rows),
+                p0=P0,
+                alpha=ALPHA,
+                max_episodes=BUDGET,
+                batch=BUDGET,
+            )
+            risks = (
+                risk(domain, jax.random.fold_in(key_risk, i)),
+                risk(domain._replace(**exact), jax.random.fold_in(key_true, i)),
+            )
+            rows.append((*risks, verdict.certified))
+        print(f"{len(rows)} trials, {time.perf_counter() - started:.0f} s", flush=True)
+    return _summary(np.asarray(rows), covered, by) | {"seconds": time.perf_counter() - started}
+
+
+_TIGHT: dict[Plant, Plant] = {}
+
+
+def _centres(domain: Any) -> list[str]:
+    return [name for name in (f"identified_{unknown.name}" for unknown in UNKNOWNS) if name in domain._fields]
+
+
+def _summary(rows: np.ndarray, covered: Sequence[dict[str, Any]], by: float) -> dict[str, Any]:
+    risk, true, certified = rows[:, 0], rows[:, 1], rows[:, 2] > 0
+    unsafe, false = int(np.sum(risk > P0)), int(np.sum(certified & (risk > P0)))
+    limit = reactor.LIMIT
+    return {
+        "trials": len(rows),
+        "p0": P0,
+        "alpha": ALPHA,
+        "episodes": BUDGET,
+        "limits": [limit.low + by, limit.high - by],
+        "unsafe": unsafe,
+        "falsely_certified": false,
+        "falsely_certified_interval": [
+            clopper_pearson_lower(false, max(unsafe, 1), 0.025),
+            clopper_pearson_upper(false, max(unsafe, 1), 0.025),
+        ],
+        "certified": int(np.sum(certified)),
+        "certified_of_safe": float(np.mean(certified[risk <= P0])),
+        "certified_true_risk_above_p0": int(np.sum(certified & (true > P0))),
+        "true_risk_below_p0_of_certified": float(np.mean(true[certified] <= P0)),
+        "covered": {name: float(np.mean([each[name]["covered"] for each in covered])) for name in NAMES},
+    }
+
+
+def page(found: dict[str, Any]) -> str:
+    """docs/identify.md's tables."""
+    one, gate, many = found["accuracy"], found["gate"], found["trials"]
+    lines = [
+        "| constant | error, rms | prior's | worse than the prior | 95 % interval covers |",
+        "|---|---|---|---|---|",
+    ]
+    for name in NAMES:
+        row = one[name]
+        lines.append(
+            f"| {name} | {row['rms_percent']:.2f} % | {row['prior_rms_percent']:.2f} % | "
+            f"{row['worse_than_prior']:.0%} | {row['covered']:.0%} |"
+        )
+    lines += [
+        "",
+        f"The simulator gate passes {gate['passed']:.0%} of the identified simulators and refuses "
+        f"{gate['refused']:.1%} of those whose constants are 5 % wrong:",
+        "",
+        "| wrong by | refused |",
+        "|---|---|",
+        *(f"| {name} | {share:.0%} |" for name, share in gate["refused_by_error"].items()),
+        "",
+        f"Identify and certify, {many['trials']} times, the PI controller within {many['limits'][0]:.2f} to "
+        f"{many['limits'][1]:.2f} K, p0 = {many['p0']:g}, α = {many['alpha']:g}, at most {many['episodes']} episodes:",
+        "",
+        "| of the trials | |",
+        "|---|---|",
+        f"| risk over the posterior above p0 | {many['unsafe']} |",
+        f"| of those certified | {many['falsely_certified']} (95 % interval "
+        f"{many['falsely_certified_interval'][0]:.1%} to {many['falsely_certified_interval'][1]:.1%}) |",
+        f"| of the others certified | {many['certified_of_safe']:.0%} |",
+        f"| certified, and the true plant's own risk at most p0 | {many['true_risk_below_p0_of_certified']:.1%} of "
+        f"{many['certified']} |",
+        *(f"| {name} within its 95 % interval | {many['covered'][name]:.1%} |" for name in NAMES),
+        "",
+        f"All of it took {found['seconds']:.0f} s.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reactors", type=int, default=100)
+    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    started = time.perf_counter()
+    key_logs, key_gate = jax.random.split(jax.random.key(options.seed))
+    logged = log_reactors(key_logs, options.reactors)
+    posterior = in_parts(logged.episodes)
+    found: dict[str, Any] = {"accuracy": accuracy(logged.true, posterior)}
+    print(found["accuracy"], f"{time.perf_counter() - started:.0f} s", flush=True)
+    found["gate"] = gates(logged, posterior, key_gate)
+    print(found["gate"], f"{time.perf_counter() - started:.0f} s", flush=True)
+    found["trials"] = trials(options.trials, options.seed + 1)
+    found["seconds"] = time.perf_counter() - started
+    print(found["trials"])
+    write_json(options.out, found)
+    if options.out == RESULTS:
+        head = PAGE.read_text().partition(BEGIN)[0]
+        PAGE.write_text(f"{head}{BEGIN}\n\n{page(found)}\n")
+
+
+BEGIN = "<!-- made by `make identify` -->"
+
+
+if __name__ == "__main__":
+    main()
