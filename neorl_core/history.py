@@ -60,6 +60,9 @@ def history_of(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
     acting = tuple(counts.get(name, 0) for name in spec.action.names)
     observed = tuple(0 if name in spec.action.names else counts.get(name, 0) for name in spec.observation.names)
     history = History(observed, acting)
+    past = stacked_spec(spec, history).observation.names[len(spec.observation.names) :]
+    if doubled := next((name for name in past if name in names), None):
+        raise ValueError(f"expected no signal of the name '{doubled}', got one, which its history needs: rename it.")
     if stacked_size(history) > MOST:
         raise ValueError(
             f"expected at most {MOST:,} numbers in an observation with its history, got {stacked_size(history):,}: "

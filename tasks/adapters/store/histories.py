@@ -78,13 +78,14 @@ def past_of(run: RunConfig, store: StoredDataset) -> Past:
     if history is None:
         return NO_PAST
     if plant.plant is not None:
-        return _of_simulator(history, plant.plant)
+        return of_simulator(history, plant.plant)
     rows = store.episode_blocks(store.split(run.data.held_out)[0], ("actions",))
     action = np.concatenate([block["actions"] for block in rows])
     return resting(history, resting_action(action, plant.spec.action.low, plant.spec.action.high))
 
 
-def _of_simulator(history: History, plant: Plant) -> Past:
+def of_simulator(history: History | None, plant: Plant) -> Past:
+    """The history of a simulated plant, whose first observation tells what is applied, as far as it does."""
     return Past(history, jax.jit(jax.vmap(lambda row: clip_to(plant.spec.action, plant.applied(row)))))
 
 
@@ -99,6 +100,6 @@ def past_of_composite(plant: Plant | Process, composite: Composite) -> Past:
     if composite.history is None:
         return NO_PAST
     if isinstance(plant, Plant):
-        return _of_simulator(composite.history, plant)
+        return of_simulator(composite.history, plant)
     assert isinstance(composite.shield, SupportShield)
     return resting(composite.history, np.asarray(composite.shield.rest))
