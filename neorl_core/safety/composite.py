@@ -188,10 +188,11 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
         safe = limit_action(shield, jnp.where(jnp.isfinite(command), command, applied), applied)
 
         if composite.policy is None:
-            handed_over, held, action, seen = state.handed_over, state.held, safe, observation
+            handed_over, held, action, seen = state.handed_over, state.held, safe, state.seen
         else:
-            seen = _with_history(composite, state, observation, applied)
-            proposed = propose(composite.policy, seen)
+            stacked = _with_history(composite, state, observation, applied)
+            seen = () if composite.history is None else stacked
+            proposed = propose(composite.policy, stacked)
             sound = jnp.all(jnp.isfinite(proposed))
             candidate = limit_action(shield, jnp.where(sound, proposed, applied), applied)
             stays, returns = _trusted(plant, composite, memory, observation, candidate)
@@ -200,8 +201,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
             held = jnp.where(handed_over, state.held + 1, 0)
             action = jnp.where(handed_over, safe, candidate)
 
-        kept = () if composite.history is None else seen
-        following = PolicyState(handed_over, held, action, memory, kept)
+        following = PolicyState(handed_over, held, action, memory, seen)
         unmoved = state._replace(action=applied)
         return _choose(readable, following, unmoved), jnp.where(readable, action, applied)
 

@@ -183,6 +183,18 @@ def test_without_a_history_nothing_is_carried() -> None:
     assert Composite(None, composite.shield, (), ()).history is None
 
 
+def test_without_its_policy_a_composite_is_its_fallback_and_its_history_rests() -> None:
+    history = history_of(COUNTS, PLANT.spec)
+    alone = make_composite(PLANT, None, history=history)
+    controller = composite_controller(PLANT)
+    observation = jnp.float32([50, 50, 50, 50, 30, 80])
+    memory, action = controller.act(alone, controller.init(alone, observation), observation, jnp.zeros(3))
+    plain = make_composite(PLANT)
+    expected = controller.act(plain, controller.init(plain, observation), observation, jnp.zeros(3))[1]
+    np.testing.assert_array_equal(action, expected)
+    assert memory.seen.shape == (18,)
+
+
 def test_a_bare_policy_sees_what_it_sees_behind_its_shield() -> None:
     history = history_of(COUNTS, PLANT.spec)
     composite = make_composite(PLANT, actor(history), history=history)
