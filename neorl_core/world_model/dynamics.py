@@ -156,6 +156,11 @@ def _member(key: PRNGKeyArray, observations: int, actions: int, plain: int, hidd
     }
 
 
+def predicted(members: Ensemble) -> int:
+    """O, the numbers of an observation that the members predict."""
+    return int(members[0]["least"].shape[-1])
+
+
 def transition(
     member: Params, observation: Float[Array, " S"], action: Float[Array, " A"]
 ) -> tuple[Float[Array, " O"], Float[Array, " O"]]:

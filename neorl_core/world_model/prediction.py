@@ -123,7 +123,7 @@ def squared_errors(members: Ensemble, reach: Reach, linear: Autoregression, foun
         found: windows of held-out episodes.
     """
 
-    observed = reach.low.shape[0]
+    observed = dynamics.predicted(members)
 
     def one(start: Float[Array, " S"], actions: Float[Array, "H A"]) -> Float[Array, "P H O"]:
         def step(x: Float[Array, "Q S"], action: Float[Array, " A"]) -> tuple[Float[Array, "Q S"], Float[Array, "Q O"]]:

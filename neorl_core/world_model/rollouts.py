@@ -120,7 +120,7 @@ def branched_rollouts(
 
     Source: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
     """
-    rows, observations = starts.shape[0], reach.low.shape[0]
+    rows, observations = starts.shape[0], dynamics.predicted(members)
     of_member, of_noise = jax.random.split(key)
     numbers = jax.random.randint(of_member, (rows, horizon), 0, len(members))
     noises = jax.random.normal(of_noise, (rows, horizon, actions + observations), starts.dtype)

@@ -166,7 +166,7 @@ class Programs(NamedTuple):
 
 
 @cache
-def programs(plant: Plant, physical: bool, history: History | None = None) -> Programs:
+def programs(plant: Plant, physical: bool, history: History | None) -> Programs:
     """The compiled start and step of one plant; the same arguments give the same programs."""
     return Programs(
         jax.jit(lambda domain, root, episode: start(plant, history, domain, root, episode)),

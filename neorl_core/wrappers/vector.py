@@ -45,7 +45,7 @@ def _where(choice: Bool[AnyArray, " N"], yes: Any, no: Any) -> Any:
 
 
 @cache
-def step_program(plant: Plant, physical: bool, mode: AutoresetMode, history: History | None = None) -> Step:
+def step_program(plant: Plant, physical: bool, mode: AutoresetMode, history: History | None) -> Step:
     """One step of N plants.
 
     NEXT_STEP: plants that had ended begin anew instead, at no reward. SAME_STEP: plants that end begin anew at once;
@@ -94,7 +94,7 @@ def step_program(plant: Plant, physical: bool, mode: AutoresetMode, history: His
 
 
 @cache
-def start_program(plant: Plant, history: History | None = None) -> Callable[..., tuple[Running, Float[Array, "N O"]]]:
+def start_program(plant: Plant, history: History | None) -> Callable[..., tuple[Running, Float[Array, "N O"]]]:
     """(domain, roots, episodes) -> (running, observations) of N plants."""
     return jax.jit(lambda domain, roots, episodes: jax.vmap(partial(start, plant, history, domain))(roots, episodes))
 
