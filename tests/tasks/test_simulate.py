@@ -141,6 +141,7 @@ def test_the_simulator_explains_logs_of_the_true_plant(dataset: Dataset, tmp_pat
     assert gate.passed, gate.detail
 
 
+@pytest.mark.slow
 def test_the_simulator_misses_logs_of_another_plant(dataset: Dataset, tmp_path: Path) -> None:
     home, run = Home(tmp_path / "home"), reactor_run()
     true = validate_simulator(home, run, dataset).signals

@@ -65,6 +65,7 @@ def test_the_loss_of_combo_by_hand() -> None:
     assert float(jnp.mean(jnp.sum(after, axis=0))) < gap
 
 
+@pytest.mark.slow
 def test_of_logged_rows_alone_mopo_is_sac() -> None:
     config = mopo.Config(**SMALL, real=1.0, actor_lr=0.01, critic_lr=0.02)
     state, batches, key = start(MOPO, config), single(6, 1, 8), jax.random.key(3)

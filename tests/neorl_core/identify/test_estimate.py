@@ -65,6 +65,7 @@ def test_a_linear_gaussian_model_has_the_closed_form_posterior() -> None:
     assert found.identified.all()
 
 
+@pytest.mark.slow
 def test_the_covariance_shrinks_as_one_over_the_episodes() -> None:
     def size(episodes: int) -> float:
         many = (linear_logs(key, episodes) for key in jax.random.split(jax.random.key(1), 20))

@@ -89,6 +89,7 @@ def answer(process: subprocess.Popen[str]) -> Any:
     return json.loads(out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_four_devices_give_the_numbers_of_one() -> None:
     assert answer(start(FOUR, 4)) == "divided"
 

@@ -106,6 +106,7 @@ def test_a_linear_system_is_recovered_in_spite_of_jumps(learned: Model) -> None:
         assert member["projection"]["Dense_0"]["kernel"].shape == (5, dynamics.DIRECTIONS)
 
 
+@pytest.mark.slow
 def test_the_reward_is_learned_from_the_outcome(learned: Model) -> None:
     log = linear_log(500)
     outcome = jax.vmap(dynamics.reward_and_termination, in_axes=(None, 0, 0, 0))
@@ -143,6 +144,7 @@ def leaves(tree: Any) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.slow
 def test_elites_are_the_members_with_the_least_held_out_loss() -> None:
     model = fresh(members=4)._replace(error=jnp.array([3.0, 1.0, 2.0, 0.5]))
     chosen = dynamics.elites(model, 2)

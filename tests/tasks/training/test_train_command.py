@@ -81,6 +81,7 @@ def test_once_more_and_nothing_is_left_to_do(file: Path, done: Path, capsys: pyt
     assert {name: (done / name).read_bytes() for name in WRITTEN} == before
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bytes_without_servers_or_their_packages(
     file: Path, done: Path, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def rows_of(result: GeneratedEpisodes) -> Rows:
     return dataset.arrays()
 
 
+@pytest.mark.slow
 def test_scores_are_where_the_field_and_the_paper_put_them(made: dict[str, GeneratedEpisodes]) -> None:
     # truth 1.4: the saturated LQR with the true model scores 97.8. Medium is a third to half of the way up.
     assert made["expert"].score == pytest.approx(97.8, abs=2.0)
