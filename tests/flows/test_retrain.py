@@ -321,6 +321,7 @@ def test_a_second_run_of_a_plant_is_refused_while_one_goes_on(
     assert refused["error"].startswith(f"expected no other run of {PLANT}")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_a_server_that_is_gone_is_named_with_its_cure(command: Neorl, inputs: Callable[..., tuple[Path, Path]]) -> None:
     config, log = inputs()

@@ -76,6 +76,7 @@ def members() -> list[Composite]:
     return [*(make_composite(PLANTS[PLANT], policy(seed)) for seed in (0, 1)), never_trusted()]
 
 
+@pytest.mark.slow
 def test_a_candidate_that_is_the_plants_controller_differs_by_nothing(tmp_path: Path, members: list[Composite]) -> None:
     home, told = Home(tmp_path), []
     found = simulate(

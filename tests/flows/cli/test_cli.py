@@ -257,6 +257,7 @@ def test_without_a_behaviour_a_log_lies_where_its_deployment_reads_it(
     assert [f".neorl/generated/{plant}/{file}"] in [deployment["parameters"]["data"] for deployment in declared]
 
 
+@pytest.mark.slow
 def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["keys", "init", "--json"]) == 0
     name = json.loads(capsys.readouterr().out)["id"]
@@ -270,6 +271,7 @@ def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]
     assert "chain" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from configs.home import Home
     from tasks.adapters.ledger.client import stop

@@ -86,6 +86,7 @@ def test_of_logged_rows_alone_mopo_is_sac() -> None:
     assert sorted(metrics) == sorted((*mopo.METRICS, "model_error"))
 
 
+@pytest.mark.slow
 def test_model_steps_are_the_models_and_the_policys() -> None:
     """Deviations next to nothing and one member: each step is the member's mean, at the member's reward."""
     state = start(MOPO, mopo.Config(**(SMALL | {"members": 1, "elites": 1, "horizon": 3})))

@@ -123,6 +123,7 @@ def test_scipy_finds_the_same_constants_and_starts() -> None:
     np.testing.assert_allclose(found.estimate, [0.23, 0.27], rtol=0.03)
 
 
+@pytest.mark.slow
 def test_intervals_cover_with_white_and_with_slow_disturbances() -> None:
     def one(key: jax.Array, memory: jax.Array) -> tuple[Posterior, jax.Array]:
         key_true, key_logs = jax.random.split(key)

@@ -116,6 +116,7 @@ def test_the_reward_is_learned_from_the_outcome(learned: Model) -> None:
         assert np.max(logit) < -5.0, "nothing terminated"
 
 
+@pytest.mark.slow
 def test_a_tenth_is_held_out_whatever_the_batch(learned: Model) -> None:
     log = linear_log(20_000)
     apart = np.asarray(dynamics.held_out(log))
@@ -161,6 +162,7 @@ def test_disagreement_and_uncertainty_by_hand() -> None:
     assert float(rollouts.uncertainty(deviations)) == pytest.approx(np.sqrt(40.0), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_rollouts_repeat_the_members_own_steps() -> None:
     members = fresh().members
     starts = jnp.asarray(np.random.default_rng(4).normal(size=(2, 4, 3)), jnp.float32)

@@ -99,6 +99,7 @@ class _Killed(Exception):
     """Stands for SIGKILL: nothing of ours catches it."""
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
     reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_population_that_diverged_is_refused(reference: Dataset, tmp_path: Pat
     assert not (tmp_path / "bundles").exists()
 
 
+@pytest.mark.slow
 def test_a_member_that_diverged_is_left_out(reference: Dataset, tmp_path: Path) -> None:
     settings = {"seeds": 1, "grid": {"critic_lr": [3e-4, 1e30]}}
     found = train(Home(tmp_path), reactor_run(train=settings), reference)

@@ -322,6 +322,7 @@ def test_time_never_runs_backwards(home: Path) -> None:
     assert ledger.append("note", NoteBody()).timestamp == "2026-11-20T10:00:00.000000Z"
 
 
+@pytest.mark.slow
 def test_reading_needs_a_ledger_and_no_private_key(ledger: Ledger, tmp_path: Path) -> None:
     ledger.append("note", NoteBody())
     (ledger.home.root / "keys" / "signing.pem").unlink()

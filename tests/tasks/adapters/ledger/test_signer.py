@@ -69,6 +69,7 @@ def test_the_socket_is_its_owners_alone(place: Home) -> None:
     assert pid_of(place) != first
 
 
+@pytest.mark.slow
 def test_the_process_keeps_its_secrets(place: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no passphrase in its environment or arguments, and other processes of the user cannot look into it."""
     monkeypatch.setenv(PASSPHRASE, "correct horse battery staple")
@@ -296,6 +297,7 @@ def test_a_signer_of_other_sources_is_replaced_once(place: Home) -> None:
     assert pid_of(place) == second.pid
 
 
+@pytest.mark.slow
 def test_the_signer_and_its_clients_mean_one_ledger(
     place: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

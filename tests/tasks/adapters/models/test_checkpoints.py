@@ -164,6 +164,7 @@ def start_writer(mode: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[4])
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_save_leaves_the_last_whole_one(tmp_path: Path) -> None:
     with start_writer("endless", tmp_path) as writer:
         assert writer.stdout is not None

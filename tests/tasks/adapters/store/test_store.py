@@ -264,6 +264,7 @@ def test_an_append_must_be_of_the_same_plant_and_keys_and_be_new(tmp_path: Path)
         DatasetWriter(tmp_path, SPEC._replace(horizon=7), old)
 
 
+@pytest.mark.slow
 def test_writing_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> None:
     def peak(blocks: int) -> int:
         tracemalloc.start()
