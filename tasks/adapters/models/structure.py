@@ -54,7 +54,8 @@ def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         # What is None by default is left out: a part that is new changes no digest of what does not use it.
         optional = _branch(type(node)).optional
-        named = {name: value for name, value in node._asdict().items() if name not in optional or value is not None}
+        given = {name: getattr(node, name) for name in node._fields}
+        named = {name: value for name, value in given.items() if name not in optional or value is not None}
         fields = {name: flatten(value, arrays, f"{path}/{name}") for name, value in named.items()}
         return {"type": type(node).__name__, "fields": fields}
     if isinstance(node, Mapping):
