@@ -48,12 +48,13 @@ def init(
 
 
 def _next(made: StartedProject, log: Path | None) -> str:
-    change = "" if made.folder.resolve() == Path.cwd() else f"cd {made.folder}, then "
-    first = f"fill in {made.mapping}, " if made.fill_in else ""
+    steps = [f"fill in {made.mapping}"] if made.fill_in else []
+    steps += [] if made.folder.resolve() == Path.cwd() else [f"cd {made.folder}"]
+    first = f"{', '.join(steps)}, then " if steps else ""
     config = made.config.relative_to(made.folder)
     if log is None:
-        return f"{change}neorl generate plants/{made.name}.py, and neorl check {config}"
-    return f"{first}{change}neorl check {config}, which says what else is missing"
+        return f"{first}neorl generate plants/{made.name}.py, and neorl check {config}"
+    return f"{first}neorl check {config}, which says what else is missing"
 
 
 def check(
