@@ -164,7 +164,10 @@ def headline(gates: Sequence[Gate], rollouts: Rollouts | None) -> str:
     parts = [
         f"The candidate failed {failed[0].name}: {failed[0].detail}" if failed else "The candidate passed every gate"
     ]
-    if any(gate.name == "fallback" for gate in failed[1:]):
+    if any(gate.name == "learned_model" for gate in gates):
+        if others := [GATE_TITLES[gate.name].lower() for gate in failed[1:]]:
+            parts.append(f"it failed besides: {', '.join(others)}")
+    elif any(gate.name == "fallback" for gate in failed[1:]):
         parts.append("the plant's own controller is not certified either")
     if rollouts is not None and "plant controller" in rollouts.differences:
         difference = rollouts.differences["plant controller"]

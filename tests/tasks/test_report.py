@@ -136,7 +136,9 @@ def test_a_refusal_is_plain(sample: Record, home: Path) -> None:
     assert set(draw_plots(home / "plots", refused)) == {"curves"}
 
 
-def test_a_process_is_shown_without_what_only_a_simulator_tells(sample: Record, home: Path) -> None:
+def test_a_process_is_shown_without_what_only_a_simulator_tells(
+    sample: Record, plots: dict[str, Path], home: Path
+) -> None:
     numbers = process_evidence()
     spec = PLANTS[sample.run.plant].spec._replace(name="mill", constraints=())
     described = Described(spec=canonical_json(spec_record(spec)).decode())
@@ -161,9 +163,10 @@ def test_a_process_is_shown_without_what_only_a_simulator_tells(sample: Record, 
             episodes=9,
         ),
     )
-    page = _Page(report(Home(home), process, {}).page.read_text())
+    page = _Page(report(Home(home), process, {"curves": plots["curves"]}).page.read_text())
     assert not page.open_tags
     assert "No hard limits are given" in page.text
+    assert "Behaviour" not in page.text
     assert "rollouts take no part" not in page.text
     assert "score by rollouts" not in page.text
     assert "gain over the logged controller" in page.text
