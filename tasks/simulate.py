@@ -14,7 +14,7 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants.base import EpisodeResult, rollouts
-from neorl_core.plants.replay import LoggedEpisodes, logged_errors, simulated_errors
+from neorl_core.plants.replay import LoggedEpisodes, replay_errors
 from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
 from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
@@ -25,12 +25,15 @@ from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.identify import simulator_of
 from tasks.references import (
+    KNOWN,
     Bundle,
     Champion,
     ControllerRollouts,
     Dataset,
     Evaluation,
+    Identification,
     Interval,
     Population,
     Rollouts,
@@ -88,6 +91,7 @@ def simulate(
     population: Population,
     evaluation: Evaluation,
     champion: Champion,
+    identification: Identification = KNOWN,
     progress: Report | None = None,
 ) -> Rollouts:
     """Roll out every member, the champion and the plant's controller on the same episodes of the simulator.
@@ -98,13 +102,14 @@ def simulate(
         population: the members.
         evaluation: their evaluation, which selected the candidate.
         champion: rolled out where it can be run on this simulator and is not the candidate itself.
+        identification: of the simulator's constants.
         progress: told of controllers done.
 
     Returns:
         What came of each controller, the candidate's paired differences from the others, and every member's score
         without its shield.
     """
-    plant = plant_of(run).simulator()
+    plant = simulator_of(plant_of(run), identification)
     domain = domain_of(plant, run)
     keys = jax.random.split(jax.random.key(ROLLOUT_SEED + run.seed), run.evaluate.rollouts)
     confidence, candidate = run.evaluate.confidence, population.members[evaluation.selected].bundle
@@ -134,6 +139,7 @@ def simulate(
     }
     settings = [run.evaluate.model_dump(mode="json"), run.certify.domain, run.shield.model_dump(mode="json"), run.seed]
     compared = [population.digest, evaluation.selected, champion.bundle and champion.bundle.digest]
+    compared += [identification.domain] if identification.constants else []
     folder = home.folder("runs", run.plant, "rollouts", digest_json([*compared, *settings])[:16])
     return Rollouts(
         controllers={name: _summary(plant.spec, result, confidence) for name, result in results.items()},
@@ -177,7 +183,9 @@ def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
 
 
 @cached()
-def validate_simulator(home: Home, run: RunConfig, dataset: Dataset) -> SimulatorErrors:
+def validate_simulator(
+    home: Home, run: RunConfig, dataset: Dataset, identification: Identification = KNOWN
+) -> SimulatorErrors:
     """Prediction errors of the simulator on held-out logs, beside those of plants of its domain under the same actions.
 
     What the simulator misses of the logs by noise, disturbances, hidden states and constants within the operating
@@ -188,11 +196,12 @@ def validate_simulator(home: Home, run: RunConfig, dataset: Dataset) -> Simulato
         home: unused; every stage takes it.
         run: its plant, seed, operating domain and share of held-out episodes.
         dataset: whose held-out episodes are predicted.
+        identification: of the simulator's constants, from the other episodes.
 
     Returns:
         The root mean square errors of every signal that moves, one step ahead and several.
     """
-    plant = plant_of(run).simulator()
+    plant = simulator_of(plant_of(run), identification)
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     logs = _chosen(read_logs(store, store.split(run.data.held_out)[1]))
     return prediction_errors(plant, logs, domain_of(plant, run), run.seed)
@@ -207,22 +216,21 @@ def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: 
         domain: the operating domain.
         seed: of the plants that are drawn from it.
     """
-    held = np.asarray(logged_errors(plant, logs._replace(next_observations=logs.observations), 1)) == 0
-    following = np.asarray(logs.next_observations)[np.asarray(logs.present)]
-    spread = following.std(axis=0, dtype=np.float64)
+    present = np.asarray(logs.present)
+    spread = np.asarray(logs.next_observations)[present].std(axis=0, dtype=np.float64)
+    horizons = [steps for steps in STEPS_AHEAD if steps <= int(present.sum(axis=1).max())]
     keys = jax.random.split(jax.random.key(seed), SIMULATED_PLANTS)
+    found = jax.device_get(replay_errors(plant, plant.params, logs, jnp.asarray(horizons), keys, domain))
     signals = dict[str, SignalError]()
-    for steps in STEPS_AHEAD:
-        if int(np.asarray(logs.present).sum(axis=1).max()) < steps:
-            continue
-        logged = np.asarray(logged_errors(plant, logs, steps))
-        simulated = np.asarray(simulated_errors(plant, logs, steps, keys, domain)).max(axis=0)
+    for k, steps in enumerate(horizons):
         ahead = "" if steps == 1 else f", {steps} steps ahead"
         for i, name in enumerate(plant.spec.observation.names):
             # A signal whose spread is NaN stays in, and fails.
-            if not held[i] and not spread[i] <= 0:
-                error = SignalError(logs=float(logged[i]), domain=float(simulated[i]), spread=float(spread[i]))
-                signals[name + ahead] = error
+            if not found.held[i] and not spread[i] <= 0:
+                largest = float(found.simulated[:, k, i].max())
+                signals[name + ahead] = SignalError(
+                    logs=float(found.logged[k, i]), domain=largest, spread=float(spread[i])
+                )
     return SimulatorErrors(signals=signals)
 
 
