@@ -15,7 +15,7 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 # A number, sizes of layers, a name, or a recipe of an optimiser: the algorithm says which of its settings takes what.
 Setting = float | int | Name | list[float | int] | dict[Name, float | int | str | None]
 
-ConstantName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\[\d+\])?$")]
+ConstantName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\[[0-9]{1,4}\])?$")]
 """A field of the plant's `Params`; of a field with several entries, which one, counted from 0: `pump[1]`."""
 
 ALWAYS = ("plant", "source", "seed")

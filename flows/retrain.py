@@ -61,20 +61,20 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         validation = validate(home, run.part("data"), dataset, earlier)
         proceed(validation)
         constants = identify(home, run.part("identify", "data.held_out"), dataset)
-        population = train(home, run.for_training(), dataset, constants)
-        fallback = fallback_composite(home, run.part("shield"), constants)
+        population = train(home, run.for_training(), dataset, identification=constants)
+        fallback = fallback_composite(home, run.part("shield"), identification=constants)
         champion = incumbent(home, run, population, fallback)
         evaluation = evaluate(home, run.part("evaluate", "data.held_out"), dataset, population, champion)
         simulated = run.part("evaluate", "certify.domain", "shield")
-        rollouts = simulate(home, simulated, population, evaluation, champion, constants)
+        rollouts = simulate(home, simulated, population, evaluation, champion, identification=constants)
         simulator = validate_simulator(home, run.part("data.held_out", "certify.domain"), dataset, constants)
         key = run_key(run, dataset, population, evaluation, champion)
         if (known := known_decision(home, run, key)) is not None:
             return announce(home, run, known)
-        protection = certify_fallback(home, run.part("certify"), fallback, constants)
+        protection = certify_fallback(home, run.part("certify"), fallback, identification=constants)
         screening = screen(run.part("gates"), validation, simulator, evaluation, rollouts, champion, protection)
         certification = certify_candidate(
-            home, run.part("certify"), dataset, population, evaluation, screening, constants
+            home, run.part("certify"), dataset, population, evaluation, screening, identification=constants
         )
         service = check_service(run.part(), population, evaluation, screening, certification)
         judgement = judge_candidate(screening, certification, service)

@@ -133,8 +133,8 @@ def certify_fallback(
     home: Home,
     run: RunConfig,
     fallback: Bundle,
-    identification: Identification = KNOWN,
     progress: Report | None = None,
+    identification: Identification = KNOWN,
 ) -> Certificate:
     """Certify the plant's own controller by itself, for it stands in where a candidate fails."""
     return certify(home, run, fallback, identification=identification, progress=progress)
@@ -148,8 +148,8 @@ def certify_candidate(
     population: Population,
     evaluation: Evaluation,
     screening: Judgement,
-    identification: Identification = KNOWN,
     progress: Report | None = None,
+    identification: Identification = KNOWN,
 ) -> Certification:
     """Certify the selected member; an attempt is spent only where every gate before it passed.
 
@@ -160,13 +160,13 @@ def certify_candidate(
         population: the members.
         evaluation: which of them was selected.
         screening: the gates before certification.
-        identification: of the simulator's constants.
         progress: told of episodes done.
+        identification: of the simulator's constants.
     """
     if not may_certify(screening.gates):
         return Certification()
     bundle = population.members[evaluation.selected].bundle
-    return Certification(certificate=certify(home, run, bundle, dataset.digest, identification, progress))
+    return Certification(certificate=certify(home, run, bundle, dataset.digest, progress, identification))
 
 
 def certify(
@@ -174,8 +174,8 @@ def certify(
     run: RunConfig,
     bundle: Bundle,
     dataset: str = ANY_DATASET,
-    identification: Identification = KNOWN,
     progress: Report | None = None,
+    identification: Identification = KNOWN,
 ) -> Certificate:
     """Certify a bundle, or find the result of the same attempt.
 
@@ -185,8 +185,8 @@ def certify(
         bundle: the composite.
         dataset: digest of what it was trained on; where nothing was, that of the logs that constants were
             identified from.
-        identification: of the simulator's constants.
         progress: told of episodes done; the total is what a run without violations needs.
+        identification: of the simulator's constants.
 
     Raises:
         Refused: when the bundle is not what its digest says.

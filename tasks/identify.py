@@ -17,10 +17,12 @@ from neorl_core.identify import (
     Posterior,
     Unknown,
     drawing_plant,
-    identify as estimate,
     posterior_fields,
     stack_rows,
     step_test,
+)
+from neorl_core.identify import (
+    identify as estimate,
 )
 from neorl_core.types import Plant
 from tasks.adapters.plants.known import KnownPlant, plant_of
@@ -74,11 +76,8 @@ def _nominal(plant: Plant, name: str, entry: int | None) -> float:
             f"expected identify.constants to name constants of {plant.spec.name}, got '{name}': {nearest(name, fields)}"
         )
     value = np.asarray(getattr(plant.params, name))
-    if (
-        value.ndim > 1
-        or (entry is None) is not (value.ndim == 0)
-        or (value.ndim and not 0 <= (entry or 0) < len(value))
-    ):
+    known = entry is None if value.ndim == 0 else value.ndim == 1 and entry is not None and entry < len(value)
+    if not known:
         cure = f"write {name}[0] to {name}[{len(value) - 1}]" if value.ndim == 1 else f"write {name} alone"
         raise BadInput(f"expected one number of {name}, got {name if entry is None else f'{name}[{entry}]'}: {cure}.")
     return float(value if entry is None else value[entry])

@@ -5,6 +5,7 @@ Rollouts take no part in selection or in a gate on the logs: policies are chosen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants.base import EpisodeResult, rollouts
-from neorl_core.plants.replay import LoggedEpisodes, replay_errors
+from neorl_core.plants.replay import LoggedEpisodes, ReplayErrors, replay_errors
 from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
 from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
@@ -91,8 +92,8 @@ def simulate(
     population: Population,
     evaluation: Evaluation,
     champion: Champion,
-    identification: Identification = KNOWN,
     progress: Report | None = None,
+    identification: Identification = KNOWN,
 ) -> Rollouts:
     """Roll out every member, the champion and the plant's controller on the same episodes of the simulator.
 
@@ -102,8 +103,8 @@ def simulate(
         population: the members.
         evaluation: their evaluation, which selected the candidate.
         champion: rolled out where it can be run on this simulator and is not the candidate itself.
-        identification: of the simulator's constants.
         progress: told of controllers done.
+        identification: of the simulator's constants.
 
     Returns:
         What came of each controller, the candidate's paired differences from the others, and every member's score
@@ -216,21 +217,34 @@ def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: 
         domain: the operating domain.
         seed: of the plants that are drawn from it.
     """
-    present = np.asarray(logs.present)
-    spread = np.asarray(logs.next_observations)[present].std(axis=0, dtype=np.float64)
-    horizons = [steps for steps in STEPS_AHEAD if steps <= int(present.sum(axis=1).max())]
+    longest = int(np.asarray(logs.present).sum(axis=1).max())
+    horizons = [steps for steps in STEPS_AHEAD if steps <= longest]
     keys = jax.random.split(jax.random.key(seed), SIMULATED_PLANTS)
     found = jax.device_get(replay_errors(plant, plant.params, logs, jnp.asarray(horizons), keys, domain))
+    return signal_errors(plant.spec.observation.names, found, logs, horizons)
+
+
+def signal_errors(
+    names: Sequence[str], found: ReplayErrors, logs: LoggedEpisodes, horizons: Sequence[int]
+) -> SimulatorErrors:
+    """Errors by signal and horizon, as the gate judges them; set points are left out.
+
+    Args:
+        names: of the signals.
+        found: of one plant.
+        logs: the episodes that it is held against.
+        horizons: steps ahead.
+    """
+    spread = np.asarray(logs.next_observations)[np.asarray(logs.present)].std(axis=0, dtype=np.float64)
     signals = dict[str, SignalError]()
     for k, steps in enumerate(horizons):
         ahead = "" if steps == 1 else f", {steps} steps ahead"
-        for i, name in enumerate(plant.spec.observation.names):
+        for i, name in enumerate(names):
             # A signal whose spread is NaN stays in, and fails.
             if not found.held[i] and not spread[i] <= 0:
-                largest = float(found.simulated[:, k, i].max())
-                signals[name + ahead] = SignalError(
-                    logs=float(found.logged[k, i]), domain=largest, spread=float(spread[i])
-                )
+                largest = float(np.max(found.simulated[:, k, i]))
+                error = SignalError(logs=float(found.logged[k, i]), domain=largest, spread=float(spread[i]))
+                signals[name + ahead] = error
     return SimulatorErrors(signals=signals)
 
 

@@ -27,7 +27,7 @@ from tasks.references.decisions import (
     Version,
 )
 from tasks.references.evidence import Certificate, Certification, Evidence, Latency, Servability, Service
-from tasks.references.identification import KNOWN, IdentifiedConstant, Identification
+from tasks.references.identification import KNOWN, Identification, IdentifiedConstant
 from tasks.references.judgement import Gate, GateName, Judgement
 from tasks.references.learning import (
     MOSTLY,

@@ -43,7 +43,7 @@ class IdentifiedConstant(Reference):
 
 
 class Identification(Reference):
-    """The posterior of a plant's unknown constants; empty where the constants in the plant's file are taken as known."""
+    """The posterior of a plant's unknown constants; empty where those in the plant's file are taken as known."""
 
     dataset: str = ""
     """Digest of the logs."""

@@ -42,9 +42,9 @@ def train(
     home: Home,
     run: RunConfig,
     dataset: Dataset,
-    identification: Identification = KNOWN,
     progress: Report | None = None,
     protection: Bundle | None = None,
+    identification: Identification = KNOWN,
 ) -> Population:
     """Train a member for every seed and point of the grid, and keep each as a composite that could ship.
 
@@ -53,8 +53,8 @@ def train(
         run: its plant, seed, training and share of held-out episodes; and its evaluation where the best checkpoint
             ships.
         dataset: what to learn from.
-        identification: of the constants that the shield predicts with.
         progress: told of gradient steps made, of all that each member makes.
+        identification: of the constants that the shield predicts with.
         protection: fallback and shield of a process without a simulator; a simulated plant brings its own.
 
     Returns:

@@ -87,9 +87,8 @@ def test_the_quadruple_tank_is_predicted_as_by_its_true_model(point: tanks.Param
     def error(params: tanks.Params) -> np.ndarray:
         # In free run over the whole of the held-out episodes: 1,000 s.
         def missed(seen: jax.Array, done: jax.Array) -> jax.Array:
-            return errors(
-                forecast(tanks.predict, params, seen[0], seen, done, 200, jnp.zeros(seen.shape[1], bool)), seen
-            )
+            nowhere = jnp.zeros(seen.shape[1], bool)
+            return errors(forecast(tanks.predict, params, seen[0], seen, done, 200, nowhere), seen)
 
         found = jax.vmap(missed)(held_out.observations, held_out.actions)
         return np.sqrt(np.mean(np.asarray(found)[..., :4] ** 2, axis=(0, 1)))
