@@ -135,15 +135,16 @@ def gates(logged: Logged, posterior: Posterior, key: Array) -> dict[str, Any]:
         keys = jax.random.split(key, SIMULATED_PLANTS)
         return replay_errors(plant, params, logs, jnp.asarray(STEPS_AHEAD), keys, domain)
 
-    held_out = jax.vmap(logged_episodes)(logged.held_out)
+    logs = jax.vmap(logged_episodes)(logged.held_out)
 
     def share(factor: Sequence[float]) -> float:
-        passed = []
+        keys = jax.random.split(key, len(domains))
+        found = jax.device_get(jax.vmap(replayed, (0, 0, 0, None))(stacked, logs, keys, jnp.asarray(factor)))
+        passed = 0
         for i in range(len(domains)):
-            one, logs = (jax.tree.map(lambda x, i=i: x[i], of) for of in (stacked, held_out))
-            found = jax.device_get(replayed(one, logs, jax.random.fold_in(key, i), jnp.asarray(factor)))
-            passed.append(simulator_gate(signal_errors(PLANT.spec.observation.names, found, logs, STEPS_AHEAD)).passed)
-        return float(np.mean(passed))
+            errors, its = (jax.tree.map(lambda x, i=i: x[i], of) for of in (found, logs))
+            passed += bool(simulator_gate(signal_errors(PLANT.spec.observation.names, errors, its, STEPS_AHEAD)).passed)
+        return passed / len(domains)
 
     wrong = {f"k0 × {a:g}, UA × {b:g}": 1 - share((a, b)) for a, b in WRONG}
     return {"passed": share((1.0, 1.0)), "refused": float(np.mean(list(wrong.values()))), "refused_by_error": wrong}
