@@ -6,6 +6,7 @@ operating domain draws them from the posterior.
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -112,7 +113,8 @@ def identify(home: Home, run: RunConfig, dataset: Dataset) -> Identification:
     store = StoredDataset.open(dataset.store, dataset.digest)
     logs = read_logs(store, _chosen(store.split(run.data.held_out)[0], np.diff(store.episodes)))
     steps, lengths = logs.transitions, np.diff(np.append(logs.starts, len(logs.episode)))
-    episodes = stack_rows(*(np.asarray(x) for x in (steps.observation, steps.action, steps.next_observation)), lengths)
+    seen, acted, then = (np.asarray(x) for x in (steps.observation, steps.action, steps.next_observation))
+    episodes = stack_rows(seen, acted, then, lengths)
     starts = {name: (start.mean, start.deviation) for name, start in settings.starts.items()}
     try:
         posterior = estimate(
@@ -154,7 +156,7 @@ def _constant(
     centre = _nominal(plant, unknown.name, unknown.entry)
     test = ""
     if not identified:
-        found = step_test(plant, unknowns, posterior, i, _at_rest(episodes))
+        found = step_test(plant, unknowns, posterior, i, jnp.asarray(_at_rest(episodes)))
         test = str(found) if found is not None else "every step that was tried is predicted to cross a limit"
     return IdentifiedConstant(
         name=unknown.name,

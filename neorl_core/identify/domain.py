@@ -55,7 +55,8 @@ def drawing_plant(plant: Plant, unknowns: Sequence[Unknown], fields: Mapping[str
     if set(names) != set(fields):
         odd = min(set(names) ^ set(fields))
         raise ValueError(f"expected a posterior of {', '.join(map(str, unknowns))}, got fields that differ by '{odd}'")
-    kind = _extended(type(plant.domain), names)
+    own: Any = type(plant.domain)
+    kind = _extended(own, names)
     params = plant.params
     for unknown in unknowns:
         new: Any = fields[_field(unknown)]

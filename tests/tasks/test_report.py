@@ -14,7 +14,7 @@ from configs.home import Home
 from neorl_core.types import Constraint
 from tasks.adapters.ledger.certificate import NON_CLAIMS
 from tasks.record import VERDICTS, Record
-from tasks.references import Gate, Interval, Source
+from tasks.references import Gate, Identification, IdentifiedConstant, Interval, Source
 from tasks.report import describe, draw_plots, interval, limit, number, report, signed
 from tests.sample_record import CLAIM, sample_record
 
