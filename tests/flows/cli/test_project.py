@@ -82,6 +82,7 @@ def test_the_written_plant_drains_as_torricelli_says(project: Path) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_process_needs_what_its_log_cannot_tell(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

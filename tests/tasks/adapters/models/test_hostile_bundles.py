@@ -170,6 +170,7 @@ def test_constants_that_are_no_numbers_of_a_controller_are_refused(sound: Path, 
         load_bundle(forged(tmp_path / "a", sound, constant(value), **{f"model__{first}": None}))
 
 
+@pytest.mark.slow
 def test_hostile_files_are_refused_in_little_memory(sound: Path, tmp_path: Path) -> None:
     folders = [tmp_path / str(i) for i in range(7)]
     for folder in folders:
@@ -208,6 +209,7 @@ def test_hostile_files_are_refused_in_little_memory(sound: Path, tmp_path: Path)
             raise BadInput(message)
 
 
+@pytest.mark.slow
 def test_examples_that_do_not_fit_are_refused_and_not_served(sound: Path, tmp_path: Path) -> None:
     held = read_npz(sound / EXAMPLES)
     for i, arrays in enumerate(
