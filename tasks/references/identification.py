@@ -38,7 +38,7 @@ class IdentifiedConstant(Reference):
         word = f"posterior {self.share:.2f} of the prior" if self.identified else f"not identified: {self.test}"
         return (
             f"{self.label} {self.estimate:.5g} [{self.lower:.5g}, {self.upper:.5g}], prior {self.prior:.5g} "
-            f"± {self.deviation:.2g} of it; {word}"
+            f"± {100 * self.deviation:.2g} %; {word}"
         )
 
 

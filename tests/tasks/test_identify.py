@@ -165,6 +165,7 @@ def test_a_posterior_is_not_overridden() -> None:
         claim_of(REACTOR, run, FOUND)
 
 
+@pytest.mark.slow
 def test_a_certificate_over_a_posterior_holds_when_it_is_run_again(tmp_path: Path) -> None:
     home, run = Home(tmp_path), reactor_run(certify={"p0": 0.3})
     fallback = fallback_composite(home, run, FOUND)
