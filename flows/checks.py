@@ -24,6 +24,7 @@ def checked_run(config: Path) -> RunConfig:
     run = open_run(config)
     check_protection(run, config)
     check_reward(run)
+    check_history(run, config)
     check_training(run, config)
     return run
 
@@ -53,6 +54,20 @@ def check_protection(run: RunConfig, config: Path) -> None:
     else:
         claim_of(plant.plant, run)
         shield_of(plant.spec, run.shield)
+
+
+def check_history(run: RunConfig, config: Path) -> None:
+    """Hold the history's names and numbers against the plant's.
+
+    Raises:
+        BadInput: naming what is wrong.
+    """
+    from tasks.adapters.store.histories import observed_spec
+
+    try:
+        observed_spec(run)
+    except ValueError as error:
+        raise BadInput(f"in {config}, 'history': {error}") from error
 
 
 def check_training(run: RunConfig, config: Path) -> None:
