@@ -146,6 +146,8 @@ class RunConfig(Strict):
     """Where the plant comes from, which opening a run finds out; None of one of ours."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
+    history: dict[str, Count] = Field(default_factory=dict)
+    """How many earlier values of a signal or an action policies see beside the observation, by its name."""
     train: Train = Train()
     identify: Identify | None = None
     """Constants of a simulated plant that are estimated from its logs; none when not given."""
@@ -200,8 +202,10 @@ class RunConfig(Strict):
         return RunConfig.model_validate(kept)
 
     def for_training(self) -> RunConfig:
-        """What members depend on: training, shield, and the evaluation where it says which checkpoint ships."""
-        return self.part("train", "shield", "data.held_out", *(["evaluate"] if self.train.ships == "best" else []))
+        """What members depend on: training, history, shield, and the evaluation where it says what ships."""
+        return self.part(
+            "train", "history", "shield", "data.held_out", *(["evaluate"] if self.train.ships == "best" else [])
+        )
 
     def settings(self) -> Iterator[tuple[str, str]]:
         """Every setting that the run's results depend on, by its dotted name; approval and concurrency change none.

@@ -25,6 +25,7 @@ def checked_run(config: Path) -> RunConfig:
     check_protection(run, config)
     check_constants(run)
     check_reward(run)
+    check_history(run, config)
     check_training(run, config)
     return run
 
@@ -67,6 +68,20 @@ def check_constants(run: RunConfig) -> None:
 
     if run.identify is not None:
         unknowns_of(run, plant_of(run).simulator())
+
+
+def check_history(run: RunConfig, config: Path) -> None:
+    """Hold the history's names and numbers against the plant's.
+
+    Raises:
+        BadInput: naming what is wrong.
+    """
+    from tasks.adapters.store.histories import observed_spec
+
+    try:
+        observed_spec(run)
+    except ValueError as error:
+        raise BadInput(f"in {config}, 'history': {error}") from error
 
 
 def check_training(run: RunConfig, config: Path) -> None:

@@ -128,9 +128,10 @@ class _Look:
         return mapping.reward.expression if mapping and mapping.reward else "the plant's own"
 
     def training(self) -> str:
-        """The algorithm and its settings are known."""
-        from flows.checks import check_training
+        """The algorithm, its settings and the signals of the history are known."""
+        from flows.checks import check_history, check_training
 
+        check_history(self.run, self.config)
         check_training(self.run, self.config)
         return f"{self.run.train.algorithm}, {self.run.train.updates:,} updates"
 

@@ -64,7 +64,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         population = train(home, run.for_training(), dataset, identification=constants)
         fallback = fallback_composite(home, run.part("shield"), identification=constants)
         champion = incumbent(home, run, population, fallback)
-        evaluation = evaluate(home, run.part("evaluate", "data.held_out"), dataset, population, champion)
+        evaluation = evaluate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, champion)
         simulated = run.part("evaluate", "certify.domain", "shield")
         rollouts = simulate(home, simulated, population, evaluation, champion, identification=constants)
         simulator = validate_simulator(home, run.part("data.held_out", "certify.domain"), dataset, constants)

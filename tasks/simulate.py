@@ -120,7 +120,7 @@ def simulate(
     if champion.bundle is not None and champion.bundle.digest != candidate.digest:
         composites["champion"] = _composite(champion.bundle, run)
     total = len(composites) + len(members)
-    shielded, bare = composite_controller(plant), bare_controller(plant)
+    shielded = composite_controller(plant)
     results: dict[str, EpisodeResult] = {}
     for name, composite in composites.items():
         # All steps are kept, for the plots and because a second program would take seconds to compile.
@@ -129,6 +129,7 @@ def simulate(
             progress(len(results), total, "controllers")
     scores = []
     for i, member in enumerate(members):
+        bare = bare_controller(plant, history=member.history)
         returns = np.asarray(rollouts(plant, bare, member.policy, keys, domain).ret, np.float64)
         scores.append(_interval(mean_interval([score(plant.spec, r) for r in returns], confidence)))
         if progress:

@@ -21,6 +21,7 @@ from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.models.bundle import composite_digest, load_bundle, save_bundle
 from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of
+from tasks.adapters.store.histories import observed_spec
 from tasks.identify import simulator_of
 from tasks.references import KNOWN, Bundle, Dataset, Identification, Member, Population
 from tasks.stages import cached
@@ -82,10 +83,11 @@ def train(
             "'train.hyperparameters'."
         )
     found = policies(ALGORITHMS[run.train.algorithm], trained.state.population, training.data.scaling.normaliser)
-    members, plant = [], plant_of(run)
+    members, plant, history = [], plant_of(run), observed_spec(run).history
     for member, policy in zip(training.members, found, strict=True):
         if sound[member.index]:
-            bundle = keep_bundle(home, _shielded(plant, identification, policy, moments, run.shield, protection), plant)
+            composite = _shielded(plant, identification, policy, moments, run.shield, protection)
+            bundle = keep_bundle(home, composite._replace(history=history), plant)
             members.append(Member(**asdict(member), bundle=bundle))
     folder = home.folder("runs", run.plant, "populations", training.key)
     return Population(
@@ -113,7 +115,7 @@ def _shielded(
         alone: Composite = load_bundle(protection.folder, protection.digest, plant.source)[1]
         return alone._replace(policy=policy)
     low, high = jnp.asarray(moments.observation_low), jnp.asarray(moments.observation_high)
-    envelope = envelope_of(low, high, policy.normaliser.scale, settings.envelope)
+    envelope = envelope_of(low, high, policy.normaliser.scale[: len(low)], settings.envelope)
     return make_composite(simulator_of(plant, identification), policy, shield_of(plant.spec, settings, envelope))
 
 
