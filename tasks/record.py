@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from configs.run import RunConfig
 from tasks.references import (
+    KNOWN,
     NO_CLAIM,
     Certificate,
     ChampionInForce,
@@ -16,6 +17,7 @@ from tasks.references import (
     Gate,
     GateName,
     HistoryRow,
+    Identification,
     LearnedModel,
     LedgerHead,
     Member,
@@ -71,6 +73,8 @@ class Record(Reference):
     """The verdict's reason in one sentence."""
     dataset: Dataset
     validation: Validation
+    identification: Identification = KNOWN
+    """Constants of the simulator that were estimated from the logs."""
     population: Population
     evaluation: Evaluation
     rollouts: Rollouts | None = None

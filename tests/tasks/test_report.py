@@ -19,7 +19,16 @@ from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.certificate import NON_CLAIMS
 from tasks.gates import judge
 from tasks.record import VERDICTS, Record
-from tasks.references import Gate, Interval, LearnedModel, ModelEstimate, Protection, Source
+from tasks.references import (
+    Gate,
+    Identification,
+    IdentifiedConstant,
+    Interval,
+    LearnedModel,
+    ModelEstimate,
+    Protection,
+    Source,
+)
 from tasks.report import describe, draw_plots, interval, limit, number, report, signed
 from tests.judged import interval as interval_of
 from tests.judged import process_evidence
@@ -272,3 +281,19 @@ def test_a_browser_shows_the_report(sample: Record, plots: dict[str, Path], home
     command = [browser, *options, "--window-size=1280,900", f"--screenshot={shot}", path.as_uri()]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     assert shot.stat().st_size > 50_000  # a blank page is some 5 kB
+
+
+def test_what_was_identified_is_shown_with_its_intervals(sample: Record, home: Path) -> None:
+    assert "identified from the logs" not in describe(sample)
+    told = {"law": "log-normal", "lower": 2.05, "upper": 2.15, "prior": 2.092, "deviation": 0.03}
+    known = IdentifiedConstant(name="cooling_rate", estimate=2.1, share=0.1, identified=True, **told)
+    test = "moving coolant_temperature by +1 K and holding it for 9 steps would identify it"
+    unknown = IdentifiedConstant(name="pump", entry=1, estimate=2.1, share=0.9, identified=False, test=test, **told)
+    found = Identification(dataset="5" * 64, episodes=12, constants=(known, unknown))
+    record = sample.model_copy(update={"identification": found})
+    page = report(Home(home), record, {}).page.read_text()
+    text = describe(record)
+    for words in ("cooling_rate", "pump[1]", "2.092 ± 3 %", f"no: {test}"):
+        assert words in page, words
+        assert words in text, words
+    assert "| cooling_rate | 2.1 [2.05, 2.15] | 2.092 ± 3 % | yes |" in text

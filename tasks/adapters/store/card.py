@@ -323,7 +323,6 @@ def _mapping(entry: Provenance) -> MappingCard | None:
         tags=len(mapping.tags),
         period_s=mapping.period_seconds,
         causal=mapping.causal,
-        lags=mapping.lags,
         reward=mapping.reward.expression if mapping.reward else None,
     )
 

@@ -127,7 +127,6 @@ class MappingCard(Record):
     tags: int
     period_s: float
     causal: bool
-    lags: dict[str, int]
     reward: str | None
     """Expression of the reward."""
 

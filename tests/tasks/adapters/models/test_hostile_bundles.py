@@ -102,6 +102,16 @@ def fields(manifest: Manifest, *names: str) -> dict[str, Any]:
     return found
 
 
+def history(observed: Any, acting: Any) -> Any:
+    """The structure of a history, of numbers or of what stands in their place."""
+
+    def node(counts: Any) -> Any:
+        return {"tuple": [{"constant": count} for count in counts]} if isinstance(counts, list) else counts
+
+    return {"type": "History", "fields": {"observation": node(observed), "action": node(acting)}}
+
+
+OBSERVED, ACTING = SPEC.observation.size, SPEC.action.size
 CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "no structure": (lambda m: m.pop("structure"), "structure"),
     "no plant": (lambda m: m.pop("plant"), "plant"),
@@ -119,6 +129,27 @@ CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "an empty structure": (lambda m: m.update(structure={}), "part of a composite"),
     "a structure that is a constant": (lambda m: m.update(structure={"constant": 1}), "used"),
     "a type that is a list": (lambda m: m["structure"].update(type=[]), "part of a composite"),
+    "a history that its policy has not": (
+        lambda m: fields(m).update(history=history([1] * OBSERVED, [0] * ACTING)),
+        "another policy",
+    ),
+    "a history of other signals": (
+        lambda m: fields(m).update(history=history([1], [0] * ACTING)),
+        "a history of other signals",
+    ),
+    "a history of nothing": (
+        lambda m: fields(m).update(history=history([0] * OBSERVED, [0] * ACTING)),
+        "a history of no or too many steps",
+    ),
+    "a history without end": (
+        lambda m: fields(m).update(history=history([10**9] * OBSERVED, [0] * ACTING)),
+        "a history of other numbers than of steps",
+    ),
+    "a history of texts": (
+        lambda m: fields(m).update(history=history(["x"] * OBSERVED, [0] * ACTING)),
+        "a history of other numbers than of steps",
+    ),
+    "a history that is a number": (lambda m: fields(m).update(history={"constant": 3}), "another history"),
     "an unknown type": (lambda m: m["structure"].update(type="Popen"), "Popen"),
     "a missing field": (lambda m: fields(m).pop("shield"), "type 'Composite'"),
     "a missing array": (lambda m: fields(m, "shield").update(hold={"array": "none"}), "array not yet used"),
