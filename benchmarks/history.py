@@ -88,8 +88,8 @@ def table(kept: Mapping[str, Any]) -> str:
         f"{PLAYED} episodes of the simulator, without a shield, and the gain over no history, seed by seed; "
         f"{CONFIDENCE:.0%} intervals of Student's t over seeds.",
         "",
-        "| algorithm | history | numbers | score | gain | seconds |",
-        "|:--|:--|--:|:--|:--|--:|",
+        "| algorithm | history | numbers | score | gain |",
+        "|:--|:--|--:|:--|:--|",
     ]
     for algorithm in SETTINGS:
         for name in HISTORIES:
@@ -100,7 +100,7 @@ def table(kept: Mapping[str, Any]) -> str:
                 "–" if row is plain else shown(paired_difference_interval(row["scores"], plain["scores"], CONFIDENCE))
             )
             mean = shown(mean_interval(row["scores"], CONFIDENCE))
-            lines.append(f"| {algorithm} | {name} | {row['numbers']} | {mean} | {gain} | {row['seconds']} |")
+            lines.append(f"| {algorithm} | {name} | {row['numbers']} | {mean} | {gain} |")
     return "\n".join(lines)
 
 
