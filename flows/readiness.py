@@ -51,6 +51,7 @@ def examine_run(home: Home, config: Path, data: Sequence[Path]) -> Iterator[Find
         ("configuration", look.configuration),
         ("plant", look.plant),
         ("fallback", look.protection),
+        ("constants", look.constants),
         ("reward", look.reward),
         ("training", look.training),
         ("logs", look.logs),
@@ -108,6 +109,14 @@ class _Look:
         if self.run.fallback is None:
             return "the plant's own controller"
         return fallback_in_words(self.run.fallback, plant_of(self.run).spec)
+
+    def constants(self) -> str:
+        """Those that are to be estimated are the plant's."""
+        from flows.checks import check_constants
+
+        check_constants(self.run)
+        names = ", ".join(self.run.identify.constants) if self.run.identify else ""
+        return f"{names} will be estimated from the logs" if names else "none is estimated"
 
     def reward(self) -> str:
         """Something is wanted."""

@@ -167,7 +167,10 @@ def check_fallback(run: RunConfig, spec: PlantSpec) -> None:
         name = next(
             n for n, lo, hi in zip(*spec.action[:1], *spec.action[2:], strict=True) if not np.isfinite([lo, hi]).all()
         )
-        raise BadInput(f"expected a 'range' of action {name}, got none or one side: say what the actuator can do.")
+        raise BadInput(
+            f"expected a 'range' of action {name}, got none or one side: say at its tag in "
+            f"{run.data.mapping or 'the mapping'} what the actuator can do, such as range: [0, 100]."
+        )
     predicting = [name for name in ("look_ahead", "buffers", "return_buffers") if name in run.shield.model_fields_set]
     if predicting:
         raise BadInput(

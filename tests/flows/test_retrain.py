@@ -247,7 +247,14 @@ def test_stages_whose_files_have_gone_run_again_and_no_others_do(
         path.unlink()
     again = command("retrain", str(config), "--data", str(log))
     assert again["exit"] == 0, again
-    assert set(again["reused"]) == {"validate", "fallback", "evaluate", "simulate", "validate_simulator"}
+    assert set(again["reused"]) == {
+        "validate",
+        "identify",
+        "fallback",
+        "evaluate",
+        "simulate",
+        "validate_simulator",
+    }
     assert all(path.exists() for path in gone)
 
 

@@ -58,22 +58,22 @@ def register(services: Services, project: Path = PROJECT) -> bool:
 
 
 @pytest.fixture(scope="module")
-def known_again(services: Services) -> Iterator[None]:
-    """After these tests the server knows this project's deployments again."""
-    yield
+def borrowed(services: Services) -> Iterator[Services]:
+    """The session's servers, which know this project's deployments again after these tests."""
+    yield services
     # By the digest: nothing is registered twice by the tests that follow.
     (services.home.root / "prefect" / "deployments.json").unlink(missing_ok=True)
     register(services)
 
 
 @pytest.fixture
-def project(services: Services, known_again: None, tmp_path: Path) -> Path:
+def project(borrowed: Services, tmp_path: Path) -> Path:
     """A project with a small flow."""
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "retrain.py").write_text(FLOW)
     for name in ("prefect.yaml", "prefect.toml"):
         shutil.copy(PROJECT / name, tmp_path / name)
-    (tmp_path / ".neorl").symlink_to(services.home.root)
+    (tmp_path / ".neorl").symlink_to(borrowed.home.root)
     return tmp_path
 
 
