@@ -70,8 +70,8 @@ SIMULATOR_FLOOR = 0.01
 """What the error may be besides, as a share of the signal's spread, for resampling and instruments round."""
 CURES_OF_MODEL = {
     "persistence": "it takes logs in which the signals move more, or tags of what moves them",
-    "linear autoregression": "it takes more logs, from more of the operating range, or a longer history; where the process is "
-    "as linear as this, a linear controller will do",
+    "linear autoregression": "it takes more logs, from more of the operating range, or a longer history; where the "
+    "process is as linear as this, a linear controller will do",
 }
 """What would make the learned model better than a predictor that it is not shown to be better than."""
 NEARER = "it takes logs in which the actions vary more, or a policy that stays nearer to them (train.algorithm: td3_bc)"
