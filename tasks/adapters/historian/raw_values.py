@@ -10,8 +10,9 @@ import polars as pl
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
+from tasks.adapters.historian.periods import Implausible
 from tasks.adapters.historian.raw_rows import RawRows, Rejects
-from tasks.adapters.historian.raw_times import ASTRAY, REASONS, TimestampReader
+from tasks.adapters.historian.raw_times import ASTRAY, FAR, REASONS, TimestampReader
 from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN
 
 WORDS = {"good": GOOD, "uncertain": UNCERTAIN, "bad": BAD}
@@ -29,10 +30,11 @@ class Decoder:
 
     Args:
         mapping: what tags, texts and statuses mean.
+        implausible: times that are not believed.
     """
 
-    def __init__(self, mapping: HistorianMapping) -> None:
-        self.mapping = mapping
+    def __init__(self, mapping: HistorianMapping, implausible: Implausible) -> None:
+        self.mapping, self.implausible = mapping, implausible
         self.ignored = 0
         tags = list(mapping.tags.values())
         self._known: dict[str, int] = {}
@@ -79,8 +81,10 @@ class Decoder:
             if odd is not None:
                 suspects |= odd
         lost = np.isin(ids - base, astray) if len(astray) else None
-        if lost is not None:
-            suspects |= lost
+        far = self.implausible.among(times) if self.implausible else None
+        for wrong in (lost, far):
+            if wrong is not None:
+                suspects |= wrong
         keep, rejects = mapped, list[Rejects]()
         # Few rows are suspect, as a rule: what is wrong is found for those alone.
         where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
@@ -98,6 +102,9 @@ class Decoder:
             if lost is not None:
                 _note(reasons, lost[where], ASTRAY)
                 timeless |= lost[where]
+            if far is not None:
+                _note(reasons, far[where], FAR)
+                timeless |= far[where]
             if texts is not None:
                 states = _states(texts.gather(where))
                 odd = np.flatnonzero(states.is_not_null().to_numpy() & np.isnan(some.values) & (reasons == None))  # noqa: E711

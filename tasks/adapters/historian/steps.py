@@ -130,8 +130,6 @@ class Cutter:
 
     def __init__(self, longest: int) -> None:
         self.longest = longest
-        self.number = 0
-        """Number of the next step."""
         self._age = 0
 
     def cut(self, keep: Mask, ends: Mask, last: bool) -> Mask:
@@ -153,7 +151,6 @@ class Cutter:
         cut: Mask = kept & (ended | ((age + 1) % self.longest == 0))
         if len(ended):
             self._age = int(age[-1]) + 1 if kept[-1] and not ended[-1] else 0
-        self.number += len(ended)
         return cut
 
 

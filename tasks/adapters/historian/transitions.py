@@ -32,6 +32,10 @@ GRID_POINTS = 4096
 """Control steps that are settled at a time."""
 SETTLE_ROWS = 2_000_000
 """Raw rows that are gathered before the moments among them are settled."""
+SILENCE = 7 * 86_400 * SECOND
+SILENT_STEPS = 1000
+"""Time, and control steps, for which no tag at all is archived before the whole plant counts as unknown. No value holds
+then, and the steps are counted but not made: a restart after a year must not cost half a million of them."""
 PIECE_ROWS = 24
 """As many rows take the memory that a tag's share of a chunk costs besides its rows."""
 
@@ -122,13 +126,14 @@ class HistorianStream:
             origin = self.export.first_time(self.acting[0])
         else:
             origin = round(mapping.origin.timestamp() * SECOND)
-        self.next = begin + (origin - begin) % self.period
+        self.next = self.first = begin + (origin - begin) % self.period
         if self.next + self.period > end:
             raise BadInput(
                 f"expected at least one control step of {mapping.period_seconds:g} s in {path.name}, got a log from "
                 f"{np.datetime64(begin, 'ns')} to {np.datetime64(end, 'ns')}: export a longer period."
             )
-        self.grouper = TagGrouper(len(mapping.tags), mapping.clock)
+        held = [max_gap, *(rule.stale for rule in self.rules.values() if rule.stale is not None)]
+        self.grouper = TagGrouper(len(mapping.tags), mapping.clock, max(SILENCE, SILENT_STEPS * self.period, *held))
         self.history = TagHistory(len(mapping.tags), mapping.clock, quarantine)
         self._outcomes = np.zeros(len(StepOutcome), np.int64)
         self._trips = 0
@@ -193,7 +198,18 @@ class HistorianStream:
     def _settled(self, before: int, known_to: int) -> Iterator[Points]:
         """Grid points whose values no later row can change: those before a time."""
         while self.next < before:
-            count = min(-(-(before - self.next) // self.period), GRID_POINTS)
+            silence = next((some for some in self.grouper.silences if some[1] > self.next), None)
+            stop = before
+            if silence is not None:
+                # As many moments of it are made as lags reach back, and one more: none after it has a past before it.
+                made = silence[0] + self.period * (2 + max(self.mapping.lags.values(), default=0))
+                if self.next >= made:
+                    skipped = -(-(min(silence[1], before) - self.next) // self.period)
+                    self._outcomes[StepOutcome.GAP] += skipped
+                    self.next += skipped * self.period
+                    continue
+                stop = min(before, made)
+            count = min(-(-(stop - self.next) // self.period), GRID_POINTS)
             grid = self.next + self.period * np.arange(count, dtype=np.int64)
             yield self._points(grid, known_to)
             self.next = int(grid[-1]) + self.period
@@ -253,6 +269,10 @@ class HistorianStream:
             if bad.any():
                 limit = (self.rules[tag].stale or self.rules[tag].max_gap) / SECOND
                 fault[bad & (fault == "")] = f"{tag} was Bad for more than {limit:g} s"
+        for since, until in self.grouper.silences:
+            silent = (at > since) & (at < until)
+            gap |= silent
+            values[silent] = np.nan
         return values, gap, fault
 
     def _lagged(self, plain: list[str], observations: Floats, begun: Times) -> tuple[Floats, Mask]:
@@ -282,7 +302,7 @@ class HistorianStream:
         keep = outcome <= StepOutcome.REJECTED
         terminals = keep & (outcome == StepOutcome.ROW) & outside[1:]
         changed = (now.modes != later.modes).any(axis=1)
-        first, ends = self._cutter.number, self._cutter.cut(keep, terminals | changed, last)
+        ends = self._cutter.cut(keep, terminals | changed, last)
         count = len(ends)
         fault = np.where(now.fault != "", now.fault, later.fault)
         fault = np.where(fault != "", fault, now.action_fault)
@@ -294,7 +314,7 @@ class HistorianStream:
             "timeouts": np.append(ends, np.zeros(len(outcome) - count, bool)) & ~terminals,
             "timestamps": now.times,
             "rejected": np.where(outcome == StepOutcome.REJECTED, fault, ""),
-            "numbers": first + np.arange(len(outcome)),
+            "numbers": (now.times - self.first) // self.period,
         }
         rows |= self.scorer.formulas(points)
         self._outcomes += np.bincount(outcome[:count], minlength=len(StepOutcome))
