@@ -10,6 +10,7 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
+from configs.run import Data
 from flows.cli.console import AsJson, emit
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def ingest(
         int | None, typer.Option(help="Steps of a time limit, for a file that does not tell where episodes end.")
     ] = None,
     max_quarantined: Annotated[float, typer.Option(help="Share of rows that may fail.", min=0.0, max=0.99)] = 0.05,
+    max_gaps: Annotated[float, typer.Option(help="Share of steps that may lack a signal.", min=0.0, max=1.0)] = 0.25,
     as_json: AsJson = False,
 ) -> None:
     """Turn logs into a dataset whose name is its digest; failing rows are quarantined.
@@ -115,12 +117,13 @@ def ingest(
     else:
         from tasks.ingest import ingest_file
 
+        allowed = Data(max_quarantined=max_quarantined, max_gaps=max_gaps)
         with StageProgress("ingest") as progress:
-            result = ingest_file(Home.locate(), source, plant, mapping, horizon, max_quarantined, progress)
+            result = ingest_file(Home.locate(), source, plant, mapping, horizon, allowed, progress)
     lines = [*result.notes, f"dataset {result.digest}", f"{result.rows:,} rows in {result.episodes:,} episodes"]
-    if result.quarantined:
-        lines.append(f"{result.quarantined:,} rows in quarantine: {result.quarantine}")
-    lines.append(f"card: {result.card}")
+    if result.quarantine:
+        lines.append(f"quarantine: {result.quarantine}")
+    lines += [f"card: {result.card}", *result.accounted]
     emit(result.model_dump(mode="json"), as_json, lines)
 
 

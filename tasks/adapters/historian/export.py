@@ -22,7 +22,7 @@ from pyarrow.lib import ArrowException
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.adapters.files.canonical import digest_json, file_sha256
+from tasks.adapters.historian.folders import source_files, table_digests
 from tasks.adapters.historian.parquet_batches import coded_batches, time_groups
 from tasks.adapters.historian.periods import MONTH, NEVER, FileTimes, Implausible, Stretches, believed
 from tasks.adapters.historian.plain_tables import PlainTables, as_read
@@ -42,39 +42,7 @@ MOST_PARTS = 1024
 """Batches whose stretches of time are kept apart."""
 UNORDERED = 0.1
 """Share of rows behind younger ones above which an export is not in order of time but of something else."""
-SUFFIXES = (".parquet", ".csv")
-OTHER_SUFFIXES = (".tsv", ".dat", ".xlsx")
-"""Tables of a folder that has none of the others: beside those they may be anything."""
 Times = npt.NDArray[np.int64]
-
-
-def source_files(path: Path) -> list[Path]:
-    """The tables of an export: the file itself, or all tables of a folder, which their names' endings tell.
-
-    Raises:
-        BadInput: when there are none.
-    """
-    if path.is_dir():
-        there = sorted(p for p in path.iterdir() if not p.name.startswith("."))
-        files = [p for p in there if p.suffix in SUFFIXES] or [p for p in there if p.suffix in OTHER_SUFFIXES]
-        if not files:
-            raise BadInput(f"expected Parquet or CSV files in folder {path}, got none: check the path and the names.")
-        return files
-    if not path.is_file():
-        raise BadInput(f"expected a historian export at {path}, got none: check the path.")
-    return [path]
-
-
-def table_digests(path: Path) -> dict[Path, str]:
-    """SHA-256 of each table of an export; hashing lets go of the GIL."""
-    files = source_files(path)
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(files, pool.map(file_sha256, files), strict=True))
-
-
-def digest_of_tables(path: Path, digests: Mapping[Path, str]) -> str:
-    """What names an export: a file's SHA-256, or the digest over those of a folder's tables, whatever their names."""
-    return digest_json(sorted(digests.values())) if path.is_dir() else digests[path]
 
 
 @dataclass

@@ -19,6 +19,7 @@ WORDS = {"good": GOOD, "uncertain": UNCERTAIN, "bad": BAD}
 """Statuses in words; 'Uncertain_SubNormal' and the like count by how they begin."""
 OPC_DA = np.array([BAD, UNCERTAIN, 0xC0000000, GOOD], np.uint32)
 """Statuses by the two highest of an OPC DA quality's eight bits; the third value is not used by that standard."""
+OPC_DA_CODES = 256
 NAMELESS = "tag is missing"
 LONGEST_TEXT = 60
 MOST_NAMED = 100
@@ -183,6 +184,7 @@ class Decoder:
                 odd = column.filter(codes.is_null() & column.is_not_null())[0]
                 raise self._unknown_status(str(odd), file)
             found = codes.fill_null(0).to_numpy()
+            self._check_kind_of(found, file)
             if self.mapping.status_codes == "opc_da":
                 found = OPC_DA[(found >> 6) & 3]
         else:
@@ -191,6 +193,7 @@ class Decoder:
                 if word is not None and word not in self._known:
                     self._known[word] = self._status_code(word, file)
             found = text.replace_strict(self._known, default=0, return_dtype=pl.UInt32).to_numpy()
+            self._check_kind_of(found, file)
         if missing is not None:
             found = np.where(missing, BAD, found)
         return found, missing
@@ -209,6 +212,14 @@ class Decoder:
         if not 0 <= number < 2**32:
             raise self._unknown_status(text, file)
         return int(OPC_DA[(number >> 6) & 3]) if self.mapping.status_codes == "opc_da" else number
+
+    def _check_kind_of(self, codes: npt.NDArray[np.uint32], file: str) -> None:
+        """Refuse numbers whose meaning would be guessed: below 256 OPC UA has 0 alone, and OPC DA all of its own."""
+        if self.mapping.status_codes is None and len(odd := codes[(codes > 0) & (codes < OPC_DA_CODES)]):
+            raise BadInput(
+                f"expected the mapping to say what the statuses of {file} mean, got the number {odd[0]}: with "
+                "'status_codes: opc_da' 192 is Good and 0 is Bad, with 'status_codes: opc_ua' 0 is Good."
+            )
 
     def _unknown_status(self, text: str, file: str) -> BadInput:
         return BadInput(

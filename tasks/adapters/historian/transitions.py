@@ -1,7 +1,8 @@
 """From a historian's tags to transitions: resample, pair, and cut at gaps, trips and mode changes, as they stream by.
 
 A row is (observation at t, action in force over [t, t + dt), observation at t + dt), t on the grid of control steps.
-Every cut is a timeout; only a trip, a hard limit crossed at t + dt, is a termination.
+Every cut is a timeout; only a trip, a hard limit crossed at t + dt, may be a termination. Where it is none, the steps
+beyond the limit are rows as all others, and their costs mark them.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ class HistorianStream:
         self.grouper = TagGrouper(len(mapping.tags), mapping.clock, max(SILENCE, SILENT_STEPS * self.period, *held))
         self.history = TagHistory(len(mapping.tags), mapping.clock, quarantine)
         self._outcomes = np.zeros(len(StepOutcome), np.int64)
-        self._trips = 0
+        self._trips = self._beyond = self._silent = 0
+        self.alarms = mapping.alarms(spec)
+        self._alarmed = dict.fromkeys(self.alarms, 0)
         self._before: Floats | None = None
         """Observations before the next grid point, newest last, for lags (k, O)."""
         self._begun: Times | None = None
@@ -178,9 +181,12 @@ class HistorianStream:
             rows=steps["row"],
             rejected=steps["rejected"],
             gap=steps["gap"],
+            silent=self._silent,
             not_running=steps["not_running"],
             outside_limits=steps["outside_limits"],
             trips=self._trips,
+            beyond_limits=self._beyond,
+            alarms=dict(self._alarmed),
             samples={
                 tag: SampleCounts(**{name: int(counts[name][code]) for name in counts})
                 for tag, code in self.codes.items()
@@ -206,6 +212,7 @@ class HistorianStream:
                 if self.next >= made:
                     skipped = -(-(min(silence[1], before) - self.next) // self.period)
                     self._outcomes[StepOutcome.GAP] += skipped
+                    self._silent += skipped
                     self.next += skipped * self.period
                     continue
                 stop = min(before, made)
@@ -298,9 +305,10 @@ class HistorianStream:
         if not len(now.times):
             return
         outside = self.scorer.outside(points)
-        outcome = outcomes(now, later, outside)
+        outcome = outcomes(now, later, outside, self.mapping.end_at_trip)
         keep = outcome <= StepOutcome.REJECTED
-        terminals = keep & (outcome == StepOutcome.ROW) & outside[1:]
+        beyond = (outcome == StepOutcome.ROW) & outside[1:]
+        terminals = beyond & self.mapping.end_at_trip
         changed = (now.modes != later.modes).any(axis=1)
         ends = self._cutter.cut(keep, terminals | changed, last)
         count = len(ends)
@@ -319,6 +327,11 @@ class HistorianStream:
         rows |= self.scorer.formulas(points)
         self._outcomes += np.bincount(outcome[:count], minlength=len(StepOutcome))
         self._trips += int(terminals[:count].sum())
+        self._beyond += int(beyond[:count].sum())
+        for name, (low, high) in self.alarms.items():
+            reached = self.scorer.signals(later)[name][:count]
+            alarmed = (outcome[:count] == StepOutcome.ROW) & ((reached < low) | (reached > high))
+            self._alarmed[name] += int(alarmed.sum())
         where = np.flatnonzero(keep[:count])
         for start in range(0, max(len(where), 1), BLOCK_ROWS):
             chosen = where[start : start + BLOCK_ROWS]

@@ -36,8 +36,8 @@ from tasks.adapters.store.records import (
 )
 from tasks.adapters.store.statistics import BLOCK_ROWS, Floats, Statistics, signal_ranges, summarise
 
-SCHEMA = 2
-"""2: a signal's covered share lies between its 5 % and 95 % quantiles."""
+SCHEMA = 3
+"""2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step went."""
 FOLLOWS = 0.999
 """Share of an action's variance that the observation explains, from which on no other action was tried."""
 NARROW = 0.1
@@ -299,12 +299,14 @@ def _source(entry: Provenance) -> SourceCard:
     """What a provenance entry says of where rows came from."""
     files = tuple(
         FileCard(
+            account=source.lines(),
             sha256=source.sha256,
             rows_seen=source.seen,
             rows_quarantined=source.quarantined,
             reasons=source.reasons,
-            steps=source.account.model_dump(exclude={"samples", "raw"}) if source.account else {},
+            steps=source.account.model_dump(exclude={"samples", "raw", "alarms"}) if source.account else {},
             raw=source.account.raw if source.account else None,
+            samples=source.account.samples if source.account else {},
         )
         for source in entry.sources
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tasks.adapters.store.records import Card, FileCard, GapsCard, MappingCard
 
@@ -27,6 +27,7 @@ def card_markdown(card: Card) -> str:
     for source in card.source:
         lines.append(f"- format {source.format}" + _mapping_line(source.mapping))
         lines += [line for file in source.files for line in _file_lines(file)]
+    lines += _quality([file for source in card.source for file in source.files])
     lines += ["", "## Limits", "", *_limits(card)]
     lines += ["", "## Signals", "", *_signals(card)]
     lines += [
@@ -53,18 +54,19 @@ def _mapping_line(mapping: MappingCard | None) -> str:
 
 
 def _file_lines(file: FileCard) -> list[str]:
-    lines = [
-        f"  - {file.sha256[:12]}: {file.rows_seen:,} rows seen, {file.rows_quarantined:,} in "
-        f"quarantine{_counts(file.reasons)}"
+    late = file.raw.put_in_place if file.raw else 0
+    placed = f"  - {late:,} raw rows came late and were put in their place"
+    return [f"  - {file.sha256[:12]}", *(f"  - {line}" for line in file.account), *([placed] if late else [])]
+
+
+def _quality(files: Sequence[FileCard]) -> list[str]:
+    """A table of the tags' statuses, where a historian kept them."""
+    rows = [
+        (f"{tag} ({file.sha256[:8]})" if len(files) > 1 else tag, *(f"{share:.2%}" for share in counts.shares()))
+        for file in files
+        for tag, counts in file.samples.items()
     ]
-    if file.steps:
-        lines.append(f"  - control steps: {_counts(file.steps).removeprefix(': ')}")
-    if raw := file.raw:
-        lines.append(
-            f"  - {raw.rows:,} raw rows, {raw.rejected:,} rejected{_counts(raw.reasons)}; "
-            f"{raw.put_in_place:,} came late and were put in their place"
-        )
-    return lines
+    return ["", "## Quality of the tags", "", *_table(("tag", "Good", "Uncertain", "Bad"), rows)] if rows else []
 
 
 def _limits(card: Card) -> list[str]:
@@ -106,11 +108,6 @@ def _gaps(gaps: GapsCard) -> str:
     return (
         f"{gaps.count:,} gaps between episodes, the longest of {gaps.longest_s:,.0f} s, {gaps.total_s:,.0f} s in all."
     )
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    shown = ", ".join(f"{key.replace('_', ' ')} ({n:,})" for key, n in counts.items() if n)
-    return f": {shown}" if shown else ""
 
 
 def _edge(bound: float | None, unit: str) -> str:

@@ -47,6 +47,7 @@ def test_derived_quantities_rewards_limits_and_lags(tmp_path: Path) -> None:
             "unit": "1",
         },
         "lags": {"level": 2},
+        "episodes": MAPPING["episodes"] | {"end_at_trip": True},
     }
     it = mapping(**changed)
     spec = described_spec(it)
