@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
@@ -199,7 +201,8 @@ class HistorianMapping(Strict):
     lags: dict[str, Count] = Field(default={})
     """How many past values of a signal become components of the observation, of a plant that the mapping describes."""
     ignore: tuple[str, ...] = Field(default=(), strict=False)
-    """Tags of the export that are left out on purpose."""
+    """Tags of the export that are left out on purpose: names, or patterns in which * stands for any text and ? for any
+    sign."""
     treat_uncertain_as_bad: bool = False
     episodes: Episodes
 
@@ -304,6 +307,10 @@ class HistorianMapping(Strict):
         found = {signal: next(name for other, name in given if other == signal) for signal in names}
         return {name: found[name.split(LAG)[0]] for name in space.names}
 
+    def ignores(self, tag: str) -> bool:
+        """Whether a tag is left out on purpose."""
+        return tag in self.ignore or any(_pattern(given).fullmatch(tag) for given in self.ignore)
+
     @property
     def modes(self) -> tuple[str, ...]:
         """The tags that tell the plant's mode."""
@@ -348,6 +355,12 @@ class HistorianMapping(Strict):
             return derived, compile_expression(self.reward.expression, now | later | actions, self.reward.unit)
         except ValueError as error:
             raise ValueError(f"reward: {error}") from error
+
+
+@cache
+def _pattern(given: str) -> re.Pattern[str]:
+    """Of these alone the signs * and ? mean something: names of tags are full of brackets."""
+    return re.compile(re.escape(given).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
 
 
 LAG = "_lag_"

@@ -38,6 +38,8 @@ GROUPED_AHEAD = 16
 """Portions that may wait, grouped, while others are being settled."""
 FOOTER_CHECK_ROWS = 65_536
 """Rows at either end of a file whose order is checked where the rest is known from the footer."""
+MOST_NAMED = 50
+"""Unknown tags that are named one by one."""
 MOST_PARTS = 1024
 """Batches whose stretches of time are kept apart."""
 UNORDERED = 0.1
@@ -162,7 +164,7 @@ class Export:
 
     def _decoded(self) -> Iterator[tuple[RawRows, list[Rejects]]]:
         decoder = Decoder(self.mapping, self.implausible)
-        seen = np.zeros(len(self.mapping.tags), bool)
+        seen, checked = np.zeros(len(self.mapping.tags), bool), False
         for number, file in enumerate(self.files):
             clock = TimestampReader(self.mapping.clock)
             astray = self.times_of[number].astray if self.ordered else np.zeros(0, np.int64)
@@ -171,8 +173,10 @@ class Export:
                 rows, rejects, unknown = decoder.read(
                     frame, clock, file.name, (number << FILE_BITS) + base, astray - base
                 )
-                if unknown:
+                if unknown and not checked:
+                    # Those that a pattern ignores are known after all.
                     self._check_tags()
+                    checked = True
                 base += count
                 self.rows, self.ignored = self.rows + len(frame), decoder.ignored
                 if not seen.all():
@@ -351,8 +355,10 @@ def _compare_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> Non
             near = difflib.get_close_matches(tag, tags, 1)
             hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sorted(tags)[:10])}."
             raise BadInput(f"expected tag '{tag}' of the mapping in {path.name}, got no value of it: {hint}")
-    if unknown := sorted(set(tags) - set(mapping.tags) - set(mapping.ignore)):
+    if unknown := sorted(tag for tag in set(tags) - set(mapping.tags) if not mapping.ignores(tag)):
+        more = f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else ""
+        named = ", ".join(f"'{tag}'" for tag in unknown[:MOST_NAMED])
         raise BadInput(
-            f"expected only tags that the mapping names in {path.name}, got '{unknown[0]}': "
-            "give it a role under 'tags' or list it under 'ignore'."
+            f"expected only tags that the mapping names in {path.name}, got {named}{more}: give each a role under "
+            "'tags' or list it under 'ignore', where * stands for any text."
         )

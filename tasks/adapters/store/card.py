@@ -108,6 +108,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         plant=spec.name,
         rows=found.rows,
         source=tuple(_source(entry) for entry in dataset.manifest.provenance),
+        order=tuple(signals),
         signals=signals,
         actions=actions,
         coverage=CoverageCard(

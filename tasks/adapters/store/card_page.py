@@ -86,7 +86,8 @@ def _signals(card: Card) -> list[str]:
         [
             (n, x.unit, *(f"{value:.5g}" for value in (x.least, x.mean, x.greatest, x.deviation)),
              f"{x.covered:.0%}")
-            for n, x in card.signals.items()
+            for n in card.order
+            for x in [card.signals[n]]
         ],
     )  # fmt: skip
 
@@ -97,7 +98,8 @@ def _actions(card: Card) -> list[str]:
         [
             (n, f"{x.deviation_share:.1%}", f"{x.entropy_bits:.2f} of {x.most_bits:.2f}",
              "constant" if x.explained is None else f"{x.explained:.4f}")
-            for n, x in card.actions.items()
+            for n in (name.removeprefix("action ") for name in card.order if name.startswith("action "))
+            for x in [card.actions[n]]
         ],
     )  # fmt: skip
 

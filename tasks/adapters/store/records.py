@@ -293,6 +293,8 @@ class Card(Record):
     plant: str
     rows: int
     source: tuple[SourceCard, ...]
+    order: tuple[str, ...]
+    """Names of the signals as the plant has them; those of JSON's objects are sorted."""
     signals: dict[str, SignalCard]
     actions: dict[str, ActionCard]
     coverage: CoverageCard

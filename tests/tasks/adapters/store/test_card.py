@@ -167,3 +167,13 @@ def test_the_card_is_kept_beside_the_dataset_and_mended(dataset: StoredDataset) 
     path.write_text("spoilt")
     assert write_card(dataset, SPEC).page.read_text() == text
     assert path.with_suffix(".json").read_bytes() == record
+
+
+def test_signals_keep_the_plant_s_order(tmp_path: Path, dataset: StoredDataset) -> None:
+    page = write_card(dataset, SPEC).page.read_text()
+    shown = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| observation ")]
+    assert shown == [f"observation {name}" for name in SPEC.observation.names]
+    told = page[page.index("## Actions and behaviour") :]
+    assert [told.index(f"| {name} |") for name in SPEC.action.names] == sorted(
+        told.index(f"| {name} |") for name in SPEC.action.names
+    )
