@@ -221,7 +221,8 @@ class Export:
     def _check_columns(self, file: Path) -> None:
         columns = self.mapping.columns
         with _reading(file):
-            names = self.tables.scan(file).collect_schema().names()
+            schema = self.tables.scan(file).collect_schema()
+            names = schema.names()
         if any("\ufffd" in name for name in names):
             raise BadInput(
                 f"expected UTF-8 text in {file.name}, got other bytes among the names: name its encoding in the "
@@ -243,6 +244,9 @@ class Export:
         if self.mapping.layout == "wide":
             tags = [n for n in names if n != columns.timestamp and (self._wanted(n) <= (n in self.mapping.tags))]
             _compare_tags(self.path, self.mapping, tags)
+            wanted += [name for name in names if self._wanted(name)]
+        for name in wanted:
+            _check_type(file, name, schema[name], name == columns.timestamp)
 
     def _file_times(self, file: Path) -> FileTimes:
         """Read the timestamps alone; rows of a clock gone astray count for nothing here."""
@@ -347,6 +351,16 @@ def _reading(path: Path) -> Iterator[None]:
             f"expected a Parquet or CSV table with a tag, a time, a number and a status per row in {path.name}, "
             f"got '{said}': {cure}."
         ) from error
+
+
+def _check_type(file: Path, name: str, kind: pl.DataType, times: bool) -> None:
+    """Refuse a column whose cells are no single values: lists, bytes, objects, and times where none belong."""
+    plain = kind.is_numeric() or isinstance(kind, (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum))
+    if not (plain or (times and isinstance(kind, (pl.Datetime, pl.Date)))):
+        raise BadInput(
+            f"expected {'times' if times else 'numbers or texts'} in column '{name}' of {file.name}, got {kind}: "
+            "export one plain value a cell."
+        )
 
 
 def _compare_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> None:

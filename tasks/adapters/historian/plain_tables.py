@@ -60,6 +60,13 @@ def with_points(name: str) -> pl.Expr:
     return pl.when(text.str.contains(NUMBER_WITH_COMMA)).then(swapped).otherwise(text).alias(name)
 
 
+def _with_texts(table: pl.LazyFrame) -> pl.LazyFrame:
+    """A table whose categories are texts, as they are in all other tables."""
+    kinds = (pl.Categorical, pl.Enum)
+    coded = [name for name, kind in table.collect_schema().items() if isinstance(kind, kinds)]
+    return table.with_columns(pl.col(coded).cast(pl.String)) if coded else table
+
+
 def numbered(columns: list[str]) -> list[str]:
     """Names of columns that have none."""
     return [f"column_{i}" for i in range(1, len(columns) + 1)]
@@ -91,7 +98,7 @@ class PlainTables:
         plain, mapping = self._plain(file), self.mapping
         dialect, columns = mapping.dialect, mapping.columns
         if is_parquet(plain):
-            table = pl.scan_parquet(plain)
+            table = _with_texts(pl.scan_parquet(plain))
         elif dialect == Dialect():
             # Texts are read as they are: what a number is, is decided row by row.
             table = pl.scan_csv(plain, infer_schema=False)

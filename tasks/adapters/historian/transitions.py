@@ -275,7 +275,7 @@ class HistorianStream:
             gap |= lost & ~bad
             if bad.any():
                 limit = (self.rules[tag].stale or self.rules[tag].max_gap) / SECOND
-                fault[bad & (fault == "")] = f"{tag} was Bad for more than {limit:g} s"
+                fault[bad & (fault == "")] = f"{tag} had no usable value for more than {limit:g} s"
         for since, until in self.grouper.silences:
             silent = (at > since) & (at < until)
             gap |= silent
