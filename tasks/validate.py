@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import Data, RunConfig
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, write_json
 from tasks.adapters.plants.known import plant_of
@@ -62,24 +62,51 @@ def validate(
         Refused: when a file of the dataset is not what its digest says.
     """
     spec = plant_of(opened(run)).spec
-    store, before = StoredDataset.open(dataset.store, dataset.digest), earlier.dataset
+    store = StoredDataset.open(dataset.store, dataset.digest)
+    return validate_dataset(home, store, spec, run.data, run.plant, earlier, progress)
+
+
+def validate_dataset(
+    home: Home,
+    store: StoredDataset,
+    spec: PlantSpec,
+    data: Data,
+    plant: str,
+    earlier: DriftReference = NONE_EARLIER,
+    progress: Progress | None = None,
+) -> Validation:
+    """Hold a stored dataset against what training and evaluation need.
+
+    Args:
+        home: takes the summary and the Data Docs.
+        store: the dataset.
+        spec: of its plant.
+        data: the share of episodes held out.
+        plant: how the plant is called.
+        earlier: the dataset that drift is measured against.
+        progress: called with (done, total, unit); the unit is rows.
+
+    Returns:
+        As `validate`.
+    """
+    before = earlier.dataset
     summary = summarise(store, spec, progress)
     older = None
     if before is not None and before.digest != store.digest:
         older = summarise(StoredDataset.open(before.store, before.digest), spec)
-    train, held_out = store.split(run.data.held_out)
-    sources = [source for entry in store.manifest.provenance for source in entry.sources]
+    train, held_out = store.split(data.held_out)
+    sources = store.sources
     accounted = [line for source in sources for line in source.lines()]
     table, checks = dataset_checks(summary, older, spec, len(train), len(held_out), sources)
     compared = before.digest if before is not None else None
-    depends_on = [compared, run.data.model_dump(mode="json", exclude={"mapping"})]
-    folder = home.folder("runs", run.plant, f"{store.digest[:12]}-{digest_json(depends_on)[:8]}")
+    depends_on = [compared, data.model_dump(mode="json", exclude={"mapping"})]
+    folder = home.folder("runs", plant, f"{store.digest[:12]}-{digest_json(depends_on)[:8]}")
     reasons = [
         f"expected sound rows, got {n} where {why}: ingest its sources again." for why, n in summary.faults.items()
     ]
     reasons += check_episode_table(summary.episodes)
     failed, docs = check_tables(
-        plant=run.plant,
+        plant=plant,
         digest=store.digest,
         tables={"episodes": summary.episodes, "dataset": {name: np.array([value]) for name, value in table.items()}},
         checks=checks,

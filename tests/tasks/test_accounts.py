@@ -162,3 +162,17 @@ def test_qualities_of_opc_da_are_refused_until_the_mapping_declares_them(
     assert account.samples["P"] == SampleCounts(good=STEPS + 1 - bad, uncertain=0, bad=bad)
     share = bad / (STEPS + 1)
     assert f"| P | {1 - share:.2%} | 0.00% | {share:.2%} |" in dataset.card.read_text()
+
+
+def test_a_dataset_is_validated_from_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEORL_HOME", str(tmp_path / "home"))
+    dataset, _ = made(tmp_path, frame())
+    ran = CliRunner().invoke(app, ["validate", dataset.digest[:12]])
+    assert ran.exit_code == 0, ran.output
+    assert f"dataset {dataset.digest}: fit for training\n" in ran.output
+    assert "  warning: expected at most 5% of rows to violate a limit, got 73.0%" in ran.output
+    assert "730 steps end beyond a limit (73.0%)" in ran.output
+    still, _ = made(tmp_path, frame().with_columns(V=0.5))
+    ran = CliRunner().invoke(app, ["validate", still.digest])
+    assert ran.exit_code == 1
+    assert "  reason: expected action valve to deviate by at least 0.1% of its range" in ran.output

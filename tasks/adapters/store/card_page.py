@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tasks.adapters.store.records import Card, FileCard, GapsCard, MappingCard
+
+LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def bars(values: Sequence[float], top: float | None = None) -> str:
+    """A picture of numbers in one line, a bar each, as high as its share of the greatest; nothing is a blank (·)."""
+    most = max(values, default=0) if top is None else top
+    heights = [math.ceil(value / most * (len(LEVELS) - 1)) if most else 0 for value in values]
+    return "".join(LEVELS[min(height, len(LEVELS) - 1)] if height else "·" for height in heights)
 
 
 def card_markdown(card: Card) -> str:
@@ -82,10 +92,10 @@ def _limits(card: Card) -> list[str]:
 
 def _signals(card: Card) -> list[str]:
     return _table(
-        ("signal", "unit", "least", "mean", "greatest", "deviation", "range covered by the middle 90 %"),
+        ("signal", "unit", "least", "mean", "greatest", "deviation", "range covered by the middle 90 %", "histogram"),
         [
             (n, x.unit, *(f"{value:.5g}" for value in (x.least, x.mean, x.greatest, x.deviation)),
-             f"{x.covered:.0%}")
+             "no range given" if x.covered is None else f"{x.covered:.0%}", bars(x.histogram))
             for n in card.order
             for x in [card.signals[n]]
         ],
@@ -107,8 +117,10 @@ def _actions(card: Card) -> list[str]:
 def _gaps(gaps: GapsCard) -> str:
     if not gaps.known:
         return "Unknown, for there are no timestamps."
+    drawn = f"\n\nRows from the first to the last, in {len(gaps.present)} equal periods: {bars(gaps.present, 1.0)}"
     return (
         f"{gaps.count:,} gaps between episodes, the longest of {gaps.longest_s:,.0f} s, {gaps.total_s:,.0f} s in all."
+        + (drawn if gaps.present else "")
     )
 
 

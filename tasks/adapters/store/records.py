@@ -222,8 +222,10 @@ class SignalCard(Record):
     deviation: float
     change: float
     """Mean absolute difference of consecutive rows."""
-    covered: float
-    """Share of its range between its 5 % and 95 % quantiles."""
+    covered: float | None
+    """Share of its range between its 5 % and 95 % quantiles; None where no range was given."""
+    histogram: tuple[int, ...]
+    """Rows in equal bins of its range, or of what was seen where it has none."""
 
 
 class ActionCard(Record):
@@ -246,8 +248,8 @@ class CoverageCard(Record):
     """Cells per signal."""
     cells: int
     rows_per_cell: float
-    mean_covered: float
-    """Mean of the signals' covered shares."""
+    mean_covered: float | None
+    """Mean of the covered shares of signals with a range."""
 
 
 class LimitCard(Record):
@@ -269,6 +271,8 @@ class GapsCard(Record):
     count: int
     longest_s: float
     total_s: float
+    present: tuple[float, ...]
+    """Share of each of equal periods, from the first row to the last, that rows cover; empty where time is unknown."""
 
 
 class EpisodesCard(Record):
