@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from benchmarks.nasty.cases import Case
+from benchmarks.nasty.tables import Case
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.historian.tag_rows import CONTRADICTED, REPEATED

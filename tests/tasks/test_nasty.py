@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.nasty.cases import Case, all_cases
+from benchmarks.nasty.cases import all_cases
 from benchmarks.nasty.run import MOST_SECONDS, run
+from benchmarks.nasty.tables import Case
 
 CASES = all_cases()
 EVERY = 4

@@ -40,7 +40,7 @@ class Stretches(NamedTuple):
         """Stretches of several parts as those of the whole."""
         if not parts:
             return Stretches.of(np.zeros(0, np.int64))
-        every = Stretches(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        every = Stretches._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
         if len(every.first) < 2:
             return every
         order = np.argsort(every.first, kind="stable")
@@ -62,8 +62,8 @@ class Stretches(NamedTuple):
             return Stretches(nothing, nothing, nothing, np.zeros(0))
         least, most = int(times.min()), int(times.max())
         if most - least <= DAY:
-            ends = np.array([least]), np.array([most])
-            return Stretches(*ends, np.array([len(times)]), np.array([times.sum(dtype=np.float64)]))
+            total = np.array([times.sum(dtype=np.float64)])
+            return Stretches(np.array([least]), np.array([most]), np.array([len(times)]), total)
         ordered = times if (times[1:] >= times[:-1]).all() else np.sort(times)
         # Halves, for a difference of two times need not fit into 64 bits.
         begins = np.flatnonzero(np.append(True, ordered[1:] // 2 - ordered[:-1] // 2 > DAY // 2))
@@ -78,7 +78,7 @@ class Stretches(NamedTuple):
 
     def take(self, which: npt.NDArray[np.bool_]) -> Stretches:
         """Some of them, by mask (S,)."""
-        return Stretches(*(column[which] for column in self))
+        return Stretches._make(column[which] for column in self)
 
     def implausible(self) -> npt.NDArray[np.bool_]:
         """Stretches that are not believed (S,): far from the one with most rows in rows that are next to none."""

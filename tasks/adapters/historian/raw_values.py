@@ -78,14 +78,12 @@ class Decoder:
         if texts is not None:
             rows = rows._replace(values=self._with_states(texts, codes, values))
         suspects = self._suspects(rows)
-        for odd in (missing, None if unreadable is None else unreadable != 0, nameless if strange else None):
-            if odd is not None:
-                suspects |= odd
         lost = np.isin(ids - base, astray) if len(astray) else None
         far = self.implausible.among(times) if self.implausible else None
-        for wrong in (lost, far):
-            if wrong is not None:
-                suspects |= wrong
+        unread = None if unreadable is None else unreadable != 0
+        for odd in (missing, unread, nameless if strange else None, lost, far):
+            if odd is not None:
+                suspects |= odd
         keep, rejects = mapped, list[Rejects]()
         # Few rows are suspect, as a rule: what is wrong is found for those alone.
         where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
@@ -100,12 +98,10 @@ class Decoder:
                 for code, reason in REASONS.items():
                     _note(reasons, unreadable[where] == code, reason)
                 timeless |= unreadable[where] != 0
-            if lost is not None:
-                _note(reasons, lost[where], ASTRAY)
-                timeless |= lost[where]
-            if far is not None:
-                _note(reasons, far[where], FAR)
-                timeless |= far[where]
+            for wrong, reason in ((lost, ASTRAY), (far, FAR)):
+                if wrong is not None:
+                    _note(reasons, wrong[where], reason)
+                    timeless |= wrong[where]
             if texts is not None:
                 states = _states(texts.gather(where))
                 odd = np.flatnonzero(states.is_not_null().to_numpy() & np.isnan(some.values) & (reasons == None))  # noqa: E711
