@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study plants-pipeline chaos resume streaming historian nasty store tamper identify picture services lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study plants-pipeline chaos resume history streaming historian nasty store tamper identify picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -68,6 +68,9 @@ study: $(READY)  ## every algorithm on every plant, selected by off-policy evalu
 
 resume: $(READY)  ## kill -9 the training of every algorithm at twenty random steps and compare bits
 	$(BIN)/python -m benchmarks.resume
+
+history: $(READY)  ## what earlier values are worth on the industrial benchmark; writes a table into docs/training.md
+	$(BIN)/python -m benchmarks.history
 
 streaming: $(READY)  ## training on data four times as large as its memory beside resident data
 	$(BIN)/python -m benchmarks.streaming

@@ -31,7 +31,7 @@ evaluate: {fqe_updates: 400, model_updates: 400, bootstraps: 100, rollouts: 64, 
 approval: auto
 """
 PART = 0.4
-CACHED = ("ingest", "validate", "train", "fallback", "evaluate", "simulate", "validate_simulator")
+CACHED = ("ingest", "validate", "identify", "train", "fallback", "evaluate", "simulate", "validate_simulator")
 
 
 class Home:

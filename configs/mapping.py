@@ -198,8 +198,6 @@ class HistorianMapping(Strict):
     derived: dict[Name, Derived] = Field(default={})
     reward: Formula | None = None
     """Reward of a step: over signals, `next.<signal>` a period later, and actions; the plant's own when not given."""
-    lags: dict[str, Count] = Field(default={})
-    """How many past values of a signal become components of the observation, of a plant that the mapping describes."""
     ignore: tuple[str, ...] = Field(default=(), strict=False)
     """Tags of the export that are left out on purpose: names, or patterns in which * stands for any text and ? for any
     sign."""
@@ -210,8 +208,6 @@ class HistorianMapping(Strict):
     def _one_plant(self) -> HistorianMapping:
         if (self.plant is None) == (self.process is None):
             raise ValueError("expected 'plant', a simulated one, or 'process', which describes one, got both or none")
-        if self.process is None and self.lags:
-            raise ValueError("expected 'lags' only beside 'process': a simulated plant's observation is what it is")
         if self.process is not None and self.reward is None:
             raise ValueError("expected a 'reward' beside 'process', got none: nobody else knows what is wanted")
         extra = [tag.signal for tag in self.tags.values() if tag.role == "input"] + list(self.derived)
@@ -295,17 +291,15 @@ class HistorianMapping(Strict):
         """signal -> tag or name of a derived quantity, in the order of the plant's signals."""
         given = [(tag.signal, name) for name, tag in self.tags.items() if tag.role in roles]
         given += [(name, name) for name, derived in self.derived.items() if derived.role in roles]
-        names = [name for name in space.names if not _is_lag(name)]
         for signal, name in given:
-            if signal not in names:
-                raise ValueError(f"tag {name}: expected a signal among {', '.join(names)}, got '{signal}'")
-        for signal in names:
+            if signal not in space.names:
+                raise ValueError(f"tag {name}: expected a signal among {', '.join(space.names)}, got '{signal}'")
+        for signal in space.names:
             sources = [name for other, name in given if other == signal]
             if len(sources) != 1:
                 got = ", ".join(sources) or "none"
                 raise ValueError(f"expected one tag of role {' or '.join(roles)} for signal '{signal}', got {got}")
-        found = {signal: next(name for other, name in given if other == signal) for signal in names}
-        return {name: found[name.split(LAG)[0]] for name in space.names}
+        return {signal: next(name for other, name in given if other == signal) for signal in space.names}
 
     def ignores(self, tag: str) -> bool:
         """Whether a tag is left out on purpose."""
@@ -345,7 +339,7 @@ class HistorianMapping(Strict):
             known[name] = unit
         if self.reward is None:
             return derived, None
-        now = known | {name: unit for name, unit in units.items() if _is_lag(name)}
+        now = dict(known)
         later = {f"next.{name}": unit for name, unit in known.items()}
         actions = dict(zip(spec.action.names, spec.action.units, strict=True))
         if both := sorted(set(known) & set(actions)):
@@ -361,11 +355,3 @@ class HistorianMapping(Strict):
 def _pattern(given: str) -> re.Pattern[str]:
     """Of these alone the signs * and ? mean something: names of tags are full of brackets."""
     return re.compile(re.escape(given).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
-
-
-LAG = "_lag_"
-"""Between a signal's name and how many periods ago it had the value."""
-
-
-def _is_lag(name: str) -> bool:
-    return LAG in name

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from configs.mapping import LAG, Derived, HistorianMapping, Tag, converted
+from configs.mapping import Derived, HistorianMapping, Tag, converted
 from configs.units import conversion
 from neorl_core.types import Constraint, PlantSpec, Space
 
 
 def described_spec(mapping: HistorianMapping) -> PlantSpec:
-    """Signals, bounds and limits from the mapping's tags, derived quantities and lags.
+    """Signals, bounds and limits from the mapping's tags and derived quantities.
 
     Args:
         mapping: with a `process`.
 
     Returns:
-        The spec; observations are tags in the mapping's order, then derived quantities, then lags; a score is the
-        return itself, for nothing is known to set the scale.
+        The spec; observations are tags in the mapping's order, then derived quantities; a score is the return itself,
+        for nothing is known to set the scale.
 
     Raises:
-        ValueError: when there is no action or observation, a unit does not fit, or a lag is of no signal.
+        ValueError: when there is no action or observation, or a unit does not fit.
     """
     if mapping.process is None:
         raise ValueError("expected a mapping with 'process', got one of a simulated plant")
@@ -44,10 +44,6 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
             if source.role == "action":
                 raise ValueError(f"expected limits of a measured signal, got them on action {signal}: give its 'range'")
             limits.append(Constraint(signal, target, *converted(source.limits, scale, offset)))
-    for signal, count in mapping.lags.items():
-        if signal not in observed:
-            raise ValueError(f"expected a lag of {', '.join(observed)}, got one of '{signal}'")
-        observed |= {f"{signal}{LAG}{k}": observed[signal] for k in range(1, count + 1)}
     if not observed or not acting:
         raise ValueError("expected at least one observation and one action, got a process without: give tags a role")
     return PlantSpec(

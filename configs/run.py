@@ -15,6 +15,9 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 # A number, sizes of layers, a name, or a recipe of an optimiser: the algorithm says which of its settings takes what.
 Setting = float | int | Name | list[float | int] | dict[Name, float | int | str | None]
 
+ConstantName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\[[0-9]{1,4}\])?$")]
+"""A field of the plant's `Params`; of a field with several entries, which one, counted from 0: `pump[1]`."""
+
 ALWAYS = ("plant", "source", "seed")
 """Keys that every part of a run keeps."""
 
@@ -30,6 +33,36 @@ class Data(Strict):
     """Share of control steps at which a signal may not have been archived; a week without any row is none of them."""
     held_out: Fraction = 0.2
     """Share of episodes kept from training, for selection."""
+
+
+class UnknownConstant(Strict):
+    """How well a constant was known before: about its value in the plant's file."""
+
+    deviation: Annotated[float, Field(gt=0.0)]
+    """Prior standard deviation, as a share of that value."""
+    law: Literal["log-normal", "normal"] = "log-normal"
+    """The prior; one that may change its sign is normal."""
+
+
+class UnknownStart(Strict):
+    """A signal whose value at the start of each episode was measured only with noise that matters."""
+
+    deviation: Annotated[float, Field(gt=0.0)]
+    """Prior standard deviation, in the signal's unit."""
+    mean: float | None = None
+    """Prior mean; what was measured where there is none."""
+
+
+class Identify(Strict):
+    """What is estimated from the logs, and how."""
+
+    constants: Annotated[dict[ConstantName, UnknownConstant], Field(min_length=1)]
+    segment: Count = 5
+    """Steps of a forecast before it begins anew from what was measured: about as long as the constants take to show."""
+    starts: dict[str, UnknownStart] = Field(default_factory=dict)
+    """By signal."""
+    inputs: list[str] = Field(default_factory=list)
+    """Signals that act on the plant from outside and that it does not predict: taken as measured at every step."""
 
 
 class Train(Strict):
@@ -115,7 +148,11 @@ class RunConfig(Strict):
     """Where the plant comes from, which opening a run finds out; None of one of ours."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
+    history: dict[str, Count] = Field(default_factory=dict)
+    """How many earlier values of a signal or an action policies see beside the observation, by its name."""
     train: Train = Train()
+    identify: Identify | None = None
+    """Constants of a simulated plant that are estimated from its logs; none when not given."""
     shield: Shield = Shield()
     evaluate: Evaluate = Evaluate()
     certify: Certify = Certify()
@@ -167,8 +204,10 @@ class RunConfig(Strict):
         return RunConfig.model_validate(kept)
 
     def for_training(self) -> RunConfig:
-        """What members depend on: training, shield, and the evaluation where it says which checkpoint ships."""
-        return self.part("train", "shield", "data.held_out", *(["evaluate"] if self.train.ships == "best" else []))
+        """What members depend on: training, history, shield, and the evaluation where it says what ships."""
+        return self.part(
+            "train", "history", "shield", "data.held_out", *(["evaluate"] if self.train.ships == "best" else [])
+        )
 
     def settings(self) -> Iterator[tuple[str, str]]:
         """Every setting that the run's results depend on, by its dotted name; approval and concurrency change none.

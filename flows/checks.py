@@ -9,7 +9,7 @@ from configs.run import RunConfig
 
 OF_A_PROCESS = ("fallback", "support", "shadow")
 """Keys that change nothing for a simulated plant."""
-OF_A_SIMULATOR = ("certify", "evaluate.rollouts")
+OF_A_SIMULATOR = ("certify", "identify", "evaluate.rollouts")
 """Keys that change nothing for a process."""
 
 
@@ -23,7 +23,9 @@ def checked_run(config: Path) -> RunConfig:
 
     run = open_run(config)
     check_protection(run, config)
+    check_constants(run)
     check_reward(run)
+    check_history(run, config)
     check_training(run, config)
     return run
 
@@ -53,6 +55,33 @@ def check_protection(run: RunConfig, config: Path) -> None:
     else:
         claim_of(plant.plant, run)
         shield_of(plant.spec, run.shield)
+
+
+def check_constants(run: RunConfig) -> None:
+    """Hold the constants that are to be estimated against the plant's.
+
+    Raises:
+        BadInput: naming the constant or the signal that there is none of.
+    """
+    from tasks.adapters.plants.known import plant_of
+    from tasks.identify import unknowns_of
+
+    if run.identify is not None:
+        unknowns_of(run, plant_of(run).simulator())
+
+
+def check_history(run: RunConfig, config: Path) -> None:
+    """Hold the history's names and numbers against the plant's.
+
+    Raises:
+        BadInput: naming what is wrong.
+    """
+    from tasks.adapters.store.histories import observed_spec
+
+    try:
+        observed_spec(run)
+    except ValueError as error:
+        raise BadInput(f"in {config}, 'history': {error}") from error
 
 
 def check_training(run: RunConfig, config: Path) -> None:

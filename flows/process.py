@@ -39,11 +39,11 @@ def retrain_process(home: Home, run: RunConfig, sources: tuple[Path, ...]) -> Ou
     fallback = protect(home, run.part("fallback", "support", "shield", "data.held_out"), dataset)
     population = train(home, run.for_training(), dataset, protection=fallback)
     champion = incumbent(home, run, population, fallback)
-    evaluation = evaluate(home, run.part("evaluate", "data.held_out"), dataset, population, champion)
-    model = fit_model(home, run.part("evaluate", "data.held_out"), dataset)
+    evaluation = evaluate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, champion)
+    model = fit_model(home, run.part("evaluate", "history", "data.held_out"), dataset)
     about = run.part("fallback", "support", "shield", "data.held_out")
     protection = examine(home, about, dataset, population, evaluation)
-    estimated = estimate(home, run.part("evaluate", "data.held_out"), dataset, population, evaluation, model)
+    estimated = estimate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, evaluation, model)
     key = run_key(run, dataset, population, evaluation, champion)
     if (known := known_decision(home, run, key)) is not None:
         return known

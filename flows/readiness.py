@@ -51,6 +51,7 @@ def examine_run(home: Home, config: Path, data: Sequence[Path]) -> Iterator[Find
         ("configuration", look.configuration),
         ("plant", look.plant),
         ("fallback", look.protection),
+        ("constants", look.constants),
         ("reward", look.reward),
         ("training", look.training),
         ("logs", look.logs),
@@ -109,6 +110,14 @@ class _Look:
             return "the plant's own controller"
         return fallback_in_words(self.run.fallback, plant_of(self.run).spec)
 
+    def constants(self) -> str:
+        """Those that are to be estimated are the plant's."""
+        from flows.checks import check_constants
+
+        check_constants(self.run)
+        names = ", ".join(self.run.identify.constants) if self.run.identify else ""
+        return f"{names} will be estimated from the logs" if names else "none is estimated"
+
     def reward(self) -> str:
         """Something is wanted."""
         from flows.checks import check_reward
@@ -119,9 +128,10 @@ class _Look:
         return mapping.reward.expression if mapping and mapping.reward else "the plant's own"
 
     def training(self) -> str:
-        """The algorithm and its settings are known."""
-        from flows.checks import check_training
+        """The algorithm, its settings and the signals of the history are known."""
+        from flows.checks import check_history, check_training
 
+        check_history(self.run, self.config)
         check_training(self.run, self.config)
         return f"{self.run.train.algorithm}, {self.run.train.updates:,} updates"
 

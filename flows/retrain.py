@@ -21,6 +21,7 @@ from flows.running import (
 from tasks.certify import certify_candidate, certify_fallback
 from tasks.conclusion import propose_promotion, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
+from tasks.identify import identify
 from tasks.ingest import ingest
 from tasks.judgement import check_service, judge_candidate, screen
 from tasks.promote import decide, drift_reference, incumbent
@@ -59,18 +60,22 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         earlier = drift_reference(home, run, dataset)
         validation = validate(home, run.part("data"), dataset, earlier)
         proceed(validation)
-        population = train(home, run.for_training(), dataset)
-        fallback = fallback_composite(home, run.part("shield"))
+        constants = identify(home, run.part("identify", "data.held_out"), dataset)
+        population = train(home, run.for_training(), dataset, identification=constants)
+        fallback = fallback_composite(home, run.part("shield"), identification=constants)
         champion = incumbent(home, run, population, fallback)
-        evaluation = evaluate(home, run.part("evaluate", "data.held_out"), dataset, population, champion)
-        rollouts = simulate(home, run.part("evaluate", "certify.domain", "shield"), population, evaluation, champion)
-        simulator = validate_simulator(home, run.part("data.held_out", "certify.domain"), dataset)
+        evaluation = evaluate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, champion)
+        simulated = run.part("evaluate", "certify.domain", "shield")
+        rollouts = simulate(home, simulated, population, evaluation, champion, identification=constants)
+        simulator = validate_simulator(home, run.part("data.held_out", "certify.domain"), dataset, constants)
         key = run_key(run, dataset, population, evaluation, champion)
         if (known := known_decision(home, run, key)) is not None:
             return announce(home, run, known)
-        protection = certify_fallback(home, run.part("certify"), fallback)
+        protection = certify_fallback(home, run.part("certify"), fallback, identification=constants)
         screening = screen(run.part("gates"), validation, simulator, evaluation, rollouts, champion, protection)
-        certification = certify_candidate(home, run.part("certify"), dataset, population, evaluation, screening)
+        certification = certify_candidate(
+            home, run.part("certify"), dataset, population, evaluation, screening, identification=constants
+        )
         service = check_service(run.part(), population, evaluation, screening, certification)
         judgement = judge_candidate(screening, certification, service)
         findings = Findings(
@@ -78,6 +83,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
             run_key=key,
             dataset=dataset,
             validation=validation,
+            identification=constants,
             population=population,
             fallback=fallback,
             champion=champion,

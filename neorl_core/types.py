@@ -33,6 +33,15 @@ class Constraint(NamedTuple):
     high: float
 
 
+class History(NamedTuple):
+    """How many earlier values of each signal a policy sees beside the observation (`neorl_core.history`)."""
+
+    observation: tuple[int, ...]
+    """(O,) of each component of the observation."""
+    action: tuple[int, ...]
+    """(A,) of each component of the action."""
+
+
 class PlantSpec(NamedTuple):
     """What is fixed about a plant and may be hashed, written down and compared."""
 
@@ -47,6 +56,8 @@ class PlantSpec(NamedTuple):
     """Steps of an episode; reaching it truncates, it never terminates."""
     score_range: tuple[float, float]
     """Returns that score 0 and 100 (for double_mass: the published NeoRL-2 normalisation)."""
+    history: History | None = None
+    """Which earlier values the observation ends with, where it is a stacked one; a plant's own has none."""
 
 
 class Transition(NamedTuple):

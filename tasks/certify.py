@@ -10,10 +10,12 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.plant import PlantCode
 from configs.run import RunConfig
+from neorl_core.identify.domain import drawing_plant
+from neorl_core.identify.unknowns import Unknown
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_batches
 from neorl_core.safety.composite import Composite, composite_controller
-from neorl_core.types import Plant
+from neorl_core.types import Params, Plant
 from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.files.provenance import code_digest, lock_digest, processor_class
 from tasks.adapters.files.spec import spec_record
@@ -32,12 +34,23 @@ from tasks.adapters.ledger.attempts import (
     open_attempt,
 )
 from tasks.adapters.ledger.certificate import Repeat, make_certificate
-from tasks.adapters.ledger.claims import Claim, Counts, Materials, Predicate
+from tasks.adapters.ledger.claims import Claim, Counts, DrawnConstant, IdentifiedFrom, Materials, Predicate
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
 from tasks.adapters.models.bundle import composite_digest, load_bundle
 from tasks.adapters.plants.known import KnownPlant, plant_of
 from tasks.gates import may_certify
-from tasks.references import Bundle, Certificate, Certification, Dataset, Evaluation, Judgement, Population
+from tasks.identify import simulator_of
+from tasks.references import (
+    KNOWN,
+    Bundle,
+    Certificate,
+    Certification,
+    Dataset,
+    Evaluation,
+    Identification,
+    Judgement,
+    Population,
+)
 from tasks.stages import effect
 
 if TYPE_CHECKING:
@@ -47,8 +60,17 @@ ANY_DATASET = "none"
 """Stands for a dataset's digest where the composite learned nothing from data."""
 
 
-def claim_of(plant: Plant, run: RunConfig) -> Claim:
-    """What the run's configuration asks to be shown for a plant."""
+def claim_of(plant: Plant, run: RunConfig, identification: Identification = KNOWN) -> Claim:
+    """What the run's configuration asks to be shown for a plant.
+
+    Args:
+        plant: with the constants of its file.
+        run: its `certify`.
+        identification: of the constants that were estimated; the domain draws these from their posterior.
+
+    Raises:
+        BadInput: when `certify.domain` names what is none of the domain; a posterior cannot be overridden.
+    """
     spec = plant.spec
     unknown = set(run.certify.domain) - set(plant.domain._fields)
     if unknown:
@@ -58,28 +80,64 @@ def claim_of(plant: Plant, run: RunConfig) -> Claim:
         )
     domain = {**plant.domain._asdict(), **run.certify.domain}
     name = "standard" if domain == plant.domain._asdict() else f"custom-{digest_json(domain)[:8]}"
+    identified = None
+    if identification.constants:
+        name += f" identified from dataset {identification.dataset[:12]}"
+        constants = (DrawnConstant(name=c.name, entry=c.entry, law=c.law) for c in identification.constants)
+        identified = IdentifiedFrom(dataset=identification.dataset, constants=tuple(constants))
     return Claim(
         plant=spec.name,
         phi="; ".join(f"{c.low:g} <= {c.name} <= {c.high:g} {c.unit}" for c in spec.constraints),
         horizon=spec.horizon,
         domain_name=f"domain {spec.name}/{name}",
-        domain=domain,
+        domain=domain | identification.domain,
+        identified=identified,
         p0=run.certify.p0,
         confidence=run.certify.confidence,
         max_episodes=run.certify.max_episodes,
     )
 
 
-def simulator_digest(known: KnownPlant) -> str:
+def claimed_simulator(plant: Plant, claim: Claim) -> tuple[Plant, Params]:
+    """The simulator that a claim is about, and its operating domain, rebuilt from the claim alone.
+
+    Args:
+        plant: with the constants of its file.
+        claim: whose domain may draw from a posterior.
+
+    Raises:
+        Refused: when the claim's domain is not that of the plant and of what the claim says was identified.
+    """
+    own = set(plant.domain._fields)
+    posterior = {name: value for name, value in claim.domain.items() if name not in own}
+    drawn = claim.identified.constants if claim.identified else ()
+    try:
+        if missing := own - set(claim.domain):
+            raise ValueError(f"expected a domain with {', '.join(sorted(own))}, got none of '{min(missing)}'")
+        # The law says how a draw becomes a constant; the prior's spread has no part in it.
+        unknowns = [Unknown(constant.name, 1.0, constant.law, entry=constant.entry) for constant in drawn]
+        found = drawing_plant(plant, unknowns, posterior) if unknowns or posterior else plant
+    except (ValueError, AttributeError, TypeError) as error:
+        raise Refused(f"{error}: use the version of the plant that the certificate is of.") from error
+    return found, found.domain._replace(**claim.domain)
+
+
+def simulator_digest(known: KnownPlant, identification: Identification = KNOWN) -> str:
     """Digest of the simulator that a claim is about: its spec, its constants and its source."""
-    plant = known.simulator()
+    plant = simulator_of(known, identification)
     return digest_json([spec_record(plant.spec), plant.params._asdict(), known.sources()])
 
 
 @effect()
-def certify_fallback(home: Home, run: RunConfig, fallback: Bundle, progress: Report | None = None) -> Certificate:
+def certify_fallback(
+    home: Home,
+    run: RunConfig,
+    fallback: Bundle,
+    progress: Report | None = None,
+    identification: Identification = KNOWN,
+) -> Certificate:
     """Certify the plant's own controller by itself, for it stands in where a candidate fails."""
-    return certify(home, run, fallback, progress=progress)
+    return certify(home, run, fallback, identification=identification, progress=progress)
 
 
 @effect()
@@ -91,6 +149,7 @@ def certify_candidate(
     evaluation: Evaluation,
     screening: Judgement,
     progress: Report | None = None,
+    identification: Identification = KNOWN,
 ) -> Certification:
     """Certify the selected member; an attempt is spent only where every gate before it passed.
 
@@ -102,15 +161,21 @@ def certify_candidate(
         evaluation: which of them was selected.
         screening: the gates before certification.
         progress: told of episodes done.
+        identification: of the simulator's constants.
     """
     if not may_certify(screening.gates):
         return Certification()
     bundle = population.members[evaluation.selected].bundle
-    return Certification(certificate=certify(home, run, bundle, dataset.digest, progress))
+    return Certification(certificate=certify(home, run, bundle, dataset.digest, progress, identification))
 
 
 def certify(
-    home: Home, run: RunConfig, bundle: Bundle, dataset: str = ANY_DATASET, progress: Report | None = None
+    home: Home,
+    run: RunConfig,
+    bundle: Bundle,
+    dataset: str = ANY_DATASET,
+    progress: Report | None = None,
+    identification: Identification = KNOWN,
 ) -> Certificate:
     """Certify a bundle, or find the result of the same attempt.
 
@@ -118,8 +183,10 @@ def certify(
         home: of the ledger.
         run: its `certify`.
         bundle: the composite.
-        dataset: digest of what it was trained on.
+        dataset: digest of what it was trained on; where nothing was, that of the logs that constants were
+            identified from.
         progress: told of episodes done; the total is what a run without violations needs.
+        identification: of the simulator's constants.
 
     Raises:
         Refused: when the bundle is not what its digest says.
@@ -128,10 +195,13 @@ def certify(
     known_plant = plant_of(run)
     plant, composite = known_plant.simulator(), load_bundle(bundle.folder, bundle.digest, run.source)[1]
     ledger = Ledger.open(home)
-    claim = claim_of(plant, run)
+    claim = claim_of(plant, run, identification)
+    dataset = (identification.dataset or dataset) if dataset == ANY_DATASET else dataset
     lineage = lineage_digest(plant.spec.name, claim.phi, f"{plant.spec.name}.{type(plant.domain).__name__}")
-    code = known_plant.sources("neorl_core.safety.certify")
-    config = digest_json([run.certify.model_dump(mode="json"), claim.domain, code])
+    drawn = () if claim.identified is None else ("neorl_core.identify.domain",)
+    code = known_plant.sources("neorl_core.safety.certify", *drawn)
+    of = [] if claim.identified is None else [claim.identified.model_dump(mode="json")]
+    config = digest_json([run.certify.model_dump(mode="json"), claim.domain, code, *of])
     inputs = Inputs(lineage=lineage, composite=bundle.digest, dataset=dataset, config=config)
     known = find_result(ledger.entries(), inputs)
     if known is not None:
@@ -151,7 +221,7 @@ def certify(
         config=config,
         code=code_digest(),
         lock=lock_digest(),
-        simulator=simulator_digest(known_plant),
+        simulator=simulator_digest(known_plant, identification),
         shield=composite_digest(composite.shield, known_plant),
         processor=processor_class(),
     )
@@ -198,12 +268,13 @@ def _certificate(result: ResultBody, path: Path, reused: bool) -> Certificate:
 def _count(
     plant: Plant, composite: Composite, claim: Claim, seed: bytes, alpha: float, progress: Report | None
 ) -> Counts:
-    """Run the sequential test of one attempt."""
+    """Run the sequential test of one attempt, as anybody can from the claim."""
+    simulator, domain = claimed_simulator(plant, claim)
     batches = certify_batches(
-        plant,
-        composite_controller(plant),
+        simulator,
+        composite_controller(simulator),
         composite,
-        plant.domain._replace(**claim.domain),
+        domain,
         seed,
         p0=claim.p0,
         alpha=alpha,

@@ -17,6 +17,7 @@ from tasks.adapters.registry.registry import Registry
 from tasks.promote import before_run, propose, reconcile, record_candidate, record_of, verdict_of, waiting, was_rejected
 from tasks.record import Record, champion_in_force, headline, history_rows, shadow_in_force, verdict_text
 from tasks.references import (
+    KNOWN,
     Aliases,
     Candidate,
     ChampionInForce,
@@ -226,6 +227,7 @@ def _record(
         headline=why,
         dataset=findings.dataset,
         validation=findings.validation,
+        identification=simulated.identification if simulated else KNOWN,
         population=findings.population,
         evaluation=findings.evaluation,
         rollouts=simulated.rollouts if simulated else None,

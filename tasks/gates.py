@@ -68,6 +68,13 @@ OUTSIDE = 0.02
 """Share of held-out rows that the envelope may shut out beyond what the quantile does."""
 SIMULATOR_FLOOR = 0.01
 """What the error may be besides, as a share of the signal's spread, for resampling and instruments round."""
+CURES_OF_MODEL = {
+    "persistence": "it takes logs in which the signals move more, or tags of what moves them",
+    "linear autoregression": "it takes more logs, from more of the operating range, or lags; where the process is as "
+    "linear as this, a linear controller will do",
+}
+"""What would make the learned model better than a predictor that it is not shown to be better than."""
+NEARER = "it takes logs in which the actions vary more, or a policy that stays nearer to them (train.algorithm: td3_bc)"
 
 
 def judge(evidence: Evidence | ProcessEvidence) -> tuple[Gate, ...]:
@@ -202,7 +209,11 @@ def _learned_model(found: PredictionErrors) -> Gate:
     )
     # A comparison with NaN is false, so that an error that does not exist fails.
     better = all(ratio.upper < 1.0 for ratio in found.ratios.values())
-    return _gate("learned_model", better, f"free run over {steps} steps of {found.episodes} held-out episodes: {told}")
+    detail = f"free run over {steps} steps of {found.episodes} held-out episodes: {told}"
+    if any(math.isinf(ratio.upper) for ratio in found.ratios.values()):
+        return _gate("learned_model", better, f"{detail}; so few episodes show nothing: it takes more logs")
+    cures = [CURES_OF_MODEL[name] for name, ratio in found.ratios.items() if not ratio.upper < 1.0]
+    return _gate("learned_model", better, "; ".join([detail, *cures[:1]]))
 
 
 def _bounds(evidence: ProcessEvidence) -> Gate:
@@ -224,6 +235,10 @@ def _support(found: SupportCheck) -> Gate:
         "allowed"
     )
     known = math.isfinite(found.radius) and found.outside <= 2 * (1 - found.quantile) + OUTSIDE
+    if not known:
+        detail += "; the held-out episodes are too few or unlike the others: it takes logs of more days"
+    elif not found.handed_over <= found.most_handed_over:
+        detail += f"; the policy acts as was never logged: {NEARER}"
     return _gate("shield", known and found.handed_over <= found.most_handed_over, detail)
 
 
@@ -233,19 +248,22 @@ def _process_fallback(found: FallbackCheck) -> Gate:
     held = found.rows > 0 and not found.unsound and all(explained)
     told = "".join(f", R² of {name} {share:.3f}" for name, share in found.explained.items())
     needed = f", at least {found.least_explained:g} each" if found.explained else ""
-    return _gate(
-        "fallback", held, f"{found.about}{told}{needed}; {found.unsound} of {found.rows:,} held-out answers unsound"
-    )
+    detail = f"{found.about}{told}{needed}; {found.unsound} of {found.rows:,} held-out answers unsound"
+    if not all(explained):
+        detail += "; the logs follow no such law: name the loops that run the plant (kind: pid), or hold (kind: hold)"
+    return _gate("fallback", held, detail)
 
 
 def _ope(evidence: Evidence | ProcessEvidence) -> Gate:
     """Whether held-out logs show the candidate above the plant's own controller: lower bound of the difference."""
     detail = f"estimated gain over the logged controller {_words(evidence.ope)}"
     if not evidence.supported:
-        return _gate("ope", False, f"the held-out logs do not support an estimate of this policy ({detail})")
+        return _gate("ope", False, f"the held-out logs do not support an estimate of this policy ({detail}); {NEARER}")
     if not evidence.beat_plant and math.isfinite(evidence.ope.lower):
         return _gate("ope", True, f"{detail}; not required by gates.beat_plant")
-    return _gate("ope", evidence.ope.lower > 0, detail)
+    above = evidence.ope.lower > 0
+    narrower = not above and evidence.ope.upper > 0
+    return _gate("ope", above, f"{detail}; more episodes would make the interval narrower" if narrower else detail)
 
 
 def _rollouts(evidence: Evidence) -> Gate:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from configs.run import RunConfig
 from tasks.references import (
+    KNOWN,
     NO_CLAIM,
     Certificate,
     ChampionInForce,
@@ -16,6 +17,7 @@ from tasks.references import (
     Gate,
     GateName,
     HistoryRow,
+    Identification,
     LearnedModel,
     LedgerHead,
     Member,
@@ -71,6 +73,8 @@ class Record(Reference):
     """The verdict's reason in one sentence."""
     dataset: Dataset
     validation: Validation
+    identification: Identification = KNOWN
+    """Constants of the simulator that were estimated from the logs."""
     population: Population
     evaluation: Evaluation
     rollouts: Rollouts | None = None
@@ -164,7 +168,10 @@ def headline(gates: Sequence[Gate], rollouts: Rollouts | None) -> str:
     parts = [
         f"The candidate failed {failed[0].name}: {failed[0].detail}" if failed else "The candidate passed every gate"
     ]
-    if any(gate.name == "fallback" for gate in failed[1:]):
+    if any(gate.name == "learned_model" for gate in gates):
+        if others := [GATE_TITLES[gate.name].lower() for gate in failed[1:]]:
+            parts.append(f"it failed besides: {', '.join(others)}")
+    elif any(gate.name == "fallback" for gate in failed[1:]):
         parts.append("the plant's own controller is not certified either")
     if rollouts is not None and "plant controller" in rollouts.differences:
         difference = rollouts.differences["plant controller"]

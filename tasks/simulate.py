@@ -5,6 +5,7 @@ Rollouts take no part in selection or in a gate on the logs: policies are chosen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants.base import EpisodeResult, rollouts
-from neorl_core.plants.replay import LoggedEpisodes, logged_errors, simulated_errors
+from neorl_core.plants.replay import LoggedEpisodes, ReplayErrors, replay_errors
 from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
 from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
@@ -25,12 +26,15 @@ from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.identify import simulator_of
 from tasks.references import (
+    KNOWN,
     Bundle,
     Champion,
     ControllerRollouts,
     Dataset,
     Evaluation,
+    Identification,
     Interval,
     Population,
     Rollouts,
@@ -89,6 +93,7 @@ def simulate(
     evaluation: Evaluation,
     champion: Champion,
     progress: Report | None = None,
+    identification: Identification = KNOWN,
 ) -> Rollouts:
     """Roll out every member, the champion and the plant's controller on the same episodes of the simulator.
 
@@ -99,12 +104,13 @@ def simulate(
         evaluation: their evaluation, which selected the candidate.
         champion: rolled out where it can be run on this simulator and is not the candidate itself.
         progress: told of controllers done.
+        identification: of the simulator's constants.
 
     Returns:
         What came of each controller, the candidate's paired differences from the others, and every member's score
         without its shield.
     """
-    plant = plant_of(run).simulator()
+    plant = simulator_of(plant_of(run), identification)
     domain = domain_of(plant, run)
     keys = jax.random.split(jax.random.key(ROLLOUT_SEED + run.seed), run.evaluate.rollouts)
     confidence, candidate = run.evaluate.confidence, population.members[evaluation.selected].bundle
@@ -114,7 +120,7 @@ def simulate(
     if champion.bundle is not None and champion.bundle.digest != candidate.digest:
         composites["champion"] = _composite(champion.bundle, run)
     total = len(composites) + len(members)
-    shielded, bare = composite_controller(plant), bare_controller(plant)
+    shielded = composite_controller(plant)
     results: dict[str, EpisodeResult] = {}
     for name, composite in composites.items():
         # All steps are kept, for the plots and because a second program would take seconds to compile.
@@ -123,6 +129,7 @@ def simulate(
             progress(len(results), total, "controllers")
     scores = []
     for i, member in enumerate(members):
+        bare = bare_controller(plant, history=member.history)
         returns = np.asarray(rollouts(plant, bare, member.policy, keys, domain).ret, np.float64)
         scores.append(_interval(mean_interval([score(plant.spec, r) for r in returns], confidence)))
         if progress:
@@ -134,6 +141,7 @@ def simulate(
     }
     settings = [run.evaluate.model_dump(mode="json"), run.certify.domain, run.shield.model_dump(mode="json"), run.seed]
     compared = [population.digest, evaluation.selected, champion.bundle and champion.bundle.digest]
+    compared += [identification.domain] if identification.constants else []
     folder = home.folder("runs", run.plant, "rollouts", digest_json([*compared, *settings])[:16])
     return Rollouts(
         controllers={name: _summary(plant.spec, result, confidence) for name, result in results.items()},
@@ -177,7 +185,9 @@ def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
 
 
 @cached()
-def validate_simulator(home: Home, run: RunConfig, dataset: Dataset) -> SimulatorErrors:
+def validate_simulator(
+    home: Home, run: RunConfig, dataset: Dataset, identification: Identification = KNOWN
+) -> SimulatorErrors:
     """Prediction errors of the simulator on held-out logs, beside those of plants of its domain under the same actions.
 
     What the simulator misses of the logs by noise, disturbances, hidden states and constants within the operating
@@ -188,11 +198,12 @@ def validate_simulator(home: Home, run: RunConfig, dataset: Dataset) -> Simulato
         home: unused; every stage takes it.
         run: its plant, seed, operating domain and share of held-out episodes.
         dataset: whose held-out episodes are predicted.
+        identification: of the simulator's constants, from the other episodes.
 
     Returns:
         The root mean square errors of every signal that moves, one step ahead and several.
     """
-    plant = plant_of(run).simulator()
+    plant = simulator_of(plant_of(run), identification)
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     logs = _chosen(read_logs(store, store.split(run.data.held_out)[1]))
     return prediction_errors(plant, logs, domain_of(plant, run), run.seed)
@@ -207,21 +218,33 @@ def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: 
         domain: the operating domain.
         seed: of the plants that are drawn from it.
     """
-    held = np.asarray(logged_errors(plant, logs._replace(next_observations=logs.observations), 1)) == 0
-    following = np.asarray(logs.next_observations)[np.asarray(logs.present)]
-    spread = following.std(axis=0, dtype=np.float64)
+    longest = int(np.asarray(logs.present).sum(axis=1).max())
+    horizons = [steps for steps in STEPS_AHEAD if steps <= longest]
     keys = jax.random.split(jax.random.key(seed), SIMULATED_PLANTS)
+    found = jax.device_get(replay_errors(plant, plant.params, logs, jnp.asarray(horizons), keys, domain))
+    return signal_errors(plant.spec.observation.names, found, logs, horizons)
+
+
+def signal_errors(
+    names: Sequence[str], found: ReplayErrors, logs: LoggedEpisodes, horizons: Sequence[int]
+) -> SimulatorErrors:
+    """Errors by signal and horizon, as the gate judges them; set points are left out.
+
+    Args:
+        names: of the signals.
+        found: of one plant.
+        logs: the episodes that it is held against.
+        horizons: steps ahead.
+    """
+    spread = np.asarray(logs.next_observations)[np.asarray(logs.present)].std(axis=0, dtype=np.float64)
     signals = dict[str, SignalError]()
-    for steps in STEPS_AHEAD:
-        if int(np.asarray(logs.present).sum(axis=1).max()) < steps:
-            continue
-        logged = np.asarray(logged_errors(plant, logs, steps))
-        simulated = np.asarray(simulated_errors(plant, logs, steps, keys, domain)).max(axis=0)
+    for k, steps in enumerate(horizons):
         ahead = "" if steps == 1 else f", {steps} steps ahead"
-        for i, name in enumerate(plant.spec.observation.names):
+        for i, name in enumerate(names):
             # A signal whose spread is NaN stays in, and fails.
-            if not held[i] and not spread[i] <= 0:
-                error = SignalError(logs=float(logged[i]), domain=float(simulated[i]), spread=float(spread[i]))
+            if not found.held[i] and not spread[i] <= 0:
+                largest = float(np.max(found.simulated[:, k, i]))
+                error = SignalError(logs=float(found.logged[k, i]), domain=largest, spread=float(spread[i]))
                 signals[name + ahead] = error
     return SimulatorErrors(signals=signals)
 

@@ -98,7 +98,12 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
     for name in ("NEORL_PREFECT_URL", "NEORL_MLFLOW_URL"):
         os.environ.pop(name, None)
-    found = up(Home(tmp_path_factory.mktemp("services") / "home"))
+    home = Home(tmp_path_factory.mktemp("services") / "home")
+    try:
+        found = up(home)
+    except BaseException:
+        down(home)  # those that did start
+        raise
     yield found
     down(found.home)
     ours = [s.process for s in (found.prefect, found.mlflow, found.worker) if s and s.process]

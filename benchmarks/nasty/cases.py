@@ -279,6 +279,12 @@ def kinds() -> list[Case]:
             "got Datetime",
             LONG,
         ),
+    ]
+
+
+def rare() -> list[Case]:
+    """Columns of a rare kind, and rows and columns that are missing."""
+    return [
         refused(
             "value-structs.parquet",
             "structures as values",
@@ -362,4 +368,4 @@ def files() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
-    return [*strays(), *clocks(), *stamps(), *values(), *texts(), *tags(), *kinds(), *files()]
+    return [*strays(), *clocks(), *stamps(), *values(), *texts(), *tags(), *kinds(), *rare(), *files()]

@@ -29,27 +29,32 @@ def init(
 ) -> None:
     """Begin a project: a plant's file, its mapping, its run and its deployment, with comments; nothing is overwritten.
 
+    In a project that has a plant already, the deployment is added to prefect.yaml, or its lines are printed.
+
     With --from it looks at the log instead, and writes a mapping that ingests it as it is, each guess with its reason
     beside it. What cannot be guessed is said: the line to fill in, in the file and here.
 
     Example: neorl init wind_turbine --from scada.csv
     """
-    from tasks.adapters.project.start import start_project
+    from tasks.adapters.project.start import DEPLOYMENTS, start_project
 
     made = start_project(name, out, log)
     lines = [f"wrote {path}" for path in made.files]
     lines += [f"  check {what}" for what in made.check]
     lines += [f"  fill in {what}" for what in made.fill_in]
+    if made.deployment:
+        lines += [f"  write under 'deployments' of {made.folder / DEPLOYMENTS}:", *made.deployment.splitlines()]
     emit(made.model_dump(mode="json"), as_json, [*lines, f"next: {_next(made, log)}"])
 
 
 def _next(made: StartedProject, log: Path | None) -> str:
-    change = "" if made.folder.resolve() == Path.cwd() else f"cd {made.folder}, then "
-    first = f"fill in {made.mapping}, " if made.fill_in else ""
+    steps = [f"fill in {made.mapping}"] if made.fill_in else []
+    steps += [] if made.folder.resolve() == Path.cwd() else [f"cd {made.folder}"]
+    first = f"{', '.join(steps)}, then " if steps else ""
     config = made.config.relative_to(made.folder)
     if log is None:
-        return f"{change}neorl generate plants/{made.name}.py, and neorl check {config}"
-    return f"{first}{change}neorl check {config}, which says what else is missing"
+        return f"{first}neorl generate plants/{made.name}.py, and neorl check {config}"
+    return f"{first}neorl check {config}, which says what else is missing"
 
 
 def check(

@@ -80,7 +80,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     actor = actor_init(actor_key, *sizes, config.hidden)
     return State(
         actor,
-        dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe),
+        dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe, spec.history),
         actor_optimiser=optimisers.init(config.actor_recipe, actor),
         clone_optimiser=optimisers.init(Recipe(), actor),
         hyper=hyperparameters(config),

@@ -86,7 +86,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
     """
     sac_key, model_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
-    model = dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe)
+    model = dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe, spec.history)
     shape = Shape(min(config.elites, config.members), config.horizon)
     return State(sac_n.init(sac_key, spec, config), model, shape)
 

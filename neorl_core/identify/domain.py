@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.identify.estimate import Posterior
 from neorl_core.identify.unknowns import Unknown, with_constants
 from neorl_core.types import Params, Plant
+
+if TYPE_CHECKING:
+    # What a domain draws does not depend on how a posterior is found.
+    from neorl_core.identify.estimate import Posterior
 
 
 def identified_plant(plant: Plant, unknowns: Sequence[Unknown], posterior: Posterior) -> Plant:
     """A plant whose nominal constants are the estimate, and whose operating domain draws them from the posterior.
 
     Its domain has the fields of the plant's own, which keep their meaning (noise, disturbances, starts, spreads of
-    other constants), and those of `domain_from`. A spread of an unknown has no effect any more.
+    other constants), and `posterior_fields`. A spread of an unknown has no effect any more.
 
     Args:
         plant: the plant that was identified.
@@ -32,21 +35,40 @@ def identified_plant(plant: Plant, unknowns: Sequence[Unknown], posterior: Poste
         >>> known = identified_plant(plant, unknowns, identify(plant, unknowns, episodes))  # doctest: +SKIP
         >>> rollouts(known, controller, params, keys, known.domain)  # doctest: +SKIP
     """
-    unknowns = tuple(unknowns)
-    domain = domain_from(plant, unknowns, posterior)
-    kind: Any = type(domain)
-    values = np.asarray(posterior.estimate, np.float64)
+    return drawing_plant(plant, unknowns, posterior_fields(unknowns, posterior))
+
+
+def drawing_plant(plant: Plant, unknowns: Sequence[Unknown], fields: Mapping[str, float]) -> Plant:
+    """`identified_plant` from the fields that its domain has beyond the plant's own, as a certificate states them.
+
+    Args:
+        plant: the plant that was identified.
+        unknowns: what is drawn, in order; of each the name, the entry and the law.
+        fields: as `posterior_fields` gives them, bit for bit.
+
+    Raises:
+        ValueError: when a field is missing, or is none of these unknowns'.
+    """
+    # Priors have no say in what is drawn, and one function for all of them is compiled for once.
+    unknowns = tuple(Unknown(u.name, 1.0, u.law, entry=u.entry) for u in unknowns)
+    names = tuple(name for i, unknown in enumerate(unknowns) for name in _fields(unknown, i))
+    if set(names) != set(fields):
+        odd = min(set(names) ^ set(fields))
+        raise ValueError(f"expected a posterior of {', '.join(map(str, unknowns))}, got fields that differ by '{odd}'")
+    own: Any = type(plant.domain)
+    kind = _extended(own, names)
     params = plant.params
-    for unknown, value in zip(unknowns, values, strict=True):
-        new: Any = float(value)
+    for unknown in unknowns:
+        new: Any = fields[_field(unknown)]
         if unknown.entry is not None:
             new = tuple(new if i == unknown.entry else float(x) for i, x in enumerate(getattr(params, unknown.name)))
         params = params._replace(**{unknown.name: new})
+    domain = kind(*plant.domain, *(fields[name] for name in names))
     return plant._replace(params=params, domain=domain, sample_params=sampler(plant.sample_params, kind, unknowns))
 
 
-def domain_from(plant: Plant, unknowns: Sequence[Unknown], posterior: Posterior) -> Params:
-    """The plant's domain with the posterior in it: a flat NamedTuple of floats, as every domain is.
+def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[str, float]:
+    """What a posterior adds to the plant's domain: a flat set of floats, as every domain is.
 
     `identified_NAME` is a constant's estimate, and `identified_NAME_1`, `_2`, ... are a row of the lower triangular
     factor L of the posterior's covariance, in the constant's own unit, or of its logarithm where the prior was
@@ -54,14 +76,12 @@ def domain_from(plant: Plant, unknowns: Sequence[Unknown], posterior: Posterior)
     the t distribution of the intervals, n / (n - 2) times the sandwich's at n degrees of freedom.
 
     Args:
-        plant: whose own domain is extended.
         unknowns: what was estimated.
         posterior: of one plant.
 
     Raises:
         ValueError: for fewer than three episodes, from which no covariance follows.
     """
-    unknowns = tuple(unknowns)
     degrees = float(posterior.degrees)
     if degrees <= 2.0:
         raise ValueError(
@@ -71,12 +91,16 @@ def domain_from(plant: Plant, unknowns: Sequence[Unknown], posterior: Posterior)
     scale = np.asarray(posterior.prior.scale, np.float64)
     covariance = np.asarray(posterior.covariance, np.float64) * np.outer(scale, scale) * degrees / (degrees - 2.0)
     factor = np.linalg.cholesky(covariance)
-    extra: dict[str, float] = {}
+    fields: dict[str, float] = {}
     for i, (unknown, value) in enumerate(zip(unknowns, np.asarray(posterior.estimate, np.float64), strict=True)):
-        extra[_field(unknown)] = float(value)
-        extra |= {f"{_field(unknown)}_{j + 1}": float(factor[i, j]) for j in range(i + 1)}
-    kind: Any = type(plant.domain)
-    return _extended(kind, tuple(extra))(*plant.domain, *extra.values())
+        row = (float(value), *map(float, factor[i, : i + 1]))
+        fields |= dict(zip(_fields(unknown, i), row, strict=True))
+    return fields
+
+
+def _fields(unknown: Unknown, i: int) -> tuple[str, ...]:
+    """Names of the fields of unknown number i."""
+    return (_field(unknown), *(f"{_field(unknown)}_{j + 1}" for j in range(i + 1)))
 
 
 def _field(unknown: Unknown) -> str:
@@ -97,7 +121,7 @@ def sampler(
 
     Args:
         sample_params: the plant's own.
-        domain: type of the domain that `domain_from` made.
+        domain: type of the extended domain.
         unknowns: what was estimated.
     """
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.networks import Ensemble, Normaliser, Policy, policy_act, to_unit
 from neorl_core.training.optimisers import Recipe
-from neorl_core.types import Transition
+from neorl_core.types import History, Transition
 from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model
 from neorl_core.world_model.rollouts import expected_rollouts
@@ -43,20 +43,23 @@ class ModelValue(NamedTuple):
     """How far the members lie apart, a mean over all steps, in standard deviations of an observation."""
 
 
-@partial(jax.jit, static_argnames="updates")
-def init(key: PRNGKeyArray, data: Transition, updates: int) -> tuple[LearnedModel, Transition]:
+@partial(jax.jit, static_argnames=("updates", "history"))
+def init(
+    key: PRNGKeyArray, data: Transition, updates: int, history: History | None = None
+) -> tuple[LearnedModel, Transition]:
     """A learned model before its training, and the data as `dynamics.train` takes them.
 
     Args:
         key: randomness of the ensemble's initial weights.
         data: (N, ...), observations and actions normalised, rewards in their own unit.
         updates: gradient steps that will be made, over which the learning rate falls.
+        history: which earlier values stand behind the observations.
     """
     scale = jnp.std(data.reward)
     scale = jnp.where(scale > 1e-6, scale, jnp.ones_like(scale))
     mean = jnp.mean(data.reward)
     sizes = data.observation.shape[-1], data.action.shape[-1]
-    model = dynamics.init(key, *sizes, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=updates))
+    model = dynamics.init(key, *sizes, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=updates), history)
     return LearnedModel(model, mean, scale), data._replace(reward=(data.reward - mean) / scale)
 
 
@@ -65,7 +68,7 @@ def evaluate(
     learned: LearnedModel,
     normaliser: Normaliser,
     policy: Policy,
-    starts: Float[Array, "E O"],
+    starts: Float[Array, "E S"],
     key: PRNGKeyArray,
     horizon: int,
     discount: float = 0.99,
@@ -80,7 +83,7 @@ def evaluate(
         learned: trained on episodes that the policy was not.
         normaliser: scale of the model's observations and actions; the policy has its own.
         policy: whose value is asked for.
-        starts: (E, O) normalised initial states.
+        starts: (E, S) normalised initial states.
         key: randomness of the resamples; use one for all policies that are compared.
         horizon: steps H.
         discount: discount factor per step.
@@ -89,7 +92,7 @@ def evaluate(
     members: Ensemble = learned.model.members
     count, episodes = len(members), starts.shape[0]
 
-    def act(observation: Float[Array, " O"]) -> Float[Array, " A"]:
+    def act(observation: Float[Array, " S"]) -> Float[Array, " A"]:
         physical = observation * normaliser.scale + normaliser.mean
         return to_unit(normaliser, policy_act(policy, physical))
 

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.control.fallbacks import FALLBACK
+from neorl_core.history import begun, followed
 from neorl_core.networks import Policy, policy_act
+from neorl_core.plants.base import clip_to
 from neorl_core.safety.shield import (
     ShieldParams,
     default_shield,
@@ -21,14 +23,14 @@ from neorl_core.safety.shield import (
     predicted_margins,
 )
 from neorl_core.safety.support import SupportShield, inside_support
-from neorl_core.types import Controller, Params, Plant, Process
+from neorl_core.types import Controller, History, Params, Plant, Process
 
-Propose = Callable[[Any, Float[Array, " O"]], Float[Array, " A"]]
-"""(policy, observation) -> action, in physical units."""
+Propose = Callable[[Any, Float[Array, " S"]], Float[Array, " A"]]
+"""(policy, observation with its history) -> action, in physical units."""
 
 
 class Composite(NamedTuple):
-    """What ships. Arrays only."""
+    """What ships. Arrays only, and the numbers of a history."""
 
     policy: Policy | None
     """None: the fallback alone."""
@@ -38,6 +40,8 @@ class Composite(NamedTuple):
     """Parameters of the plant's own controller; of a process a `neorl_core.control.fallbacks.Fallback`."""
     model: Params
     """The plant constants that the shield predicts with; of a process none."""
+    history: History | None = None
+    """Which earlier values the policy sees; shield, fallback and predictions see the plain observation."""
 
 
 class PolicyState(NamedTuple):
@@ -51,19 +55,24 @@ class PolicyState(NamedTuple):
     """The last action given out."""
     fallback: Params
     """The state of the fallback, which watches all the time so that it can take over at any step."""
+    seen: Params = ()
+    """(S,) the last observation with its history, of a policy that has one."""
 
 
-def make_composite(plant: Plant, policy: Policy | None = None, shield: ShieldParams | None = None) -> Composite:
+def make_composite(
+    plant: Plant, policy: Policy | None = None, shield: ShieldParams | None = None, history: History | None = None
+) -> Composite:
     """A composite of `policy` (or the fallback alone) with the plant's own fallback and nominal model, all arrays.
 
     Args:
         plant: whose fallback and nominal model it has.
         policy: what acts while it is trusted; none for the fallback alone.
         shield: shield of the policy; the plant's default where there is none.
+        history: which earlier values the policy sees.
     """
     shield = default_shield(plant.spec) if shield is None else shield
     fallback, model = jax.tree.map(lambda x: jnp.asarray(x), (plant.fallback_params, plant.params))
-    return Composite(policy, shield, fallback, model)
+    return Composite(policy, shield, fallback, model, history)
 
 
 def _all_finite(tree: Params) -> Bool[Array, ""]:
@@ -118,6 +127,18 @@ def _trusted(
     return stays, enclosed & enough(margins, shield.margin_buffer + shield.return_buffer)
 
 
+def _with_history(
+    composite: Composite, state: PolicyState, observation: Float[Array, " O"], applied: Float[Array, " A"]
+) -> Float[Array, " S"]:
+    """The observation as the policy sees it."""
+    if composite.history is None:
+        return observation
+    before = state.seen
+    # A first observation that was not finite tells of no past: begin again with this one.
+    before = jnp.where(jnp.all(jnp.isfinite(before)), before, begun(composite.history, observation, applied))
+    return followed(composite.history, before, applied, observation)
+
+
 @cache
 def composite_controller(plant: Plant | Process, propose: Propose = policy_act) -> Controller:
     """The shielded controller of a plant; its parameters are a `Composite`.
@@ -131,7 +152,8 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     3. The policy gets control back after `hold` steps, when its prediction leaves `return_buffer` more than the
        buffer (of a process, when it is within `return_radius`), so that the two do not chatter.
 
-    The fallback sees every observation and what was really applied, so that it takes over without a bump.
+    The fallback sees every observation and what was really applied, so that it takes over without a bump; and so does
+    the policy's history, whoever acted.
 
     Args:
         plant: gives the prediction model and the fallback; those of a process are the composite's own.
@@ -144,11 +166,13 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     fallback = plant.fallback if isinstance(plant, Plant) else FALLBACK
 
     def init(composite: Composite, observation: Float[Array, " O"]) -> PolicyState:
+        action = _rest(composite.shield, first_applied(plant, composite, observation))
         return PolicyState(
             handed_over=jnp.asarray(False),
             held=jnp.asarray(0, jnp.int32),
-            action=_rest(composite.shield, first_applied(plant, composite, observation)),
+            action=action,
             fallback=fallback.init(composite.fallback, observation),
+            seen=() if composite.history is None else begun(composite.history, observation, action),
         )
 
     def act(
@@ -164,9 +188,11 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
         safe = limit_action(shield, jnp.where(jnp.isfinite(command), command, applied), applied)
 
         if composite.policy is None:
-            handed_over, held, action = state.handed_over, state.held, safe
+            handed_over, held, action, seen = state.handed_over, state.held, safe, state.seen
         else:
-            proposed = propose(composite.policy, observation)
+            stacked = _with_history(composite, state, observation, applied)
+            seen = () if composite.history is None else stacked
+            proposed = propose(composite.policy, stacked)
             sound = jnp.all(jnp.isfinite(proposed))
             candidate = limit_action(shield, jnp.where(sound, proposed, applied), applied)
             stays, returns = _trusted(plant, composite, memory, observation, candidate)
@@ -175,7 +201,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
             held = jnp.where(handed_over, state.held + 1, 0)
             action = jnp.where(handed_over, safe, candidate)
 
-        following = PolicyState(handed_over, held, action, memory)
+        following = PolicyState(handed_over, held, action, memory, seen)
         unmoved = state._replace(action=applied)
         return _choose(readable, following, unmoved), jnp.where(readable, action, applied)
 
@@ -183,10 +209,17 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
 
 
 @cache
-def bare_controller(plant: Plant, propose: Propose = policy_act) -> Controller:
+def bare_controller(plant: Plant, propose: Propose = policy_act, history: History | None = None) -> Controller:
     """A policy without shield or fallback, its parameters the policy. It never ships: it shows what a shield is for."""
 
-    def act(policy: Any, state: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:
-        return state, propose(policy, observation)
+    def _bounded(action: Float[Array, " A"]) -> Float[Array, " A"]:
+        return clip_to(plant.spec.action, action)
 
-    return Controller(lambda policy, observation: (), act)
+    def init(policy: Any, observation: Float[Array, " O"]) -> Params:
+        return () if history is None else begun(history, observation, _bounded(plant.applied(observation)))
+
+    def act(policy: Any, state: Params, observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:
+        seen = followed(history, state, _bounded(applied), observation)
+        return () if history is None else seen, propose(policy, seen)
+
+    return Controller(init, act)

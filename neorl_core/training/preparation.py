@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from neorl_core.history import stacked_normaliser
 from neorl_core.networks import Normaliser, normalise, to_unit
 from neorl_core.types import PlantSpec, Transition
 
@@ -92,23 +93,29 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     deviation. Actions go to [-1, 1] by the range that the logs explored, widened by a tenth on both sides within the
     action space's bounds: a policy cannot command what the plant has never been near. Where no transition
     terminates, the rewards' mean is taken off as well, which shifts every value alike and moves no policy; with
-    terminations it would change what ending an episode is worth, so there it stays.
+    terminations it would change what ending an episode is worth, so there it stays. Earlier values, where the spec has
+    a history, are scaled as present ones.
 
     Args:
-        known: moments of all training rows, in physical units.
-        spec: bounds of the actions.
+        known: moments of all training rows, in physical units; of stacked observations only the plain ones count.
+        spec: bounds of the actions, and the history.
         dtype: precision of the normaliser.
     """
-    deviation = known.observation_deviation
+    plain = spec.observation.size if spec.history is None else len(spec.history.observation)
+    mean, deviation = known.observation_mean[:plain], known.observation_deviation[:plain]
     low, high = explored_range(known.action_low, known.action_high, spec)
     normaliser = Normaliser(
-        mean=jnp.asarray(known.observation_mean, dtype),
+        mean=jnp.asarray(mean, dtype),
         scale=jnp.asarray(np.where(deviation > 1e-6, deviation, 1.0), dtype),
         action_centre=jnp.asarray((high + low) / 2, dtype),
         action_half_range=jnp.asarray((high - low) / 2, dtype),
     )
     shift = 0.0 if known.terminates else known.reward_mean
-    return Scaling(normaliser, shift, known.reward_deviation if known.reward_deviation > 1e-6 else 1.0)
+    return Scaling(
+        stacked_normaliser(spec.history, normaliser),
+        shift,
+        known.reward_deviation if known.reward_deviation > 1e-6 else 1.0,
+    )
 
 
 def scaled(how: Scaling, transitions: Transition) -> Transition:

@@ -104,7 +104,7 @@ def train(
         batches = tuple(batch(keys[m], counts[m]) for m in range(counts.shape[0]))
         return update(model, batches, jnp.asarray(learning_rate, data.reward.dtype))
 
-    seen = jnp.concatenate([data.observation, data.next_observation])
-    model = model._replace(low=jnp.min(seen, axis=0), high=jnp.max(seen, axis=0))
+    low, high = dynamics.seen(model, data)
+    model = model._replace(low=low, high=high)
     model, values = jax.lax.scan(one, model, first + jnp.arange(updates))
     return model, jnp.mean(values)

@@ -10,7 +10,8 @@ termination from the step's outcome: observation, action and next observation. T
 - the reward is a network of its own, whose first layer looks at learned directions on several scales: rewards of
   tracking tasks change most within a hair's breadth of their set points.
 
-Everything is in the units of `training.prepare`.
+Everything is in the units of `training.prepare`. Of a stacked observation the members read all and predict the plain
+part alone: `onward` moves the earlier values up by a place, for nothing is uncertain about them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from neorl_core.history import followed
 from neorl_core.networks import Ensemble, Params, mlp_apply
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
-from neorl_core.types import Transition
+from neorl_core.types import History, Transition
 
 WIDENING = 0.25
 """How far beyond the data, in parts of their range, a rollout may go."""
@@ -59,13 +61,16 @@ class Model(NamedTuple):
     low: Float[Array, " O"]
     high: Float[Array, " O"]
     """Least and most of what training has seen of each observation; low above high while it has seen nothing."""
+    history: History | None = None
+    """Which earlier values stand behind the O that are predicted."""
 
 
 class Reach(NamedTuple):
-    """Between which bounds rollouts stay."""
+    """How rollouts go on: between which bounds, and with which earlier values."""
 
     low: Float[Array, " O"]
     high: Float[Array, " O"]
+    history: History | None = None
 
 
 class Outcome(NamedTuple):
@@ -85,21 +90,24 @@ def init(
     hidden: tuple[int, ...],
     members: int,
     recipe: Recipe,
+    history: History | None = None,
 ) -> Model:
     """A fresh ensemble.
 
     Args:
         key: its randomness.
-        observations: O.
+        observations: numbers of an observation, with those of its history.
         actions: A.
         hidden: widths of the hidden layers, of dynamics and reward alike.
         members: M.
         recipe: recipe of the optimiser.
+        history: which of the observation's numbers are earlier values, that need no prediction.
     """
-    stacked = jax.vmap(lambda k: _member(k, observations, actions, hidden))(jax.random.split(key, members))
-    weights = _apart(stacked, members)
-    nothing = jnp.full(observations, 1e9, jnp.result_type(float))
-    return Model(weights, optimisers.init(recipe, weights), jnp.zeros(members), nothing, -nothing)
+    plain = observations if history is None else len(history.observation)
+    each = jax.vmap(lambda k: _member(k, observations, actions, plain, hidden))(jax.random.split(key, members))
+    weights = _apart(each, members)
+    nothing = jnp.full(plain, 1e9, jnp.result_type(float))
+    return Model(weights, optimisers.init(recipe, weights), jnp.zeros(members), nothing, -nothing, history)
 
 
 def _apart(stacked: Params, count: int) -> Ensemble:
@@ -123,12 +131,12 @@ def _networks(key: PRNGKeyArray, *sizes: tuple[int, ...]) -> list[Params]:
     ]
 
 
-def _member(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
+def _member(key: PRNGKeyArray, observations: int, actions: int, plain: int, hidden: tuple[int, ...]) -> Params:
     step = observations + actions
-    whole = step + observations
+    whole = step + plain
     dynamics, projection, last = _networks(
         key,
-        (step, *hidden, 2 * observations),
+        (step, *hidden, 2 * plain),
         (whole, DIRECTIONS),
         (DIRECTIONS * (1 + len(SCALES)), *hidden, 2),
     )
@@ -138,35 +146,40 @@ def _member(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[in
     low, high = LOG_DEVIATION
     precision = jnp.result_type(float)
     return {
-        "linear": {"kernel": jnp.zeros((step, observations))},
+        "linear": {"kernel": jnp.zeros((step, plain))},
         "dynamics": dynamics,
-        "least": jnp.full(observations, low, precision),
-        "most": jnp.full(observations, high, precision),
+        "least": jnp.full(plain, low, precision),
+        "most": jnp.full(plain, high, precision),
         "projection": projection,
         "outcome": last,
         "reward_log_deviation": jnp.zeros(()),
     }
 
 
+def predicted(members: Ensemble) -> int:
+    """O, the numbers of an observation that the members predict."""
+    return int(members[0]["least"].shape[-1])
+
+
 def transition(
-    member: Params, observation: Float[Array, " O"], action: Float[Array, " A"]
+    member: Params, observation: Float[Array, " S"], action: Float[Array, " A"]
 ) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
     """Mean of the next observation and log deviations: `s + W (s, a) + f(s, a)`, and g(s, a) within learned bounds.
 
     Args:
         member: weights of one member.
-        observation: (O,), normalised.
+        observation: (S,), normalised; without a history S is O.
         action: (A,), between -1 and 1.
     """
     x = jnp.concatenate([observation, action])
     mean, raw = jnp.split(mlp_apply(member["dynamics"], x), 2)
     below = member["most"] - jax.nn.softplus(member["most"] - raw)
     log_deviation = member["least"] + jax.nn.softplus(below - member["least"])
-    return observation + x @ member["linear"]["kernel"] + mean, log_deviation
+    return observation[: mean.shape[0]] + x @ member["linear"]["kernel"] + mean, log_deviation
 
 
 def reward_and_termination(
-    member: Params, observation: Float[Array, " O"], action: Float[Array, " A"], following: Float[Array, " O"]
+    member: Params, observation: Float[Array, " S"], action: Float[Array, " A"], following: Float[Array, " O"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Reward of a step and the logit of its termination: an MLP of `z` and of `sign(z) log(1 + |z| / scale)`.
 
@@ -174,9 +187,9 @@ def reward_and_termination(
 
     Args:
         member: weights of one member.
-        observation: (O,), normalised.
+        observation: (S,), normalised.
         action: (A,), between -1 and 1.
-        following: (O,), normalised next observation.
+        following: (O,), normalised next observation, without its history.
     """
     z = mlp_apply(member["projection"], jnp.concatenate([observation, action, following]))
     scaled = [jnp.sign(z) * jnp.log1p(jnp.abs(z) / scale) for scale in SCALES]
@@ -214,8 +227,9 @@ def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""
 def loss(member: Params, t: Transition) -> Float[Array, ""]:
     """Negative log likelihood of one transition: its next observation, its reward and whether it terminated."""
     mean, log_deviation = transition(member, t.observation, t.action)
-    reward, logit = reward_and_termination(member, t.observation, t.action, t.next_observation)
-    moved = jnp.sum(jax.vmap(robust_gaussian_loss)(t.next_observation - mean, log_deviation))
+    following = t.next_observation[: mean.shape[0]]
+    reward, logit = reward_and_termination(member, t.observation, t.action, following)
+    moved = jnp.sum(jax.vmap(robust_gaussian_loss)(following - mean, log_deviation))
     paid = robust_gaussian_loss(t.reward - reward, member["reward_log_deviation"])
     ended = jax.nn.softplus(logit) - t.terminated * logit
     return moved + paid + ended + BOUND_WEIGHT * jnp.sum(member["most"] - member["least"])
@@ -250,12 +264,18 @@ def update(model: Model, batch: Transition, learning_rate: Float[Array, ""]) -> 
     members, optimiser = optimisers.step(model.members, gradient, model.optimiser, learning_rate)
     known = jnp.where(count > 0, FORGET, 0.0).astype(error.dtype)
     running = model.error + known * (error - model.error)
-    seen = jnp.concatenate([batch.observation, batch.next_observation])
-    low, high = jnp.minimum(model.low, jnp.min(seen, axis=0)), jnp.maximum(model.high, jnp.max(seen, axis=0))
-    return Model(members, optimiser, running, low, high), {
+    low, high = seen(model, batch)
+    low, high = jnp.minimum(model.low, low), jnp.maximum(model.high, high)
+    return Model(members, optimiser, running, low, high, model.history), {
         "model_loss": value / model.error.shape[0],
         "model_error": jnp.mean(error),
     }
+
+
+def seen(model: Model, rows: Transition) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
+    """Least and most of each observation in some rows (N, ...), before or after the step."""
+    both = jnp.concatenate([rows.observation, rows.next_observation])[:, : model.low.shape[0]]
+    return jnp.min(both, axis=0), jnp.max(both, axis=0)
 
 
 def reach(model: Model) -> Reach:
@@ -264,8 +284,28 @@ def reach(model: Model) -> Reach:
     A rollout that ran away there would hide the others' gradients behind its own. Without bounds before training.
     """
     margin = WIDENING * (model.high - model.low)
-    seen = model.high >= model.low
-    return Reach(jnp.where(seen, model.low - margin, -jnp.inf), jnp.where(seen, model.high + margin, jnp.inf))
+    known = model.high >= model.low
+    low, high = jnp.where(known, model.low - margin, -jnp.inf), jnp.where(known, model.high + margin, jnp.inf)
+    return Reach(low, high, model.history)
+
+
+def within(reach: Reach, following: Float[Array, " O"]) -> Float[Array, " O"]:
+    """The next observation, clipped where it would leave the reach."""
+    return jnp.clip(following, reach.low, reach.high)
+
+
+def onward(
+    reach: Reach, observation: Float[Array, " S"], action: Float[Array, " A"], following: Float[Array, " O"]
+) -> Float[Array, " S"]:
+    """The next observation with the earlier values that then stand behind it.
+
+    Args:
+        reach: which earlier values.
+        observation: (S,), normalised.
+        action: (A,), between -1 and 1, in the same scale as in the history.
+        following: (O,), normalised next observation.
+    """
+    return followed(reach.history, observation, action, following)
 
 
 def elites(model: Model, count: int) -> Ensemble:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from neorl_core.history import begun
 from neorl_core.networks import Ensemble, Normaliser, normalise, to_unit
 from neorl_core.types import Controller, Params
 from neorl_core.world_model import dynamics
@@ -42,6 +43,8 @@ def model_episodes(
 ) -> ModelEpisodes:
     """Roll a controller out in every member, with the member's own noise.
 
+    The controller sees plain observations and keeps its own history; the members' begins anew with the episode.
+
     Args:
         members: M members' weights.
         reach: where an observation would leave it, it is clipped.
@@ -60,21 +63,22 @@ def model_episodes(
         def step(
             carry: tuple[Params, Array, Array, Array], noise: Float[Array, " O"]
         ) -> tuple[tuple[Params, Array, Array, Array], tuple[Array, Array, Array]]:
-            memory, observation, applied, alive = carry
-            memory, action = controller.act(params, memory, observation, applied)
-            x, u = normalise(normaliser, observation), to_unit(normaliser, action)
+            memory, stacked, applied, alive = carry
+            memory, action = controller.act(params, memory, stacked[: start.shape[0]], applied)
+            x, u = normalise(normaliser, stacked), to_unit(normaliser, action)
             mean, log_deviation = dynamics.transition(member, x, u)
-            following = jnp.clip(mean + jnp.exp(log_deviation) * noise, *reach)
+            following = dynamics.within(reach, mean + jnp.exp(log_deviation) * noise)
             reward, logit = dynamics.reward_and_termination(member, x, u, following)
-            physical = following * normaliser.scale + normaliser.mean
+            physical = following * normaliser.scale[: start.shape[0]] + normaliser.mean[: start.shape[0]]
             out = ~jnp.all((physical >= limits[0]) & (physical <= limits[1]))
             paid = alive * (rewards[0] + rewards[1] * reward)
             found = (paid, out & (alive > 0), alive * memory.handed_over)
-            return (memory, physical, action, alive * (logit <= 0.0)), found
+            after = dynamics.onward(reach, stacked, action, physical)
+            return (memory, after, action, alive * (logit <= 0.0)), found
 
         noises = jax.random.normal(key, (horizon, start.shape[0]), start.dtype)
-        begun = (controller.init(params, start), start, before, jnp.ones((), start.dtype))
-        paid, out, handed = jax.lax.scan(step, begun, noises)[1]
+        fresh = controller.init(params, start), begun(reach.history, start, before)
+        paid, out, handed = jax.lax.scan(step, (*fresh, before, jnp.ones((), start.dtype)), noises)[1]
         return ModelEpisodes(jnp.sum(paid), jnp.any(out), jnp.mean(handed))
 
     found = []

@@ -1,7 +1,8 @@
 """How well a learned model predicts episodes that it has not seen, beside what needs no learning.
 
-All predictors run free: from a logged observation on, they are given the logged actions and nothing else, and predict
-from what they predicted. Observations are normalised and actions unit, as `training.prepare` makes them.
+All predictors run free: from a logged observation on, with its history where there is one, they are given the logged
+actions and nothing else, and predict from what they predicted. Observations are normalised and actions unit, as
+`training.prepare` makes them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FLOOR = 0.01
 
 
 class Autoregression(NamedTuple):
-    """`x' = x + A x + B u + c`."""
+    """`x' = x + A x + B u + c`; with a history A reads the earlier values, too."""
 
     weights: Float[Array, "D O"]
     """A over B."""
@@ -39,7 +40,7 @@ class Autoregression(NamedTuple):
 class Windows(NamedTuple):
     """Stretches of logged steps from which predictions start."""
 
-    start: Float[Array, "W O"]
+    start: Float[Array, "W S"]
     actions: Float[Array, "W H A"]
     following: Float[Array, "W H O"]
     """What was logged after each action."""
@@ -67,13 +68,14 @@ def fit_autoregression(
     Hoerl and Kennard 1970, Ridge regression (Technometrics 12).
 
     Args:
-        observation: (N, O), normalised.
+        observation: (N, S), normalised; of a stacked one the first O are those of now.
         action: (N, A), between -1 and 1.
         following: (N, O), normalised.
         ridge: penalty of the weights, which draws them toward persistence.
     """
     x = np.concatenate([np.asarray(observation, np.float64), np.asarray(action, np.float64)], axis=1)
-    y = np.asarray(following, np.float64) - np.asarray(observation, np.float64)
+    after = np.asarray(following, np.float64)
+    y = after - x[:, : after.shape[1]]
     mean, level = x.mean(axis=0), y.mean(axis=0)
     z = x - mean
     weights = np.linalg.solve(z.T @ z / len(z) + ridge * np.eye(z.shape[1]), z.T @ (y - level) / len(z))
@@ -90,7 +92,7 @@ def windows(
     """Stretches of up to `horizon` steps that begin at rows of episodes, at most `WINDOWS` of them.
 
     Args:
-        observation: (N, O), normalised, in the order of time within each episode.
+        observation: (N, S), normalised, in the order of time within each episode.
         action: (N, A), unit.
         following: (N, O), normalised.
         episode: (N,) which episode a row belongs to, in ascending order.
@@ -121,18 +123,20 @@ def squared_errors(members: Ensemble, reach: Reach, linear: Autoregression, foun
         found: windows of held-out episodes.
     """
 
-    def one(start: Float[Array, " O"], actions: Float[Array, "H A"]) -> Float[Array, "P H O"]:
-        def step(x: Float[Array, "Q O"], action: Float[Array, " A"]) -> tuple[Float[Array, "Q O"], Float[Array, "Q O"]]:
+    observed = dynamics.predicted(members)
+
+    def one(start: Float[Array, " S"], actions: Float[Array, "H A"]) -> Float[Array, "P H O"]:
+        def step(x: Float[Array, "Q S"], action: Float[Array, " A"]) -> tuple[Float[Array, "Q S"], Float[Array, "Q O"]]:
             learned = [
-                jnp.clip(dynamics.transition(member, x[m], action)[0], *reach) for m, member in enumerate(members)
+                dynamics.within(reach, dynamics.transition(member, x[m], action)[0]) for m, member in enumerate(members)
             ]
-            regressed = x[-1] + jnp.concatenate([x[-1], action]) @ linear.weights + linear.offset
+            regressed = x[-1, :observed] + jnp.concatenate([x[-1], action]) @ linear.weights + linear.offset
             following = jnp.stack([*learned, regressed])
-            return following, following
+            return jax.vmap(dynamics.onward, (None, 0, None, 0))(reach, x, action, following), following
 
         begun = jnp.broadcast_to(start, (len(members) + 1, start.shape[0]))
         run = jax.lax.scan(step, begun, actions)[1]
-        held = jnp.broadcast_to(start, (actions.shape[0], start.shape[0]))
+        held = jnp.broadcast_to(start[:observed], (actions.shape[0], observed))
         return jnp.stack([jnp.mean(run[:, :-1], axis=1), held, run[:, -1]])
 
     predicted = jax.vmap(one, out_axes=1)(found.start, found.actions)

@@ -43,8 +43,8 @@ def error_transitions(predict: Predict, params: Params, normaliser: Normaliser, 
 def with_residual(predict: Predict, members: Ensemble, normaliser: Normaliser) -> Predict:
     """The simulator's step corrected by what the members expect of its error; margins stay the simulator's.
 
-    Use it as `plant._replace(predict=...)`, in `segment_errors` to see whether it helps on held-out episodes: where it
-    does not, leave it out.
+    Use it as `plant._replace(predict=...)`, in `plants.replay.replay_errors` to see whether it helps on held-out
+    episodes: where it does not, leave it out.
 
     Args:
         predict: the simulator's step.

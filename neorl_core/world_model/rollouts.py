@@ -45,8 +45,8 @@ def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
 def expected_rollouts(
     members: Ensemble,
     reach: Reach,
-    policy: Callable[[Float[Array, " O"]], Float[Array, " A"]],
-    starts: Float[Array, "M B O"],
+    policy: Callable[[Float[Array, " S"]], Float[Array, " A"]],
+    starts: Float[Array, "M B S"],
     horizon: int,
 ) -> ModelSteps:
     """What a policy would do in the plant that each member believes in, without noise; differentiable.
@@ -55,23 +55,24 @@ def expected_rollouts(
         members: M members' weights.
         reach: where an observation would leave it, it is clipped.
         policy: normalised observation -> unit action.
-        starts: (M, B, O), where each member's rollouts begin.
+        starts: (M, B, S), where each member's rollouts begin.
         horizon: steps H.
 
     Returns:
         The steps, (M, B, H, ...).
     """
 
-    def one(number: int, start: Float[Array, " O"]) -> ModelSteps:
+    def one(number: int, start: Float[Array, " S"]) -> ModelSteps:
         def step(
-            carry: tuple[Float[Array, " O"], Float[Array, ""]], _: None
-        ) -> tuple[tuple[Float[Array, " O"], Float[Array, ""]], ModelSteps]:
+            carry: tuple[Float[Array, " S"], Float[Array, ""]], _: None
+        ) -> tuple[tuple[Float[Array, " S"], Float[Array, ""]], ModelSteps]:
             observation, alive = carry
             action = policy(observation)
             means = jnp.stack([dynamics.transition(member, observation, action)[0] for member in members])
-            following = jnp.clip(means[number], *reach)
-            reward, logit = dynamics.reward_and_termination(members[number], observation, action, following)
+            expected = dynamics.within(reach, means[number])
+            reward, logit = dynamics.reward_and_termination(members[number], observation, action, expected)
             ending = jax.nn.sigmoid(logit)
+            following = dynamics.onward(reach, observation, action, expected)
             record = ModelSteps(observation, action, reward, following, ending, alive, disagreement(means))
             return (following, alive * (1.0 - ending)), record
 
@@ -95,9 +96,9 @@ def uncertainty(log_deviations: Float[Array, "M O"]) -> Float[Array, ""]:
 def branched_rollouts(
     members: Ensemble,
     reach: Reach,
-    policy: Callable[[Float[Array, " O"], Float[Array, " A"]], Float[Array, " A"]],
+    policy: Callable[[Float[Array, " S"], Float[Array, " A"]], Float[Array, " A"]],
     actions: int,
-    starts: Float[Array, "B O"],
+    starts: Float[Array, "B S"],
     key: PRNGKeyArray,
     horizon: int,
 ) -> tuple[Transition, Float[Array, "B H"]]:
@@ -110,7 +111,7 @@ def branched_rollouts(
         reach: where an observation would leave it, it is clipped.
         policy: (normalised observation, standard normal noise) -> unit action.
         actions: A.
-        starts: (B, O).
+        starts: (B, S).
         key: randomness of all draws.
         horizon: steps H.
 
@@ -119,28 +120,26 @@ def branched_rollouts(
 
     Source: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
     """
-    rows, observations = starts.shape
+    rows, observations = starts.shape[0], dynamics.predicted(members)
     of_member, of_noise = jax.random.split(key)
     numbers = jax.random.randint(of_member, (rows, horizon), 0, len(members))
     noises = jax.random.normal(of_noise, (rows, horizon, actions + observations), starts.dtype)
 
     def one(
-        start: Float[Array, " O"], numbers: Int[Array, " H"], noises: Float[Array, "H N"]
+        start: Float[Array, " S"], numbers: Int[Array, " H"], noises: Float[Array, "H N"]
     ) -> tuple[Transition, Float[Array, " H"]]:
         def step(
-            observation: Float[Array, " O"], drawn: tuple[Int[Array, ""], Float[Array, " N"]]
-        ) -> tuple[Float[Array, " O"], tuple[Transition, Float[Array, ""]]]:
+            observation: Float[Array, " S"], drawn: tuple[Int[Array, ""], Float[Array, " N"]]
+        ) -> tuple[Float[Array, " S"], tuple[Transition, Float[Array, ""]]]:
             number, noise = drawn
             action = policy(observation, noise[:actions])
             expected = [dynamics.transition(member, observation, action) for member in members]
             means, log_deviations = (jnp.stack(parts) for parts in zip(*expected, strict=True))
-            following = jnp.clip(means[number] + jnp.exp(log_deviations[number]) * noise[actions:], *reach)
+            plain = dynamics.within(reach, means[number] + jnp.exp(log_deviations[number]) * noise[actions:])
             outcomes = jnp.stack(
-                [
-                    jnp.stack(dynamics.reward_and_termination(member, observation, action, following))
-                    for member in members
-                ]
+                [jnp.stack(dynamics.reward_and_termination(member, observation, action, plain)) for member in members]
             )
+            following = dynamics.onward(reach, observation, action, plain)
             reward, logit = outcomes[number]
             ended = logit > 0.0
             done = ended.astype(start.dtype)

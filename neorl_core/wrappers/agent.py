@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neorl_core.fit import Fitted, fitted, known_algorithm
+from neorl_core.history import begins, stacked_spec, stacked_transitions
 from neorl_core.networks import Policy, policy_act
 from neorl_core.safety.composite import Composite, composite_controller, first_applied
 from neorl_core.training.loop import resident, schedule, train
@@ -24,7 +25,7 @@ from neorl_core.training.population import (
     warm_up_updates,
 )
 from neorl_core.training.preparation import Scaling, moments, scaled, scaling
-from neorl_core.types import Controller, Params, Plant, PlantSpec, Process, Transition
+from neorl_core.types import Controller, History, Params, Plant, PlantSpec, Process, Transition
 
 
 def _alone(policy: Policy, memory: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:
@@ -42,6 +43,9 @@ def _act(controller: Controller) -> Callable[..., Any]:
 class Agent:
     """`agent(observation)` gives the next action, `agent.reset()` begins an episode, `agent.train(dataset)` goes on
     training its policy.
+
+    A composite keeps its policy's history itself and is given plain observations; a policy alone is given what its spec
+    names, earlier values included.
 
     Args:
         params: a policy, or a composite of policy, shield and fallback.
@@ -87,6 +91,11 @@ class Agent:
         if policy is None:
             raise ValueError("expected a composite with a policy, got a fallback alone: there is nothing to train.")
         return policy
+
+    @property
+    def history(self) -> History | None:
+        """Which earlier values a composite's policy sees."""
+        return self.params.history if isinstance(self.params, Composite) else None
 
     def reset(self) -> None:
         """Forget the episode: the next observation is a first one."""
@@ -134,7 +143,7 @@ class Agent:
         certified.
 
         Args:
-            dataset: (N, ...), physical units.
+            dataset: (N, ...), physical units; a composite's has plain observations, in the order of time.
             updates: gradient steps; rounded up as `training.loop.schedule` says.
             seed: seed of what is fresh and of the batches drawn.
             batch_size: transitions per gradient step.
@@ -145,15 +154,16 @@ class Agent:
         Raises:
             FloatingPointError: when training diverged; the agent is then as it was.
         """
-        policy, algorithm = self.policy, self.algorithm
-        fresh = init_population(algorithm, self.spec, self.config, [seed], {})
+        policy, algorithm, spec = self.policy, self.algorithm, stacked_spec(self.spec, self.history)
+        dataset = self._stacked(dataset)
+        fresh = init_population(algorithm, spec, self.config, [seed], {})
         begun = self._learner is not None
         learner = (
             jax.tree.map(jnp.copy, self._learner.learner) if self._learner else _with_policy(algorithm, fresh, policy)
         )
         warm_up = 0 if begun else warm_up_updates(algorithm, self.config)
         plan = schedule(updates, 500, algorithm.batches_per_update, warm_up)
-        how = scaling(moments(dataset), self.spec)
+        how = scaling(moments(dataset), spec)
         data = scaled(Scaling(policy.normaliser, how.reward_shift, how.reward_scale), dataset)
         reached = train(algorithm, TrainState(learner, fresh.key, fresh.step), resident(data), plan, batch_size)
         self._learner = reached.population
@@ -162,6 +172,15 @@ class Agent:
         self.params = self.params._replace(policy=trained) if isinstance(self.params, Composite) else trained
         self.reset()
         return found
+
+    def _stacked(self, dataset: Transition) -> Transition:
+        """Logged rows as the policy sees them; an episode begins where a row does not continue the one before it."""
+        if not isinstance(self.params, Composite) or self.plant is None or self.history is None:
+            return dataset
+        starts = begins(dataset)
+        seen = jnp.asarray(np.asarray(dataset.observation)[starts])
+        applied = jax.vmap(partial(first_applied, self.plant, self.params))(seen)
+        return stacked_transitions(self.history, dataset, starts, np.asarray(applied))
 
 
 def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any:

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
+from neorl_core.history import begun, followed, history_of, stacked_spec
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import clip_to
-from neorl_core.types import Constraint, Params, Plant, Space, Timestep
+from neorl_core.types import Constraint, History, Params, Plant, PlantSpec, Space, Timestep
 
 
 class Running(NamedTuple):
@@ -30,6 +31,8 @@ class Running(NamedTuple):
     steps: UInt32[Array, "*n 2"]
     """Data of the key of its steps."""
     step: Int[Array, "*n"]
+    seen: Any = ()
+    """(*n, S) the last observation with its history, where there is one."""
 
 
 def plant_of(plant: str | Plant) -> Plant:
@@ -58,6 +61,15 @@ def domain_of(plant: Plant, changes: Mapping[str, float] | None) -> Params:
             "correct the names."
         )
     return jax.tree.map(jnp.asarray, plant.domain._replace(**(changes or {})))
+
+
+def seen_of(plant: Plant, history: Mapping[str, int] | None) -> PlantSpec:
+    """The plant's spec, its observation with as many earlier values of each named signal or action.
+
+    Raises:
+        ValueError: on an unknown name or a number that is none of steps.
+    """
+    return stacked_spec(plant.spec, history_of(history or {}, plant.spec))
 
 
 def root_of(generator: np.random.Generator) -> UInt32[np.ndarray, " 2"]:
@@ -98,41 +110,50 @@ def to_command(space: Space, action: Float[Array, " A"], physical: bool) -> Floa
     return (low + high) / 2 + (high - low) / 2 * jnp.clip(action, -1.0, 1.0)
 
 
-def start(plant: Plant, domain: Params, root: UInt32[Array, " 2"], episode: Int[Array, ""]) -> Any:
+def start(
+    plant: Plant, history: History | None, domain: Params, root: UInt32[Array, " 2"], episode: Int[Array, ""]
+) -> Any:
     """The beginning of an episode, with the keys of `plants.base.rollouts`.
 
     Args:
         plant: the simulator.
+        history: earlier values that are shown beside the observation.
         domain: operating domain that its constants are drawn from.
         root: (2,), data of the environment's key.
         episode: number of the episode.
 
     Returns:
-        Running, and the observation (O,) as the sensors show it.
+        Running, and the observation (S,) as the sensors show it, with its history.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(root, impl="threefry2x32"), episode)
     key_constants, key_run = jax.random.split(key)
     params = plant.sample_params(key_constants, domain)
     key_reset, key_steps = jax.random.split(key_run)
     state, observation = plant.reset(key_reset, params)
-    running = Running(root, episode, state, params, jax.random.key_data(key_steps), jnp.int32(0))
-    return running, clip_to(plant.spec.observation, observation)
+    shown = clip_to(plant.spec.observation, observation)
+    seen = begun(history, shown, clip_to(plant.spec.action, plant.applied(shown)))
+    kept = () if history is None else seen
+    return Running(root, episode, state, params, jax.random.key_data(key_steps), jnp.int32(0), kept), seen
 
 
-def advance(plant: Plant, physical: bool, running: Running, action: Float[Array, " A"]) -> tuple[Running, Timestep]:
+def advance(
+    plant: Plant, physical: bool, history: History | None, running: Running, action: Float[Array, " A"]
+) -> tuple[Running, Timestep]:
     """One step. Sensors end at the bounds of the observation space; the plant's state does not.
 
     Args:
         plant: the simulator.
         physical: whether actions are in physical units rather than between -1 and 1.
+        history: earlier values that are shown beside the observation; those of actions are in physical units.
         running: the episode under way.
         action: (A,), action of the agent.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
-    command = to_command(plant.spec.action, action, physical)
-    state, now = plant.step(key, running.state, clip_to(plant.spec.action, command), running.params)
-    now = now._replace(observation=clip_to(plant.spec.observation, now.observation))
-    return running._replace(state=state, step=running.step + 1), now
+    command = clip_to(plant.spec.action, to_command(plant.spec.action, action, physical))
+    state, now = plant.step(key, running.state, command, running.params)
+    seen = followed(history, running.seen, command, clip_to(plant.spec.observation, now.observation))
+    kept = () if history is None else seen
+    return running._replace(state=state, step=running.step + 1, seen=kept), now._replace(observation=seen)
 
 
 class Programs(NamedTuple):
@@ -145,11 +166,11 @@ class Programs(NamedTuple):
 
 
 @cache
-def programs(plant: Plant, physical: bool) -> Programs:
+def programs(plant: Plant, physical: bool, history: History | None) -> Programs:
     """The compiled start and step of one plant; the same arguments give the same programs."""
     return Programs(
-        jax.jit(lambda domain, root, episode: start(plant, domain, root, episode)),
-        jax.jit(lambda running, action: advance(plant, physical, running, action)),
+        jax.jit(lambda domain, root, episode: start(plant, history, domain, root, episode)),
+        jax.jit(lambda running, action: advance(plant, physical, history, running, action)),
     )
 
 

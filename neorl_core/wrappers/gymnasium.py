@@ -27,6 +27,7 @@ from neorl_core.wrappers.episodes import (
     plant_of,
     programs,
     root_of,
+    seen_of,
 )
 
 Observation = Float[np.ndarray, " O"]
@@ -47,9 +48,11 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         domain: values of the operating domain that differ from the plant's own; zero spreads and noise, for example.
         physical: take actions in the plant's units.
         render_mode: None, there is nothing to draw.
+        history: how many earlier values of a signal or an action are shown behind the observation, by its name, as a
+            run's `history` gives them to its policies; actions in physical units.
 
     Raises:
-        ValueError: on an unknown plant or domain value.
+        ValueError: on an unknown plant, domain value or signal.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's name and type)
@@ -60,13 +63,15 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         domain: Mapping[str, float] | None = None,
         physical: bool = False,
         render_mode: str | None = None,
+        history: Mapping[str, int] | None = None,
     ) -> None:
         self.plant = plant_of(plant)
         self.render_mode = render_mode
-        self.observation_space = box(self.plant.spec.observation)
+        seen = seen_of(self.plant, history)
+        self.observation_space = box(seen.observation)
         self.action_space = action_box(self.plant.spec.action, physical)
         self._domain = domain_of(self.plant, domain)
-        self._programs = programs(self.plant, physical)
+        self._programs = programs(self.plant, physical, seen.history)
         self._root: np.ndarray[Any, Any] | None = None
         self._episode = 0
         self._running: Running | None = None

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.plants.base import AnyArray
-from neorl_core.types import Constraint, Params, Plant, Timestep
+from neorl_core.types import Constraint, History, Params, Plant, Timestep
 from neorl_core.wrappers.episodes import (
     Running,
     action_box,
@@ -25,6 +25,7 @@ from neorl_core.wrappers.episodes import (
     domain_of,
     plant_of,
     root_of,
+    seen_of,
     start,
     violations,
 )
@@ -44,7 +45,7 @@ def _where(choice: Bool[AnyArray, " N"], yes: Any, no: Any) -> Any:
 
 
 @cache
-def step_program(plant: Plant, physical: bool, mode: AutoresetMode) -> Step:
+def step_program(plant: Plant, physical: bool, mode: AutoresetMode, history: History | None) -> Step:
     """One step of N plants.
 
     NEXT_STEP: plants that had ended begin anew instead, at no reward. SAME_STEP: plants that end begin anew at once;
@@ -54,13 +55,14 @@ def step_program(plant: Plant, physical: bool, mode: AutoresetMode) -> Step:
         plant: the simulator.
         physical: whether actions are in physical units rather than between -1 and 1.
         mode: when plants that ended begin anew.
+        history: earlier values that are shown beside the observation.
     """
 
     def renewed(domain: Params, running: Running, shown: Float[Array, "N O"], which: Bool[Array, " N"]) -> Any:
         """`running` and `shown` with some episodes begun anew; nothing is computed where none is."""
 
         def begin() -> Any:
-            begun = jax.vmap(partial(start, plant, domain))(running.root, running.episode + 1)
+            begun = jax.vmap(partial(start, plant, history, domain))(running.root, running.episode + 1)
             return _where(which, begun, (running, shown))
 
         return jax.lax.cond(jnp.any(which), begin, lambda: (running, shown))
@@ -73,7 +75,7 @@ def step_program(plant: Plant, physical: bool, mode: AutoresetMode) -> Step:
         actions: Float[Array, "N A"],
         longest: Int[Array, ""],
     ) -> tuple[Running, Timestep, Float[Array, "N O"]]:
-        following, now = jax.vmap(partial(advance, plant, physical))(running, actions)
+        following, now = jax.vmap(partial(advance, plant, physical, history))(running, actions)
         now = now._replace(truncated=now.truncated | (following.step >= longest))
         if mode is AutoresetMode.DISABLED:
             return following, now, now.observation
@@ -92,9 +94,9 @@ def step_program(plant: Plant, physical: bool, mode: AutoresetMode) -> Step:
 
 
 @cache
-def start_program(plant: Plant) -> Callable[..., tuple[Running, Float[Array, "N O"]]]:
+def start_program(plant: Plant, history: History | None) -> Callable[..., tuple[Running, Float[Array, "N O"]]]:
     """(domain, roots, episodes) -> (running, observations) of N plants."""
-    return jax.jit(lambda domain, roots, episodes: jax.vmap(partial(start, plant, domain))(roots, episodes))
+    return jax.jit(lambda domain, roots, episodes: jax.vmap(partial(start, plant, history, domain))(roots, episodes))
 
 
 class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -108,9 +110,10 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         autoreset_mode: `AutoresetMode`, or its value.
         max_episode_steps: steps after which an episode is cut, at most the plant's horizon.
         render_mode: None, there is nothing to draw.
+        history: earlier values that are shown behind the observation, as of `PlantEnv`.
 
     Raises:
-        ValueError: on an unknown plant, domain value or mode.
+        ValueError: on an unknown plant, domain value, signal or mode.
     """
 
     def __init__(
@@ -122,19 +125,21 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
+        history: Mapping[str, int] | None = None,
     ) -> None:
         self.plant = plant_of(plant)
         self.num_envs = num_envs
         self.render_mode = render_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": [], "autoreset_mode": self.autoreset_mode}
-        self.single_observation_space = box(self.plant.spec.observation)
+        seen = seen_of(self.plant, history)
+        self.single_observation_space = box(seen.observation)
         self.single_action_space = action_box(self.plant.spec.action, physical)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._domain = domain_of(self.plant, domain)
-        self._start = start_program(self.plant)
-        self._step = step_program(self.plant, physical, self.autoreset_mode)
+        self._start = start_program(self.plant, seen.history)
+        self._step = step_program(self.plant, physical, self.autoreset_mode, seen.history)
         self._longest = np.int32(self.plant.spec.horizon if max_episode_steps is None else max_episode_steps)
         self._running: Running | None = None
         self._shown: Any = None

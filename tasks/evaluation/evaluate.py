@@ -14,9 +14,12 @@ from configs.run import RunConfig
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import fqe
 from neorl_core.ope.model import ModelValue
+from neorl_core.safety.composite import Composite
 from tasks.adapters.models.bundle import load_bundle
+from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.adapters.store.histories import past_of, past_of_composite
 from tasks.evaluation.model_based import CHUNKS, fit_learned_model, logged_steps
 from tasks.references import Bundle, Champion, Dataset, Evaluation, Interval, MemberEvaluation, Population
 from tasks.stages import cached
@@ -42,11 +45,11 @@ def evaluate(
     Among the members whose value the logs support (by fitted Q evaluation, FQE) the one with the highest lower bound of
     its value in a model that is learned from the same held-out episodes is selected: over populations of mixed quality
     on both plants that model ranks better (docs/research.md). What is claimed against the logged controller and the
-    champion stays FQE's, which needs no model of the plant.
+    champion stays FQE's, which needs no model of the plant. All see the run's history, the champion's policy its own.
 
     Args:
         home: unused; every stage takes it.
-        run: its plant, seed, evaluation and share of held-out episodes.
+        run: its plant, seed, evaluation, history and share of held-out episodes.
         dataset: whose held-out episodes the estimates are of.
         population: the members to compare.
         champion: what the selected member is compared with; the plant's own controller has no policy to estimate.
@@ -56,8 +59,10 @@ def evaluate(
         The estimates of each member, and the differences of the selected one.
     """
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
-    logs = read_logs(store, store.split(run.data.held_out)[1])
-    found = [policy for member in population.members if (policy := _policy(member.bundle, run)) is not None]
+    plain = read_logs(store, store.split(run.data.held_out)[1])
+    logs = past_of(run, store).stacked(plain)
+    composites = [_composite(member.bundle, run) for member in population.members]
+    found = [composite.policy for composite in composites if composite.policy is not None]
     normaliser, confidence = found[0].normaliser, run.evaluate.confidence
     steps = logged_steps(logs, normaliser)
     layers = _features(run, steps, progress).layers
@@ -76,10 +81,11 @@ def evaluate(
         for member, estimate, policy in zip(population.members, values, found, strict=True)
     )
     selected = _select(members)
-    champion_policy = None if champion.bundle is None else _policy(champion.bundle, run)
+    known = None if champion.bundle is None else _composite(champion.bundle, run)
     champion_difference = None
-    if champion_policy is not None:
-        other = value(_decisions(champion_policy, normaliser, logs))
+    if known is not None and known.policy is not None:
+        seen = past_of_composite(plant_of(run).controlled, known).stacked(plain)
+        other = value(_decisions(known.policy, normaliser, seen))
         champion_difference = _difference(values[selected], other, confidence)
     return Evaluation(
         selected=selected,
@@ -93,10 +99,9 @@ def evaluate(
     )
 
 
-def _policy(bundle: Bundle, run: RunConfig) -> Policy | None:
-    """A composite's policy; the plant's own controller has none."""
-    policy: Policy | None = load_bundle(bundle.folder, bundle.digest, run.source)[1].policy
-    return policy
+def _composite(bundle: Bundle, run: RunConfig) -> Composite:
+    composite: Composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
+    return composite
 
 
 def _member(
@@ -126,7 +131,7 @@ def _select(members: tuple[MemberEvaluation, ...]) -> int:
 
 
 def _decisions(policy: Policy, normaliser: Normaliser, logs: Logs) -> fqe.Decisions:
-    """A policy's actions on the logs, by its own normaliser, in the units of the logs' one."""
+    """A policy's actions on logs that it sees with its own history, by its own normaliser, in units of another."""
     t = logs.transitions
     return fqe.Decisions(
         to_unit(normaliser, policy_act(policy, jnp.asarray(t.next_observation))),

@@ -18,6 +18,7 @@ from neorl_core.types import Transition
 from neorl_core.world_model import dynamics
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
+from tasks.adapters.store.histories import observed_spec
 
 if TYPE_CHECKING:
     from tasks.progress import Report
@@ -32,7 +33,7 @@ class LearnedModelEvaluator(NamedTuple):
     model: model_based.LearnedModel
     normaliser: Normaliser
     starts: Array
-    """(E, O), initial observations, normalised."""
+    """(E, S), initial observations, normalised."""
     key: Array
     """Key of the resamples."""
     horizon: int
@@ -62,7 +63,7 @@ def fit_learned_model(
 
     Args:
         run: its plant, seed and evaluation.
-        steps: logged steps of held-out episodes.
+        steps: logged steps of held-out episodes, with the run's history.
         normaliser: scale by which `steps` are normalised.
         progress: told of gradient steps made.
     """
@@ -71,7 +72,7 @@ def fit_learned_model(
         steps.observation, steps.action, steps.reward, steps.cost, steps.next_observation, steps.terminated
     )
     chunk = max(run.evaluate.model_updates // CHUNKS, 1)
-    learned, data = model_based.init(init_key, data, chunk * CHUNKS)
+    learned, data = model_based.init(init_key, data, chunk * CHUNKS, observed_spec(run).history)
     model = learned.model
     for done in range(0, chunk * CHUNKS, chunk):
         if progress:
@@ -86,7 +87,7 @@ def fit_learned_model(
 
 
 def logged_steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:
-    """The logs as the networks see them; reward and cost keep their units."""
+    """Logs, with the history that the normaliser has, as the networks see them; reward and cost keep their units."""
     t = logs.transitions
     return LoggedSteps(
         observation=normalise(normaliser, jnp.asarray(t.observation)),

@@ -148,7 +148,8 @@ def proposals(spec: PlantSpec, composite: Composite, logs: Logs) -> Proposals:
             fresh = controller.init(composite, x)
             memory = jax.tree.map(lambda a, b: jnp.where(new, a, b), fresh, memory)
             memory, action = controller.act(composite, memory, x, before)
-            return memory, (policy_act(policy, x), action, memory.handed_over)
+            seen = x if composite.history is None else memory.seen
+            return memory, (policy_act(policy, seen), action, memory.handed_over)
 
         asked, given, handed = jax.lax.scan(
             step, controller.init(composite, observation[0]), (observation, applied, begins)
@@ -176,7 +177,7 @@ def _finding(
     changed = (np.abs(made.given - made.asked) / width > CHANGED).any(axis=1)
     inside = jax.jit(jax.vmap(inside_support, (None, 0, 0, None)))
     supported = np.asarray(inside(shield, jnp.asarray(t.observation), jnp.asarray(t.action), shield.radius))
-    scores = one_step_scores(load_model(model, spec), t)
+    scores = one_step_scores(load_model(model, spec), logs)
     return ShadowComparison(
         shadow=shadow.digest,
         dataset=dataset.digest,

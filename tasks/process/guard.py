@@ -22,6 +22,7 @@ from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.adapters.store.histories import past_of_composite
 from tasks.process.learned_model import load_model
 from tasks.process.protection import fallback_in_words, halves
 from tasks.references import (
@@ -139,14 +140,14 @@ def applied_before(logs: Logs) -> npt.NDArray[np.floating]:
 
 
 def trusted_rows(
-    composite: Composite, observation: npt.ArrayLike, applied: npt.ArrayLike
+    spec: PlantSpec, composite: Composite, logs: Logs
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.bool_]]:
     """What the policy would do at each row, taken by itself, and whether the shield would let it.
 
     Args:
-        composite: of a process.
-        observation: (N, O), physical units.
-        applied: (N, A), in force before.
+        spec: the process.
+        composite: of policy, shield and fallback.
+        logs: the rows, without a history.
     """
     shield = composite.shield
     policy = composite.policy
@@ -155,11 +156,12 @@ def trusted_rows(
 
     @jax.jit
     @jax.vmap
-    def one(x: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        action = limit_action(shield, policy_act(policy, x), before)
+    def one(x: jax.Array, seen: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        action = limit_action(shield, policy_act(policy, seen), before)
         return action, inside_support(shield, x, action, shield.radius)
 
-    actions, trusted = one(jnp.asarray(observation), jnp.asarray(applied))
+    seen = past_of_composite(Process(spec), composite).stacked(logs).transitions.observation
+    actions, trusted = one(*map(jnp.asarray, (logs.transitions.observation, seen, applied_before(logs))))
     return np.asarray(actions), np.asarray(trusted)
 
 
@@ -244,7 +246,7 @@ def _check_support(run: RunConfig, composite: Composite, logs: Logs) -> SupportC
     assert isinstance(shield, SupportShield)
     inside = jax.jit(jax.vmap(inside_support, (None, 0, 0, None)))
     logged = np.asarray(inside(shield, jnp.asarray(t.observation), jnp.asarray(t.action), shield.radius))
-    _, trusted = trusted_rows(composite, t.observation, applied_before(logs))
+    _, trusted = trusted_rows(plant_of(run).spec, composite, logs)
     return SupportCheck(
         quantile=run.support.quantile,
         radius=float(shield.radius),

@@ -1,4 +1,7 @@
-"""The learned model of a process: fitted to bootstrapped training episodes, and held against held-out ones."""
+"""The learned model of a process: fitted to bootstrapped training episodes, and held against held-out ones.
+
+It sees the history of the run that it is fitted in, as do the simple predictions that it is held against.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import PRNGKeyArray
 
 from configs.errors import Refused
 from configs.home import Home
 from configs.run import RunConfig
+from neorl_core.history import resting_action, stacked_spec
 from neorl_core.networks import Normaliser, normalise, to_unit
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.preparation import moments, scaling
-from neorl_core.types import PlantSpec, Transition
+from neorl_core.types import History, PlantSpec, Transition
 from neorl_core.world_model import bootstrap, dynamics
 from neorl_core.world_model.dynamics import Model
 from neorl_core.world_model.prediction import (
@@ -30,9 +35,9 @@ from neorl_core.world_model.prediction import (
 )
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import digest_json, file_sha256, write_atomic
-from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.adapters.store.histories import Past, observed_spec, resting
 from tasks.references import NAIVE_PREDICTORS, Dataset, Interval, LearnedModel, PredictionErrors
 from tasks.stages import cached
 
@@ -45,6 +50,8 @@ MEMBERS = 5
 HIDDEN = (32, 32)
 STILL = 0.9
 """Share of steps without any change from which on a signal counts as set by people."""
+HISTORY = tuple(f"history/{name}" for name in History._fields)
+"""Names of the arrays that say what history a model sees, where it sees one."""
 CHUNKS = 20
 """Parts that the fit is cut into, so that its progress can be told."""
 
@@ -58,6 +65,13 @@ class FittedModel(NamedTuple):
     """Mean and deviation of the rewards, by which they are standardised."""
     weight: npt.NDArray[np.float64]
     """(O,) what a squared one-step error counts in `one_step_scores`; nothing of a signal that people set."""
+    rest: npt.NDArray[np.float32]
+    """(A,) what is taken for applied before an episode begins."""
+
+    @property
+    def past(self) -> Past:
+        """The history that it sees."""
+        return resting(self.model.history, self.rest)
 
 
 @cached()
@@ -66,7 +80,7 @@ def fit_model(home: Home, run: RunConfig, dataset: Dataset, progress: Report | N
 
     Args:
         home: where the weights are kept.
-        run: its plant, seed, evaluation and share of held-out episodes.
+        run: its plant, seed, evaluation, history and share of held-out episodes.
         dataset: whose training episodes are learned from, and whose held-out episodes are predicted.
         progress: told of gradient steps made.
     """
@@ -74,18 +88,19 @@ def fit_model(home: Home, run: RunConfig, dataset: Dataset, progress: Report | N
     training, held_out = (read_logs(store, episodes) for episodes in store.split(run.data.held_out))
     found = _fitted(run, training, progress)
     known, unseen = _prepared(training, found), _prepared(held_out, found)
-    linear = fit_autoregression(known.observation, known.action, known.next_observation)
+    linear = fit_autoregression(*_steps(known, found))
     longest = min(max(HORIZONS), int(np.bincount(held_out.episode).max()))
     horizons = tuple(h for h in HORIZONS if h <= longest)
-    starts = windows(*_steps(unseen), held_out.episode, longest)
+    starts = windows(*_steps(unseen, found), held_out.episode, longest)
     errors = np.asarray(squared_errors(found.model.members, dynamics.reach(found.model), linear, starts))
-    spread = np.asarray(unseen.observation).std(axis=0) * ~set_by_people(held_out.transitions)
+    people = set_by_people(held_out.transitions)
+    spread = np.asarray(unseen.observation)[:, : len(people)].std(axis=0) * ~people
     prediction = _compared(run, errors, starts, spread, horizons)
     mean = np.maximum(np.nanmean(errors[0, :, 0], axis=0, dtype=np.float64), 1e-12)
     found = found._replace(weight=(spread > 0) / mean / max(int(np.sum(spread > 0)), 1))
     folder = home.folder("runs", run.plant, "models", digest_json([dataset.digest, run.model_dump(mode="json")])[:16])
     weights = write_atomic(folder / "model.npz", npz_bytes(_as_arrays(found)))
-    scores = {"scores": one_step_scores(found, held_out.transitions), "episode": held_out.episode}
+    scores = {"scores": one_step_scores(found, held_out), "episode": held_out.episode}
     residuals = write_atomic(folder / "residuals.npz", npz_bytes(scores))
     digest = _digest(weights, residuals)
     return LearnedModel(digest=digest, weights=weights, residuals=residuals, prediction=prediction)
@@ -109,21 +124,23 @@ def _digest(weights: Path, residuals: Path) -> str:
     return digest_json([file_sha256(weights), file_sha256(residuals)])
 
 
-def one_step_scores(found: FittedModel, t: Transition) -> npt.NDArray[np.float64]:
+def one_step_scores(found: FittedModel, logs: Logs) -> npt.NDArray[np.float64]:
     """How far each logged step is from its prediction, meaned over signals: 1 on average over held-out rows.
 
     Args:
         found: the model.
-        t: (N, ...) logged steps in physical units.
+        logs: logged steps in physical units, without a history.
     """
+    scale = found.normaliser
 
     @jax.jit
     @jax.vmap
     def squares(observation: jax.Array, action: jax.Array, following: jax.Array) -> jax.Array:
-        x, u = normalise(found.normaliser, observation), to_unit(found.normaliser, action)
+        x, u = normalise(scale, observation), to_unit(scale, action)
         means = jnp.stack([dynamics.transition(member, x, u)[0] for member in found.model.members])
-        return (normalise(found.normaliser, following) - jnp.mean(means, axis=0)) ** 2
+        return (normalise(scale, following)[: means.shape[1]] - jnp.mean(means, axis=0)) ** 2
 
+    t = found.past.stacked(logs).transitions
     rows = (np.asarray(x, np.float32) for x in (t.observation, t.action, t.next_observation))
     scores: npt.NDArray[np.float64] = np.asarray(squares(*rows), np.float64) @ found.weight
     return scores
@@ -136,15 +153,16 @@ def set_by_people(t: Transition) -> npt.NDArray[np.bool_]:
 
 
 def _fitted(run: RunConfig, training: Logs, progress: Report | None) -> FittedModel:
-    spec, t = plant_of(run).spec, training.transitions
+    spec, t = observed_spec(run), training.transitions
     normaliser = scaling(moments(t), spec).normaliser
     reward = np.asarray(t.reward, np.float64)
     deviation = float(reward.std()) if reward.std() > 1e-6 else 1.0
     updates = max(run.evaluate.model_updates // CHUNKS, 1)
     of_weights, of_resample, of_batches = jax.random.split(jax.random.key(run.seed + 3), 3)
     recipe = Recipe(schedule="cosine", steps=updates * CHUNKS)
-    model = dynamics.init(of_weights, spec.observation.size, spec.action.size, HIDDEN, MEMBERS, recipe)
-    found = FittedModel(model, normaliser, (float(reward.mean()), deviation), np.ones(spec.observation.size))
+    model = _untrained(of_weights, spec, recipe)
+    rest = resting_action(t.action, spec.action.low, spec.action.high).astype(np.float32)
+    found = FittedModel(model, normaliser, (float(reward.mean()), deviation), np.ones(len(model.low)), rest)
     data = _prepared(training, found)
     counts = bootstrap.resample(of_resample, jnp.asarray(training.episode, jnp.int32), len(training.starts), MEMBERS)
     for done in range(0, updates * CHUNKS, updates):
@@ -156,8 +174,8 @@ def _fitted(run: RunConfig, training: Logs, progress: Report | None) -> FittedMo
 
 
 def _prepared(logs: Logs, found: FittedModel) -> Transition:
-    """Logged steps as the ensemble sees them."""
-    t, (mean, deviation) = logs.transitions, found.rewards
+    """Logged steps, with their history, as the ensemble sees them."""
+    t, (mean, deviation) = found.past.stacked(logs).transitions, found.rewards
     return Transition(
         observation=normalise(found.normaliser, jnp.asarray(t.observation)),
         action=to_unit(found.normaliser, jnp.asarray(t.action)),
@@ -168,8 +186,15 @@ def _prepared(logs: Logs, found: FittedModel) -> Transition:
     )
 
 
-def _steps(t: Transition) -> tuple[Floats, Floats, Floats]:
-    return np.asarray(t.observation), np.asarray(t.action), np.asarray(t.next_observation)
+def _untrained(key: PRNGKeyArray, spec: PlantSpec, recipe: Recipe) -> Model:
+    sizes = spec.observation.size, spec.action.size
+    return dynamics.init(key, *sizes, HIDDEN, MEMBERS, recipe, spec.history)
+
+
+def _steps(t: Transition, found: FittedModel) -> tuple[Floats, Floats, Floats]:
+    """Observations with their history, actions, and the plain next observations."""
+    after = np.asarray(t.next_observation)[:, : len(found.model.low)]
+    return np.asarray(t.observation), np.asarray(t.action), after
 
 
 def _compared(
@@ -197,14 +222,15 @@ def _as_arrays(found: FittedModel) -> dict[str, npt.NDArray[np.generic]]:
     arrays = {f"member/{i:04d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(found.model.members))}
     arrays |= {f"normaliser/{name}": np.asarray(value) for name, value in found.normaliser._asdict().items()}
     ranges = {"low": np.asarray(found.model.low), "high": np.asarray(found.model.high), "weight": found.weight}
-    return arrays | ranges | {"rewards": np.asarray(found.rewards)}
+    arrays |= {name: np.asarray(counts) for name, counts in zip(HISTORY, found.model.history or (), strict=False)}
+    return arrays | ranges | {"rewards": np.asarray(found.rewards), "rest": found.rest}
 
 
 def _from_arrays(path: Path, spec: PlantSpec) -> FittedModel:
     arrays = read_npz(path)
-    model = dynamics.init(
-        jax.random.key(0), spec.observation.size, spec.action.size, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=1)
-    )
+    counts = [tuple(arrays[name].tolist()) for name in HISTORY if name in arrays]
+    stacked = stacked_spec(spec, History(*counts) if counts else None)
+    model = _untrained(jax.random.key(0), stacked, Recipe(schedule="cosine", steps=1))
     leaves, structure = jax.tree.flatten(model.members)
     try:
         read = [jnp.asarray(arrays[f"member/{i:04d}"]) for i in range(len(leaves))]
@@ -212,7 +238,7 @@ def _from_arrays(path: Path, spec: PlantSpec) -> FittedModel:
         normaliser = Normaliser(*(jnp.asarray(arrays[f"normaliser/{name}"]) for name in Normaliser._fields))
         low, high = jnp.asarray(arrays["low"]), jnp.asarray(arrays["high"])
         rewards = float(arrays["rewards"][0]), float(arrays["rewards"][1])
-        weight = np.asarray(arrays["weight"], np.float64)
+        weight, rest = np.asarray(arrays["weight"], np.float64), np.asarray(arrays["rest"], np.float32)
     except KeyError as error_:
         raise Refused(
             f"expected a learned model of {spec.name} in {path}, got one without {error_}: retrain."
@@ -220,4 +246,4 @@ def _from_arrays(path: Path, spec: PlantSpec) -> FittedModel:
     if not fits:
         raise Refused(f"expected a learned model of {spec.name} in {path}, got one of another shape: retrain.")
     members = jax.tree.unflatten(structure, read)
-    return FittedModel(model._replace(members=members, low=low, high=high), normaliser, rewards, weight)
+    return FittedModel(model._replace(members=members, low=low, high=high), normaliser, rewards, weight, rest)

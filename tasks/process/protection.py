@@ -13,6 +13,7 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.control import fallbacks
 from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops, fit_linear_law
+from neorl_core.history import resting_action
 from neorl_core.networks import Policy, actor_apply, actor_init, normalise, to_unit
 from neorl_core.safety.composite import Composite
 from neorl_core.safety.shield import envelope_of
@@ -106,7 +107,7 @@ def calibrated_shield(run: RunConfig, spec: PlantSpec, training: Logs, calibrati
         action_low=jnp.asarray(spec.action.low, float),
         action_high=jnp.asarray(spec.action.high, float),
         rate_limit=jnp.asarray(_rates(run, spec, training), float),
-        rest=jnp.asarray(np.clip(np.median(known.action, axis=0), spec.action.low, spec.action.high), float),
+        rest=jnp.asarray(resting_action(known.action, spec.action.low, spec.action.high), float),
         hold=jnp.asarray(run.shield.hold, jnp.int32),
         observation_low=envelope[0],
         observation_high=envelope[1],
@@ -166,7 +167,10 @@ def check_fallback(run: RunConfig, spec: PlantSpec) -> None:
         name = next(
             n for n, lo, hi in zip(*spec.action[:1], *spec.action[2:], strict=True) if not np.isfinite([lo, hi]).all()
         )
-        raise BadInput(f"expected a 'range' of action {name}, got none or one side: say what the actuator can do.")
+        raise BadInput(
+            f"expected a 'range' of action {name}, got none or one side: say at its tag in "
+            f"{run.data.mapping or 'the mapping'} what the actuator can do, such as range: [0, 100]."
+        )
     predicting = [name for name in ("look_ahead", "buffers", "return_buffers") if name in run.shield.model_fields_set]
     if predicting:
         raise BadInput(

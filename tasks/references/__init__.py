@@ -27,6 +27,7 @@ from tasks.references.decisions import (
     Version,
 )
 from tasks.references.evidence import Certificate, Certification, Evidence, Latency, Servability, Service
+from tasks.references.identification import KNOWN, Identification, IdentifiedConstant
 from tasks.references.judgement import Gate, GateName, Judgement
 from tasks.references.learning import (
     MOSTLY,
@@ -58,6 +59,7 @@ from tasks.references.process import (
 )
 
 __all__ = [
+    "KNOWN",
     "MOSTLY",
     "NAIVE_PREDICTORS",
     "NO_CLAIM",
@@ -84,6 +86,8 @@ __all__ = [
     "Gate",
     "GateName",
     "HistoryRow",
+    "Identification",
+    "IdentifiedConstant",
     "Interval",
     "Judgement",
     "Latency",

@@ -11,6 +11,7 @@ from configs.run import RunConfig
 from tasks.references.base import Interval, Reference
 from tasks.references.data import Dataset, Validation
 from tasks.references.evidence import Certificate, Certification, Evidence
+from tasks.references.identification import KNOWN, Identification
 from tasks.references.judgement import Gate, Judgement
 from tasks.references.learning import Bundle, Champion, Evaluation, Member, Population, Rollouts
 from tasks.references.process import LearnedModel, ModelEstimate, ProcessEvidence, Protection
@@ -148,6 +149,7 @@ class Learned(Reference):
 class Findings(Learned):
     """Everything that the stages found of a plant that is simulated."""
 
+    identification: Identification = KNOWN
     rollouts: Rollouts
     protection: Certificate
     """The fallback's own certificate."""

@@ -17,6 +17,7 @@ from neorl_core.training.population import Algorithm
 from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.types import PlantSpec
 from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.histories import past_of
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.stream import Ring, Stream, row_bytes, shape_of
 
@@ -25,7 +26,7 @@ class TrainingData(NamedTuple):
     """The training episodes of a run."""
 
     moments: Moments
-    """Moments of all rows, in physical units."""
+    """Moments of all rows, in physical units and without a history."""
     scaling: Scaling
     plan: Plan
     streamed: bool
@@ -42,7 +43,7 @@ def training_data(
     Args:
         run: its seed, training and share of held-out episodes.
         store: the dataset.
-        spec: names, units and bounds of the plant.
+        spec: names, units and bounds of the plant, as the run's history stacks its observation.
         algorithm: that will be trained.
         warm_up: gradient steps of the algorithm's warm-up.
 
@@ -50,12 +51,16 @@ def training_data(
         ValueError: when no gradient step is left after the warm-up.
     """
     episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
-    ring = Ring(store, episodes)
+    past = past_of(run, store)
+    ring = Ring(store, episodes, past)
     memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
     if memory is None or len(ring) * row_bytes(spec) <= memory:
-        transitions = read_logs(store, episodes).transitions
-        known = moments(transitions)
+        logs = read_logs(store, episodes)
+        known = moments(logs.transitions)
         how = scaling(known, spec)
+        # Stacked once, in NumPy: a batch that gathered its earlier rows on the device would save memory, and cost
+        # every algorithm and placement a second kind of data. What does not fit is streamed, and stacked by blocks.
+        transitions = past.stacked(logs).transitions
         plan = schedule(run.train.updates, run.train.checkpoint_every, batches, warm_up)
 
         def hold(mesh: Mesh | None) -> AbstractContextManager[TrainingRows]:

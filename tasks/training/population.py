@@ -29,9 +29,10 @@ from neorl_core.training.population import (
 from neorl_core.training.precision import mixed
 from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.models.checkpoints import Checkpoints
-from tasks.adapters.plants.known import plant_of, run_sources
+from tasks.adapters.plants.known import run_sources
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.histories import observed_spec, past_of
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, logged_steps
 from tasks.references import Dataset, Reference
 from tasks.training.checkpointing import Checkpointing
@@ -49,6 +50,7 @@ class Identity(Reference):
     train: Train
     evaluate: Evaluate | None
     """Only where checkpoints are compared by the learned model."""
+    history: dict[str, int]
     held_out: float
     seed: int
     code: str
@@ -103,7 +105,7 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
     Raises:
         ValueError: on an unknown hyper-parameter, or devices that are not there.
     """
-    algorithm, spec = ALGORITHMS[run.train.algorithm], plant_of(run).spec
+    algorithm, spec = ALGORITHMS[run.train.algorithm], observed_spec(run)
     config = configure(algorithm, run.train.hyperparameters)
     found = members([run.seed + i for i in range(run.train.seeds)], run.train.grid)
     jax.eval_shape(lambda: init_population(algorithm, spec, config, [0], run.train.grid))
@@ -113,6 +115,7 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
         # Neither of the two changes a result to more than the last bits.
         train=run.train.model_copy(update={"checkpoint_every": 1, "members": "auto"}),
         evaluate=run.evaluate if run.train.ships == "best" else None,
+        history=run.history,
         held_out=run.data.held_out,
         seed=run.seed,
         code=learning_sources(run),
@@ -169,7 +172,7 @@ def train_members(
 
 def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainState]:
     """The algorithm as the run wants it computed, and the state that training begins in."""
-    run, spec, algorithm = training.run, plant_of(training.run).spec, training.algorithm
+    run, spec, algorithm = training.run, observed_spec(training.run), training.algorithm
     if only is None:
         seeds = [run.seed + i for i in range(run.train.seeds)]
         fresh = init_population(algorithm, spec, training.config, seeds, run.train.grid)
@@ -193,7 +196,7 @@ def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
     def evaluator() -> LearnedModelEvaluator:
         # A run that is resumed at its end has nothing to compare, and fits no model.
         store = reader.StoredDataset.open(training.dataset.store, training.dataset.digest)
-        held_out = read_logs(store, store.split(run.data.held_out)[1])
+        held_out = past_of(run, store).stacked(read_logs(store, store.split(run.data.held_out)[1]))
         return fit_learned_model(run, logged_steps(held_out, normaliser), normaliser)
 
     return lambda state: evaluator().best(policies(training.algorithm, state.population, normaliser))

@@ -21,7 +21,9 @@ from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.models.bundle import composite_digest, load_bundle, save_bundle
 from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of
-from tasks.references import Bundle, Dataset, Member, Population
+from tasks.adapters.store.histories import observed_spec
+from tasks.identify import simulator_of
+from tasks.references import KNOWN, Bundle, Dataset, Identification, Member, Population
 from tasks.stages import cached
 from tasks.training.placement import train_population
 from tasks.training.population import training_run
@@ -38,7 +40,12 @@ def algorithm_module(run: RunConfig) -> list[str]:
 
 @cached(also=algorithm_module)
 def train(
-    home: Home, run: RunConfig, dataset: Dataset, progress: Report | None = None, protection: Bundle | None = None
+    home: Home,
+    run: RunConfig,
+    dataset: Dataset,
+    progress: Report | None = None,
+    protection: Bundle | None = None,
+    identification: Identification = KNOWN,
 ) -> Population:
     """Train a member for every seed and point of the grid, and keep each as a composite that could ship.
 
@@ -48,6 +55,7 @@ def train(
             ships.
         dataset: what to learn from.
         progress: told of gradient steps made, of all that each member makes.
+        identification: of the constants that the shield predicts with.
         protection: fallback and shield of a process without a simulator; a simulated plant brings its own.
 
     Returns:
@@ -75,10 +83,11 @@ def train(
             "'train.hyperparameters'."
         )
     found = policies(ALGORITHMS[run.train.algorithm], trained.state.population, training.data.scaling.normaliser)
-    members, plant = [], plant_of(run)
+    members, plant, history = [], plant_of(run), observed_spec(run).history
     for member, policy in zip(training.members, found, strict=True):
         if sound[member.index]:
-            bundle = keep_bundle(home, _shielded(plant, policy, moments, run.shield, protection), plant)
+            composite = _shielded(plant, identification, policy, moments, run.shield, protection)
+            bundle = keep_bundle(home, composite._replace(history=history), plant)
             members.append(Member(**asdict(member), bundle=bundle))
     folder = home.folder("runs", run.plant, "populations", training.key)
     return Population(
@@ -94,15 +103,20 @@ def train(
 
 
 def _shielded(
-    plant: KnownPlant, policy: Policy, moments: Moments, settings: Shield, protection: Bundle | None
+    plant: KnownPlant,
+    identification: Identification,
+    policy: Policy,
+    moments: Moments,
+    settings: Shield,
+    protection: Bundle | None,
 ) -> Composite:
     """A policy behind a shield that knows how far its training data reach."""
     if protection is not None:
         alone: Composite = load_bundle(protection.folder, protection.digest, plant.source)[1]
         return alone._replace(policy=policy)
     low, high = jnp.asarray(moments.observation_low), jnp.asarray(moments.observation_high)
-    envelope = envelope_of(low, high, policy.normaliser.scale, settings.envelope)
-    return make_composite(plant.simulator(), policy, shield_of(plant.spec, settings, envelope))
+    envelope = envelope_of(low, high, policy.normaliser.scale[: len(low)], settings.envelope)
+    return make_composite(simulator_of(plant, identification), policy, shield_of(plant.spec, settings, envelope))
 
 
 def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bundle:
@@ -122,13 +136,14 @@ def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bu
 
 
 @cached(name="fallback")
-def fallback_composite(home: Home, run: RunConfig) -> Bundle:
+def fallback_composite(home: Home, run: RunConfig, identification: Identification = KNOWN) -> Bundle:
     """The plant's own controller as a composite: what the shield hands over to, and what may stand in for a candidate.
 
     Args:
         home: where bundles are kept.
         run: its plant and shield, whose rate limits bind this controller too.
+        identification: of the constants that go with it.
     """
     plant = plant_of(run)
-    simulator = plant.simulator()
+    simulator = simulator_of(plant, identification)
     return keep_bundle(home, make_composite(simulator, shield=shield_of(simulator.spec, run.shield)), plant)

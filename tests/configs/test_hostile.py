@@ -57,6 +57,7 @@ def load_run_file(path: Path) -> RunConfig:
     return load_yaml(path, RunConfig)
 
 
+@pytest.mark.slow
 def test_hostile_yaml_is_one_sentence_in_little_memory(tmp_path: Path) -> None:
     (tmp_path / "sound.yaml").write_text("plant: double_mass\n")
     paths = [tmp_path / f"{i}.yaml" for i in range(len(HOSTILE))]
@@ -85,6 +86,7 @@ def test_yaml_of_other_readers_is_bounded_too() -> None:
         parse_yaml("a: &a 1\nb: *a\n", "trust.yaml")
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.floats(0, 1), st.text(max_size=6)), min_size=1, max_size=3))
 @example([(0.0, "? [")])

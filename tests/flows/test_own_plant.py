@@ -1,7 +1,8 @@
-"""A plant in a file of a user's project, from its YAML to a certified champion, by the commands on real servers."""
+"""Plants of a user's own (a file, what `neorl init` writes, an installed package) become champions on real servers."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -16,18 +17,26 @@ import pytest
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.plants.code import find_code
+from tests.installed_plant import install
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
 
 ROOT = Path(__file__).parents[2]
-RUN = """\
-plant: plants/tank.py
+SMALL = """\
 train:
   {algorithm: td3_bc, updates: 200, seeds: 1, checkpoint_every: 100, hyperparameters: {critics: 2, hidden: [16]}}
-evaluate: {fqe_updates: 100, model_updates: 40, bootstraps: 50, rollouts: 16, discount: 0.95}
-certify: {p0: 0.1}
-gates: {beat_plant: false}
+evaluate:
+  fqe_updates: 100
+  model_updates: 40
+  bootstraps: 50
+  rollouts: 16
+"""
+"""Budgets of a test."""
+RUN = f"""\
+{SMALL}  discount: 0.95
+certify: {{p0: 0.1}}
+gates: {{beat_plant: false}}
 approval: auto
 """
 Neorl = Callable[..., dict[str, Any]]
@@ -39,29 +48,31 @@ pytestmark = pytest.mark.slow
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own") / "project"
     shutil.copytree(ROOT / "tests" / "own_project", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "run.yaml").write_text(RUN)
+    (folder / "run.yaml").write_text(f"plant: plants/tank.py\n{RUN}")
     return folder
+
+
+def run_in(services: Services, folder: Path, *words: str, site: Path | None = None) -> dict[str, Any]:
+    """`neorl` in a folder against the session's servers, with packages of `site`; its JSON with the exit code."""
+    path = os.pathsep.join(str(each) for each in (ROOT, site) if each)
+    environment = {**os.environ, "NEORL_HOME": str(services.home.root), "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", *words, "--json"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    lines = done.stdout.strip().splitlines()
+    return {**(json.loads(lines[-1]) if lines else {}), "exit": done.returncode, "stderr": done.stderr}
 
 
 @pytest.fixture(scope="module")
 def command(services: Services, project: Path) -> Neorl:
-    """Runs `neorl` in the user's project against the session's servers; returns its JSON with the exit code."""
-    environment = {**os.environ, "NEORL_HOME": str(services.home.root), "PYTHONPATH": str(ROOT)}
-
-    def run(*words: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "-m", "flows", *words, "--json"],
-            cwd=project,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        lines = done.stdout.strip().splitlines()
-        return {**(json.loads(lines[-1]) if lines else {}), "exit": done.returncode, "stderr": done.stderr}
-
-    return run
+    """Runs `neorl` in the user's project."""
+    return functools.partial(run_in, services, project)
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +92,11 @@ def test_a_users_own_plant_gets_a_certified_champion(
     assert outcome["champion"]["version"]
     assert audit(services.home).passed
     ledger = Ledger.open(services.home, write=False)
-    results = ledger.entries("result", "tank")
-    assert any(entry.body["passed"] for entry in results)
     promoted = ledger.entries("promotion", "tank")[-1].body["composite"]
     bundle = services.home.root / "bundles" / "tank" / promoted[:24]
     manifest = json.loads((bundle / "composite.json").read_bytes())
     assert manifest["code"] == find_code("plants/tank.py", project).digest
-    certified = next(e for e in results if e.body["composite"] == promoted and e.body["passed"])
-    certificate = next(file.path for file in certified.artefacts if file.path.endswith(".dsse.json"))
-    words = ("certificate", "verify", str(services.home.root / certificate))
+    words = ("certificate", "verify", str(certificate_of(services, "tank")))
     assert command(*words)["exit"] == 0  # nothing of the plant is executed for this
     assert command(*words, "--rerun", "--plant", "plants/tank.py")["exit"] == 0
     refused = command(*words, "--rerun")
@@ -116,3 +123,52 @@ def test_changed_physics_are_another_simulator(
         assert "expected the code of plant tank with the digest" in refused["stderr"]
     finally:
         helper.write_text(text)
+
+
+def certificate_of(services: Services, plant: str) -> Path:
+    """The certificate of the champion in force."""
+    ledger = Ledger.open(services.home, write=False)
+    promoted = ledger.entries("promotion", plant)[-1].body["composite"]
+    results = ledger.entries("result", plant)
+    entry = next(e for e in results if e.body["composite"] == promoted and e.body["passed"])
+    return services.home.root / next(file.path for file in entry.artefacts if file.path.endswith(".dsse.json"))
+
+
+def test_the_project_that_init_writes_leads_to_a_champion(services: Services, tmp_path: Path) -> None:
+    neorl = functools.partial(run_in, services)
+    assert neorl(tmp_path, "init", "vessel")["exit"] == 0
+    project = tmp_path / "vessel"
+    made = neorl(project, "generate", "plants/vessel.py", "--episodes", "60", "--out", "logs.hdf5")
+    assert made["exit"] == 0, made
+    config = project / "configs" / "vessel.yaml"
+    # What is certified, and that a person decides, stay as the template has them.
+    config.write_text(config.read_text().replace("evaluate:\n", SMALL))
+    ready = neorl(project, "check", "--data", "logs.hdf5")
+    assert ready["exit"] == 0, ready
+    found = neorl(project, "retrain", "configs/vessel.yaml", "--data", "logs.hdf5")
+    assert (found["exit"], found["champion"]) == (0, None), found
+    (version,) = found["waiting"]
+    assert [row["version"] for row in neorl(project, "candidates", "vessel")["candidates"]] == [version]
+    approved = neorl(project, "approve", "vessel", version, "--by", "shift engineer", "--note", "the first")
+    assert (approved["exit"], approved["champion"]) == (0, version), approved
+    assert [row["approved_by"] for row in neorl(project, "history", "vessel")["champions"]] == ["shift engineer"]
+    assert neorl(project, "report", "vessel")["exit"] == 0
+    certificate = str(certificate_of(services, "vessel"))
+    again = neorl(project, "certificate", "verify", certificate, "--rerun", "--plant", "plants/vessel.py")
+    assert again["exit"] == 0, again
+    assert audit(services.home).passed
+
+
+def test_the_plant_of_an_installed_package_gets_a_champion(services: Services, tmp_path: Path) -> None:
+    neorl = functools.partial(run_in, services, tmp_path, site=install(tmp_path / "site", "cistern"))
+    made = neorl("generate", "cistern", "--behaviour", "pid", "--episodes", "60", "--out", "logs.hdf5")
+    assert (made["exit"], made["plant"]) == (0, "cistern"), made
+    (tmp_path / "run.yaml").write_text(f"plant: cistern\n{RUN}")
+    found = neorl("retrain", "run.yaml", "--data", "logs.hdf5")
+    assert found["exit"] == 0, found
+    assert found["champion"]["version"]
+    words = ("certificate", "verify", str(certificate_of(services, "cistern")), "--rerun")
+    assert neorl(*words)["exit"] == 0
+    # Where the package is not installed, the plant is not known, and nothing is run.
+    assert "cistern" in run_in(services, tmp_path, *words)["stderr"]
+    assert audit(services.home).passed

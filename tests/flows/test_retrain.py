@@ -142,6 +142,7 @@ def test_the_audit_covers_every_file_of_the_run(first: dict[str, Any], services:
     assert report.passed, report.failures
 
 
+@pytest.mark.slow
 def test_the_certificate_verifies_and_repeats_its_counts(command: Neorl, first: dict[str, Any]) -> None:
     path = first["certificate"]["path"]
     checked = command("certificate", "verify", path, "--rerun")
@@ -203,6 +204,7 @@ def test_unchanged_inputs_reuse_everything_and_spend_nothing(
     assert "unchanged" in run["tags"]
 
 
+@pytest.mark.slow
 def test_forged_results_are_computed_again_and_promote_nothing(
     command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
@@ -233,6 +235,7 @@ def test_forged_results_are_computed_again_and_promote_nothing(
     assert len(Ledger.open(services.home, write=False).entries()) == before
 
 
+@pytest.mark.slow
 def test_stages_whose_files_have_gone_run_again_and_no_others_do(
     command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
@@ -244,7 +247,14 @@ def test_stages_whose_files_have_gone_run_again_and_no_others_do(
         path.unlink()
     again = command("retrain", str(config), "--data", str(log))
     assert again["exit"] == 0, again
-    assert set(again["reused"]) == {"validate", "fallback", "evaluate", "simulate", "validate_simulator"}
+    assert set(again["reused"]) == {
+        "validate",
+        "identify",
+        "fallback",
+        "evaluate",
+        "simulate",
+        "validate_simulator",
+    }
     assert all(path.exists() for path in gone)
 
 
@@ -304,6 +314,7 @@ def test_kill_9_between_checkpoints_changes_nothing(
     assert audit(services.home).passed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_a_second_run_of_a_plant_is_refused_while_one_goes_on(
     command: Neorl, inputs: Callable[..., tuple[Path, Path]], services: Services
@@ -317,6 +328,7 @@ def test_a_second_run_of_a_plant_is_refused_while_one_goes_on(
     assert refused["error"].startswith(f"expected no other run of {PLANT}")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_a_server_that_is_gone_is_named_with_its_cure(command: Neorl, inputs: Callable[..., tuple[Path, Path]]) -> None:
     config, log = inputs()
@@ -325,6 +337,7 @@ def test_a_server_that_is_gone_is_named_with_its_cure(command: Neorl, inputs: Ca
     assert "MLflow" in gone["error"]
 
 
+@pytest.mark.slow
 def test_refused_data_leave_a_record(
     command: Neorl, inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:

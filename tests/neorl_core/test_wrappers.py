@@ -183,9 +183,9 @@ def test_stepping_traces_nothing_anew() -> None:
         env.reset(seed=2)
         vector.step(vector.action_space.sample())
         vector.reset(options={"reset_mask": np.array([True, False, True])})
-    single = programs(MASSES, False)
+    single = programs(MASSES, False, None)
     assert single.step._cache_size() == single.start._cache_size() == 1  # type: ignore[attr-defined]
-    assert step_program(MASSES, False, AutoresetMode.SAME_STEP)._cache_size() == 1  # type: ignore[attr-defined]
+    assert step_program(MASSES, False, AutoresetMode.SAME_STEP, None)._cache_size() == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("plant", [SHARED_MASSES, *(plant for plant in PLANTS.values() if plant.agents)])

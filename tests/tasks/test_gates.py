@@ -251,3 +251,30 @@ def test_what_protects_a_process(name: GateName, part: str, changes: dict[str, o
     numbers = process_evidence()
     changed = getattr(numbers, part).model_copy(update=changes)
     assert of_process(name, process_evidence(**{part: changed})).passed is passed
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "cure"),
+    [
+        ("learned_model", {"persistence": interval(0.9, 1.1)}, "signals move more"),
+        ("learned_model", {"linear autoregression": interval(0.9, 1.1)}, "more of the operating range"),
+        ("learned_model", {"linear autoregression": interval(0.9, math.inf)}, "it takes more logs"),
+        ("shield", {"radius": math.inf}, "logs of more days"),
+        ("shield", {"outside": 0.3}, "logs of more days"),
+        ("shield", {"handed_over": 0.7}, "in which the actions vary more"),
+        ("fallback", {"explained": {"valve": 0.1}}, "(kind: pid), or hold (kind: hold)"),
+    ],
+)
+def test_a_refusal_of_a_process_says_what_would_cure_it(name: GateName, changes: dict[str, object], cure: str) -> None:
+    part = {"learned_model": "model", "shield": "support"}.get(name, name)
+    numbers = process_evidence()
+    if part == "model":
+        changes = {"ratios": {**numbers.model.ratios, **changes}}
+    changed = numbers.model_copy(update={part: getattr(numbers, part).model_copy(update=changes)})
+    gate = of_process(name, changed)
+    assert (gate.passed, cure in gate.detail) == (False, True), gate.detail
+    assert "it takes" not in of_process(name, numbers).detail
+    # An interval around 0 may become narrower, one below it says that the policy is worse.
+    for ope, told in ((interval(-0.1, 0.2), True), (interval(-0.2, -0.1), False)):
+        assert ("more episodes" in of_process("ope", process_evidence(ope=ope)).detail) is told
+    assert "actions vary more" in of_process("ope", process_evidence(supported=False)).detail

@@ -286,6 +286,7 @@ def test_a_log_of_a_plant_that_never_ran_is_an_empty_dataset(tmp_path: Path, hom
         ingest(Home(home), RunConfig(plant="chemical_reactor", data=Data(mapping=REACTOR)), [path])
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     # A child process with a quota on its files' size, for a disk cannot be filled in a test.
     script = textwrap.dedent(

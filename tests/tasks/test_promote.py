@@ -256,6 +256,7 @@ def _on_the_sessions_servers(services: Services, root: Path, monkeypatch: pytest
     return Home(root)
 
 
+@pytest.mark.slow
 def test_people_decide_and_the_aliases_follow(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,12 @@ def test_the_headline_names_the_first_gate_that_failed() -> None:
     assert headline((FAILED, fallback(False)), None) == (
         "The candidate failed ope: lower bound -0.1; the plant's own controller is not certified either."
     )
+    # The gates of a process, where nothing is certified.
+    model = Gate(name="learned_model", passed=False, detail="1.1 of a line's error")
+    assert headline((model, FAILED, fallback(False)), None) == (
+        "The candidate failed learned_model: 1.1 of a line's error; it failed besides: better than the logged "
+        "controller, fallback."
+    )
     assert headline((fallback(False),), None) == "The candidate failed fallback: 9 violations in 300 episodes."
 
 

@@ -11,11 +11,27 @@ from pathlib import Path
 import pytest
 
 from configs.home import Home
+from configs.plant import Described
+from neorl_core.plants import PLANTS
 from neorl_core.types import Constraint
+from tasks.adapters.files.canonical import canonical_json
+from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.certificate import NON_CLAIMS
+from tasks.gates import judge
 from tasks.record import VERDICTS, Record
-from tasks.references import Gate, Interval, Source
+from tasks.references import (
+    Gate,
+    Identification,
+    IdentifiedConstant,
+    Interval,
+    LearnedModel,
+    ModelEstimate,
+    Protection,
+    Source,
+)
 from tasks.report import describe, draw_plots, interval, limit, number, report, signed
+from tests.judged import interval as interval_of
+from tests.judged import process_evidence
 from tests.sample_record import CLAIM, sample_record
 
 NAN = float("nan")
@@ -129,6 +145,44 @@ def test_a_refusal_is_plain(sample: Record, home: Path) -> None:
     assert set(draw_plots(home / "plots", refused)) == {"curves"}
 
 
+def test_a_process_is_shown_without_what_only_a_simulator_tells(
+    sample: Record, plots: dict[str, Path], home: Path
+) -> None:
+    numbers = process_evidence()
+    spec = PLANTS[sample.run.plant].spec._replace(name="mill", constraints=())
+    described = Described(spec=canonical_json(spec_record(spec)).decode())
+    process = changed(
+        sample,
+        run=sample.run.model_copy(update={"plant": "mill", "source": described}),
+        verdict="refused",
+        gates=judge(numbers),
+        rollouts=None,
+        certificate=None,
+        fallback=None,
+        champion=None,
+        model=LearnedModel(digest="0" * 64, weights=home, residuals=home, prediction=numbers.model),
+        protection=Protection(fallback=numbers.fallback, bounds=numbers.bounds, support=numbers.support),
+        estimate=ModelEstimate(
+            returns=interval_of(-2.0, -1.0),
+            fallback_returns=interval_of(-3.0, -2.0),
+            violated=0.0,
+            fallback_violated=0.0,
+            handed_over=0.1,
+            horizon=20,
+            episodes=9,
+        ),
+    )
+    page = _Page(report(Home(home), process, {"curves": plots["curves"]}).page.read_text())
+    assert not page.open_tags
+    assert "No hard limits are given" in page.text
+    assert "Behaviour" not in page.text
+    assert "rollouts take no part" not in page.text
+    assert "score by rollouts" not in page.text
+    assert "gain over the logged controller" in page.text
+    assert "certificate verify" not in page.text
+    assert "score by rollouts" in _Page(report(Home(home), sample, {}).page.read_text()).text
+
+
 @pytest.mark.parametrize(
     ("fallback", "words"),
     [
@@ -227,3 +281,19 @@ def test_a_browser_shows_the_report(sample: Record, plots: dict[str, Path], home
     command = [browser, *options, "--window-size=1280,900", f"--screenshot={shot}", path.as_uri()]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     assert shot.stat().st_size > 50_000  # a blank page is some 5 kB
+
+
+def test_what_was_identified_is_shown_with_its_intervals(sample: Record, home: Path) -> None:
+    assert "identified from the logs" not in describe(sample)
+    told = {"law": "log-normal", "lower": 2.05, "upper": 2.15, "prior": 2.092, "deviation": 0.03}
+    known = IdentifiedConstant(name="cooling_rate", estimate=2.1, share=0.1, identified=True, **told)
+    test = "moving coolant_temperature by +1 K and holding it for 9 steps would identify it"
+    unknown = IdentifiedConstant(name="pump", entry=1, estimate=2.1, share=0.9, identified=False, test=test, **told)
+    found = Identification(dataset="5" * 64, episodes=12, constants=(known, unknown))
+    record = sample.model_copy(update={"identification": found})
+    page = report(Home(home), record, {}).page.read_text()
+    text = describe(record)
+    for words in ("cooling_rate", "pump[1]", "2.092 ± 3 %", f"no: {test}"):
+        assert words in page, words
+        assert words in text, words
+    assert "| cooling_rate | 2.1 [2.05, 2.15] | 2.092 ± 3 % | yes |" in text

@@ -76,6 +76,7 @@ def members() -> list[Composite]:
     return [*(make_composite(PLANTS[PLANT], policy(seed)) for seed in (0, 1)), never_trusted()]
 
 
+@pytest.mark.slow
 def test_a_candidate_that_is_the_plants_controller_differs_by_nothing(tmp_path: Path, members: list[Composite]) -> None:
     home, told = Home(tmp_path), []
     found = simulate(
@@ -141,6 +142,7 @@ def test_the_simulator_explains_logs_of_the_true_plant(dataset: Dataset, tmp_pat
     assert gate.passed, gate.detail
 
 
+@pytest.mark.slow
 def test_the_simulator_misses_logs_of_another_plant(dataset: Dataset, tmp_path: Path) -> None:
     home, run = Home(tmp_path / "home"), reactor_run()
     true = validate_simulator(home, run, dataset).signals

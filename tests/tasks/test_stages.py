@@ -118,6 +118,7 @@ def test_what_a_stage_does_not_use_is_no_part_of_its_key() -> None:
     assert {stage.name for stage in found.values()} == {
         "ingest",
         "validate",
+        "identify",
         "train",
         "fallback",
         "evaluate",

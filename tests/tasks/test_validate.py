@@ -78,6 +78,7 @@ def refusals(tmp_path: Path, rows: Rows, older: Rows | None = None) -> tuple[lis
     return [c.reason for c in failed if c.refuses], [c.reason for c in failed if not c.refuses]
 
 
+@pytest.mark.slow
 def test_a_dataset_passes_drifts_and_is_refused_and_each_has_pages_that_open_offline(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     sound = write(tmp_path / "data", make_rows([20] * 30))

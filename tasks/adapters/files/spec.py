@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from neorl_core.types import Constraint, PlantSpec, Space
+from neorl_core.types import Constraint, History, PlantSpec, Space
 
 
 def spec_record(spec: PlantSpec) -> dict[str, Any]:
     """A plant's names, units, bounds and limits as JSON; an infinite bound becomes the string 'inf' or '-inf'.
+
+    Only the spec of a stacked observation has a history, so that a plant's own record is what it was without.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -17,6 +19,8 @@ def spec_record(spec: PlantSpec) -> dict[str, Any]:
         True
     """
     record: dict[str, Any] = _plain(spec)
+    if spec.history is None:
+        del record["history"]
     return record
 
 
@@ -29,7 +33,9 @@ def spec_of_record(record: Any) -> PlantSpec:
     Raises:
         ValueError: when a key is missing, unknown or of another type; it names the key.
     """
-    whole = _object(record, "spec", PlantSpec._fields)
+    stacked = isinstance(record, dict) and "history" in record
+    fields = PlantSpec._fields if stacked else tuple(name for name in PlantSpec._fields if name != "history")
+    whole = _object(record, "spec", fields)
     limits = [
         _object(limit, f"constraints.{i}", Constraint._fields)
         for i, limit in enumerate(_list(whole["constraints"], "constraints"))
@@ -40,10 +46,11 @@ def spec_of_record(record: Any) -> PlantSpec:
     dt, scores = _number(whole["dt"], "dt"), _numbers(whole["score_range"], "score_range")
     if not 0 < dt < math.inf or len(scores) != 2:
         raise ValueError("expected a positive dt and a score_range of two numbers, got others")
+    observation, action = (_space(whole[place], place) for place in ("observation", "action"))
     return PlantSpec(
         name=_text(whole["name"], "name"),
-        observation=_space(whole["observation"], "observation"),
-        action=_space(whole["action"], "action"),
+        observation=observation,
+        action=action,
         constraints=tuple(
             Constraint(
                 _text(limit["name"], "constraints.name"),
@@ -57,6 +64,7 @@ def spec_of_record(record: Any) -> PlantSpec:
         time_unit=_text(whole["time_unit"], "time_unit"),
         horizon=horizon,
         score_range=(scores[0], scores[1]),
+        history=_history(whole["history"], observation.size, action.size) if stacked else None,
     )
 
 
@@ -68,6 +76,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def _history(value: Any, observed_size: int, acting_size: int) -> History:
+    held = _object(value, "history", History._fields)
+    observed, acting = (_list(held[name], f"history.{name}") for name in History._fields)
+    if not all(type(count) is int and count >= 0 for count in (*observed, *acting)):
+        raise ValueError("expected numbers of steps in history, got others")
+    if (len(observed) + sum(observed) + sum(acting), len(acting)) != (observed_size, acting_size):
+        raise ValueError("expected a history of the observation's and action's own signals, got others")
+    return History(tuple(observed), tuple(acting))
 
 
 def _space(value: Any, place: str) -> Space:

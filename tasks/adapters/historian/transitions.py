@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from configs.expression import Expression
-from configs.mapping import LAG, HistorianMapping
+from configs.mapping import HistorianMapping
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
 from tasks.adapters.historian.export import Export
@@ -140,10 +140,6 @@ class HistorianStream:
         self._trips = self._beyond = self._silent = 0
         self.alarms = mapping.alarms(spec)
         self._alarmed = dict.fromkeys(self.alarms, 0)
-        self._before: Floats | None = None
-        """Observations before the next grid point, newest last, for lags (k, O)."""
-        self._begun: Times | None = None
-        """When their episodes began (k,)."""
         self._cutter = Cutter(mapping.episodes.max_steps or spec.horizon)
 
     def blocks(self) -> Iterator[Rows]:
@@ -207,8 +203,8 @@ class HistorianStream:
             silence = next((some for some in self.grouper.silences if some[1] > self.next), None)
             stop = before
             if silence is not None:
-                # As many moments of it are made as lags reach back, and one more: none after it has a past before it.
-                made = silence[0] + self.period * (2 + max(self.mapping.lags.values(), default=0))
+                # A moment of it is made, lest a step lead across.
+                made = silence[0] + 2 * self.period
                 if self.next >= made:
                     skipped = -(-(min(silence[1], before) - self.next) // self.period)
                     self._outcomes[StepOutcome.GAP] += skipped
@@ -229,11 +225,7 @@ class HistorianStream:
         for name, formula in self.derived.items():
             signals[name] = np.broadcast_to(np.asarray(formula.compute(signals), float), grid.shape)
             gap |= ~np.isfinite(signals[name]) & (fault == "")
-        plain = [name for name, _ in self.observed if LAG not in name]
-        observations = np.stack([signals[name] for name in plain], axis=1)
-        if self.mapping.lags:
-            observations, lost = self._lagged(plain, observations, begun)
-            gap |= lost & (fault == "")
+        observations = np.stack([signals[name] for name, _ in self.observed], axis=1)
         inputs = np.stack([signals[n] for n, _ in self.inputs], axis=1) if self.inputs else np.zeros((len(grid), 0))
         # The action of a step is what was in force at its middle, so that a scan's delay does not shift it by a step.
         actions, action_gap, action_fault = self._resample(self.acting, middles, known_to, within)
@@ -281,23 +273,6 @@ class HistorianStream:
             gap |= silent
             values[silent] = np.nan
         return values, gap, fault
-
-    def _lagged(self, plain: list[str], observations: Floats, begun: Times) -> tuple[Floats, Mask]:
-        """Observations with the past values of the chosen signals beside them (G, O'), and where those are unknown."""
-        longest = max(self.mapping.lags.values())
-        before = np.full((longest, len(plain)), np.nan) if self._before is None else self._before
-        since = np.concatenate([np.full(longest, UNKNOWN_TIME) if self._begun is None else self._begun, begun])
-        past = np.concatenate([before, observations])
-        self._before, self._begun = past[len(past) - longest :].copy(), since[len(since) - longest :].copy()
-        columns = [
-            # What was before the episode began is none of its past.
-            np.where(since[longest - k : len(past) - k] == begun, past[longest - k : len(past) - k, column], np.nan)
-            for signal, count in self.mapping.lags.items()
-            for column in [plain.index(signal)]
-            for k in range(1, count + 1)
-        ]
-        stacked = np.concatenate([observations, np.stack(columns, axis=1)], axis=1)
-        return stacked, np.isnan(np.stack(columns, axis=1)).any(axis=1)
 
     def _rows(self, points: Points, last: bool) -> Iterator[Rows]:
         """The steps between grid points, scored; the last one waits for the next call unless it is the last of all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["https://neorl.dev/attestation/safety-certificate/v2"] = (
@@ -32,6 +32,23 @@ class Stated(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class DrawnConstant(Stated):
+    """A constant of the simulator that the domain draws; estimate and factor are the domain's `identified_` fields."""
+
+    name: str
+    entry: int | None
+    law: Literal["log-normal", "normal"]
+
+
+class IdentifiedFrom(Stated):
+    """Where a domain that draws from a posterior comes from."""
+
+    dataset: str
+    """Digest of the logs."""
+    constants: tuple[DrawnConstant, ...]
+    """In the order in which they are drawn."""
+
+
 class Claim(Stated):
     """What is to be shown: P(an episode violates phi under the domain) <= p0 with the lineage's confidence."""
 
@@ -43,6 +60,8 @@ class Claim(Stated):
     domain_name: str
     domain: dict[str, float]
     """The domain's parameters, as the rerun needs them."""
+    identified: IdentifiedFrom | None = Field(default=None, exclude_if=lambda found: found is None)
+    """What of it is a posterior; nothing, and no key, where all constants were taken as known."""
     p0: float
     confidence: float
     max_episodes: int

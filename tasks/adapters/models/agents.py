@@ -9,6 +9,7 @@ from configs.errors import BadInput
 from configs.plant import PlantCode
 from configs.run import Setting
 from neorl_core.fit import known_algorithm
+from neorl_core.history import stacked_spec
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.population import Algorithm
 from neorl_core.wrappers import agent
@@ -58,9 +59,9 @@ class Agent(agent.Agent):
             raise BadInput(str(error)) from error
 
     def save(self, path: Path, made_by: MadeBy | None = None) -> str:
-        """Write the policy (not the shield) as a policy file; its digest is returned."""
+        """Write the policy (not the shield or its keeping of a history) as a policy file; its digest is returned."""
         making = (made_by or MadeBy())._replace(algorithm=self.algorithm.name, hyperparameters=self.config._asdict())
-        return save_policy(Path(path), self.policy, self.spec, making)
+        return save_policy(Path(path), self.policy, stacked_spec(self.spec, self.history), making)
 
 
 def _given(algorithm: str, hyperparameters: Mapping[str, Setting]) -> dict[str, Setting]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
-from neorl_core.types import Params, Plant, PlantSpec, Process
+from neorl_core.types import History, Params, Plant, PlantSpec, Process
 
 if TYPE_CHECKING:
     from neorl_core.safety.composite import Composite
@@ -22,6 +22,13 @@ class Branch(NamedTuple):
 
     make: Callable[..., Params]
     fields: tuple[str, ...]
+    optional: tuple[str, ...]
+    """Fields that are left out where they are None, as they are by default."""
+
+
+def _branch(kind: type) -> Branch:
+    defaults = getattr(kind, "_field_defaults", {})
+    return Branch(kind, kind._fields, tuple(name for name, value in defaults.items() if value is None))  # type: ignore[attr-defined]
 
 
 MAX_DEPTH = 32
@@ -45,7 +52,11 @@ def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
     if node is None or isinstance(node, bool | int | float | str):
         return {"constant": node}
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        fields = {name: flatten(getattr(node, name), arrays, f"{path}/{name}") for name in node._fields}
+        # What is None by default is left out: a part that is new changes no digest of what does not use it.
+        optional = _branch(type(node)).optional
+        given = {name: getattr(node, name) for name in node._fields}
+        named = {name: value for name, value in given.items() if name not in optional or value is not None}
+        fields = {name: flatten(value, arrays, f"{path}/{name}") for name, value in named.items()}
         return {"type": type(node).__name__, "fields": fields}
     if isinstance(node, Mapping):
         return {"dict": {key: flatten(node[key], arrays, f"{path}/{key}") for key in sorted(node)}}
@@ -105,8 +116,9 @@ def _build(node: Any, arrays: Arrays, types: Mapping[str, Branch], depth: int) -
         case {"list": list(items), **rest} if not rest:
             return [_build(item, arrays, types, depth - 1) for item in items]
         case {"type": str(name), "fields": dict(fields), **rest} if not rest:
-            if name in types and set(types[name].fields) == set(fields):
-                return types[name].make(**{key: _build(item, arrays, types, depth - 1) for key, item in fields.items()})
+            kind = types.get(name)
+            if kind is not None and set(kind.fields) - set(kind.optional) <= set(fields) <= set(kind.fields):
+                return kind.make(**{key: _build(item, arrays, types, depth - 1) for key, item in fields.items()})
             raise Refused(
                 f"expected a bundle of a structure this version of neorl_core knows, got the type {name[:80]!r} with "
                 f"fields {str(sorted(fields))[:200]}: load it with the version it was made with."
@@ -133,17 +145,17 @@ def _known_types(plant: Plant | Process) -> dict[str, Branch]:
     from neorl_core.safety.support import SupportShield
 
     if isinstance(plant, Process):
-        own = (Composite, Policy, Normaliser, SupportShield, PIDLoops, LinearLaw, Hold)
-        return {kind.__name__: Branch(kind, kind._fields) for kind in own}
+        own = (Composite, Policy, Normaliser, History, SupportShield, PIDLoops, LinearLaw, Hold)
+        return {kind.__name__: _branch(kind) for kind in own}
 
     types: dict[str, Branch] = {
-        kind.__name__: Branch(kind, kind._fields) for kind in (Composite, Policy, Normaliser, ShieldParams)
+        kind.__name__: _branch(kind) for kind in (Composite, Policy, Normaliser, History, ShieldParams)
     }
     queue = [plant.params, plant.fallback_params]
     while queue:
         node = queue.pop()
         if isinstance(node, tuple) and hasattr(node, "_fields"):
-            types[type(node).__name__] = Branch(type(node), node._fields)
+            types[type(node).__name__] = _branch(type(node))
         if isinstance(node, tuple | list):
             queue.extend(node)
         elif isinstance(node, Mapping):
@@ -167,9 +179,11 @@ def _misfit(composite: Params, plant: Plant | Process) -> str | None:
         fault = _misfit_of_process(composite, plant.spec)
     else:
         fault = _misfit_of_plant(composite, plant)
+    if fault is None and composite.history is not None:
+        fault = _misfit_of_history(composite.history, plant.spec)
     if fault is not None or composite.policy is None:
         return fault
-    return _misfit_of_policy(composite.policy, plant.spec)
+    return _misfit_of_policy(composite.policy, plant.spec, composite.history)
 
 
 def _misfit_of_plant(composite: Composite, plant: Plant) -> str | None:
@@ -224,10 +238,27 @@ def _misfit_of_process(composite: Composite, spec: PlantSpec) -> str | None:
     return None if composite.model == () else "a model"
 
 
-def _misfit_of_policy(policy: Params, spec: PlantSpec) -> str | None:
+def _misfit_of_history(history: Params, spec: PlantSpec) -> str | None:
+    from neorl_core.history import MOST, longest, stacked_size
+
+    sizes = spec.observation.size, spec.action.size
+    if not isinstance(history, History):
+        return "another history"
+    for counts, size in zip(history, sizes, strict=True):
+        if not isinstance(counts, tuple) or len(counts) != size:
+            return "a history of other signals"
+        if not all(type(count) is int and 0 <= count < spec.horizon for count in counts):
+            return "a history of other numbers than of steps"
+    if not longest(history) >= 1 or stacked_size(history) > MOST:
+        return "a history of no or too many steps"
+    return None
+
+
+def _misfit_of_policy(policy: Params, spec: PlantSpec, history: History | None = None) -> str | None:
+    from neorl_core.history import stacked_size
     from neorl_core.networks import Normaliser, Policy
 
-    observed, acting = spec.observation.size, spec.action.size
+    observed, acting = spec.observation.size if history is None else stacked_size(history), spec.action.size
     normaliser = Normaliser(*(_zeros((size,)) for size in (observed, observed, acting, acting)))
     if not isinstance(policy, Policy) or not _alike(policy.normaliser, normaliser):
         return "another policy"

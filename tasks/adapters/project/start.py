@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from configs.bounded import parse_yaml, read_text
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.historian.guessing.start import process_name, start_mapping
@@ -17,9 +18,9 @@ OF_SIMULATOR = {
     "plants/{name}.py": "plant.py.j2",
     MAPPING: "mapping.yaml.j2",
     "configs/{name}.yaml": "simulated.yaml.j2",
-    "prefect.yaml": "prefect.yaml.j2",
 }
-OF_PROCESS = {"configs/{name}.yaml": "process.yaml.j2", "prefect.yaml": "prefect.yaml.j2"}
+OF_PROCESS = {"configs/{name}.yaml": "process.yaml.j2"}
+DEPLOYMENTS = "prefect.yaml"
 SHARED = {"prefect.toml": "prefect.toml.j2", ".gitignore": "gitignore.j2"}
 """Of the folder rather than of the plant: those that are there already stay as they are."""
 
@@ -38,6 +39,8 @@ class StartedProject(BaseModel):
     """Lines of the mapping that only a person can write."""
     check: tuple[str, ...] = ()
     """Guesses that rest on little."""
+    deployment: str = ""
+    """What a person has to put under `deployments` of a prefect.yaml that nothing can be added to."""
 
 
 class View(NamedTuple):
@@ -87,7 +90,9 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
     for path, template in (targets | shared).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, _rendered(template, view).encode())
-    written = dict.fromkeys([*targets, mapping, *shared])
+    deployment = _rendered("deployment.yaml.j2", view)
+    deployed = _deploy(root / DEPLOYMENTS, _rendered("prefect.yaml.j2", view), deployment)
+    written = dict.fromkeys([*targets, mapping, *([root / DEPLOYMENTS] if deployed else []), *shared])
     return StartedProject(
         name=plain,
         folder=root,
@@ -96,7 +101,25 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
         files=tuple(written),
         fill_in=made.fill_in if made else (),
         check=made.check if made else (),
+        deployment="" if deployed else deployment,
     )
+
+
+def _deploy(path: Path, empty: str, deployment: str) -> bool:
+    """Add a deployment at the end of a project's; False where that would change anything else, or there is one."""
+    before = read_text(path) if path.exists() else empty
+    after = before.rstrip() + "\n" + deployment
+    try:
+        known, found = parse_yaml(before, path), parse_yaml(after, path)
+        (added,) = parse_yaml(f"deployments:\n{deployment}", path)["deployments"]
+        entries = known.get("deployments") or []
+        taken = any(entry["name"] == added["name"] for entry in entries)
+    except (BadInput, AttributeError, LookupError, TypeError):
+        return False  # a person's own form of the file
+    if taken or found != {**known, "deployments": [*entries, added]}:
+        return False
+    write_atomic(path, after.encode())
+    return True
 
 
 def _seen_from(root: Path, log: Path) -> str:

@@ -286,8 +286,6 @@ def _source(entry: Provenance) -> SourceCard:
         FileCard(
             account=source.lines(),
             sha256=source.sha256,
-            rows_seen=source.seen,
-            rows_quarantined=source.quarantined,
             reasons=source.reasons,
             steps=source.account.model_dump(exclude={"samples", "raw", "alarms"}) if source.account else {},
             raw=source.account.raw if source.account else None,
@@ -310,7 +308,6 @@ def _mapping(entry: Provenance) -> MappingCard | None:
         tags=len(mapping.tags),
         period_s=mapping.period_seconds,
         causal=mapping.causal,
-        lags=mapping.lags,
         reward=mapping.reward.expression if mapping.reward else None,
     )
 

@@ -181,7 +181,6 @@ class MappingCard(Record):
     tags: int
     period_s: float
     causal: bool
-    lags: dict[str, int]
     reward: str | None
     """Expression of the reward."""
 
@@ -193,8 +192,6 @@ class FileCard(Record):
     """Where every row and step went, a line each."""
 
     sha256: str
-    rows_seen: int
-    rows_quarantined: int
     reasons: dict[str, int]
     steps: dict[str, int]
     """Control steps by what became of them; empty where the source is no historian's export."""

@@ -286,7 +286,7 @@ class _Whole:
         covered = np.append(0.0, np.repeat(np.cumsum((ends - begins)[order]), 2)[:-1])
         edges = np.linspace(begins.min(), ends.max(), PERIODS + 1)
         share = np.diff(np.interp(edges, np.maximum.accumulate(times), covered)) / (edges[1] - edges[0])
-        return np.clip(share, 0.0, 1.0)
+        return np.asarray(np.clip(share, 0.0, 1.0))
 
     @property
     def sample(self) -> Floats:

@@ -22,6 +22,7 @@ from neorl_core.training.loop import TrainingRows
 from neorl_core.training.preparation import Moments, Scaling, merged, moments, scaled, successors
 from neorl_core.types import PlantSpec, Transition
 from tasks.adapters.store.episodes import KEYS, transitions_of
+from tasks.adapters.store.histories import NO_PAST, Past
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.schema import Rows
 
@@ -47,7 +48,7 @@ class Shape(NamedTuple):
 
 
 def row_bytes(spec: PlantSpec) -> int:
-    """Bytes of one prepared transition on the device."""
+    """Bytes of one prepared transition on the device; its observations are those of the spec, a history included."""
     return 4 * (2 * spec.observation.size + 2 * spec.action.size + 3)
 
 
@@ -76,8 +77,8 @@ def shape_of(memory: int, spec: PlantSpec, drawn: int) -> Shape:
 class Ring:
     """Rows of some episodes of a dataset, numbered as if they lay one after the other in a ring."""
 
-    def __init__(self, dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> None:
-        self._dataset, self._episodes = dataset, episodes
+    def __init__(self, dataset: StoredDataset, episodes: npt.NDArray[np.int64], past: Past = NO_PAST) -> None:
+        self._dataset, self._episodes, self._past = dataset, episodes, past
         bounds = dataset.episodes
         self._kept = np.zeros(dataset.rows, bool)
         for episode in episodes:
@@ -89,20 +90,26 @@ class Ring:
         return int(self._before[-1])
 
     def moments(self) -> Moments:
-        """Moments of all rows, in one pass and little memory."""
+        """Moments of all rows without a history, in one pass and little memory."""
         blocks = self._dataset.episode_blocks(self._episodes, KEYS)
         return reduce(merged, (moments(transitions_of(rows)) for rows in blocks))
 
     def read(self, start: int, rows: int) -> Transition:
-        """`rows` rows from `start` on, round the ring, with the next actions."""
+        """`rows` rows from `start` on, round the ring, with their history and the next actions."""
         start %= len(self)
-        parts = [self._span(start, min(start + rows + 1, len(self)))]
+        # Rows before the first are read for its history; an episode that begins among them begins anew there.
+        first = max(start - self._past.longest, 0)
+        numbers = np.arange(first, start + rows + 1) % len(self)
+        parts = [self._span(first, min(start + rows + 1, len(self)))]
         if (beyond := start + rows + 1 - len(self)) > 0:
             parts.append(self._span(0, beyond))
         joined = transitions_of({key: np.concatenate([part[key] for part in parts]) for key in KEYS})
+        begins = np.isin(numbers, self._before[:-1])
+        begins[0] = True
+        joined = self._past.rows(joined, np.flatnonzero(begins))
         following: Any = successors(joined)
         # One row more than asked for was read, to know the next action of the last one.
-        found: Transition = jax.tree.map(lambda x: x[:rows], joined._replace(next_action=following))
+        found: Transition = jax.tree.map(lambda x: x[start - first :][:rows], joined._replace(next_action=following))
         return found
 
     def _span(self, start: int, stop: int) -> Rows:

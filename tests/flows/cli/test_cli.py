@@ -44,6 +44,7 @@ def test_every_command_of_the_design_is_there_with_an_example(capsys: pytest.Cap
         assert "--json" in shown, words
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_wherever_it_strikes(home: Path) -> None:
     # A limit on the size of files stands for the disk: EFBIG in place of ENOSPC.
     command = f"ulimit -f 20; exec {NEORL} generate chemical_reactor --weeks 0.5 --out {home}"
@@ -177,6 +178,7 @@ def test_starting_the_servers_of_a_new_home_imports_nothing_heavy(tmp_path: Path
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
 
 
+@pytest.mark.slow
 def test_importing_the_flow_imports_nothing_that_an_unchanged_run_does_not_need() -> None:
     """Reports, the registry's client and checkpoints are for runs that make something."""
     heavy = "{'mlflow', 'great_expectations', 'matplotlib', 'jinja2', 'orbax', 'polars', 'pandas'}"
@@ -199,6 +201,7 @@ def test_plants_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert table["chemical_reactor"]["limits"] == {"reactor temperature": "316 to 332 K"}
 
 
+@pytest.mark.slow
 def test_a_plant_is_shown_with_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "masses.png"
     assert run(["plants", "show", "double_mass", "--out", str(picture), "--json"]) == 0
@@ -254,6 +257,7 @@ def test_without_a_behaviour_a_log_lies_where_its_deployment_reads_it(
     assert [f".neorl/generated/{plant}/{file}"] in [deployment["parameters"]["data"] for deployment in declared]
 
 
+@pytest.mark.slow
 def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["keys", "init", "--json"]) == 0
     name = json.loads(capsys.readouterr().out)["id"]
@@ -267,6 +271,7 @@ def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]
     assert "chain" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from configs.home import Home
     from tasks.adapters.ledger.client import stop

@@ -29,6 +29,7 @@ def outcome(*command: str) -> tuple[int, str]:
     return done.returncode, done.stderr.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "mapping", "said"),
     [
@@ -53,6 +54,7 @@ def test_hostile_configuration(home: Path, tmp_path: Path, run: str, mapping: st
     assert said in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

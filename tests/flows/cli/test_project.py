@@ -82,6 +82,7 @@ def test_the_written_plant_drains_as_torricelli_says(project: Path) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_process_needs_what_its_log_cannot_tell(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,7 +130,6 @@ def test_nothing_is_overwritten_and_names_are_valid(
     before = (project / "plants" / "vessel.py").read_bytes()
     for words, says in (
         (["vessel", "--out", "."], "expected no file at plants/vessel.py, got one: name another folder by --out"),
-        (["boiler", "--out", "."], "expected no file at prefect.yaml, got one"),
         ([], "expected a name or a log, got none"),
         (["Boiler 1"], "expected a name of a to z, 0 to 9 and _, got 'Boiler 1': write 'boiler_1'"),
         (["double_mass"], "expected another name than double_mass"),
@@ -140,7 +140,50 @@ def test_nothing_is_overwritten_and_names_are_valid(
         assert says in said
         assert said.count("\n") == 1
     assert (project / "plants" / "vessel.py").read_bytes() == before
-    assert not (project / "plants" / "boiler.py").exists()
     (project / "configs" / "second.yaml").write_text("plant: double_mass\n")
     assert run(["check"]) == 2
     assert "got second.yaml, vessel.yaml: name it" in capsys.readouterr().err
+
+
+def test_a_second_plant_of_a_project_is_deployed_beside_the_first(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (project / "prefect.yaml").read_text()
+    log = small_process.export(project / "log.csv", 300)
+    assert run(["init", "mill", "--from", str(log), "--out", "."]) == 0
+    assert (project / "prefect.yaml").read_text().startswith(before)
+    deployments = declared()
+    assert deployments is not None
+    assert deployments.names == ["vessel", "mill"]
+    assert deployed_data(Path("configs/mill.yaml")) == [Path("log.csv")]
+    assert deployed_data(Path("configs/vessel.yaml")) == [Path(".neorl/generated/vessel/episodes.hdf5")]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "deployments: []\n",
+        "deployments: [{name: other, entrypoint: flows.retrain.retrain}]\n",
+        "name: works\ndeployments:\n- name: other\n  entrypoint: flows.retrain.retrain\npull: []\n",
+        "name: works\ndeployments:\n- name: other\n  entrypoint: flows.retrain.retrain\n",
+        "deployments:\n  - name: vessel\n    entrypoint: mine.py:flow\n",
+        "- no mapping\n",
+        "deployments: [\n",
+    ],
+)
+def test_a_file_of_deployments_in_another_form_is_left_alone_and_the_lines_are_printed(
+    own: str, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prefect.yaml").write_text(own)
+    assert run(["init", "vessel", "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert (tmp_path / "prefect.yaml").read_text() == own
+    assert f"write under 'deployments' of {tmp_path / 'prefect.yaml'}:\n  - name: vessel\n" in told
+    assert f"wrote {tmp_path / 'prefect.yaml'}" not in told
+    at = told.index("  - name: vessel")
+    block = told[at : told.index("next: ")]
+    (tmp_path / "prefect.yaml").write_text(f"deployments:\n{block}")
+    deployments = declared(tmp_path)
+    assert deployments is not None
+    assert deployments.names == ["vessel"]

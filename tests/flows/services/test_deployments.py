@@ -57,18 +57,24 @@ def register(services: Services, project: Path = PROJECT) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def borrowed(services: Services) -> Iterator[Services]:
+    """The session's servers, which know this project's deployments again after these tests."""
+    yield services
+    # By the digest: nothing is registered twice by the tests that follow.
+    (services.home.root / "prefect" / "deployments.json").unlink(missing_ok=True)
+    register(services)
+
+
 @pytest.fixture
-def project(services: Services, tmp_path: Path) -> Iterator[Path]:
-    """A project with a small flow; afterwards the server knows this project's deployments again."""
+def project(borrowed: Services, tmp_path: Path) -> Path:
+    """A project with a small flow."""
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "retrain.py").write_text(FLOW)
     for name in ("prefect.yaml", "prefect.toml"):
         shutil.copy(PROJECT / name, tmp_path / name)
-    (tmp_path / ".neorl").symlink_to(services.home.root)
-    yield tmp_path
-    # By the digest: nothing is registered twice by the tests that follow.
-    (services.home.root / "prefect" / "deployments.json").unlink(missing_ok=True)
-    register(services)
+    (tmp_path / ".neorl").symlink_to(borrowed.home.root)
+    return tmp_path
 
 
 @pytest.mark.slow
@@ -109,6 +115,7 @@ def test_nothing_is_registered_again_until_the_file_or_a_flow_changes(services: 
     assert "rows" in second["parameter_openapi_schema"]["properties"]
 
 
+@pytest.mark.slow
 def test_what_prefect_refuses_is_one_sentence(services: Services, project: Path) -> None:
     (project / "prefect.yaml").write_text(
         "deployments: [{name: bad, entrypoint: flows/retrain.py:retrain, schedules: [{cron: sometimes}]}]"
@@ -148,6 +155,7 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str) -> None:
         (f"deployments: {'[' * 30}{']' * 30}", "nested more than 20 deep"),
         (f"deployments: [{'{}, ' * 60_000}]", "more than 50000 values"),
     ],
+    ids=["open", "alias", "deep", "many"],
 )
 def test_a_file_is_read_within_the_same_bounds_as_all_yaml(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "prefect.yaml").write_text(text)

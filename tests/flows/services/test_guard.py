@@ -122,6 +122,7 @@ def test_a_foreign_pages_websocket_is_refused(services: Services, origin: str | 
     assert answer.startswith("HTTP/1.1 403")
 
 
+@pytest.mark.slow
 def test_mlflows_clients_log_in_by_environment(services: Services, tmp_path: Path) -> None:
     code = (
         "import mlflow\n"

@@ -110,6 +110,7 @@ def test_a_port_that_was_asked_for_must_be_free(services: Services, home: Path) 
     assert up(services.home, mlflow_port=services.mlflow.port).started == ()
 
 
+@pytest.mark.slow
 def test_the_passphrase_goes_to_the_signer_and_to_no_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 

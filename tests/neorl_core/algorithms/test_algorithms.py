@@ -117,6 +117,7 @@ def test_one_update_equals_the_numpy_derivation() -> None:
         assert sorted(metrics) == ["actor_loss", "critic_loss", "q"]
 
 
+@pytest.mark.slow
 def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
     with jax.enable_x64(True):
         state = start(TD3_BC, TD3_BC.Config(hidden=(5,), critics=3))
@@ -175,6 +176,7 @@ def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
     np.testing.assert_allclose(cut, np.asarray(batch.reward) + 0.99 * least, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_critic_finds_the_values_of_a_tabular_mdp() -> None:
     """States as one-hot observations and one action each: a linear critic is exact, so dynamic programming is truth.
 

@@ -37,6 +37,7 @@ def test_the_loss_of_a_rollout_by_hand() -> None:
     assert float(without) == pytest.approx(-(1.0 + 0.9) / 2, rel=1e-6), "a weight of zero: the return alone"
 
 
+@pytest.mark.slow
 def test_gradients_through_the_rollouts_agree_with_differences() -> None:
     with jax.enable_x64(True):
         state = start(BPTT, bptt.Config(hidden=(4,), model_hidden=(4,), members=2, penalty=0.5))

@@ -39,6 +39,7 @@ def test_the_conservative_loss_by_hand() -> None:
     assert float(logged) == -1.0
 
 
+@pytest.mark.slow
 def test_the_multiplier_rises_while_the_conservative_loss_is_above_its_threshold() -> None:
     slope = jax.grad(losses.multiplier_loss)
     assert float(slope(jnp.log(2.0), jnp.float32(3.0), jnp.float32(1.0))) == pytest.approx(-4.0)
@@ -55,6 +56,7 @@ def test_the_multiplier_rises_while_the_conservative_loss_is_above_its_threshold
     assert weights == pytest.approx({-50.0: 2.0 * np.exp(0.1), 50.0: 2.0 * np.exp(-0.1)}, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_finite_differences() -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(1)

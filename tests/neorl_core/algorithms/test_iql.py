@@ -57,6 +57,7 @@ def _normal(mean: np.ndarray, log_std: np.ndarray) -> tuple[NormalActor, jax.Arr
     return NormalActor({"Dense_0": layer}, jnp.float32(log_std[0])), jnp.float32(mean)
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_finite_differences() -> None:
     with jax.enable_x64(True):
         # Fresh biases are zero, which puts some units exactly on their kink.

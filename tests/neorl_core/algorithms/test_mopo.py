@@ -65,6 +65,7 @@ def test_the_loss_of_combo_by_hand() -> None:
     assert float(jnp.mean(jnp.sum(after, axis=0))) < gap
 
 
+@pytest.mark.slow
 def test_of_logged_rows_alone_mopo_is_sac() -> None:
     config = mopo.Config(**SMALL, real=1.0, actor_lr=0.01, critic_lr=0.02)
     state, batches, key = start(MOPO, config), single(6, 1, 8), jax.random.key(3)
@@ -85,6 +86,7 @@ def test_of_logged_rows_alone_mopo_is_sac() -> None:
     assert sorted(metrics) == sorted((*mopo.METRICS, "model_error"))
 
 
+@pytest.mark.slow
 def test_model_steps_are_the_models_and_the_policys() -> None:
     """Deviations next to nothing and one member: each step is the member's mean, at the member's reward."""
     state = start(MOPO, mopo.Config(**(SMALL | {"members": 1, "elites": 1, "horizon": 3})))

@@ -66,6 +66,7 @@ def test_targets_equal_the_numpy_derivation() -> None:
         np.testing.assert_allclose(jax.jit(rebrac.targets)(state, batch, key), y, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_finite_differences() -> None:
     with jax.enable_x64(True):
         state, batch = state_apart(), batch_of(np.random.default_rng(2), 8)

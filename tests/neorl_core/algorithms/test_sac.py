@@ -223,6 +223,7 @@ def test_one_update_of_edac_equals_the_numpy_derivation() -> None:
         assert_state_is(after, numpy_update(state, batches, noise, config, gradients))
 
 
+@pytest.mark.slow
 def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(2)
@@ -247,6 +248,7 @@ def test_action_gradients_are_slopes_along_the_action() -> None:
             np.testing.assert_allclose(slopes[..., i], (ahead - behind) / 2e-6, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_edac_without_diversity_is_sac_n() -> None:
     batches, key = jax.tree.map(jnp.float32, batch_of(np.random.default_rng(4), 1, 16)), jax.random.key(2)
     state = start(EDAC, EDAC.Config(hidden=(5,), critics=3, diversity=0.0))
@@ -268,6 +270,7 @@ def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
     assert np.abs(going - batch.reward).min() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_temperature_holds_the_entropy_at_minus_the_number_of_actions() -> None:
     # Critics that never learn and cannot tell actions apart leave only the temperature's own law.
     config = SAC_N.Config(hidden=(), critics=1, actor_lr=0.01, critic_lr=0.0, temperature_lr=0.01, temperature=0.3)
@@ -322,6 +325,7 @@ class Chain:
         return q, q + own
 
 
+@pytest.mark.slow
 def test_the_critics_find_the_soft_values_of_a_tabular_mdp() -> None:
     chain = Chain()
     config = SAC_N.Config(

@@ -1,4 +1,4 @@
-"""Domains that draw from a posterior, the gate on held-out logs, and residuals on top of a simulator."""
+"""Domains that draw from a posterior, and residuals on top of a simulator."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from neorl_core.identify import (
-    Episodes,
     Posterior,
     Unknown,
-    domain_from,
+    drawing_plant,
     identified_plant,
-    segment_errors,
-    simulator_gate,
+    posterior_fields,
 )
 from neorl_core.identify.noise import Noise
 from neorl_core.identify.unknowns import constants, prior_of
@@ -75,7 +73,7 @@ def test_the_domain_draws_from_the_posterior_and_keeps_the_rest() -> None:
 def test_no_domain_follows_from_two_episodes() -> None:
     found = posterior_of([0.0, 0.0], [[0.2, 0.0], [0.0, 0.2]])._replace(degrees=jnp.asarray(2.0))
     with pytest.raises(ValueError, match="expected a posterior of three episodes or more, got 2: "):
-        domain_from(REACTOR, UNKNOWNS, found)
+        posterior_fields(UNKNOWNS, found)
 
 
 def test_another_posterior_of_the_same_plant_compiles_nothing_again() -> None:
@@ -99,31 +97,24 @@ def test_an_entry_of_a_vector_is_an_unknown_too() -> None:
     found = posterior_of([0.0], [[0.04]], (UNKNOWNS[0],))._replace(prior=prior, estimate=jnp.array([3.2]))
     known = identified_plant(tanks, unknowns, found)
     assert known.params.pump == pytest.approx((3.33, 3.2))
-    assert domain_from(tanks, unknowns, found).identified_pump_of_2 == pytest.approx(3.2)
+    assert known.domain.identified_pump_of_2 == pytest.approx(3.2)
     drawn = jax.vmap(known.sample_params, (0, None))(jax.random.split(jax.random.key(2), 4000), known.domain)
     share = np.sqrt(np.log1p(0.01) * 0.04 * 1.2)
     assert np.log(np.asarray(drawn.pump)[:, 1] / 3.2).std() == pytest.approx(share, rel=0.05)
 
 
-def test_the_gate_compares_errors_over_several_steps_by_hand() -> None:
-    def still(y: jax.Array, u: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.stack([y[0] + p * u[0], y[1]]), jnp.ones(1)
-
-    # Signal 0 moves by 1.1 u, signal 1 is a set point that someone moves.
-    y = jnp.stack([1.1 * jnp.arange(5.0), jnp.array([0.0, 0, 9, 9, 9])], axis=-1)[None]
-    logs = segment_errors(still, jnp.asarray(1.0), Episodes(y, jnp.ones((1, 4, 1))), 2)
-    np.testing.assert_allclose(logs.rms[:, 0], [0.1, 0.2], rtol=1e-5)
-    assert logs.moves.tolist() == [True, False]
-    same = simulator_gate(logs, logs)
-    assert bool(same.passed)
-    allowed = 1.5 * np.array([0.1, 0.2]) + 0.01 * 1.1 * np.sqrt(2.0)
-    np.testing.assert_allclose(same.excess[:, 0], np.array([0.1, 0.2]) / allowed, rtol=1e-4)
-    # One step ahead as good as it should be, two steps ahead not.
-    better = logs._replace(rms=logs.rms * jnp.array([[1.0], [0.5]]))
-    assert not bool(simulator_gate(logs, better).passed)
-    assert not bool(simulator_gate(logs._replace(rms=logs.rms * jnp.nan), logs).passed)
-    assert not bool(simulator_gate(logs, logs._replace(rms=logs.rms * jnp.inf)).passed)
-    assert not bool(simulator_gate(logs._replace(moves=jnp.zeros(2, bool)), logs).passed)
+def test_a_plant_rebuilt_from_the_fields_draws_the_same_bits() -> None:
+    posterior = posterior_of([1.0, -2.0], [[0.25, 0.1], [0.1, 0.09]])
+    known, fields = identified_plant(REACTOR, UNKNOWNS, posterior), posterior_fields(UNKNOWNS, posterior)
+    # A certificate says nothing of priors, and keeps the fields in another order.
+    told = tuple(unknown._replace(spread=9.0) for unknown in UNKNOWNS)
+    again = drawing_plant(REACTOR, told, dict(sorted(fields.items(), reverse=True)))
+    assert again == known
+    keys = jax.random.split(jax.random.key(7), 50)
+    one, other = (jax.vmap(plant.sample_params, (0, None))(keys, plant.domain) for plant in (known, again))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    with pytest.raises(ValueError, match="got fields that differ by 'identified_cooling_rate_2'"):
+        drawing_plant(REACTOR, told, {name: x for name, x in fields.items() if name != "identified_cooling_rate_2"})
 
 
 @pytest.mark.slow

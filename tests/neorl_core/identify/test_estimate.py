@@ -65,6 +65,7 @@ def test_a_linear_gaussian_model_has_the_closed_form_posterior() -> None:
     assert found.identified.all()
 
 
+@pytest.mark.slow
 def test_the_covariance_shrinks_as_one_over_the_episodes() -> None:
     def size(episodes: int) -> float:
         many = (linear_logs(key, episodes) for key in jax.random.split(jax.random.key(1), 20))
@@ -122,6 +123,7 @@ def test_scipy_finds_the_same_constants_and_starts() -> None:
     np.testing.assert_allclose(found.estimate, [0.23, 0.27], rtol=0.03)
 
 
+@pytest.mark.slow
 def test_intervals_cover_with_white_and_with_slow_disturbances() -> None:
     def one(key: jax.Array, memory: jax.Array) -> tuple[Posterior, jax.Array]:
         key_true, key_logs = jax.random.split(key)

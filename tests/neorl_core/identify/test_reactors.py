@@ -18,6 +18,7 @@ def posterior(logged: benchmark.Logged) -> benchmark.Posterior:
     return benchmark.in_parts(logged.episodes, 24)
 
 
+@pytest.mark.slow
 def test_reactors_are_identified_from_logs_of_their_own_controller(
     logged: benchmark.Logged, posterior: benchmark.Posterior
 ) -> None:
@@ -30,6 +31,7 @@ def test_reactors_are_identified_from_logs_of_their_own_controller(
     assert found["UA"]["covered"] >= 0.8
 
 
+@pytest.mark.slow
 def test_the_gate_passes_identified_simulators_and_refuses_wrong_ones(
     logged: benchmark.Logged, posterior: benchmark.Posterior
 ) -> None:

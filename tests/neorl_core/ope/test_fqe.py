@@ -122,6 +122,7 @@ def test_a_linear_system_has_the_value_of_its_lyapunov_equation() -> None:
     assert bool(got.supported)
 
 
+@pytest.mark.slow
 def test_intervals_cover_as_often_as_they_say() -> None:
     # Source: truth is the Lyapunov value at the logs' own distribution of initial states, x ~ N(0, I).
     closed = A + B @ GAIN

@@ -64,6 +64,7 @@ def test_values_are_the_plants_own_and_order_the_policies(learned: LearnedModel)
     assert np.argsort([v.value for v in found]).tolist() == np.argsort(truth).tolist()
 
 
+@pytest.mark.slow
 def test_intervals_are_as_wide_as_starts_and_members_make_them(learned: LearnedModel) -> None:
     found = value(learned, 0.0)
     # Members that agree: what is left is the sampling of the starts, sd / sqrt(40).

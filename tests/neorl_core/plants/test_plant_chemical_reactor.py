@@ -42,6 +42,7 @@ def test_the_oracle_s_cost_of_the_tracking_task(truth: Truth) -> None:
         truth(what, theirs, ours, allowed, "pc-gym 0.1.8")
 
 
+@pytest.mark.slow
 def test_the_top_of_the_scale_is_the_oracle_s() -> None:
     plant = reactor.PLANT
     keys = jax.random.split(jax.random.key(1), 8)

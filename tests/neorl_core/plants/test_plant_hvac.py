@@ -202,6 +202,7 @@ def test_the_weather_is_that_of_its_numbers() -> None:
     assert not np.asarray(found.irradiance)[:, (hour < 5) | (hour > 20.5)].any()
 
 
+@pytest.mark.slow
 def test_planning_costs_less_than_thermostats_and_both_keep_the_limits() -> None:
     plant = hvac.PLANT
     run = jax.jit(

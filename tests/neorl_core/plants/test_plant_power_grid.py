@@ -202,6 +202,7 @@ def test_an_inverter_stays_within_its_rating_and_withholds_no_more_than_the_sun_
     assert float(lost.loss) > float(kept.loss)
 
 
+@pytest.mark.slow
 def test_the_reference_holds_the_voltage_and_earns_more_than_the_curve() -> None:
     plant = grid.PLANT
     days = jax.vmap(plant.sample_params, (0, None))(jax.random.split(jax.random.key(0), 4), plant.domain)

@@ -190,6 +190,7 @@ def inserted() -> tuple[object, object]:
     return episodes(jax.random.split(jax.random.key(0), 8)), plant
 
 
+@pytest.mark.slow
 def test_the_strategy_finds_the_hole_within_the_force_limit(inserted: tuple) -> None:
     trajectory, plant = inserted
     assert bool(jnp.all(trajectory.margins > 0))

@@ -148,6 +148,7 @@ def audited(state: furnace.State, p: physics.Params) -> dict[str, jax.Array]:
     return jax.lax.scan(minute, state, jnp.arange(40.0))[1]
 
 
+@pytest.mark.slow
 def test_heat_is_accounted_for_to_1e_6(truth: Truth) -> None:
     # Steel and zones gain what burners supply less what walls lose, and what sections carry in and out.
     with jax.enable_x64(True):
@@ -207,6 +208,7 @@ def test_sections_keep_their_product_and_come_out_in_order() -> None:
     np.testing.assert_allclose(shares.sum(axis=1)[1:-1], 1.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_pi_loops_hold_the_limits_and_the_models_agree(
     started: tuple[furnace.State, jax.Array, physics.Params],
 ) -> None:

@@ -116,6 +116,7 @@ def test_the_nmpc_of_pc_gym_s_own_task(truth: Truth) -> None:
             truth(f"voltage of pump {pump + 1} after {step + 1} steps [V]", theirs, actions[step, pump], 1e-4, source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "controller", "known"),
     [(0.0, tanks.straight, tanks.STRAIGHT), (1.0, tanks.crossed, tanks.CROSSED)],
@@ -138,6 +139,7 @@ def test_the_pairing_that_the_relative_gain_asks_for(point: float, controller: A
         assert rollouts(plant, tanks.straight, tanks.STRAIGHT, keys, domain).violated.mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_oracle_beats_the_plant_s_own_controller() -> None:
     # On P+, whose zero makes foresight worth most, with P+ for the model.
     plant = tanks.PLANT

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from neorl_core.control.behaviour import Behaviour, play
 from neorl_core.plants import PLANTS
-from neorl_core.plants.replay import LoggedEpisodes, logged_errors, simulated_errors
+from neorl_core.plants.replay import LoggedEpisodes, ReplayErrors, replay_errors
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
 
@@ -86,14 +86,21 @@ def logs_of(episodes: int, steps: int, gain: float = 0.5, push: float = 0.3, noi
 KEYS = jax.random.split(jax.random.key(0), 16)
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-def test_errors_of_logs_and_of_drawn_plants_are_what_the_noise_makes_them(steps: int) -> None:
+def errors(
+    logs: LoggedEpisodes, *horizons: int, plant: Plant = LAG, domain: Spread | None = None, keys: Array = KEYS
+) -> ReplayErrors:
+    """Of the lag, over its own domain unless another is given."""
+    return replay_errors(plant, plant.params, logs, jnp.asarray(horizons), keys, domain or plant.domain)
+
+
+def test_errors_of_logs_and_of_drawn_plants_are_what_the_noise_makes_them() -> None:
     """e = gain^k e0 + Σ gain^i w − e1 for measurement noise e0 at the start and e1 at the end, w on the way."""
-    logs = logs_of(400, 40)
-    variance = 0.4**2 * (0.25**steps + 1) + 0.3**2 * sum(0.25**i for i in range(steps))
-    np.testing.assert_allclose(logged_errors(LAG, logs, steps), [variance**0.5], rtol=0.03)
-    drawn = simulated_errors(LAG, logs, steps, KEYS, LAG.domain)
-    np.testing.assert_allclose(drawn, np.full((16, 1), variance**0.5), rtol=0.05)
+    found = errors(logs_of(400, 40), 1, 4)
+    variances = [0.4**2 * (0.25**k + 1) + 0.3**2 * sum(0.25**i for i in range(k)) for k in (1, 4)]
+    expected = np.sqrt(variances)[:, None]
+    np.testing.assert_allclose(found.logged, expected, rtol=0.03)
+    np.testing.assert_allclose(found.simulated, np.broadcast_to(expected, (16, 2, 1)), rtol=0.05)
+    assert found.held.tolist() == [False]
 
 
 def test_errors_by_hand_leave_out_what_was_not_logged() -> None:
@@ -101,21 +108,25 @@ def test_errors_by_hand_leave_out_what_was_not_logged() -> None:
     present = jnp.asarray([[True, True, False]])
     logs = LoggedEpisodes(rows, jnp.zeros_like(rows), jnp.asarray([[[2.0], [3.5], [jnp.nan]]]), present)
     # Predicted 0.5 and 1.0 a step ahead, 0.25 two steps ahead.
-    np.testing.assert_allclose(logged_errors(LAG, logs, 1), [np.sqrt((1.5**2 + 2.5**2) / 2)])
-    np.testing.assert_allclose(logged_errors(LAG, logs, 2), [3.25])
+    logged = errors(logs, 1, 2).logged
+    np.testing.assert_allclose(logged, [[np.sqrt((1.5**2 + 2.5**2) / 2)], [3.25]], rtol=1e-6)
 
 
 def test_a_wrong_constant_shows_several_steps_ahead() -> None:
     """Without noise a gain that is 5 % too high misses the logs, and no plant drawn from a narrower domain does."""
     logs = logs_of(50, 40, gain=0.525, push=0.0, noise=0.0)
-    drawn = simulated_errors(LAG, logs, 4, KEYS, Spread(gain=0.005)).max()
-    assert logged_errors(LAG, logs, 4)[0] > 2 * drawn
+    found = errors(logs, 4, domain=Spread(gain=0.005))
+    assert found.logged[0, 0] > 2 * found.simulated.max()
 
 
 def test_a_plant_that_cannot_be_put_anywhere_starts_as_it_resets() -> None:
-    bare, logs = LAG._replace(resume=None), logs_of(400, 40)
-    one = simulated_errors(bare, logs, 1, KEYS[:4], LAG.domain)
-    np.testing.assert_allclose(one, np.full((4, 1), np.sqrt(0.4**2 * 1.25 + 0.3**2)), rtol=0.05)
+    found = errors(logs_of(400, 40), 1, plant=LAG._replace(resume=None), keys=KEYS[:4])
+    np.testing.assert_allclose(found.simulated, np.full((4, 1, 1), np.sqrt(0.4**2 * 1.25 + 0.3**2)), rtol=0.05)
+
+
+def test_a_signal_that_the_plant_only_hands_on_is_held() -> None:
+    still = LAG._replace(predict=lambda observation, action, params: (observation, jnp.ones(1)))
+    assert errors(logs_of(2, 9), 1, 4, plant=still, keys=KEYS[:2]).held.tolist() == [True]
 
 
 EXACT = {

@@ -150,7 +150,7 @@ def killed_at_random(
 
 # The default and the algorithm that the demonstrations train stay in the short suite, the others take minutes.
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[] if x in ("bptt", "td3_bc") else pytest.mark.slow) for x in sorted(ALGORITHMS)]
+    "name", [pytest.param(x, marks=[] if x == "td3_bc" else pytest.mark.slow) for x in sorted(ALGORITHMS)]
 )
 def test_cuts_and_kills_leave_no_trace_and_nothing_is_traced_twice(name: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS[name]
@@ -176,7 +176,7 @@ def test_cuts_and_kills_leave_no_trace_and_nothing_is_traced_twice(name: str, tm
     assert bits(member(whole, 0).learner.actor) != bits(member(whole, 1).learner.actor)
 
 
-@pytest.mark.parametrize("name", ["td3_bc", "sac_n"])
+@pytest.mark.parametrize("name", ["td3_bc", pytest.param("sac_n", marks=pytest.mark.slow)])
 def test_one_chunk_is_many_to_the_bit(name: str) -> None:
     """The loop around the updates is the same for all; one with a delayed actor and one with noise stand for them."""
     algorithm = ALGORITHMS[name]

@@ -89,6 +89,7 @@ def answer(process: subprocess.Popen[str]) -> Any:
     return json.loads(out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_four_devices_give_the_numbers_of_one() -> None:
     assert answer(start(FOUR, 4)) == "divided"
 
@@ -105,6 +106,7 @@ def test_two_processes_give_the_numbers_of_one() -> None:
     np.testing.assert_allclose(first, numbers(alone), rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_mixed_precision_asks_for_bf16_products_summed_in_float32() -> None:
     """What is asked of XLA; a CPU computes such products in float32, so that its numbers say nothing."""
     algorithm, (_, data) = TD3_BC, prepare(logged(), SPEC)

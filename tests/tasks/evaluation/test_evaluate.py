@@ -86,6 +86,7 @@ def test_equal_members_get_equal_estimates(home: Home, reference: Dataset, sound
     assert again == found
 
 
+@pytest.mark.slow
 def test_the_best_lower_bound_among_the_supported_is_selected(
     home: Home, reference: Dataset, sound: list[Bundle]
 ) -> None:

@@ -99,6 +99,7 @@ class _Killed(Exception):
     """Stands for SIGKILL: nothing of ours catches it."""
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
     reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
     assert told == [40]
 
 
+@pytest.mark.slow
 def test_members_in_processes_are_those_of_one_program(
     reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:
@@ -141,6 +143,7 @@ def test_members_in_processes_are_those_of_one_program(
     assert apart.folder.name == undisturbed.folder.name
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_streamed_and_resumed_to_the_bit(
     reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:
@@ -160,6 +163,7 @@ def test_what_does_not_fit_is_streamed_and_resumed_to_the_bit(
     assert train(Home(tmp_path / "wild"), run, reference).digest == streamed.digest
 
 
+@pytest.mark.slow
 def test_a_grid_varies_the_members(reference: Dataset, tmp_path: Path) -> None:
     settings = {"updates": 20, "seeds": 1, "grid": {"alpha": [0.5, 2.5]}}
     found = train(Home(tmp_path), reactor_run(train=settings), reference)
@@ -219,12 +223,14 @@ def test_a_population_that_diverged_is_refused(reference: Dataset, tmp_path: Pat
     assert not (tmp_path / "bundles").exists()
 
 
+@pytest.mark.slow
 def test_a_member_that_diverged_is_left_out(reference: Dataset, tmp_path: Path) -> None:
     settings = {"seeds": 1, "grid": {"critic_lr": [3e-4, 1e30]}}
     found = train(Home(tmp_path), reactor_run(train=settings), reference)
     assert [m.hyperparameters for m in found.members] == [{"critic_lr": 3e-4}]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_ships_where_the_run_says_so(
     reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def done(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_policy_file_acts_as_the_policy_in_memory(file: Path, done: Path) -> None:
     log = read(file)
     learned = fit(log.transitions, log.spec, "td3_bc", **{**SETTINGS, "seeds": range(2)})
@@ -68,6 +69,7 @@ def test_a_policy_file_acts_as_the_policy_in_memory(file: Path, done: Path) -> N
     assert (done / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_once_more_and_nothing_is_left_to_do(file: Path, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {name: (done / name).read_bytes() for name in WRITTEN}
     assert run(["train", str(file), *OPTIONS, "--out", str(done)]) == 0
@@ -81,6 +83,7 @@ def test_once_more_and_nothing_is_left_to_do(file: Path, done: Path, capsys: pyt
     assert {name: (done / name).read_bytes() for name in WRITTEN} == before
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bytes_without_servers_or_their_packages(
     file: Path, done: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +123,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_without_servers_or_their_package
         assert (out / name).read_bytes() == (done / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_where_it_goes_on(
     file: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +152,7 @@ def test_an_interrupted_run_says_where_it_goes_on(
         assert (tmp_path / name).read_bytes() == (done / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_dsrl_one_seed_and_a_folder_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

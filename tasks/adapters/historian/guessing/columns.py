@@ -17,6 +17,8 @@ MOST_STATES = 12
 FEW_LEVELS = 10
 HELD = 0.2
 """Share of rows in which a stepped signal changes at most."""
+ALIKE = 0.005
+"""Difference of such shares within which signals change as often as each other."""
 LABEL = re.compile(
     r"(anomal|change_?point|att_?flag|^attack|^label|^fault|^class$|^target$|normal/attack)", re.IGNORECASE
 )
@@ -130,7 +132,9 @@ def guess_tags(columns: Sequence[Column], wide: bool, whole: bool = True) -> lis
     usable = [i for i, tag in enumerate(found) if tag.role == "observation" and stem(tag.signal) not in followed]
     others = sum(tag.role in ("observation", "set_point") for tag in found) > 1
     if usable and others and not any(tag.role == "action" for tag in found):
-        at, why = _likeliest(found, usable)
+        # What many signals do together is an instrument's rhythm: an analyser archives its results one like the other.
+        alike = [sum(abs(column.changes - other.changes) < ALIKE for other in columns) > 2 for column in columns]
+        at, why = _likeliest(found, usable, alike)
         found[at] = found[at]._replace(
             role="action",
             stepped=True,
@@ -160,13 +164,14 @@ def _outwards(span: tuple[float, float]) -> tuple[float, float]:
     return min(math.floor(low * scale) / scale, low), max(math.ceil(high * scale) / scale, high)
 
 
-def _likeliest(tags: Sequence[TagGuess], among: Sequence[int]) -> tuple[int, str]:
-    """Which of some observations may be what the controller moves, and why."""
+def _likeliest(tags: Sequence[TagGuess], among: Sequence[int], alike: Sequence[bool]) -> tuple[int, str]:
+    """Which of some observations may be what the controller moves, and why; `alike` are held as often as others."""
     if moved := [i for i in among if MOVED.search(tags[i].signal)]:
         return moved[-1], "its name is that of an actuator"
-    if held := [i for i in among if tags[i].stepped and not tags[i].states]:
+    own = [i for i in among if not (tags[i].stepped and alike[i])] or among
+    if held := [i for i in own if tags[i].stepped and not tags[i].states]:
         return held[-1], "it is held for long, as actuators are"
-    return among[-1], "manipulated variables mostly come last"
+    return own[-1], "manipulated variables mostly come last"
 
 
 def stem(signal: str) -> str:

@@ -135,6 +135,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_hostile_archives_are_one_sentence_in_little_memory(tmp_path: Path) -> None:
     (tmp_path / "sound.npz").write_bytes(npz_bytes(ARRAYS))
     paths = [tmp_path / f"{i}.npz" for i in range(len(HOSTILE))]

@@ -199,9 +199,6 @@ def test_episodes_are_cut_where_their_column_changes_and_nothing_is_held_across(
         assert log.rows["numbers"].tolist() == [*range(9), *range(11, 19), *range(20, 29)]
         assert log.rows["numbers"][log.rows["timeouts"]].tolist() == [8, 18, 28]
         assert log.account.gap == 3
-        lagged = read(path, layout="wide", clock=CLOCK, tags=tags, lags={"level": 1})
-        assert lagged.rows["numbers"].tolist() == [*range(1, 9), *range(12, 19), *range(21, 29)]
-        np.testing.assert_allclose(lagged.rows["observations"][8], [1.12, 1.11])
 
 
 def test_a_point_in_a_number_with_decimal_commas_is_no_number(tmp_path: Path, plain_text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a mapping makes of an export: stale values, derived quantities, rewards, limits and lags of a plant."""
+"""What a mapping makes of an export: stale values, derived quantities, rewards, and limits of a plant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_value_goes_stale_by_its_tag_s_own_limit(tmp_path: Path) -> None:
     assert sorted(set(range(STEPS - 1)) - set(log.rows["numbers"].tolist())) == list(range(10, 20))
 
 
-def test_derived_quantities_rewards_limits_and_lags(tmp_path: Path) -> None:
+def test_derived_quantities_rewards_and_limits(tmp_path: Path) -> None:
     long().write_parquet(tmp_path / "long.parquet")
     changed: dict[str, Any] = {
         "derived": {
@@ -43,29 +43,26 @@ def test_derived_quantities_rewards_limits_and_lags(tmp_path: Path) -> None:
             "power": {"expression": "inflow * head * quantity(9810, 'N/m3')", "unit": "W", "role": "input"},
         },
         "reward": {
-            "expression": "-next.power / quantity(1, 'W') + level_lag_2 / quantity(1, 'm') - valve",
+            "expression": "-next.power / quantity(1, 'W') + level / quantity(1, 'm') - valve",
             "unit": "1",
         },
-        "lags": {"level": 2},
         "episodes": MAPPING["episodes"] | {"end_at_trip": True},
     }
     it = mapping(**changed)
     spec = described_spec(it)
-    assert spec.observation.names == ("level", "head", "level_lag_1", "level_lag_2")
-    assert spec.observation.units == ("m", "cm", "m", "m")
+    assert spec.observation.names == ("level", "head")
+    assert spec.observation.units == ("m", "cm")
     assert [(c.name, c.unit, c.high) for c in spec.constraints] == [("head", "cm", 60.5)]
     log = read(tmp_path / "long.parquet", **changed)
-    # The first two moments have no past; the head is above 60.5 cm from step 11 on, whose beginning is outside.
-    assert log.rows["numbers"].tolist() == list(range(2, 11))
-    k = np.arange(2, 11)
+    # The head is above 60.5 cm from step 11 on, whose beginning is outside.
+    assert log.rows["numbers"].tolist() == list(range(11))
+    k = np.arange(11)
     level = 1.0 + k / 100
-    np.testing.assert_allclose(
-        log.rows["observations"], np.stack([level, 50.0 + k, level - 0.01, level - 0.02], axis=1), rtol=1e-12
-    )
-    reward = -0.005 * (level + 0.01 - 0.5) * 9810 + (level - 0.02) - k / 100
+    np.testing.assert_allclose(log.rows["observations"], np.stack([level, 50.0 + k], axis=1), rtol=1e-12)
+    reward = -0.005 * (level + 0.01 - 0.5) * 9810 + level - k / 100
     np.testing.assert_allclose(log.rows["rewards"], reward, rtol=1e-6)
-    np.testing.assert_allclose(log.rows["constraint_costs"][:, 0], [0] * 8 + [0.5], atol=1e-5)
-    assert log.rows["terminals"].tolist() == [False] * 8 + [True]
+    np.testing.assert_allclose(log.rows["constraint_costs"][:, 0], [0] * 10 + [0.5], atol=1e-5)
+    assert log.rows["terminals"].tolist() == [False] * 10 + [True]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +86,6 @@ def test_formulas_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, A
         ({"plant": "kettle"}, "got both or none"),
         ({"process": None}, "got both or none"),
         ({"reward": None}, "expected a 'reward' beside 'process'"),
-        ({"process": None, "plant": "kettle", "lags": {"level": 1}}, "expected 'lags' only beside 'process'"),
         ({"derived": {"level": {"expression": "inflow", "unit": "L/s"}}}, "expected every signal once, got 'level'"),
     ],
 )

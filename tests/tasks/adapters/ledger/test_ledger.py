@@ -263,6 +263,7 @@ def writer(count: int, name: str, **options: Any) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_chain(home: Path) -> None:
     processes = [writer(10, name) for name in "ab"]
     for process in processes:
@@ -276,6 +277,7 @@ def test_two_processes_write_one_chain(home: Path) -> None:
     stop(Home(home))
 
 
+@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_it_reported(home: Path) -> None:
     process = writer(10_000, "a")
     assert process.stdout is not None
@@ -289,6 +291,7 @@ def test_a_killed_writer_loses_nothing_it_reported(home: Path) -> None:
     stop(Home(home))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_nothing_half_written(ledger: Ledger) -> None:
     """A quota on the size of files, which the signer inherits from who starts it, stands for a full disk."""
     ledger.append("note", NoteBody())
@@ -319,6 +322,7 @@ def test_time_never_runs_backwards(home: Path) -> None:
     assert ledger.append("note", NoteBody()).timestamp == "2026-11-20T10:00:00.000000Z"
 
 
+@pytest.mark.slow
 def test_reading_needs_a_ledger_and_no_private_key(ledger: Ledger, tmp_path: Path) -> None:
     ledger.append("note", NoteBody())
     (ledger.home.root / "keys" / "signing.pem").unlink()

@@ -69,6 +69,7 @@ def test_the_socket_is_its_owners_alone(place: Home) -> None:
     assert pid_of(place) != first
 
 
+@pytest.mark.slow
 def test_the_process_keeps_its_secrets(place: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no passphrase in its environment or arguments, and other processes of the user cannot look into it."""
     monkeypatch.setenv(PASSPHRASE, "correct horse battery staple")
@@ -209,6 +210,7 @@ def test_a_certificate_is_signed_for_an_open_attempt_and_counts_that_add_up(home
         make_certificate(ledger, attempt.entry, CLAIM, good, MATERIALS)
 
 
+@pytest.mark.slow
 def test_a_killed_signer_is_started_again(place: Home) -> None:
     ledger = Ledger.open(place)
     ledger.append("note", NoteBody(text="before"))
@@ -247,6 +249,7 @@ def test_an_answer_that_was_lost_appends_once(home: Path, written: bool) -> None
         Ledger.open(Home(home), ask=always_lost).append("note", NoteBody(text="twice"))
 
 
+@pytest.mark.slow
 def test_many_clients_at_once_write_one_chain(place: Home) -> None:
     start(place)
     failures: list[Exception] = []
@@ -270,6 +273,7 @@ def test_many_clients_at_once_write_one_chain(place: Home) -> None:
         assert [text for text in texts if text[0] == name] == [f"{name}{i}" for i in range(3)]
 
 
+@pytest.mark.slow
 def test_clients_that_start_together_share_one_signer(place: Home) -> None:
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(pid_of(place))) for _ in range(4)]
@@ -281,6 +285,7 @@ def test_clients_that_start_together_share_one_signer(place: Home) -> None:
     assert len(set(found)) == 1
 
 
+@pytest.mark.slow
 def test_a_signer_of_other_sources_is_replaced_once(place: Home) -> None:
     """After an upgrade, the rules of the old version must not go on being applied."""
     first = pid_of(place)
@@ -292,6 +297,7 @@ def test_a_signer_of_other_sources_is_replaced_once(place: Home) -> None:
     assert pid_of(place) == second.pid
 
 
+@pytest.mark.slow
 def test_the_signer_and_its_clients_mean_one_ledger(
     place: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +338,7 @@ def test_it_ends_with_its_home_and_when_idle(home: Path, tmp_path: Path) -> None
     assert not socket_file(place).exists()
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_way_of_a_start_is_one_sentence(place: Home) -> None:
     place.folder()
     place.ledger.write_bytes(b"not a database" * 100)

@@ -185,6 +185,7 @@ def test_answers_follow_the_controller_step_by_step(saved: tuple[Path, str, Comp
         np.testing.assert_allclose(found, action, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_serves_the_bundle(saved: tuple[Path, str, Composite]) -> None:
     check = serve_check(saved[0], saved[1], calls=50, budget_us=10e6)
     assert check.passed, check.reasons
@@ -195,6 +196,7 @@ def test_a_fresh_process_serves_the_bundle(saved: tuple[Path, str, Composite]) -
     assert 0 < check.latency_us.p50 <= check.latency_us.p99 <= check.budget_us
 
 
+@pytest.mark.slow
 def test_a_bundle_that_does_not_load_or_answer_in_time_is_not_servable(
     saved: tuple[Path, str, Composite], tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_digest_sees_every_bit_and_is_reproducible() -> None:
     assert state_digest(altered) != state_digest(state)
 
 
+@pytest.mark.slow
 def test_resuming_gives_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
     step = make_train_chunk(TD3_BC, 20, 10, 16)
     undisturbed, _ = step(step(fresh(), data())[0], data())
@@ -163,6 +164,7 @@ def start_writer(mode: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[4])
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_save_leaves_the_last_whole_one(tmp_path: Path) -> None:
     with start_writer("endless", tmp_path) as writer:
         assert writer.stdout is not None
@@ -180,6 +182,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_last_whole_one(tmp_path: Path
     np.testing.assert_array_equal(state["x"], np.random.default_rng(0).normal(size=1_000_000) + found)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     with start_writer("full", tmp_path) as writer:
         output, _ = writer.communicate(timeout=120)

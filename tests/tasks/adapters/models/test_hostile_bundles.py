@@ -102,6 +102,16 @@ def fields(manifest: Manifest, *names: str) -> dict[str, Any]:
     return found
 
 
+def history(observed: Any, acting: Any) -> Any:
+    """The structure of a history, of numbers or of what stands in their place."""
+
+    def node(counts: Any) -> Any:
+        return {"tuple": [{"constant": count} for count in counts]} if isinstance(counts, list) else counts
+
+    return {"type": "History", "fields": {"observation": node(observed), "action": node(acting)}}
+
+
+OBSERVED, ACTING = SPEC.observation.size, SPEC.action.size
 CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "no structure": (lambda m: m.pop("structure"), "structure"),
     "no plant": (lambda m: m.pop("plant"), "plant"),
@@ -119,6 +129,27 @@ CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "an empty structure": (lambda m: m.update(structure={}), "part of a composite"),
     "a structure that is a constant": (lambda m: m.update(structure={"constant": 1}), "used"),
     "a type that is a list": (lambda m: m["structure"].update(type=[]), "part of a composite"),
+    "a history that its policy has not": (
+        lambda m: fields(m).update(history=history([1] * OBSERVED, [0] * ACTING)),
+        "another policy",
+    ),
+    "a history of other signals": (
+        lambda m: fields(m).update(history=history([1], [0] * ACTING)),
+        "a history of other signals",
+    ),
+    "a history of nothing": (
+        lambda m: fields(m).update(history=history([0] * OBSERVED, [0] * ACTING)),
+        "a history of no or too many steps",
+    ),
+    "a history without end": (
+        lambda m: fields(m).update(history=history([10**9] * OBSERVED, [0] * ACTING)),
+        "a history of other numbers than of steps",
+    ),
+    "a history of texts": (
+        lambda m: fields(m).update(history=history(["x"] * OBSERVED, [0] * ACTING)),
+        "a history of other numbers than of steps",
+    ),
+    "a history that is a number": (lambda m: fields(m).update(history={"constant": 3}), "another history"),
     "an unknown type": (lambda m: m["structure"].update(type="Popen"), "Popen"),
     "a missing field": (lambda m: fields(m).pop("shield"), "type 'Composite'"),
     "a missing array": (lambda m: fields(m, "shield").update(hold={"array": "none"}), "array not yet used"),
@@ -170,6 +201,7 @@ def test_constants_that_are_no_numbers_of_a_controller_are_refused(sound: Path, 
         load_bundle(forged(tmp_path / "a", sound, constant(value), **{f"model__{first}": None}))
 
 
+@pytest.mark.slow
 def test_hostile_files_are_refused_in_little_memory(sound: Path, tmp_path: Path) -> None:
     folders = [tmp_path / str(i) for i in range(7)]
     for folder in folders:
@@ -208,6 +240,7 @@ def test_hostile_files_are_refused_in_little_memory(sound: Path, tmp_path: Path)
             raise BadInput(message)
 
 
+@pytest.mark.slow
 def test_examples_that_do_not_fit_are_refused_and_not_served(sound: Path, tmp_path: Path) -> None:
     held = read_npz(sound / EXAMPLES)
     for i, arrays in enumerate(

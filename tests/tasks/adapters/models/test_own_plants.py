@@ -52,7 +52,7 @@ def test_a_bundle_is_loaded_and_served_with_the_code_that_it_was_made_with(
     assert found.answers == 16
 
 
-@pytest.mark.parametrize("file", ["plants/tank.py", "plants/physics/outflow.py"])
+@pytest.mark.parametrize("file", ["plants/tank.py", pytest.param("plants/physics/outflow.py", marks=pytest.mark.slow)])
 def test_changed_code_is_refused_before_it_is_executed(saved: tuple[Path, Path, str, PlantCode], file: str) -> None:
     project, folder, digest, code = saved
     path = project / file

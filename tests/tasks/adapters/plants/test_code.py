@@ -15,6 +15,7 @@ from configs.errors import BadInput, Refused
 from tasks.adapters.plants.code import find_code, import_code, project_of
 from tasks.adapters.plants.known import plant_named
 from tasks.adapters.plants.opening import open_run
+from tests.installed_plant import install
 
 FILES = ("plants/physics/outflow.py", "plants/tank.py")
 
@@ -153,13 +154,7 @@ def test_the_project_is_the_folder_of_the_runs_file_or_the_one_above_configs(pro
 @pytest.fixture
 def installed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package that offers the tank as an entry point, on the path with its metadata."""
-    site = project.parent / "site"
-    text = (project / "plants" / "tank.py").read_text().replace("plants.physics", "tank_package.physics")
-    put(site, "tank_package/tank.py", text)
-    put(site, "tank_package/__init__.py", "")
-    put(site, "tank_package/physics/outflow.py", (project / "plants/physics/outflow.py").read_text())
-    put(site, "tank_package-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tank-package\nVersion: 1\n")
-    put(site, "tank_package-1.dist-info/entry_points.txt", "[neorl.plants]\ntank = tank_package.tank:PLANT\n")
+    site = install(project.parent / "site")
     monkeypatch.syspath_prepend(str(site))
     for name in [name for name in sys.modules if name.partition(".")[0] == "tank_package"]:
         monkeypatch.delitem(sys.modules, name)

@@ -188,6 +188,7 @@ def test_what_mlflow_has_lost_is_one_sentence(registry: Registry, registered: tu
             call()
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_is_a_missing_service() -> None:
     class Failing(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -264,6 +264,7 @@ def test_an_append_must_be_of_the_same_plant_and_keys_and_be_new(tmp_path: Path)
         DatasetWriter(tmp_path, SPEC._replace(horizon=7), old)
 
 
+@pytest.mark.slow
 def test_writing_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> None:
     def peak(blocks: int) -> int:
         tracemalloc.start()
@@ -297,6 +298,7 @@ def test_validating_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> 
     assert validate(tmp_path, 128_000)["rows"] == 128_000
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:
     # A child process with a quota on its files' size, for a disk cannot be filled in a test.
     script = textwrap.dedent(

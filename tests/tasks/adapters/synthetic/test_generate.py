@@ -41,6 +41,7 @@ def rows_of(result: GeneratedEpisodes) -> Rows:
     return dataset.arrays()
 
 
+@pytest.mark.slow
 def test_scores_are_where_the_field_and_the_paper_put_them(made: dict[str, GeneratedEpisodes]) -> None:
     # truth 1.4: the saturated LQR with the true model scores 97.8. Medium is a third to half of the way up.
     assert made["expert"].score == pytest.approx(97.8, abs=2.0)
@@ -112,6 +113,7 @@ def test_a_file_in_d4rls_layout_holds_the_same_rows(made: dict[str, GeneratedEpi
         generate("double_mass", "random", EPISODES, 3, path)
 
 
+@pytest.mark.slow
 def test_a_terminated_episode_ends_in_a_terminal_row(tmp_path: Path) -> None:
     # truth 1.1: random coolant temperatures up to 310 K run the reactor away, which ends the episode.
     result = generate("chemical_reactor", "random", 16, 0, tmp_path)

@@ -1,0 +1,183 @@
+"""Identify: constants of a simulated plant that nobody knows exactly, estimated from the episodes that it learns from.
+
+What follows is then about the plant as far as its logs tell it: its nominal constants are the estimate, and the
+operating domain draws them from the posterior.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput, Refused, nearest
+from configs.home import Home
+from configs.run import RunConfig
+from neorl_core.identify import (
+    Episodes,
+    Posterior,
+    Unknown,
+    drawing_plant,
+    posterior_fields,
+    stack_rows,
+    step_test,
+)
+from neorl_core.identify import (
+    identify as estimate,
+)
+from neorl_core.types import Plant
+from tasks.adapters.plants.known import KnownPlant, plant_of
+from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.reader import StoredDataset
+from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
+from tasks.stages import cached
+
+MOST_ROWS = 20_000
+"""Logged steps that constants are estimated on at most, in whole episodes evenly over all of them: it bounds time and
+memory."""
+CONFIDENCE = 0.95
+
+
+def unknowns_of(run: RunConfig, plant: Plant) -> tuple[Unknown, ...]:
+    """The constants that a run has estimated, with their priors.
+
+    Raises:
+        BadInput: when a constant, an entry or a signal is none of the plant's, or a prior cannot be meant.
+    """
+    if run.identify is None:
+        return ()
+    for key, names in (("starts", run.identify.starts), ("inputs", run.identify.inputs)):
+        for name in names:
+            if name not in plant.spec.observation.names:
+                raise BadInput(
+                    f"expected identify.{key} to name signals of {plant.spec.name}, got '{name}': "
+                    f"{nearest(name, plant.spec.observation.names)}"
+                )
+    found = []
+    for label, prior in run.identify.constants.items():
+        name, _, rest = label.partition("[")
+        entry = int(rest.removesuffix("]")) if rest else None
+        centre = _nominal(plant, name, entry)
+        if centre == 0 or (prior.law == "log-normal" and centre < 0):
+            cure = "give it another value in the plant's file" + (", or law: normal" if centre < 0 else "")
+            raise BadInput(
+                f"expected a value of {label} that a share of it is a deviation of, got {centre:g} with law "
+                f"{prior.law}: {cure}."
+            )
+        scale = abs(centre) if prior.law == "normal" else 1.0
+        found.append(Unknown(name, scale * prior.deviation, prior.law, entry=entry))
+    return tuple(found)
+
+
+def _nominal(plant: Plant, name: str, entry: int | None) -> float:
+    """A constant's value in the plant's file."""
+    fields = plant.params._fields
+    if name not in fields:
+        raise BadInput(
+            f"expected identify.constants to name constants of {plant.spec.name}, got '{name}': {nearest(name, fields)}"
+        )
+    value = np.asarray(getattr(plant.params, name))
+    known = entry is None if value.ndim == 0 else value.ndim == 1 and entry is not None and entry < len(value)
+    if not known:
+        cure = f"write {name}[0] to {name}[{len(value) - 1}]" if value.ndim == 1 else f"write {name} alone"
+        raise BadInput(f"expected one number of {name}, got {name if entry is None else f'{name}[{entry}]'}: {cure}.")
+    return float(value if entry is None else value[entry])
+
+
+def simulator_of(known: KnownPlant, identification: Identification) -> Plant:
+    """The plant's simulator as far as it is known: with the posterior in its domain where constants were estimated."""
+    plant = known.simulator()
+    if not identification.constants:
+        return plant
+    drawn = [Unknown(found.name, found.deviation, found.law, entry=found.entry) for found in identification.constants]
+    return drawing_plant(plant, drawn, identification.domain)
+
+
+@cached()
+def identify(home: Home, run: RunConfig, dataset: Dataset) -> Identification:
+    """Estimate the plant's unknown constants from the episodes that training uses: the others judge the simulator.
+
+    Args:
+        home: unused; every stage takes it.
+        run: its plant, the constants that it names, and the share of held-out episodes.
+        dataset: the logs.
+
+    Raises:
+        BadInput: on a name that is none, or logs from which nothing can be estimated.
+        Refused: when the estimate does not settle.
+    """
+    if run.identify is None:
+        return KNOWN
+    plant = plant_of(run).simulator()
+    unknowns, settings = unknowns_of(run, plant), run.identify
+    store = StoredDataset.open(dataset.store, dataset.digest)
+    logs = read_logs(store, _chosen(store.split(run.data.held_out)[0], np.diff(store.episodes)))
+    steps, lengths = logs.transitions, np.diff(np.append(logs.starts, len(logs.episode)))
+    seen, acted, then = (np.asarray(x) for x in (steps.observation, steps.action, steps.next_observation))
+    episodes = stack_rows(seen, acted, then, lengths)
+    starts = {name: (start.mean, start.deviation) for name, start in settings.starts.items()}
+    try:
+        posterior = estimate(
+            plant,
+            unknowns,
+            episodes,
+            segment=settings.segment,
+            starts=starts,
+            inputs=settings.inputs,
+            confidence=CONFIDENCE,
+        )
+        fields = posterior_fields(unknowns, posterior)
+    except ValueError as error:
+        raise BadInput(f"in 'identify': {error}") from error
+    if not bool(posterior.converged) or not all(map(np.isfinite, fields.values())):
+        raise Refused(
+            f"expected an estimate of {', '.join(map(str, unknowns))} that settles, got one that does not: name fewer "
+            "constants under 'identify', with smaller deviations, or give other logs."
+        )
+    return Identification(
+        dataset=dataset.digest,
+        episodes=len(lengths),
+        constants=tuple(_constant(plant, unknowns, posterior, i, episodes) for i in range(len(unknowns))),
+        domain=fields,
+    )
+
+
+def _chosen(episodes: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Whole episodes evenly over all, of about MOST_ROWS steps together, and three at least."""
+    most = max(3, int(len(episodes) * min(1.0, MOST_ROWS / max(int(lengths[episodes].sum()), 1))))
+    places = np.linspace(0, len(episodes) - 1, min(most, len(episodes))).round().astype(int)
+    return np.asarray(episodes[np.unique(places)])
+
+
+def _constant(
+    plant: Plant, unknowns: tuple[Unknown, ...], posterior: Posterior, i: int, episodes: Episodes
+) -> IdentifiedConstant:
+    unknown, identified = unknowns[i], bool(posterior.identified[i])
+    centre = _nominal(plant, unknown.name, unknown.entry)
+    test = ""
+    if not identified:
+        found = step_test(plant, unknowns, posterior, i, jnp.asarray(_at_rest(episodes)))
+        test = str(found) if found is not None else "every step that was tried is predicted to cross a limit"
+    return IdentifiedConstant(
+        name=unknown.name,
+        entry=unknown.entry,
+        law=unknown.law,
+        estimate=float(posterior.estimate[i]),
+        lower=float(posterior.low[i]),
+        upper=float(posterior.high[i]),
+        prior=centre,
+        deviation=unknown.spread / (abs(centre) if unknown.law == "normal" else 1.0),
+        share=float(np.sqrt(np.asarray(posterior.covariance)[i, i])),
+        identified=identified,
+        test=test,
+    )
+
+
+def _at_rest(episodes: Episodes) -> npt.NDArray[np.floating]:
+    """The logged observation after which the least moved, each signal by its own spread."""
+    seen = np.asarray(episodes.observations)
+    spread = np.nanstd(seen.reshape(-1, seen.shape[-1]), axis=0)
+    moved = np.abs(np.diff(seen, axis=1)) / np.where(spread > 0, spread, 1.0)
+    at = np.unravel_index(np.nanargmin(moved.max(axis=-1)), moved.shape[:2])
+    found: npt.NDArray[np.floating] = seen[at]
+    return found
