@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study plants-pipeline chaos resume history streaming historian store tamper identify picture services lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study plants-pipeline chaos resume history streaming historian nasty store tamper identify picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -77,6 +77,9 @@ streaming: $(READY)  ## training on data four times as large as its memory besid
 
 historian: $(READY)  ## raw rows/s and memory of ingesting 200 million rows, beside polars' own scan of the same files
 	$(BIN)/python -m benchmarks.historian
+
+nasty: $(READY)  ## small files as plants have them through ingestion; writes docs/nasty.md
+	$(BIN)/python -m benchmarks.nasty
 
 ROWS ?= 100000000
 store: $(READY)  ## the dataset store beside its yardsticks, and validation of ROWS transitions (100 million by default)

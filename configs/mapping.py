@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
@@ -17,6 +20,16 @@ from neorl_core.types import PlantSpec, Space
 Seconds = Annotated[float, Field(ge=0.0)]
 Bounds = Annotated[tuple[float | None, float | None], Field(strict=False)]
 Role = Literal["observation", "set_point", "action", "mode", "input", "episode"]
+
+
+def converted(given: Bounds | None, scale: float, offset: float) -> tuple[float, float]:
+    """Bounds in another unit, where a value v becomes `scale * v + offset`; an open side is infinite."""
+    low, high = (None, None) if given is None else given
+    edges = (
+        -math.inf if low is None else scale * low + offset,
+        math.inf if high is None else scale * high + offset,
+    )
+    return min(edges), max(edges)
 
 
 class Columns(Strict):
@@ -75,7 +88,10 @@ class Signal(Strict):
     """[low, high] of the instrument, in the archive's unit: a value beyond is rejected. null leaves a side open."""
     limits: Bounds | None = None
     """[low, high] within which the process must stay, in the archive's unit: a constraint of a plant that the mapping
-    describes."""
+    describes. Steps beyond it are kept, and cost."""
+    alarms: Bounds | None = None
+    """[low, high] within which the process should stay, in the archive's unit: soft limits, whose crossings are counted
+    and cost nothing."""
 
 
 class Tag(Signal):
@@ -100,6 +116,8 @@ class Tag(Signal):
 
     @model_validator(mode="after")
     def _complete(self) -> Tag:
+        if self.alarms is not None and self.role in ("action", "mode", "episode"):
+            raise ValueError(f"expected 'alarms' of a measured signal, got them on a {self.role}: delete them")
         if self.role == "mode":
             if not self.running or self.signal is not None:
                 raise ValueError("expected a mode to have 'running', its values while the plant runs, and no 'signal'")
@@ -140,12 +158,15 @@ class Process(Strict):
 
 
 class Episodes(Strict):
-    """How a continuous record is cut into episodes; each cut is a timeout, and only a trip is a termination."""
+    """How a continuous record is cut into episodes; each cut is a timeout, and only a trip may be a termination."""
 
     max_gap_seconds: float = Field(gt=0)
     """A signal that was not seen for longer is unknown, and the episode ends before."""
     max_steps: int | None = Field(default=None, gt=0)
     """Longest episode; the plant's horizon when not given."""
+    end_at_trip: bool | None = None
+    """Whether a crossed limit terminates the episode, as where it trips the plant, and what begins beyond it is left
+    out until the plant is back. When not given: yes of a simulated plant, whose episodes end so, no of a process."""
 
 
 class HistorianMapping(Strict):
@@ -168,8 +189,9 @@ class HistorianMapping(Strict):
     between two samples know the later one, which the action may have caused."""
     skew_seconds: Seconds = 0.0
     """How much later than its moment a sample may be stamped and still count as seen then: scans have jitter."""
-    status_codes: Literal["opc_ua", "opc_da"] = "opc_ua"
-    """What statuses that are numbers mean: OPC UA's (0 is Good), or the qualities of OPC DA (192 is Good)."""
+    status_codes: Literal["opc_ua", "opc_da"] | None = None
+    """What statuses that are numbers mean: OPC UA's (0 is Good), or the qualities of OPC DA (192 is Good, 0 is Bad).
+    When not given they are OPC UA's, and those that only OPC DA has (1 to 255) are refused."""
     statuses: dict[str, Literal["good", "uncertain", "bad"]] = Field(default={})
     """What the historian's own words for a status mean."""
     tags: dict[str, Tag] = Field(min_length=1)
@@ -177,7 +199,8 @@ class HistorianMapping(Strict):
     reward: Formula | None = None
     """Reward of a step: over signals, `next.<signal>` a period later, and actions; the plant's own when not given."""
     ignore: tuple[str, ...] = Field(default=(), strict=False)
-    """Tags of the export that are left out on purpose."""
+    """Tags of the export that are left out on purpose: names, or patterns in which * stands for any text and ? for any
+    sign."""
     treat_uncertain_as_bad: bool = False
     episodes: Episodes
 
@@ -212,6 +235,12 @@ class HistorianMapping(Strict):
         """The name of the plant."""
         return self.process.name if self.process is not None else str(self.plant)
 
+    @property
+    def end_at_trip(self) -> bool:
+        """Whether a crossed limit terminates the episode."""
+        given = self.episodes.end_at_trip
+        return self.process is None if given is None else given
+
     def conversions(self, spec: PlantSpec) -> dict[str, tuple[float, float]]:
         """How each tag's values become the plant's units.
 
@@ -242,6 +271,22 @@ class HistorianMapping(Strict):
         except ValueError as error:
             raise ValueError(f"tag {tag}: {error}") from error
 
+    def alarms(self, spec: PlantSpec) -> dict[str, tuple[float, float]]:
+        """signal -> [low, high] of its soft limits, in the plant's units."""
+        conversions, units = (
+            self.conversions(spec),
+            dict(zip(spec.observation.names, spec.observation.units, strict=True)),
+        )
+        sources: list[tuple[str, Signal, tuple[float, float]]] = [
+            (str(tag.signal), tag, conversions[name]) for name, tag in self.tags.items() if tag.alarms is not None
+        ]
+        sources += [
+            (name, formula, conversion(formula.unit, units.get(name, formula.unit)))
+            for name, formula in self.derived.items()
+            if formula.alarms is not None
+        ]
+        return {signal: converted(source.alarms, *scale) for signal, source, scale in sources}
+
     def by_signal(self, space: Space, roles: tuple[str, ...]) -> dict[str, str]:
         """signal -> tag or name of a derived quantity, in the order of the plant's signals."""
         given = [(tag.signal, name) for name, tag in self.tags.items() if tag.role in roles]
@@ -255,6 +300,10 @@ class HistorianMapping(Strict):
                 got = ", ".join(sources) or "none"
                 raise ValueError(f"expected one tag of role {' or '.join(roles)} for signal '{signal}', got {got}")
         return {signal: next(name for other, name in given if other == signal) for signal in space.names}
+
+    def ignores(self, tag: str) -> bool:
+        """Whether a tag is left out on purpose."""
+        return tag in self.ignore or any(_pattern(given).fullmatch(tag) for given in self.ignore)
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -300,3 +349,9 @@ class HistorianMapping(Strict):
             return derived, compile_expression(self.reward.expression, now | later | actions, self.reward.unit)
         except ValueError as error:
             raise ValueError(f"reward: {error}") from error
+
+
+@cache
+def _pattern(given: str) -> re.Pattern[str]:
+    """Of these alone the signs * and ? mean something: names of tags are full of brackets."""
+    return re.compile(re.escape(given).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)

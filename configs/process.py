@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from configs.mapping import Bounds, Derived, HistorianMapping, Tag
+from configs.mapping import Derived, HistorianMapping, Tag, converted
 from configs.units import conversion
 from neorl_core.types import Constraint, PlantSpec, Space
 
@@ -39,13 +37,13 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
         except ValueError as error:
             raise ValueError(f"signal {signal}: {error}") from error
         if source.role in ("observation", "set_point"):
-            observed[signal] = (target, _bounds(source.range, scale, offset))
+            observed[signal] = (target, converted(source.range, scale, offset))
         elif source.role == "action":
-            acting[signal] = (target, _bounds(source.range, scale, offset))
+            acting[signal] = (target, converted(source.range, scale, offset))
         if source.limits is not None:
             if source.role == "action":
                 raise ValueError(f"expected limits of a measured signal, got them on action {signal}: give its 'range'")
-            limits.append(Constraint(signal, target, *_bounds(source.limits, scale, offset)))
+            limits.append(Constraint(signal, target, *converted(source.limits, scale, offset)))
     if not observed or not acting:
         raise ValueError("expected at least one observation and one action, got a process without: give tags a role")
     return PlantSpec(
@@ -58,15 +56,6 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
         horizon=mapping.process.horizon,
         score_range=(0.0, 100.0),
     )
-
-
-def _bounds(given: Bounds | None, scale: float, offset: float) -> tuple[float, float]:
-    low, high = (None, None) if given is None else given
-    edges = (
-        -math.inf if low is None else scale * low + offset,
-        math.inf if high is None else scale * high + offset,
-    )
-    return min(edges), max(edges)
 
 
 def _space(signals: dict[str, tuple[str, tuple[float, float]]]) -> Space:

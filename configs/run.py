@@ -28,7 +28,9 @@ class Data(Strict):
     mapping: FilePath | None = None
     """Mapping file of a historian's tags, relative to the run's own file; without one the format is recognised."""
     max_quarantined: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
-    """Share of rows that may fail validation before the dataset is refused."""
+    """Share of raw rows, and of rows or control steps, that may fail before the dataset is refused."""
+    max_gaps: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25
+    """Share of control steps at which a signal may not have been archived; a week without any row is none of them."""
     held_out: Fraction = 0.2
     """Share of episodes kept from training, for selection."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -39,13 +41,46 @@ KINDS = {
 """Names of the commonest quantities, by a unit of each."""
 
 
+SPELLINGS = (
+    (r"%\s*RH\b", "percent"),
+    (r"\b(bar|mbar|kPa|MPa|Pa)\s*\(?g\)?(?!\w)", r"\1_gauge"),
+    (r"\b(bar|mbar|kPa|MPa|Pa)\s*\(?a\)?(?!\w)", r"\1"),
+    (r"\bpsi\s*\(?g\)?(?!\w)", "psi_gauge"),
+    (r"\bpsi\s*\(?a\)?(?!\w)", "psi"),
+    (r"\bmm\s*(WC|WS|H2O)\b", "millimeter_H2O"),
+    (r"\b(k?)N\s*(m3|m\^3|m³)(?!\w)", r"\1normal_cubic_meter"),
+    (r"\b(k?)S\s*(m3|m\^3|m³)(?!\w)", r"\1standard_cubic_meter"),
+    (r"\b(k?)Nm\b(?!\d)", r"\1N*m"),
+    (r"\b(gpm|GPM)\b", "gallon/minute"),
+    (r"\b(lpm|LPM)\b", "liter/minute"),
+)
+"""What historians write and pint reads otherwise or not at all: 'bar(g)' would be bars times grams."""
+ATMOSPHERE = 101_325.0
+"""Pa, the standard atmosphere, which gauges are taken to stand in."""
+DEFINITIONS = (
+    "per_unit = 1 = pu",
+    *(f"{name}_gauge = {scale} * pascal; offset: {ATMOSPHERE}" for name, scale in (
+        ("bar", 1e5), ("mbar", 1e2), ("kPa", 1e3), ("MPa", 1e6), ("Pa", 1.0), ("psi", 6894.757293168361),
+    )),
+    # Amounts of an ideal gas at 101,325 Pa and 0 and 15 degC: volumes that depend on nothing.
+    "normal_cubic_meter = 44.61503341 * mole",
+    "standard_cubic_meter = 42.29254338 * mole",
+)  # fmt: skip
+TURNS = re.compile(r"(revolutions?|turns?|cycles?)(_per_\w+)?|counts?_per_(second|minute)")
+ANGLES = re.compile(r"(milli|micro|nano)?radian|degree|grade|arcminute|arcsecond")
+HERTZ = re.compile(r"(kilo|mega|giga|milli)?hertz")
+COMMON = {"1", "K", "degC", "m", "s", "kg", "Pa", "kPa", "bar", "%", "m3/h", "L/s", "kW", "W", "V", "A", "Hz", "m/s"}
+"""Units that are known without pint."""
+
+
 @cache
 def registry() -> UnitRegistry[float]:
     """pint's units, and per unit of the base (pu) besides; imported when the first conversion is asked for."""
     import pint
 
     units: UnitRegistry[float] = pint.UnitRegistry(autoconvert_offset_to_baseunit=True, cache_folder=None)
-    units.define("per_unit = 1 = pu")
+    for definition in DEFINITIONS:
+        units.define(definition)
     return units
 
 
@@ -61,12 +96,15 @@ def parse(text: str) -> Any:
         if text.strip() == "1":
             return registry().dimensionless
         # 'm3' and 'kg/m3' are how historians write powers; pint would look for a unit of that name.
-        powers = re.sub(r"(?<=[A-Za-z])(\d)(?![\w.])", r"**\1", text)
+        plain = text
+        for written, meant in SPELLINGS:
+            plain = re.sub(written, meant, plain)
+        powers = re.sub(r"(?<=[A-Za-z])(\d)(?![\w.])", r"**\1", plain)
         return registry().parse_units(powers)
     except Exception as error:  # pint's tokenizer lets Python's own errors through, of many kinds
-        raise ValueError(
-            f"expected a unit such as degC, kPa, m3/h or 1, got '{text[:MAX_LENGTH]}': write it as pint does"
-        ) from error
+        near = difflib.get_close_matches(text[:MAX_LENGTH], [*COMMON, *dir(registry())], 1, 0.7)
+        hint = f"did you mean '{near[0]}'?" if near else "write it as pint does"
+        raise ValueError(f"expected a unit such as degC, kPa, m3/h or 1, got '{text[:MAX_LENGTH]}': {hint}") from error
 
 
 def _plain_powers(text: str) -> bool:
@@ -103,6 +141,8 @@ def conversion(source: str, target: str) -> tuple[float, float]:
         (1.0, 273.15)
     """
     if source == target:
+        if source not in COMMON:
+            parse(source)
         return 1.0, 0.0
     given, wanted = parse(source), parse(target)
     if given.dimensionality != wanted.dimensionality:
@@ -110,7 +150,24 @@ def conversion(source: str, target: str) -> tuple[float, float]:
             f"expected a unit of {kind(wanted.dimensionality)} such as '{target}', got '{source}', a unit of "
             f"{kind(given.dimensionality)}"
         )
-    return _affine(source, given, wanted, target)
+    scale, offset = _affine(source, given, wanted, target)
+    return scale * _cycles(given, wanted) / _cycles(wanted, given), offset
+
+
+def _cycles(one: Any, other: Any) -> float:
+    """What turns one unit's angles into the other's cycles: pint's revolution is 2 pi, but 60 a minute are 1 Hz."""
+    turns, angles, _ = _counts(one)
+    turned, angled, hertz = _counts(other)
+    if turned or angled or not (turns or (angles and hertz)):
+        return 1.0
+    return 1.0 / math.tau
+
+
+def _counts(unit: Any) -> tuple[bool, bool, bool]:
+    """Whether a unit counts turns, angles or cycles of a second."""
+    names = list(unit._units)
+    turns, angles, hertz = (any(kind.fullmatch(name) for name in names) for kind in (TURNS, ANGLES, HERTZ))
+    return turns, angles, hertz
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from configs.errors import BadInput, Refused
@@ -13,19 +13,21 @@ from configs.mapping import HistorianMapping
 from configs.run import Data, RunConfig
 from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
-from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
 from tasks.adapters.formats.sources import digest_of, for_plant, in_words, name_of, recognise, survey
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of, opened
 from tasks.adapters.store.card import write_card
 from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import IngestedSource, Provenance
+from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, by_reason
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.references import Dataset, Source
-from tasks.sources import OpenSource, add_source, open_source, recipe_of, recorded
+from tasks.sources import OpenSource, add_source, losses, open_source, recipe_of, recorded
 from tasks.stages import cached
 
 Progress = Callable[[int, int, str], None]
+AS_USUAL = Data()
+MOST_NAMED = 10
+"""Files that are named one by one."""
 
 
 @cached()
@@ -45,7 +47,8 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
 
     Raises:
         BadInput: when a source or the mapping cannot be read, or holds no rows.
-        Refused: when more than `data.max_quarantined` of the rows fail; the quarantine stays.
+        Refused: when more than `data.max_quarantined` of the raw rows, or of the control steps, are
+            lost; the quarantine stays.
     """
     if not sources:
         raise BadInput("expected at least one source file, got none: name the plant's logs.")
@@ -56,7 +59,8 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
     mapping, plant = mapping_of(run), plant_of(run)
     recipe = recipe_of(plant, "historian" if mapping else "recorded", mapping)
     found = ((source, open_source(source, plant, mapping)) for source in sources)
-    return _ingest(home, plant.spec, recipe, found, len(sources), run.data.max_quarantined, progress)
+    made = _ingest(home, plant.spec, recipe, found, len(sources), run.data, progress)
+    return made.model_copy(update={"notes": tuple(_skipped(sources))}) if mapping else made
 
 
 def ingest_file(
@@ -65,7 +69,7 @@ def ingest_file(
     plant: str | None = None,
     mapping: Path | None = None,
     horizon: int | None = None,
-    max_quarantined: float = 0.05,
+    allowed: Data = AS_USUAL,
     progress: Progress | None = None,
 ) -> Dataset:
     """Recognise a file and turn it into a dataset; without a known plant its spec is made from the data.
@@ -76,7 +80,7 @@ def ingest_file(
         plant: whose names, units and limits apply: a name, or a plant's code in the working directory.
         mapping: what a historian's tags mean; it names the plant.
         horizon: steps after which episodes were cut, for a D4RL file that does not tell.
-        max_quarantined: share of rows that may fail, besides those that nothing follows.
+        allowed: shares that may be lost.
         progress: called with (done, total, unit).
 
     Returns:
@@ -93,11 +97,11 @@ def ingest_file(
                 f"expected a historian's mapping alone, got one of {named.subject} with another plant or a horizon: "
                 "leave those out."
             )
-        data = Data(mapping=mapping.resolve(), max_quarantined=max_quarantined)
+        data = allowed.model_copy(update={"mapping": mapping.resolve()})
         run = RunConfig(plant=named.subject, data=data)
         made = ingest(home, run, [path], progress)
         note = f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"
-        return made.model_copy(update={"notes": (note,)})
+        return made.model_copy(update={"notes": (note, *made.notes)})
     source = recognise(path, horizon)
     if plant is not None:
         known = plant_at(plant)
@@ -107,9 +111,20 @@ def ingest_file(
         known, blocks = KnownPlant(survey(source, f"{name}_log" if name in NAMES else name), None, None), source.blocks
     recipe = recipe_of(known, source.family, horizon=horizon)
     one = [(path, recorded(blocks, digest_of(source)))]
-    made = _ingest(home, known.spec, recipe, one, 1, max_quarantined, progress)
+    made = _ingest(home, known.spec, recipe, one, 1, allowed, progress)
     lost = (f"  left out: {count:,} row(s), {reason}" for reason, count in made.reasons.items())
     return made.model_copy(update={"notes": (*in_words(source, known.spec, plant is not None), *lost)})
+
+
+def _skipped(sources: Sequence[Path]) -> Iterator[str]:
+    """A line for each folder that holds what is no table by its name."""
+    from tasks.adapters.historian.folders import skipped_files
+
+    for source in sources:
+        if skipped := [str(file.relative_to(source)) for file in skipped_files(source)]:
+            more = f" and {len(skipped) - MOST_NAMED:,} more" if len(skipped) > MOST_NAMED else ""
+            named = ", ".join(skipped[:MOST_NAMED])
+            yield f"  not read in {source.name}, for their names are no tables': {named}{more}"
 
 
 def _ingest(
@@ -118,7 +133,7 @@ def _ingest(
     recipe: Provenance,
     sources: Iterable[tuple[Path, OpenSource]],
     total: int,
-    max_quarantined: float,
+    allowed: Data,
     progress: Progress | None,
 ) -> Dataset:
     """Add all sources to one dataset, and name it if few enough of its rows failed."""
@@ -130,7 +145,7 @@ def _ingest(
             paths.append(path)
             if progress:
                 progress(len(records), total, "sources")
-        _hold_to_threshold(records, max_quarantined, root)
+        _hold_to_threshold(records, allowed, root)
         public = tuple(record.public() for record in records)
         digest = writer.commit(recipe.model_copy(update={"sources": public}))
     return _reference(StoredDataset.open(root, digest, verify=False), spec, recipe, records, paths)
@@ -155,10 +170,9 @@ def _reference(
         episodes=len(held.episodes) - 1,
         quarantined=sum(record.quarantined for record in records),
         quarantine=_quarantine_folder(held.root, records),
-        quarantine_files=tuple(
-            held.root / part.file for record in records for part in (*record.quarantine, *record.raw_quarantine)
-        ),
+        quarantine_files=tuple(held.root / part.file for record in records for part in _parts(record)),
         reasons=dict(_reasons(records)),
+        accounted=tuple(line for record in records for line in record.lines()),
         accounts=tuple(record.account for record in records),
         sources=tuple(
             Source(path=str(path), sha256=record.sha256) for path, record in zip(paths, records, strict=True)
@@ -175,30 +189,26 @@ def _reasons(records: Sequence[IngestedSource]) -> Counter[str]:
 
 def _quarantine_folder(root: Path, records: Sequence[IngestedSource]) -> Path | None:
     """The folder of the only source with failed rows, or that of all of them."""
-    folders = [(root / record.quarantine[0].file).parent for record in records if record.quarantine]
+    folders = {root / "quarantine" / Path(part.file).parts[1] for record in records for part in _parts(record)}
     if len(folders) > 1:
         return root / "quarantine"
-    return folders[0] if folders else None
+    return folders.pop() if folders else None
 
 
-def _hold_to_threshold(records: Sequence[IngestedSource], allowed: float, root: Path) -> None:
-    seen = sum(record.seen for record in records)
-    # A row that nothing follows is no fault of the source: formats without next observations end episodes so.
-    failed = sum(record.quarantined - record.reasons.get(NO_SUCCESSOR, 0) for record in records)
-    if seen and failed / seen > allowed:
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in _reasons(records).most_common(5))
-        raise Refused(
-            f"expected at most {allowed:.2%} of the rows to fail, got {failed / seen:.2%} ({failed} of {seen}): "
-            f"{reasons}; see {_quarantine_folder(root, records)} and mend the source, or raise data.max_quarantined."
-        )
-    if not seen:
-        lost: Counter[str] = Counter()
-        for record in records:
-            if account := record.account:
-                lost.update({"steps": account.steps, "rejected": account.rejected, "gap": account.gap})
-                lost.update({"not running": account.not_running, "outside limits": account.outside_limits})
-        went = ", ".join(f"{count} {what}" for what, count in lost.items() if count)
-        raise BadInput(
-            f"expected at least one row, got an empty dataset{f' ({went})' if went else ''}: "
-            "check the sources and the mapping."
-        )
+def _parts(record: IngestedSource) -> tuple[FileRecord, ...]:
+    return (*record.quarantine, *record.raw_quarantine)
+
+
+def _hold_to_threshold(records: Sequence[IngestedSource], allowed: Data, root: Path) -> None:
+    if not sum(record.seen for record in records):
+        went = "; ".join(line for record in records for line in record.lines())
+        raise BadInput(f"expected at least one row, got an empty dataset ({went}): check the sources and the mapping.")
+    for loss in losses(records):
+        most = float(getattr(allowed, loss.key))
+        if loss.share > most:
+            there = _quarantine_folder(root, records)
+            raise Refused(
+                f"expected at most {most:.2%} of the {loss.what} to be lost, got {loss.share:.2%} "
+                f"({loss.reasons.total():,} of {loss.read:,}){by_reason(dict(loss.reasons.most_common(5)))}; "
+                f"{f'see {there} and ' if there else ''}mend the source or its mapping, or raise data.{loss.key}."
+            )

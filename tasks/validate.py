@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import Data, RunConfig
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, write_json
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.plants.opening import opened
 from tasks.adapters.store.expectations import Check, check_episode_table, check_tables
 from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import SourceRecord, by_reason
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
 from tasks.adapters.store.statistics import Signal, Statistics, mean_shift, signal_bounds, stability_index, summarise
 from tasks.references import Dataset, DriftReference, Validation
+from tasks.sources import losses
 from tasks.stages import cached
 
 NONE_EARLIER = DriftReference()
@@ -28,6 +30,8 @@ MIN_DEVIATION = 1e-3
 MIN_COVERED = 0.1
 """Share of an action's range between its 5 % and 95 % quantiles, below which a warning is due."""
 MAX_VIOLATING = 0.05
+MAX_LOST = 0.01
+"""Share of what was read that may be lost without a warning."""
 MAX_SHIFT = 0.5
 MAX_STABILITY_INDEX = 0.25
 
@@ -58,26 +62,56 @@ def validate(
         Refused: when a file of the dataset is not what its digest says.
     """
     spec = plant_of(opened(run)).spec
-    store, before = StoredDataset.open(dataset.store, dataset.digest), earlier.dataset
+    store = StoredDataset.open(dataset.store, dataset.digest)
+    return validate_dataset(home, store, spec, run.data, run.plant, earlier, progress)
+
+
+def validate_dataset(
+    home: Home,
+    store: StoredDataset,
+    spec: PlantSpec,
+    data: Data,
+    plant: str,
+    earlier: DriftReference = NONE_EARLIER,
+    progress: Progress | None = None,
+) -> Validation:
+    """Hold a stored dataset against what training and evaluation need.
+
+    Args:
+        home: takes the summary and the Data Docs.
+        store: the dataset.
+        spec: of its plant.
+        data: the share of episodes held out.
+        plant: how the plant is called.
+        earlier: the dataset that drift is measured against.
+        progress: called with (done, total, unit); the unit is rows.
+
+    Returns:
+        As `validate`.
+    """
+    before = earlier.dataset
     summary = summarise(store, spec, progress)
     older = None
     if before is not None and before.digest != store.digest:
         older = summarise(StoredDataset.open(before.store, before.digest), spec)
-    train, held_out = store.split(run.data.held_out)
-    table, checks = dataset_checks(summary, older, spec, len(train), len(held_out))
+    train, held_out = store.split(data.held_out)
+    sources = store.sources
+    accounted = [line for source in sources for line in source.lines()]
+    table, checks = dataset_checks(summary, older, spec, len(train), len(held_out), sources)
     compared = before.digest if before is not None else None
-    depends_on = [compared, run.data.model_dump(mode="json", exclude={"mapping"})]
-    folder = home.folder("runs", run.plant, f"{store.digest[:12]}-{digest_json(depends_on)[:8]}")
+    depends_on = [compared, data.model_dump(mode="json", exclude={"mapping"})]
+    folder = home.folder("runs", plant, f"{store.digest[:12]}-{digest_json(depends_on)[:8]}")
     reasons = [
         f"expected sound rows, got {n} where {why}: ingest its sources again." for why, n in summary.faults.items()
     ]
     reasons += check_episode_table(summary.episodes)
     failed, docs = check_tables(
-        plant=run.plant,
+        plant=plant,
         digest=store.digest,
         tables={"episodes": summary.episodes, "dataset": {name: np.array([value]) for name, value in table.items()}},
         checks=checks,
         found=reasons,
+        accounted=accounted,
         folder=folder / "data_docs",
     )
     reasons += [check.reason for check in failed if check.refuses]
@@ -88,6 +122,7 @@ def validate(
             "passed": not reasons,
             "reasons": reasons,
             "warnings": warnings,
+            "accounted": accounted,
             "dataset": store.digest,
             "compared_with": compared,
             "table": {name: value for name, value in table.items() if math.isfinite(value)},
@@ -133,7 +168,12 @@ class Expectations:
 
 
 def dataset_checks(
-    summary: Statistics, older: Statistics | None, spec: PlantSpec, train: int, held_out: int
+    summary: Statistics,
+    older: Statistics | None,
+    spec: PlantSpec,
+    train: int,
+    held_out: int,
+    sources: Sequence[SourceRecord] = (),
 ) -> tuple[dict[str, float], list[Check]]:
     """The table of one line that stands for the dataset, and what is expected of it and of the table of episodes.
 
@@ -143,12 +183,18 @@ def dataset_checks(
         spec: the plant.
         train: episodes for training.
         held_out: episodes kept from it.
+        sources: what became of the rows that the dataset was made of.
 
     Returns:
         Values by column, and the checks.
     """
     found = Expectations()
     _expect_enough(found, summary, train, held_out)
+    for loss in losses(sources):
+        if loss.read:
+            got = f"got {loss.share:.1%}{by_reason(loss.reasons)}"
+            reason = f"expected at most {MAX_LOST:.0%} of the {loss.what} to be lost, {got}: mend the source."
+            found.expect(f"share of {loss.what} lost", loss.share, reason, high=MAX_LOST, refuses=False)
     low, high = signal_bounds(spec)
     for (name, signal), least, most in zip(summary.signals.items(), low.tolist(), high.tolist(), strict=True):
         found.table[f"{name}: mean"] = signal.mean

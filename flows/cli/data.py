@@ -1,4 +1,4 @@
-"""Commands about plants' logs: generate, ingest, export."""
+"""Commands about plants' logs: generate, ingest, validate, export."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
+from configs.run import Data
 from flows.cli.console import AsJson, emit
 
 if TYPE_CHECKING:
     from tasks.adapters.plants.known import KnownPlant
+    from tasks.adapters.store.reader import StoredDataset
     from tasks.references import Dataset
 
 USUAL_STEPS = 60_000
@@ -98,6 +100,7 @@ def ingest(
         int | None, typer.Option(help="Steps of a time limit, for a file that does not tell where episodes end.")
     ] = None,
     max_quarantined: Annotated[float, typer.Option(help="Share of rows that may fail.", min=0.0, max=0.99)] = 0.05,
+    max_gaps: Annotated[float, typer.Option(help="Share of steps that may lack a signal.", min=0.0, max=1.0)] = 0.25,
     as_json: AsJson = False,
 ) -> None:
     """Turn logs into a dataset whose name is its digest; failing rows are quarantined.
@@ -115,13 +118,53 @@ def ingest(
     else:
         from tasks.ingest import ingest_file
 
+        allowed = Data(max_quarantined=max_quarantined, max_gaps=max_gaps)
         with StageProgress("ingest") as progress:
-            result = ingest_file(Home.locate(), source, plant, mapping, horizon, max_quarantined, progress)
+            result = ingest_file(Home.locate(), source, plant, mapping, horizon, allowed, progress)
     lines = [*result.notes, f"dataset {result.digest}", f"{result.rows:,} rows in {result.episodes:,} episodes"]
-    if result.quarantined:
-        lines.append(f"{result.quarantined:,} rows in quarantine: {result.quarantine}")
-    lines.append(f"card: {result.card}")
+    if result.quarantine:
+        lines.append(f"quarantine: {result.quarantine}")
+    lines += [f"card: {result.card}", *result.accounted]
     emit(result.model_dump(mode="json"), as_json, lines)
+
+
+def validate(
+    digest: Annotated[str, typer.Argument(help="The dataset's digest, or its first digits.")],
+    held_out: Annotated[float, typer.Option(help="Share of episodes kept from training.", min=0.01, max=0.99)] = 0.2,
+    root: Annotated[
+        Path | None, typer.Option(help="The folder of a dataset that was generated outside of the home.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a dataset is fit for training, and why not; 1 where it is not.
+
+    Example: neorl validate 33fc22638d80
+    """
+    from tasks.progress import StageProgress
+    from tasks.validate import validate_dataset
+
+    held = _dataset(digest, root)
+    with StageProgress("validate") as progress:
+        found = validate_dataset(
+            Home.locate(), held, held.spec, Data(held_out=held_out), held.spec.name, progress=progress
+        )
+    lines = [f"dataset {held.digest}: {'fit for training' if found.passed else 'refused'}"]
+    lines += [
+        f"  {kind}: {said}"
+        for kind, all_said in (("reason", found.reasons), ("warning", found.warnings))
+        for said in all_said
+    ]
+    lines += [f"data docs: {found.data_docs}", *(line for source in held.sources for line in source.lines())]
+    emit(found.model_dump(mode="json"), as_json, lines)
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+def _dataset(digest: str, root: Path | None) -> StoredDataset:
+    from tasks.adapters.store.reader import find_dataset
+
+    datasets = Home.locate().root / "datasets"
+    return find_dataset([root] if root else sorted(datasets.iterdir()) if datasets.is_dir() else [], digest)
 
 
 def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object]) -> Dataset:
@@ -151,12 +194,9 @@ def export(
     Example: neorl export 33fc22638d80 --to minari --out exports/double_mass-v0
     """
     from tasks.adapters.formats.exports import export as write
-    from tasks.adapters.store.reader import find_dataset
     from tasks.progress import StageProgress
 
-    datasets = Home.locate().root / "datasets"
-    folders = [root] if root else sorted(datasets.iterdir()) if datasets.is_dir() else []
     with StageProgress("export") as progress:
-        made = write(find_dataset(folders, digest), to, out, progress)
+        made = write(_dataset(digest, root), to, out, progress)
     lines = [f"{made.rows:,} rows in {made.episodes:,} episodes as {to} in {made.path}"]
     emit(made.model_dump(mode="json"), as_json, [*lines, *(f"  left out: {what}" for what in made.left_out)])

@@ -32,6 +32,7 @@ PANELS: dict[str, list[Callable[..., None]]] = {
         commands_start.check,
         commands_data.generate,
         commands_data.ingest,
+        commands_data.validate,
         commands_data.export,
     ],
     "models": [

@@ -36,9 +36,11 @@ class Dataset(Reference):
     episodes: int
     quarantined: int = 0
     quarantine: Path | None = None
-    """Folder of the rows that failed."""
+    """Folder of the rows that failed and, in its folder `raw`, of the raw rows that do not count."""
     quarantine_files: tuple[Path, ...] = ()
     """Files of the rows that failed, and of raw rows that do not count."""
+    accounted: tuple[str, ...] = ()
+    """Where every row and step went, a line each."""
     reasons: dict[str, int] = Field(default_factory=dict)
     """Quarantined rows by reason."""
     accounts: tuple[StepAccount | None, ...] = ()

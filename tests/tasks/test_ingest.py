@@ -282,7 +282,7 @@ def test_a_log_of_a_plant_that_never_ran_is_an_empty_dataset(tmp_path: Path, hom
     stopped = pl.when(pl.col("tag") == "AIC-101.MODE").then(0.0)
     path = tmp_path / "stopped.parquet"
     pl.read_parquet(made.path).with_columns(value=stopped.otherwise(pl.col("value"))).write_parquet(path)
-    with pytest.raises(BadInput, match=r"empty dataset \(.*\d+ not running.*\): check"):
+    with pytest.raises(BadInput, match=r"empty dataset \(.*the plant was not running \([\d,]+\).*\): check"):
         ingest(Home(home), RunConfig(plant="chemical_reactor", data=Data(mapping=REACTOR)), [path])
 
 

@@ -85,7 +85,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, home: Path) -> None
         ingest_file(Home(home), save(tmp_path / "a.npz", archive()), horizon=20)
     rewards = walk(100)["rewards"]
     rewards[:6] = np.nan
-    with pytest.raises(Refused, match=r"at most 5\.00% of the rows to fail, got 6\.00% \(6 of 100\)"):
+    with pytest.raises(Refused, match=r"at most 5\.00% of the rows to be lost, got 6\.00% \(6 of 100\)"):
         ingest_file(Home(home), write_d4rl(path, walk(100), rewards=rewards))
     assert not list(home.rglob("manifests/*"))
 

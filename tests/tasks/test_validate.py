@@ -216,3 +216,13 @@ def test_the_table_of_episodes_has_a_schema(tmp_path: Path) -> None:
     assert "field_uniqueness" in check_episode_table(table | {"episode": np.array([0, 0, 1])})[0]
     swapped = table | {"action force_1 min": table["action force_1 max"] + 1}
     assert "min <= mean <= max of action force_1" in check_episode_table(swapped)[0]
+
+
+def test_a_split_of_few_episodes_leaves_two_on_either_side(tmp_path: Path) -> None:
+    for seed, episodes in enumerate([10] * 8 + [9, 6, 5, 4]):
+        held = opened(write(tmp_path / f"s{seed}", make_rows([4] * episodes, seed=seed)))
+        train, out = held.split()
+        assert min(len(train), len(out)) >= 2, (seed, len(train), len(out))
+        assert sorted([*train, *out]) == list(range(episodes))
+    assert [len(side) for side in opened(write(tmp_path / "two", make_rows([4] * 2))).split()] == [1, 1]
+    assert [len(side) for side in opened(write(tmp_path / "one", make_rows([4]))).split()] != [0, 0]

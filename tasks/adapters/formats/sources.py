@@ -18,7 +18,7 @@ from configs.errors import BadInput
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec
 from tasks.adapters.files.arrays import open_npz
-from tasks.adapters.files.canonical import digest_json, file_sha256
+from tasks.adapters.files.canonical import digest_json, file_sha256, read_json
 from tasks.adapters.formats.archives import read_archive, read_archive_layout
 from tasks.adapters.formats.hdf5.isolated import has_signature, read_isolated
 from tasks.adapters.formats.hdf5.layouts import VECTORS
@@ -98,9 +98,17 @@ def _npz(path: Path) -> Source:
 
 def name_of(source: Source) -> str:
     """A name for a dataset of no known plant, from the file's."""
-    stem = _base(source.path).stem
+    stem = _minari_id(source.path) or _base(source.path).stem
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"file_{name}".rstrip("_")
+
+
+def _minari_id(path: Path) -> str:
+    """The id of a Minari dataset, with its namespace: folders of several are called human-v2."""
+    if not path.is_dir():
+        return ""
+    metadata = read_json(path / "metadata.json")
+    return str(metadata.get("dataset_id", "")) if isinstance(metadata, dict) else ""
 
 
 def _base(path: Path) -> Path:

@@ -22,8 +22,9 @@ from pyarrow.lib import ArrowException
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.adapters.files.canonical import digest_json, file_sha256
+from tasks.adapters.historian.folders import source_files, table_digests
 from tasks.adapters.historian.parquet_batches import coded_batches, time_groups
+from tasks.adapters.historian.periods import MONTH, NEVER, FileTimes, Implausible, Stretches, believed
 from tasks.adapters.historian.plain_tables import PlainTables, as_read
 from tasks.adapters.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows, Rejects
 from tasks.adapters.historian.raw_times import FOLLOWERS, TimestampReader, find_astray
@@ -37,57 +38,13 @@ GROUPED_AHEAD = 16
 """Portions that may wait, grouped, while others are being settled."""
 FOOTER_CHECK_ROWS = 65_536
 """Rows at either end of a file whose order is checked where the rest is known from the footer."""
+MOST_NAMED = 50
+"""Unknown tags that are named one by one."""
+MOST_PARTS = 1024
+"""Batches whose stretches of time are kept apart."""
 UNORDERED = 0.1
 """Share of rows behind younger ones above which an export is not in order of time but of something else."""
-SUFFIXES = (".parquet", ".csv")
-OTHER_SUFFIXES = (".tsv", ".dat", ".xlsx")
-"""Tables of a folder that has none of the others: beside those they may be anything."""
-NEVER = np.iinfo(np.int64).max
-
 Times = npt.NDArray[np.int64]
-
-
-def source_files(path: Path) -> list[Path]:
-    """The tables of an export: the file itself, or all tables of a folder, which their names' endings tell.
-
-    Raises:
-        BadInput: when there are none.
-    """
-    if path.is_dir():
-        there = sorted(p for p in path.iterdir() if not p.name.startswith("."))
-        files = [p for p in there if p.suffix in SUFFIXES] or [p for p in there if p.suffix in OTHER_SUFFIXES]
-        if not files:
-            raise BadInput(f"expected Parquet or CSV files in folder {path}, got none: check the path and the names.")
-        return files
-    if not path.is_file():
-        raise BadInput(f"expected a historian export at {path}, got none: check the path.")
-    return [path]
-
-
-def table_digests(path: Path) -> dict[Path, str]:
-    """SHA-256 of each table of an export; hashing lets go of the GIL."""
-    files = source_files(path)
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(files, pool.map(file_sha256, files), strict=True))
-
-
-def digest_of_tables(path: Path, digests: Mapping[Path, str]) -> str:
-    """What names an export: a file's SHA-256, or the digest over those of a folder's tables, whatever their names."""
-    return digest_json(sorted(digests.values())) if path.is_dir() else digests[path]
-
-
-@dataclass(frozen=True)
-class FileTimes:
-    """What the timestamps of a file say."""
-
-    first: int
-    last: int
-    centre: float
-    rows: int
-    behind: int
-    """Rows that come after younger ones."""
-    astray: npt.NDArray[np.int64]
-    """Numbers of the rows whose clock was wrong."""
 
 
 @dataclass
@@ -101,6 +58,8 @@ class Export:
     digests: Mapping[Path, str] = field(default_factory=dict)
     """SHA-256 of each file, where it is known already."""
     times_of: list[FileTimes] = field(default_factory=list)
+    implausible: Implausible = field(default_factory=lambda: Implausible(Stretches.joined([])))
+    """Times that are too far from nearly all others to be believed."""
     ordered: bool = True
     rows: int = 0
     """Rows that were read, of a wide table the cells with something in them."""
@@ -134,7 +93,8 @@ class Export:
         for file in export.files:
             export._check_columns(file)
         with ThreadPoolExecutor(2) as pool:
-            times_of = dict(zip(export.files, pool.map(export._file_times, export.files), strict=True))
+            found, export.implausible = believed(list(pool.map(export._file_times, export.files)))
+        times_of = dict(zip(export.files, found, strict=True))
         export.files.sort(key=lambda file: times_of[file].centre)
         export.times_of = [times_of[file] for file in export.files]
         if not any(one.rows for one in export.times_of):
@@ -150,7 +110,8 @@ class Export:
     def period(self) -> tuple[int, int]:
         """The first and the last timestamp, ns since 1970, UTC."""
         seen = [one for one in self.times_of if one.first <= one.last]
-        return min(one.first for one in seen), max(one.last for one in seen)
+        # What came too late begins nothing, unless the export is put in order first.
+        return min(one.earliest if self.ordered else one.first for one in seen), max(one.last for one in seen)
 
     def first_time(self, tag: str) -> int:
         """When a tag was first archived, in the order of the rows.
@@ -168,7 +129,7 @@ class Export:
                     rows = table.filter(pl.col(tag).is_not_null())
                 head = rows.select(columns.timestamp).head(16).collect(engine="streaming")
             times, _ = TimestampReader(self.mapping.clock).read(head[columns.timestamp], file.name)
-            found += times[times != UNKNOWN_TIME].tolist()
+            found += times[(times != UNKNOWN_TIME) & ~self.implausible.among(times)].tolist()
             if found and self.ordered:
                 break
             del i
@@ -202,8 +163,8 @@ class Export:
                 del chunk
 
     def _decoded(self) -> Iterator[tuple[RawRows, list[Rejects]]]:
-        decoder = Decoder(self.mapping)
-        seen = np.zeros(len(self.mapping.tags), bool)
+        decoder = Decoder(self.mapping, self.implausible)
+        seen, checked = np.zeros(len(self.mapping.tags), bool), False
         for number, file in enumerate(self.files):
             clock = TimestampReader(self.mapping.clock)
             astray = self.times_of[number].astray if self.ordered else np.zeros(0, np.int64)
@@ -212,8 +173,10 @@ class Export:
                 rows, rejects, unknown = decoder.read(
                     frame, clock, file.name, (number << FILE_BITS) + base, astray - base
                 )
-                if unknown:
+                if unknown and not checked:
+                    # Those that a pattern ignores are known after all.
                     self._check_tags()
+                    checked = True
                 base += count
                 self.rows, self.ignored = self.rows + len(frame), decoder.ignored
                 if not seen.all():
@@ -258,7 +221,8 @@ class Export:
     def _check_columns(self, file: Path) -> None:
         columns = self.mapping.columns
         with _reading(file):
-            names = self.tables.scan(file).collect_schema().names()
+            schema = self.tables.scan(file).collect_schema()
+            names = schema.names()
         if any("\ufffd" in name for name in names):
             raise BadInput(
                 f"expected UTF-8 text in {file.name}, got other bytes among the names: name its encoding in the "
@@ -280,33 +244,39 @@ class Export:
         if self.mapping.layout == "wide":
             tags = [n for n in names if n != columns.timestamp and (self._wanted(n) <= (n in self.mapping.tags))]
             _compare_tags(self.path, self.mapping, tags)
+            wanted += [name for name in names if self._wanted(name)]
+        for name in wanted:
+            _check_type(file, name, schema[name], name == columns.timestamp)
 
     def _file_times(self, file: Path) -> FileTimes:
         """Read the timestamps alone; rows of a clock gone astray count for nothing here."""
         if (found := self._footer_times(file)) is not None:
             return found
         late = round(self.mapping.clock.late_seconds * 1e9)
-        first, last, total, good, behind, rows = NEVER, UNKNOWN_TIME, 0.0, 0, 0, 0
+        earliest, behind, rows, top = NEVER, 0, 0, UNKNOWN_TIME
         astray: list[Times] = []
-        top = UNKNOWN_TIME
+        parts: list[Stretches] = []
         for times, numbers, settled in self._stamps(file, self.tables.scan(file)):
             rows += settled
-            known = times[:settled]
+            known = in_time = times[:settled]
             if (top == UNKNOWN_TIME or times[0] >= top) and (times[1:] >= times[:-1]).all():
-                known = known[np.searchsorted(known, UNKNOWN_TIME, side="right") :]
+                known = in_time = known[np.searchsorted(known, UNKNOWN_TIME, side="right") :]
             else:
                 wrong = find_astray(times, top)[:settled]
                 astray.append(numbers[:settled][wrong])
                 known = known[~wrong & (known != UNKNOWN_TIME)]
                 crest = np.maximum.accumulate(np.concatenate([[top], known]))[:-1]
                 # Where there was nothing before, the difference must not overflow.
-                behind += int((known < np.maximum(crest, UNKNOWN_TIME + late) - late).sum())
+                belated = known < np.maximum(crest, UNKNOWN_TIME + late) - late
+                behind += int(belated.sum())
+                in_time = known[~belated]
             if len(known):
-                first, last = min(first, int(known.min())), max(last, int(known.max()))
-                top = max(top, last)
-                total, good = total + float(known.sum(dtype=np.float64)), good + len(known)
+                parts.append(Stretches.of(known))
+                earliest, top = min(earliest, int(in_time.min(initial=NEVER))), max(top, int(known.max()))
+            if len(parts) > MOST_PARTS:
+                parts = [Stretches.joined(parts)]
         joined = np.concatenate(astray) if astray else np.zeros(0, np.int64)
-        return FileTimes(first, last, total / max(good, 1), rows, behind, joined)
+        return FileTimes(Stretches.joined(parts), earliest, rows, behind, joined)
 
     def _footer_times(self, file: Path) -> FileTimes | None:
         """What the footer says, where its row groups follow each other in time and rows at both ends bear that out."""
@@ -323,14 +293,18 @@ class Export:
         ends = []
         for start, count in ((0, first), (rows - last, last)):
             for times, _, _ in self._stamps(file, self.tables.scan(file).slice(start, count)):
-                if (times[1:] < times[:-1]).any():
+                # Where the clock may be wrong at an end, every row is looked at.
+                if (times[1:] < times[:-1]).any() or Stretches.of(times).apart > MONTH:
                     return None
                 ends += [times[0], times[-1]]
         # A clock that went astray among the rows that were not read is a least or greatest time that no end has.
         if not ends or ends[0] != groups.least[0] or ends[-1] != groups.greatest[-1]:
             return None
-        centre = float(((groups.least / 2 + groups.greatest / 2) * groups.rows).sum() / rows)
-        return FileTimes(int(groups.least.min()), int(groups.greatest.max()), centre, rows, 0, np.zeros(0, np.int64))
+        total = (groups.least / 2 + groups.greatest / 2) * groups.rows
+        stretches = Stretches.joined([Stretches(groups.least, groups.greatest, groups.rows, total)])
+        if stretches.apart > MONTH:
+            return None
+        return FileTimes(stretches, stretches.first[0], rows, 0, np.zeros(0, np.int64))
 
     def _stamps(self, file: Path, table: pl.LazyFrame) -> Iterator[tuple[Times, Times, int]]:
         """Times and row numbers of the mapped tags, and how many of them are followed by enough others to be judged."""
@@ -379,14 +353,26 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _check_type(file: Path, name: str, kind: pl.DataType, times: bool) -> None:
+    """Refuse a column whose cells are no single values: lists, bytes, objects, and times where none belong."""
+    plain = kind.is_numeric() or isinstance(kind, (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum))
+    if not (plain or (times and isinstance(kind, (pl.Datetime, pl.Date)))):
+        raise BadInput(
+            f"expected {'times' if times else 'numbers or texts'} in column '{name}' of {file.name}, got {kind}: "
+            "export one plain value a cell."
+        )
+
+
 def _compare_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> None:
     for tag in mapping.tags:
         if tag not in tags:
             near = difflib.get_close_matches(tag, tags, 1)
             hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sorted(tags)[:10])}."
             raise BadInput(f"expected tag '{tag}' of the mapping in {path.name}, got no value of it: {hint}")
-    if unknown := sorted(set(tags) - set(mapping.tags) - set(mapping.ignore)):
+    if unknown := sorted(tag for tag in set(tags) - set(mapping.tags) if not mapping.ignores(tag)):
+        more = f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else ""
+        named = ", ".join(f"'{tag}'" for tag in unknown[:MOST_NAMED])
         raise BadInput(
-            f"expected only tags that the mapping names in {path.name}, got '{unknown[0]}': "
-            "give it a role under 'tags' or list it under 'ignore'."
+            f"expected only tags that the mapping names in {path.name}, got {named}{more}: give each a role under "
+            "'tags' or list it under 'ignore', where * stands for any text."
         )

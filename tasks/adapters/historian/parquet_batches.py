@@ -89,6 +89,9 @@ def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) 
         codes = known.astype(np.uint16).take(index)
         frame = pl.from_arrow(pa.Table.from_batches([batch.select(list(names))]))
         assert isinstance(frame, pl.DataFrame)
+        coded = [name for name, kind in frame.schema.items() if isinstance(kind, (pl.Categorical, pl.Enum))]
+        if coded:
+            frame = frame.with_columns(pl.col(coded).cast(pl.String))
         code = pl.Series("code", codes)
         if len(codes) and int(codes.max()) == len(tags):
             code = code.set(code == len(tags), None)

@@ -8,9 +8,11 @@ that holds a line at a time.
 from __future__ import annotations
 
 import csv
+import gzip
 import shutil
 import tempfile
 import weakref
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -27,6 +29,7 @@ from tasks.adapters.historian.workbooks import sheet_to_csv
 
 SECOND = 10**9
 PARQUET = b"PAR1"
+GZIP = b"\x1f\x8b"
 WORKBOOKS = (".xlsx", ".xlsm")
 LONGEST_HEAD = 2**22
 """Bytes within which the first line of a table with a row per moment must end."""
@@ -55,6 +58,13 @@ def with_points(name: str) -> pl.Expr:
     text = pl.col(name)
     swapped = text.str.replace_many([",", "."], [".", ","])
     return pl.when(text.str.contains(NUMBER_WITH_COMMA)).then(swapped).otherwise(text).alias(name)
+
+
+def _with_texts(table: pl.LazyFrame) -> pl.LazyFrame:
+    """A table whose categories are texts, as they are in all other tables."""
+    kinds = (pl.Categorical, pl.Enum)
+    coded = [name for name, kind in table.collect_schema().items() if isinstance(kind, kinds)]
+    return table.with_columns(pl.col(coded).cast(pl.String)) if coded else table
 
 
 def numbered(columns: list[str]) -> list[str]:
@@ -88,7 +98,7 @@ class PlainTables:
         plain, mapping = self._plain(file), self.mapping
         dialect, columns = mapping.dialect, mapping.columns
         if is_parquet(plain):
-            table = pl.scan_parquet(plain)
+            table = _with_texts(pl.scan_parquet(plain))
         elif dialect == Dialect():
             # Texts are read as they are: what a number is, is decided row by row.
             table = pl.scan_csv(plain, infer_schema=False)
@@ -141,7 +151,7 @@ class PlainTables:
             raise BadInput(
                 f"expected a text or a workbook with a row per tag, got the Parquet file {file.name}: transpose it."
             )
-        plain = file
+        plain = _unpacked(file, self._target(file, "csv")) if _is_gzip(file) else file
         if workbook:
             plain = self._target(file, "csv")
             sheet_to_csv(file, dialect.sheet, plain)
@@ -149,7 +159,7 @@ class PlainTables:
         if transposed:
             return self._transposed(plain, file, dialect)
         if not (parquet or workbook):
-            _check_head(file)
+            _check_head(plain)
         # Where rows are counted, a blank line must not be one.
         counted = self.mapping.clock.start is not None
         if not parquet and (dialect.encoding != "utf-8" or dialect.delimiter == WHITESPACE or counted):
@@ -225,6 +235,23 @@ class PlainTables:
                 f"'{name[:40]}': name it in the mapping's columns.timestamp, or give clock.start where there is none."
             )
         return pl.Series(cells, dtype=pl.String)
+
+
+def _is_gzip(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(2) == GZIP
+
+
+def _unpacked(file: Path, target: Path) -> Path:
+    """The text in a gzip file, in a file of its own."""
+    try:
+        with gzip.open(file) as source, target.open("wb") as out:
+            shutil.copyfileobj(source, out, 2**20)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(
+            f"expected a whole gzip file, got '{' '.join(str(error).split())[:99]}' in {file.name}: export it again."
+        ) from error
+    return target
 
 
 def _start_and_period(mapping: HistorianMapping) -> tuple[int, int]:

@@ -39,6 +39,8 @@ OTHER_SPELLINGS = (
 MOST_SHOWN = 60
 FOLLOWERS = 64
 """Rows that follow one that jumped ahead, and decide whether it is an outlier."""
+FIRST_YEAR, LAST_YEAR = "1685", "2254"
+"""Years that 64 bits hold in ns."""
 MAX_MICROSECONDS = 9_000_000_000_000_000
 """About the year 2255, a bit less than what 64 bits hold in ns; historians write 9999 for 'never'."""
 
@@ -51,6 +53,7 @@ REASONS = {
     OUT_OF_RANGE: "timestamp is out of range",
 }
 ASTRAY = "timestamp is more than a day ahead of the rows around it"
+FAR = "timestamp is implausibly far from those of nearly all rows"
 
 
 class TimestampReader:
@@ -138,10 +141,10 @@ class TimestampReader:
         times = np.full(len(text), UNKNOWN_TIME, np.int64)
         reasons = np.full(len(text), UNREADABLE, np.uint8)
         parts: tuple[tuple[pl.Series, Callable[[pl.Series], tuple[Times, npt.NDArray[np.uint8] | None]]], ...] = (
-            (with_offset, lambda x: _in_range(x.str.to_datetime(time_unit="ns", time_zone="UTC", strict=False))),
-            (iso & ~offset, lambda x: self._local(x.str.to_datetime(time_unit="ns", strict=False))),
+            (with_offset, _in_range),
+            (iso & ~offset, self._local),
         )
-        for which, parse in parts:
+        for which, judge in parts:
             mask = which.to_numpy()
             if mask.any():
                 chosen = text.filter(which)
@@ -149,12 +152,17 @@ class TimestampReader:
                 chosen = chosen.str.replace(r"^(\d{4}-\d{2}-\d{2}) ", "${1}T").str.replace(
                     r"(T\d{2}:\d{2}:\d{2})(Z|[+-]\d{2}:?\d{2})?$", "${1}.0${2}"
                 )
+                zone = "UTC" if which is with_offset else None
                 try:
-                    found, why = parse(chosen)
+                    parsed = chosen.str.to_datetime(time_unit="ns", time_zone=zone, strict=False)
                 except pl.exceptions.ComputeError:  # not one of them fits any format
                     continue
+                # In ns a year beyond these would come out as another one.
+                far = ~chosen.str.slice(0, 4).is_between(pl.lit(FIRST_YEAR), pl.lit(LAST_YEAR))
+                found, why = judge(parsed.set(far, None) if far.any() else parsed)
                 times[mask] = found
-                reasons[mask] = 0 if why is None else why
+                why = np.zeros(len(found), np.uint8) if why is None else why
+                reasons[mask] = np.where(far.to_numpy(), OUT_OF_RANGE, why)
         return times, reasons
 
     def _formatted(self, text: pl.Series, file: str) -> tuple[Times, npt.NDArray[np.uint8] | None]:
@@ -163,12 +171,19 @@ class TimestampReader:
         form, ending = chrono_format(written)
         if "%S,%f" in written:
             text = text.str.replace(r",(\d+)", ".${1}")
-        found = (text + ending).str.to_datetime(form, time_unit="ns", strict=False)
-        if len(text) and not self._any and found.null_count() == len(text) > text.null_count():
+        whole = text + ending
+        found = whole.str.to_datetime(form, time_unit="us", strict=False)
+        year = found.dt.year()
+        # In ns a year beyond these would come out as another one.
+        far = ((year < int(FIRST_YEAR)) | (year > int(LAST_YEAR))).fill_null(False)
+        found = whole.set(far, None).str.to_datetime(form, time_unit="ns", strict=False)
+        if len(text) and not self._any and found.null_count() == len(text) > text.null_count() + far.sum():
             odd = str(text.drop_nulls()[0])[:MOST_SHOWN]
             raise BadInput(f"expected timestamps written as '{written}' in {file}, got '{odd}': correct clock.format.")
         self._any |= found.null_count() < len(text)
         times, reasons = _in_range(found) if "%z" in written else self._local(found)
+        if reasons is not None:
+            reasons[far.to_numpy()] = OUT_OF_RANGE
         return times, reasons
 
     def _local(self, column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:

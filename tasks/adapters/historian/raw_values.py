@@ -10,14 +10,16 @@ import polars as pl
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
+from tasks.adapters.historian.periods import Implausible
 from tasks.adapters.historian.raw_rows import RawRows, Rejects
-from tasks.adapters.historian.raw_times import ASTRAY, REASONS, TimestampReader
+from tasks.adapters.historian.raw_times import ASTRAY, FAR, REASONS, TimestampReader
 from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN
 
 WORDS = {"good": GOOD, "uncertain": UNCERTAIN, "bad": BAD}
 """Statuses in words; 'Uncertain_SubNormal' and the like count by how they begin."""
 OPC_DA = np.array([BAD, UNCERTAIN, 0xC0000000, GOOD], np.uint32)
 """Statuses by the two highest of an OPC DA quality's eight bits; the third value is not used by that standard."""
+OPC_DA_CODES = 256
 NAMELESS = "tag is missing"
 LONGEST_TEXT = 60
 MOST_NAMED = 100
@@ -29,10 +31,11 @@ class Decoder:
 
     Args:
         mapping: what tags, texts and statuses mean.
+        implausible: times that are not believed.
     """
 
-    def __init__(self, mapping: HistorianMapping) -> None:
-        self.mapping = mapping
+    def __init__(self, mapping: HistorianMapping, implausible: Implausible) -> None:
+        self.mapping, self.implausible = mapping, implausible
         self.ignored = 0
         tags = list(mapping.tags.values())
         self._known: dict[str, int] = {}
@@ -75,12 +78,12 @@ class Decoder:
         if texts is not None:
             rows = rows._replace(values=self._with_states(texts, codes, values))
         suspects = self._suspects(rows)
-        for odd in (missing, None if unreadable is None else unreadable != 0, nameless if strange else None):
+        lost = np.isin(ids - base, astray) if len(astray) else None
+        far = self.implausible.among(times) if self.implausible else None
+        unread = None if unreadable is None else unreadable != 0
+        for odd in (missing, unread, nameless if strange else None, lost, far):
             if odd is not None:
                 suspects |= odd
-        lost = np.isin(ids - base, astray) if len(astray) else None
-        if lost is not None:
-            suspects |= lost
         keep, rejects = mapped, list[Rejects]()
         # Few rows are suspect, as a rule: what is wrong is found for those alone.
         where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
@@ -95,9 +98,10 @@ class Decoder:
                 for code, reason in REASONS.items():
                     _note(reasons, unreadable[where] == code, reason)
                 timeless |= unreadable[where] != 0
-            if lost is not None:
-                _note(reasons, lost[where], ASTRAY)
-                timeless |= lost[where]
+            for wrong, reason in ((lost, ASTRAY), (far, FAR)):
+                if wrong is not None:
+                    _note(reasons, wrong[where], reason)
+                    timeless |= wrong[where]
             if texts is not None:
                 states = _states(texts.gather(where))
                 odd = np.flatnonzero(states.is_not_null().to_numpy() & np.isnan(some.values) & (reasons == None))  # noqa: E711
@@ -176,6 +180,7 @@ class Decoder:
                 odd = column.filter(codes.is_null() & column.is_not_null())[0]
                 raise self._unknown_status(str(odd), file)
             found = codes.fill_null(0).to_numpy()
+            self._check_kind_of(found, file)
             if self.mapping.status_codes == "opc_da":
                 found = OPC_DA[(found >> 6) & 3]
         else:
@@ -184,6 +189,7 @@ class Decoder:
                 if word is not None and word not in self._known:
                     self._known[word] = self._status_code(word, file)
             found = text.replace_strict(self._known, default=0, return_dtype=pl.UInt32).to_numpy()
+            self._check_kind_of(found, file)
         if missing is not None:
             found = np.where(missing, BAD, found)
         return found, missing
@@ -202,6 +208,14 @@ class Decoder:
         if not 0 <= number < 2**32:
             raise self._unknown_status(text, file)
         return int(OPC_DA[(number >> 6) & 3]) if self.mapping.status_codes == "opc_da" else number
+
+    def _check_kind_of(self, codes: npt.NDArray[np.uint32], file: str) -> None:
+        """Refuse numbers whose meaning would be guessed: below 256 OPC UA has 0 alone, and OPC DA all of its own."""
+        if self.mapping.status_codes is None and len(odd := codes[(codes > 0) & (codes < OPC_DA_CODES)]):
+            raise BadInput(
+                f"expected the mapping to say what the statuses of {file} mean, got the number {odd[0]}: with "
+                "'status_codes: opc_da' 192 is Good and 0 is Bad, with 'status_codes: opc_ua' 0 is Good."
+            )
 
     def _unknown_status(self, text: str, file: str) -> BadInput:
         return BadInput(

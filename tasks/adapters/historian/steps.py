@@ -30,7 +30,7 @@ class StepOutcome(IntEnum):
     NOT_RUNNING = 3
     """The plant was in another mode, at its start or at its end."""
     OUTSIDE_LIMITS = 4
-    """It began outside the hard limits, after a trip."""
+    """It began outside the hard limits, after a trip that ended its episode."""
 
 
 class Points(NamedTuple):
@@ -81,12 +81,13 @@ class Scorer:
             return margins_of(self.logged, points.observations)
         if not self.spec.constraints:
             return np.zeros((len(points.times), 0))
-        signals = self._signals(points)
+        signals = self.signals(points)
         return np.stack(
             [np.minimum(signals[c.name] - c.low, c.high - signals[c.name]) for c in self.spec.constraints], axis=1
         )
 
-    def _signals(self, points: Points) -> dict[str, Floats]:
+    def signals(self, points: Points) -> dict[str, Floats]:
+        """What is known at grid points, by signal (G,)."""
         columns = [*points.observations.T, *points.inputs.T]
         return dict(zip((*self.spec.observation.names, *self.inputs), columns, strict=True))
 
@@ -94,7 +95,7 @@ class Scorer:
         """What the mapping's own formulas say of the steps between grid points (G - 1,)."""
         found: Rows = {}
         if self.reward is not None:
-            signals = self._signals(points)
+            signals = self.signals(points)
             values = {name: column[:-1] for name, column in signals.items()}
             values |= {f"next.{name}": column[1:] for name, column in signals.items()}
             values |= dict(zip(self.spec.action.names, points.actions[:-1].T, strict=True))
@@ -130,8 +131,6 @@ class Cutter:
 
     def __init__(self, longest: int) -> None:
         self.longest = longest
-        self.number = 0
-        """Number of the next step."""
         self._age = 0
 
     def cut(self, keep: Mask, ends: Mask, last: bool) -> Mask:
@@ -153,7 +152,6 @@ class Cutter:
         cut: Mask = kept & (ended | ((age + 1) % self.longest == 0))
         if len(ended):
             self._age = int(age[-1]) + 1 if kept[-1] and not ended[-1] else 0
-        self.number += len(ended)
         return cut
 
 
@@ -162,12 +160,20 @@ def single(values: Floats) -> Floats:
     return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
 
 
-def outcomes(now: Points, later: Points, outside: Mask) -> npt.NDArray[np.int64]:
-    """What becomes of each step (G - 1,); a step that ends in a trip is kept although the plant then stops."""
+def outcomes(now: Points, later: Points, outside: Mask, end_at_trip: bool) -> npt.NDArray[np.int64]:
+    """What becomes of each step (G - 1,); a step that leads outside is kept although the plant then stops.
+
+    Args:
+        now: where the steps begin (G - 1, ...).
+        later: where they end.
+        outside: where a hard limit is violated (G,).
+        end_at_trip: whether what begins there is left out.
+    """
     outcome = np.full(len(now.times), StepOutcome.ROW)
     outcome[(now.fault != "") | (later.fault != "") | (now.action_fault != "")] = StepOutcome.REJECTED
     # From the last row of an episode to the first of the next there is no step.
     outcome[now.gap | later.gap | now.action_gap | (now.begun != later.begun)] = StepOutcome.GAP
-    outcome[outside[:-1]] = StepOutcome.OUTSIDE_LIMITS
+    if end_at_trip:
+        outcome[outside[:-1]] = StepOutcome.OUTSIDE_LIMITS
     outcome[~now.running | (~later.running & ~outside[1:])] = StepOutcome.NOT_RUNNING
     return outcome

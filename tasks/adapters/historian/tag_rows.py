@@ -60,12 +60,15 @@ class TagGrouper:
     Args:
         tags: how many.
         clock: how late a row may come.
+        silence: time [ns] from which on it is one that no tag was archived in.
     """
 
-    def __init__(self, tags: int, clock: Clock) -> None:
-        self.tags, self.clock = tags, clock
+    def __init__(self, tags: int, clock: Clock, silence: int) -> None:
+        self.tags, self.clock, self.silence = tags, clock, silence
         self.late = round(clock.late_seconds * 1e9)
         self.top = UNKNOWN_TIME
+        self.silences: list[tuple[int, int]] = []
+        """From when until when no tag was archived."""
         self.counts = {name: np.zeros(tags, np.int64) for name in ("good", "uncertain", "bad")}
         self.displaced = 0
         """Rows that came late and were put in their place."""
@@ -82,12 +85,14 @@ class TagGrouper:
     def _in_time(self, rows: RawRows) -> tuple[RawRows, list[Rejects]]:
         times = rows.times
         if times[0] >= self.top and (times[1:] >= times[:-1]).all():
+            self._listen(times)
             self.top = int(times[-1])
             return rows, []
         crest = np.maximum.accumulate(np.concatenate([[self.top], times]))
         behind = np.where(crest[:-1] == UNKNOWN_TIME, 0, crest[:-1] - np.maximum(times, -(2**62)))
         late = behind > self.late
         self.displaced += int(((behind > 0) & ~late).sum())
+        self._listen(crest[1:])
         self.top = int(crest[-1])
         if not late.any():
             return rows, []
@@ -95,6 +100,14 @@ class TagGrouper:
         fresh = rows.take(late & (severity(rows.statuses) < 2))
         reason = f"came more than {self.clock.late_seconds:g} s late"
         return rows.take(~late), [Rejects(fresh, np.full(len(fresh.ids), reason, object), None)]
+
+    def _listen(self, times: npt.NDArray[np.int64]) -> None:
+        """Note when nothing was archived, up to each of the next times, which are in order."""
+        before = times[0] if self.top == UNKNOWN_TIME else self.top
+        if times[-1] - before > self.silence:
+            moments = np.concatenate([[before], times])
+            where = np.flatnonzero(np.diff(moments) > self.silence)
+            self.silences += zip(moments[where].tolist(), moments[where + 1].tolist(), strict=True)
 
     def _count(self, rows: RawRows, counts: npt.NDArray[np.int64]) -> None:
         odd = np.flatnonzero(rows.statuses)

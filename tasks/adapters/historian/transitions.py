@@ -1,7 +1,8 @@
 """From a historian's tags to transitions: resample, pair, and cut at gaps, trips and mode changes, as they stream by.
 
 A row is (observation at t, action in force over [t, t + dt), observation at t + dt), t on the grid of control steps.
-Every cut is a timeout; only a trip, a hard limit crossed at t + dt, is a termination.
+Every cut is a timeout; only a trip, a hard limit crossed at t + dt, may be a termination. Where it is none, the steps
+beyond the limit are rows as all others, and their costs mark them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ GRID_POINTS = 4096
 """Control steps that are settled at a time."""
 SETTLE_ROWS = 2_000_000
 """Raw rows that are gathered before the moments among them are settled."""
+SILENCE = 7 * 86_400 * SECOND
+SILENT_STEPS = 1000
+"""Time, and control steps, for which no tag at all is archived before the whole plant counts as unknown. No value holds
+then, and the steps are counted but not made: a restart after a year must not cost half a million of them."""
 PIECE_ROWS = 24
 """As many rows take the memory that a tag's share of a chunk costs besides its rows."""
 
@@ -122,16 +127,19 @@ class HistorianStream:
             origin = self.export.first_time(self.acting[0])
         else:
             origin = round(mapping.origin.timestamp() * SECOND)
-        self.next = begin + (origin - begin) % self.period
+        self.next = self.first = begin + (origin - begin) % self.period
         if self.next + self.period > end:
             raise BadInput(
                 f"expected at least one control step of {mapping.period_seconds:g} s in {path.name}, got a log from "
                 f"{np.datetime64(begin, 'ns')} to {np.datetime64(end, 'ns')}: export a longer period."
             )
-        self.grouper = TagGrouper(len(mapping.tags), mapping.clock)
+        held = [max_gap, *(rule.stale for rule in self.rules.values() if rule.stale is not None)]
+        self.grouper = TagGrouper(len(mapping.tags), mapping.clock, max(SILENCE, SILENT_STEPS * self.period, *held))
         self.history = TagHistory(len(mapping.tags), mapping.clock, quarantine)
         self._outcomes = np.zeros(len(StepOutcome), np.int64)
-        self._trips = 0
+        self._trips = self._beyond = self._silent = 0
+        self.alarms = mapping.alarms(spec)
+        self._alarmed = dict.fromkeys(self.alarms, 0)
         self._cutter = Cutter(mapping.episodes.max_steps or spec.horizon)
 
     def blocks(self) -> Iterator[Rows]:
@@ -169,9 +177,12 @@ class HistorianStream:
             rows=steps["row"],
             rejected=steps["rejected"],
             gap=steps["gap"],
+            silent=self._silent,
             not_running=steps["not_running"],
             outside_limits=steps["outside_limits"],
             trips=self._trips,
+            beyond_limits=self._beyond,
+            alarms=dict(self._alarmed),
             samples={
                 tag: SampleCounts(**{name: int(counts[name][code]) for name in counts})
                 for tag, code in self.codes.items()
@@ -189,7 +200,19 @@ class HistorianStream:
     def _settled(self, before: int, known_to: int) -> Iterator[Points]:
         """Grid points whose values no later row can change: those before a time."""
         while self.next < before:
-            count = min(-(-(before - self.next) // self.period), GRID_POINTS)
+            silence = next((some for some in self.grouper.silences if some[1] > self.next), None)
+            stop = before
+            if silence is not None:
+                # A moment of it is made, lest a step lead across.
+                made = silence[0] + 2 * self.period
+                if self.next >= made:
+                    skipped = -(-(min(silence[1], before) - self.next) // self.period)
+                    self._outcomes[StepOutcome.GAP] += skipped
+                    self._silent += skipped
+                    self.next += skipped * self.period
+                    continue
+                stop = min(before, made)
+            count = min(-(-(stop - self.next) // self.period), GRID_POINTS)
             grid = self.next + self.period * np.arange(count, dtype=np.int64)
             yield self._points(grid, known_to)
             self.next = int(grid[-1]) + self.period
@@ -244,7 +267,11 @@ class HistorianStream:
             gap |= lost & ~bad
             if bad.any():
                 limit = (self.rules[tag].stale or self.rules[tag].max_gap) / SECOND
-                fault[bad & (fault == "")] = f"{tag} was Bad for more than {limit:g} s"
+                fault[bad & (fault == "")] = f"{tag} had no usable value for more than {limit:g} s"
+        for since, until in self.grouper.silences:
+            silent = (at > since) & (at < until)
+            gap |= silent
+            values[silent] = np.nan
         return values, gap, fault
 
     def _rows(self, points: Points, last: bool) -> Iterator[Rows]:
@@ -253,11 +280,12 @@ class HistorianStream:
         if not len(now.times):
             return
         outside = self.scorer.outside(points)
-        outcome = outcomes(now, later, outside)
+        outcome = outcomes(now, later, outside, self.mapping.end_at_trip)
         keep = outcome <= StepOutcome.REJECTED
-        terminals = keep & (outcome == StepOutcome.ROW) & outside[1:]
+        beyond = (outcome == StepOutcome.ROW) & outside[1:]
+        terminals = beyond & self.mapping.end_at_trip
         changed = (now.modes != later.modes).any(axis=1)
-        first, ends = self._cutter.number, self._cutter.cut(keep, terminals | changed, last)
+        ends = self._cutter.cut(keep, terminals | changed, last)
         count = len(ends)
         fault = np.where(now.fault != "", now.fault, later.fault)
         fault = np.where(fault != "", fault, now.action_fault)
@@ -269,11 +297,16 @@ class HistorianStream:
             "timeouts": np.append(ends, np.zeros(len(outcome) - count, bool)) & ~terminals,
             "timestamps": now.times,
             "rejected": np.where(outcome == StepOutcome.REJECTED, fault, ""),
-            "numbers": first + np.arange(len(outcome)),
+            "numbers": (now.times - self.first) // self.period,
         }
         rows |= self.scorer.formulas(points)
         self._outcomes += np.bincount(outcome[:count], minlength=len(StepOutcome))
         self._trips += int(terminals[:count].sum())
+        self._beyond += int(beyond[:count].sum())
+        for name, (low, high) in self.alarms.items():
+            reached = self.scorer.signals(later)[name][:count]
+            alarmed = (outcome[:count] == StepOutcome.ROW) & ((reached < low) | (reached > high))
+            self._alarmed[name] += int(alarmed.sum())
         where = np.flatnonzero(keep[:count])
         for start in range(0, max(len(where), 1), BLOCK_ROWS):
             chosen = where[start : start + BLOCK_ROWS]

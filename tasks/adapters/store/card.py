@@ -7,7 +7,6 @@ beside that of the manifests.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from configs.errors import BadInput, Refused
+from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from neorl_core.types import Constraint, PlantSpec
 from tasks.adapters.files.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
@@ -34,12 +33,17 @@ from tasks.adapters.store.records import (
     SignalCard,
     SourceCard,
 )
-from tasks.adapters.store.statistics import BLOCK_ROWS, Floats, Statistics, signal_ranges, summarise
+from tasks.adapters.store.statistics import BLOCK_ROWS, Floats, Statistics, signal_bounds, signal_ranges, summarise
 
-SCHEMA = 2
-"""2: a signal's covered share lies between its 5 % and 95 % quantiles."""
-FOLLOWS = 0.999
+SCHEMA = 3
+"""2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step
+went, pictures, and no covered share where no range was given."""
+FOLLOWS = 0.99
 """Share of an action's variance that the observation explains, from which on no other action was tried."""
+NEARLY_CONSTANT = 0.02
+"""Deviation of an action, as a share of its range, below which it is said to be nearly constant."""
+SENTINELS = (-99.0, -999.0, -9999.0, -99999.0, 9999.0, 99999.0)
+"""What loggers write where they have no value."""
 NARROW = 0.1
 """Covered share of a signal's range below which it is said to be hardly covered."""
 ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
@@ -88,10 +92,14 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
             greatest=signal.greatest,
             deviation=float(deviation),
             change=signal.change,
-            covered=signal.covered,
+            covered=signal.covered if given else None,
+            histogram=tuple(counts),
         )
-        for (name, signal), unit, deviation in zip(found.signals.items(), units, spread, strict=True)
+        for (name, signal), unit, deviation, given, counts in zip(
+            found.signals.items(), units, spread, _ranged(spec, least, greatest), histogram.tolist(), strict=True
+        )
     }
+    covered = [signal.covered for signal in signals.values() if signal.covered is not None]
     actions = _actions(spec, found.covariance, spread, high - low, histogram)
     limits = _limits(spec, found)
     episodes = _episodes(found)
@@ -100,6 +108,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         count=len(found.gaps),
         longest_s=float(found.gaps.max(initial=0.0)),
         total_s=float(found.gaps.sum()),
+        present=tuple(found.present.tolist()),
     )
     said = _no_variation(signals, actions, found.rewards)
     return Card(
@@ -108,6 +117,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         plant=spec.name,
         rows=found.rows,
         source=tuple(_source(entry) for entry in dataset.manifest.provenance),
+        order=tuple(signals),
         signals=signals,
         actions=actions,
         coverage=CoverageCard(
@@ -115,38 +125,13 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
             bins=CELL_BINS,
             cells=cells,
             rows_per_cell=looked / max(cells, 1),
-            mean_covered=float(np.mean([signal.covered for signal in signals.values()])),
+            mean_covered=float(np.mean(covered)) if covered else None,
         ),
         limits=limits,
         gaps=gaps,
         episodes=episodes,
         cannot_learn=(*_never_violated(limits), *said, *_cut_short(episodes, gaps, spec)),
     )
-
-
-def require_violations(card: Card, limits: Sequence[str] | None = None) -> None:
-    """What training of a safety critic calls before it begins: a limit that was never violated cannot teach one.
-
-    Args:
-        card: of the dataset.
-        limits: names; all of the plant's when not given.
-
-    Raises:
-        Refused: naming the limits that the dataset cannot supervise.
-    """
-    known = card.limits
-    for name in limits or ():
-        if name not in known:
-            raise BadInput(f"expected a limit among {', '.join(known) or 'none'}, got '{name}': correct its name.")
-    wanted = list(known) if limits is None else list(limits)
-    if not wanted:
-        raise Refused("expected limits to learn a safety critic of, got a plant without: train without one.")
-    if never := [name for name in wanted if known[name].violated_rows == 0]:
-        raise Refused(
-            f"expected every limit to be violated somewhere in dataset {card.dataset[:12]}, got "
-            f"{', '.join(never)} never violated: such data cannot supervise a safety critic, so add data that "
-            "violate it (a simulator's will do), or rely on a shield that needs none."
-        )
 
 
 def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
@@ -299,12 +284,12 @@ def _source(entry: Provenance) -> SourceCard:
     """What a provenance entry says of where rows came from."""
     files = tuple(
         FileCard(
+            account=source.lines(),
             sha256=source.sha256,
-            rows_seen=source.seen,
-            rows_quarantined=source.quarantined,
             reasons=source.reasons,
-            steps=source.account.model_dump(exclude={"samples", "raw"}) if source.account else {},
+            steps=source.account.model_dump(exclude={"samples", "raw", "alarms"}) if source.account else {},
             raw=source.account.raw if source.account else None,
+            samples=source.account.samples if source.account else {},
         )
         for source in entry.sources
     )
@@ -327,10 +312,20 @@ def _mapping(entry: Provenance) -> MappingCard | None:
     )
 
 
+def _ranged(spec: PlantSpec, least: Floats, greatest: Floats) -> list[bool]:
+    """Whether the range of each signal was given, and not made of what was seen (F,)."""
+    low, high = signal_bounds(spec)
+    made = np.isclose(low, least, rtol=1e-6, atol=0) & np.isclose(high, greatest, rtol=1e-6, atol=0)
+    made[spec.observation.size :] = False  # a policy that acts at its bounds is no sign that they were made
+    return list(map(bool, np.isfinite(high - low) & ~made))
+
+
 def _never_violated(limits: dict[str, LimitCard]) -> list[str]:
+    if not limits:
+        return ["No limit is known: nothing here shows what must not happen, so give the plant's limits."]
     return [
         f"Limit '{name}' is never violated: what a violation is like, and so a safety critic of it, cannot be "
-        "learned from these data, and such training is refused."
+        "learned from these data."
         for name, limit in limits.items()
         if limit.violated_rows == 0
     ]
@@ -348,8 +343,15 @@ def _no_variation(
                 f"Action '{name}' follows from the observation (R^2 {action.explained:.4f}): what any other action "
                 "would have done cannot be learned."
             )
+        if action.explained is not None and action.deviation_share < NEARLY_CONSTANT:
+            said.append(
+                f"Action '{name}' is nearly constant (deviation {action.deviation_share:.1%} of its range): little can "
+                "be learned of its effect."
+            )
     for name, signal in signals.items():
-        if signal.covered < NARROW and signal.deviation > 0:
+        if sentinel := next((x for x in (signal.least, signal.greatest) if x in SENTINELS), None):
+            said.append(f"{name} goes to {sentinel:g}, as loggers write where they have no value: give its 'range'.")
+        if signal.covered is not None and signal.covered < NARROW and signal.deviation > 0:
             said.append(f"{name} covers {signal.covered:.0%} of its range: nothing is known of the rest.")
         elif signal.deviation == 0 and name.startswith("observation"):
             said.append(f"{name} never moves: what depends on it cannot be learned.")

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 
 from tasks.adapters.store.records import Card, FileCard, GapsCard, MappingCard
+
+LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def bars(values: Sequence[float], top: float | None = None) -> str:
+    """A picture of numbers in one line, a bar each, as high as its share of the greatest; nothing is a blank (·)."""
+    most = max(values, default=0) if top is None else top
+    heights = [math.ceil(value / most * (len(LEVELS) - 1)) if most else 0 for value in values]
+    return "".join(LEVELS[min(height, len(LEVELS) - 1)] if height else "·" for height in heights)
 
 
 def card_markdown(card: Card) -> str:
@@ -27,6 +37,7 @@ def card_markdown(card: Card) -> str:
     for source in card.source:
         lines.append(f"- format {source.format}" + _mapping_line(source.mapping))
         lines += [line for file in source.files for line in _file_lines(file)]
+    lines += _quality([file for source in card.source for file in source.files])
     lines += ["", "## Limits", "", *_limits(card)]
     lines += ["", "## Signals", "", *_signals(card)]
     lines += [
@@ -53,18 +64,19 @@ def _mapping_line(mapping: MappingCard | None) -> str:
 
 
 def _file_lines(file: FileCard) -> list[str]:
-    lines = [
-        f"  - {file.sha256[:12]}: {file.rows_seen:,} rows seen, {file.rows_quarantined:,} in "
-        f"quarantine{_counts(file.reasons)}"
+    late = file.raw.put_in_place if file.raw else 0
+    placed = f"  - {late:,} raw rows came late and were put in their place"
+    return [f"  - {file.sha256[:12]}", *(f"  - {line}" for line in file.account), *([placed] if late else [])]
+
+
+def _quality(files: Sequence[FileCard]) -> list[str]:
+    """A table of the tags' statuses, where a historian kept them."""
+    rows = [
+        (f"{tag} ({file.sha256[:8]})" if len(files) > 1 else tag, *(f"{share:.2%}" for share in counts.shares()))
+        for file in files
+        for tag, counts in file.samples.items()
     ]
-    if file.steps:
-        lines.append(f"  - control steps: {_counts(file.steps).removeprefix(': ')}")
-    if raw := file.raw:
-        lines.append(
-            f"  - {raw.rows:,} raw rows, {raw.rejected:,} rejected{_counts(raw.reasons)}; "
-            f"{raw.put_in_place:,} came late and were put in their place"
-        )
-    return lines
+    return ["", "## Quality of the tags", "", *_table(("tag", "Good", "Uncertain", "Bad"), rows)] if rows else []
 
 
 def _limits(card: Card) -> list[str]:
@@ -80,11 +92,12 @@ def _limits(card: Card) -> list[str]:
 
 def _signals(card: Card) -> list[str]:
     return _table(
-        ("signal", "unit", "least", "mean", "greatest", "deviation", "range covered by the middle 90 %"),
+        ("signal", "unit", "least", "mean", "greatest", "deviation", "range covered by the middle 90 %", "histogram"),
         [
             (n, x.unit, *(f"{value:.5g}" for value in (x.least, x.mean, x.greatest, x.deviation)),
-             f"{x.covered:.0%}")
-            for n, x in card.signals.items()
+             "no range given" if x.covered is None else f"{x.covered:.0%}", bars(x.histogram))
+            for n in card.order
+            for x in [card.signals[n]]
         ],
     )  # fmt: skip
 
@@ -95,7 +108,8 @@ def _actions(card: Card) -> list[str]:
         [
             (n, f"{x.deviation_share:.1%}", f"{x.entropy_bits:.2f} of {x.most_bits:.2f}",
              "constant" if x.explained is None else f"{x.explained:.4f}")
-            for n, x in card.actions.items()
+            for n in (name.removeprefix("action ") for name in card.order if name.startswith("action "))
+            for x in [card.actions[n]]
         ],
     )  # fmt: skip
 
@@ -103,14 +117,11 @@ def _actions(card: Card) -> list[str]:
 def _gaps(gaps: GapsCard) -> str:
     if not gaps.known:
         return "Unknown, for there are no timestamps."
+    drawn = f"\n\nRows from the first to the last, in {len(gaps.present)} equal periods: {bars(gaps.present, 1.0)}"
     return (
         f"{gaps.count:,} gaps between episodes, the longest of {gaps.longest_s:,.0f} s, {gaps.total_s:,.0f} s in all."
+        + (drawn if gaps.present else "")
     )
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    shown = ", ".join(f"{key.replace('_', ' ')} ({n:,})" for key, n in counts.items() if n)
-    return f": {shown}" if shown else ""
 
 
 def _edge(bound: float | None, unit: str) -> str:

@@ -93,6 +93,7 @@ def check_tables(
     tables: Mapping[str, Columns],
     checks: Sequence[Check],
     found: Sequence[str],
+    accounted: Sequence[str],
     folder: Path,
 ) -> tuple[list[Check], Path]:
     """Run checks as Great Expectations suites, one per table, and write the Data Docs.
@@ -103,6 +104,7 @@ def check_tables(
         tables: columns by name, by table.
         checks: what is expected.
         found: reasons for refusal that were found before; the first page shows them too.
+        accounted: where every row that was read went, a line each.
         folder: of the Data Docs; replaced whole.
 
     Returns:
@@ -151,7 +153,7 @@ def check_tables(
                 failed += [checks[r.expectation_config.meta["check"]] for r in result.results if not r.success]
         context.build_data_docs()
         _make_offline(building)
-        first = _first_page(plant, digest, tables["dataset"], checks, failed, found, building)
+        first = _first_page(plant, digest, tables["dataset"], checks, failed, found, accounted, building)
         (building / "index.html").write_text(first, encoding="utf-8")
         if folder.exists():
             # Aside first: whoever reads meanwhile, or kills this, never meets half of the old pages.
@@ -225,6 +227,7 @@ def _first_page(
     checks: Sequence[Check],
     failed: Sequence[Check],
     found: Sequence[str],
+    accounted: Sequence[str],
     site: Path,
 ) -> str:
     """The verdict, its reasons and every check, in place of an index that only scripts could fill."""
@@ -239,7 +242,8 @@ def _first_page(
         f'<p class="verdict">{verdict}: {len(checks) - len(failed)} of {len(checks)} expectations hold</p>',
         f'<p>Dataset <span class="badge">{say(digest[:12])}</span> · in detail: {links}</p>',
     ]
-    for title, kind, sentences in (("Reasons", "no", refusals), ("Warnings", "warn", warnings)):
+    sections = ("Reasons", "no", refusals), ("Warnings", "warn", warnings), ("Where the rows went", "", accounted)
+    for title, kind, sentences in sections:
         if sentences:
             items = "".join(f'<li class="{kind}">{say(sentence)}</li>' for sentence in sentences)
             body.append(f"<h2>{title}</h2><ul>{items}</ul>")

@@ -24,10 +24,12 @@ from configs.errors import BadInput, Refused
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import file_sha256, sha256_hex
 from tasks.adapters.files.spec import spec_of_record
-from tasks.adapters.store.records import Manifest, ShardRecord
+from tasks.adapters.store.records import Manifest, ShardRecord, SourceRecord
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.shards import check_content, check_file, open_shard
 
+LEAST_OF_A_SIDE = 2
+"""Episodes that either side of a split gets where there are enough: one says nothing of how results vary."""
 NEAR_ROWS = 4096
 """Rows between two chosen episodes up to which both are read at once: every reading has its price."""
 SCHEMA = 2
@@ -209,6 +211,11 @@ class StoredDataset:
             raise BadInput(f"expected keys among {', '.join(self.keys)}, got '{unknown[0]}': ask for one of those.")
         return names
 
+    @property
+    def sources(self) -> list[SourceRecord]:
+        """What became of the rows that it was made of, by source."""
+        return [source for entry in self.manifest.provenance for source in entry.sources]
+
     def split(self, held_out: float = 0.2) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Divide episodes by a hash of what they hold, so that an append moves no episode from one side to the other.
 
@@ -216,16 +223,15 @@ class StoredDataset:
             held_out: share of episodes to hold out, between 0 and 1.
 
         Returns:
-            Episode numbers for training (E - h,) and held out (h,). Each side gets one where there are two or more:
-            a small dataset whose hashes all fall on one side gives up its nearest episode.
+            Episode numbers for training (E - h,) and held out (h,). Each side gets two where there are four or more,
+            and one where there are two: a small dataset whose hashes fall on one side gives up its nearest episodes.
         """
         digests = self._per_episode("episode_digests")
         position = digests[:, :8].copy().view(">u8")[:, 0] / 2.0**64
         out = position < held_out
-        if len(out) > 1 and out.all():
-            out[np.argmax(position)] = False
-        if len(out) > 1 and not out.any():
-            out[np.argmin(position)] = True
+        least, order = min(len(out) // 2, LEAST_OF_A_SIDE), np.argsort(position, kind="stable")
+        out[order[:least]] = True
+        out[order[len(out) - least :]] = False
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def verify(self) -> None:

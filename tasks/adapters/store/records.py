@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
@@ -28,12 +30,26 @@ class ShardRecord(FileRecord):
     episodes: int
 
 
+GAP = "a signal was not archived"
+
+
+def by_reason(counts: Mapping[str, int]) -> str:
+    """Counts by reason, most first, after a colon; nothing where there are none."""
+    shown = ", ".join(f"{reason} ({n:,})" for reason, n in sorted(counts.items(), key=lambda item: -item[1]) if n)
+    return f": {shown}" if shown else ""
+
+
 class SampleCounts(Record):
     """Archived samples of one tag by their OPC UA severity."""
 
     good: int
     uncertain: int
     bad: int
+
+    def shares(self) -> tuple[float, float, float]:
+        """Of all samples those that are Good, Uncertain and Bad."""
+        total = max(self.good + self.uncertain + self.bad, 1)
+        return self.good / total, self.uncertain / total, self.bad / total
 
 
 class RawAccount(Record):
@@ -56,10 +72,17 @@ class StepAccount(Record):
     rows: int
     rejected: int
     gap: int
+    """Steps at which a signal was not archived."""
+    silent: int
+    """Steps of a silence of the whole archive; they are among `gap`."""
     not_running: int
     outside_limits: int
     trips: int
-    """Rows that end in a trip; they are among `rows`."""
+    """Rows that terminate their episode at a hard limit; they are among `rows`."""
+    beyond_limits: int
+    """Rows that end beyond a hard limit; they are among `rows`."""
+    alarms: dict[str, int]
+    """Rows that end beyond a signal's soft limits, by signal; they are among `rows`."""
     samples: dict[str, SampleCounts]
     """Counts of raw rows by tag."""
     raw: RawAccount
@@ -78,6 +101,37 @@ class SourceRecord(Record):
     raw_quarantine: tuple[FileRecord, ...] = ()
     account: StepAccount | None = None
     """What became of control steps; only of a historian's export."""
+
+    @property
+    def used(self) -> int:
+        """Rows of the dataset."""
+        return self.seen - self.quarantined
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Rows, or of a historian's export control steps, that did not become rows of the dataset, by reason."""
+        found = dict(self.reasons)
+        if (steps := self.account) is not None:
+            found |= {GAP: steps.gap, "the plant was not running": steps.not_running}
+            found |= {"outside the limits after a trip": steps.outside_limits}
+        return {reason: count for reason, count in sorted(found.items(), key=lambda item: -item[1]) if count}
+
+    def lines(self) -> tuple[str, ...]:
+        """Where every row that was read went: used and lost make all of them."""
+        if (steps := self.account) is None:
+            return (f"{self.seen:,} rows read: {self.used:,} used, {self.quarantined:,} lost{by_reason(self.lost)}",)
+        raw = steps.raw
+        ignored = f", {raw.ignored:,} of ignored tags" if raw.ignored else ""
+        used, lost = raw.rows - raw.ignored - raw.rejected, sum(self.lost.values())
+        found = [
+            f"{raw.rows:,} raw rows read: {used:,} used{ignored}, {raw.rejected:,} lost{by_reason(raw.reasons)}",
+            f"{steps.steps:,} control steps: {self.used:,} used, {lost:,} lost{by_reason(self.lost)}",
+        ]
+        if steps.beyond_limits:
+            found.append(f"{steps.beyond_limits:,} steps end beyond a limit ({steps.beyond_limits / steps.rows:.1%})")
+        if alarms := {name: count for name, count in steps.alarms.items() if count}:
+            found.append(f"beyond soft limits{by_reason(alarms)}")
+        return tuple(found)
 
 
 class IngestedSource(SourceRecord):
@@ -134,13 +188,16 @@ class MappingCard(Record):
 class FileCard(Record):
     """What became of one source."""
 
+    account: tuple[str, ...]
+    """Where every row and step went, a line each."""
+
     sha256: str
-    rows_seen: int
-    rows_quarantined: int
     reasons: dict[str, int]
     steps: dict[str, int]
     """Control steps by what became of them; empty where the source is no historian's export."""
     raw: RawAccount | None
+    samples: dict[str, SampleCounts]
+    """Raw rows of each tag by their status; empty where the source is no historian's export."""
 
 
 class SourceCard(Record):
@@ -162,8 +219,10 @@ class SignalCard(Record):
     deviation: float
     change: float
     """Mean absolute difference of consecutive rows."""
-    covered: float
-    """Share of its range between its 5 % and 95 % quantiles."""
+    covered: float | None
+    """Share of its range between its 5 % and 95 % quantiles; None where no range was given."""
+    histogram: tuple[int, ...]
+    """Rows in equal bins of its range, or of what was seen where it has none."""
 
 
 class ActionCard(Record):
@@ -186,8 +245,8 @@ class CoverageCard(Record):
     """Cells per signal."""
     cells: int
     rows_per_cell: float
-    mean_covered: float
-    """Mean of the signals' covered shares."""
+    mean_covered: float | None
+    """Mean of the covered shares of signals with a range."""
 
 
 class LimitCard(Record):
@@ -209,6 +268,8 @@ class GapsCard(Record):
     count: int
     longest_s: float
     total_s: float
+    present: tuple[float, ...]
+    """Share of each of equal periods, from the first row to the last, that rows cover; empty where time is unknown."""
 
 
 class EpisodesCard(Record):
@@ -233,6 +294,8 @@ class Card(Record):
     plant: str
     rows: int
     source: tuple[SourceCard, ...]
+    order: tuple[str, ...]
+    """Names of the signals as the plant has them; those of JSON's objects are sorted."""
     signals: dict[str, SignalCard]
     actions: dict[str, ActionCard]
     coverage: CoverageCard

@@ -29,6 +29,8 @@ SAMPLE = 50_000
 AT_BOUND = 1e-3
 """Share of an action's range within which it counts as at its bound."""
 BINS = 10
+PERIODS = 60
+"""Equal periods in which the presence of rows is drawn."""
 NO_GAP = 1.5
 """Control periods between two episodes up to which no time is missing."""
 
@@ -72,6 +74,8 @@ class Statistics(NamedTuple):
     """Greatest excess over each limit, in its unit (K,)."""
     gaps: Floats
     """Seconds missing between consecutive episodes, of those that time tells (n,)."""
+    present: Floats
+    """Share of each of `PERIODS` equal periods, from the first row to the last, that rows cover; empty without time."""
     terminated: int
     """Episodes that terminate."""
     rewards: tuple[float, float]
@@ -271,6 +275,20 @@ class _Whole:
         return np.asarray(apart[apart > NO_GAP * self._period] - self._period)
 
     @property
+    def present(self) -> Floats:
+        """Share of equal periods that rows cover (`PERIODS`,)."""
+        begins, ends = self._begins.astype(float), self._ends + self._period * 1e9
+        if not len(begins) or ends[-1] <= begins[0]:
+            return np.zeros(0)
+        order = np.argsort(begins)
+        times = np.stack([begins[order], np.maximum(ends[order], begins[order])], axis=1).ravel()
+        # It grows from the begin of an episode to its end, and stands still between two.
+        covered = np.append(0.0, np.repeat(np.cumsum((ends - begins)[order]), 2)[:-1])
+        edges = np.linspace(begins.min(), ends.max(), PERIODS + 1)
+        share = np.diff(np.interp(edges, np.maximum.accumulate(times), covered)) / (edges[1] - edges[0])
+        return np.asarray(np.clip(share, 0.0, 1.0))
+
+    @property
     def sample(self) -> Floats:
         """Evenly spaced rows (n, F)."""
         return np.concatenate(self._sample)
@@ -328,6 +346,7 @@ def _statistics(per: _PerEpisode, whole: _Whole, faults: Counter[str], spec: Pla
         violated=whole.violated,
         worst=whole.worst,
         gaps=whole.gaps,
+        present=whole.present,
         terminated=whole.terminated,
         rewards=whole.rewards,
         faults=faults,

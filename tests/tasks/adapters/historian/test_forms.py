@@ -11,7 +11,7 @@ import pytest
 from configs.errors import BadInput
 from configs.process import described_spec
 from tasks.adapters.historian import export as historian
-from tasks.adapters.historian import tables
+from tasks.adapters.historian import folders, tables
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.historian.transitions import HistorianLog
 from tests.small_tank import MAPPING, STEPS, long, mapping, read, wide
@@ -78,9 +78,9 @@ def test_folders_and_tables_in_another_order_say_the_same(
     same(read(tmp_path / "tags.parquet", clock=late), plain)
     renamed = tmp_path / "renamed"
     days.rename(renamed)
-    before = historian.digest_of_tables(renamed, historian.table_digests(renamed))
+    before = folders.digest_of_tables(renamed, folders.table_digests(renamed))
     (renamed / "c.parquet").rename(renamed / "z.parquet")
-    assert historian.digest_of_tables(renamed, historian.table_digests(renamed)) == before
+    assert folders.digest_of_tables(renamed, folders.table_digests(renamed)) == before
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="expected Parquet or CSV files in folder"):
         read(tmp_path / "empty")

@@ -139,7 +139,7 @@ def test_long_bad_quality_is_rejected_with_its_reason_and_a_blip_is_bridged(tmp_
     log = read(tmp_path, table(record(TI_1_PV=[(t, v, str(s)) for t, v, s in bad])))
     assert kept(log) == list(range(10))
     assert log.rows["numbers"][log.rows["rejected"] != ""].tolist() == [3, 4, 5]
-    assert log.rows["rejected"][4] == "TI-1.PV was Bad for more than 15 s"
+    assert log.rows["rejected"][4] == "TI-1.PV had no usable value for more than 15 s"
     assert log.account.samples["TI-1.PV"] == SampleCounts(good=9, uncertain=0, bad=2)
     blip: Record = [(5 * k, 20.0 + k / 2, "Bad_SensorFailure" if k == 8 else "Good") for k in range(21)]
     log = read(tmp_path, table(record(TI_1_PV=blip)))

@@ -46,6 +46,7 @@ def test_derived_quantities_rewards_and_limits(tmp_path: Path) -> None:
             "expression": "-next.power / quantity(1, 'W') + level / quantity(1, 'm') - valve",
             "unit": "1",
         },
+        "episodes": MAPPING["episodes"] | {"end_at_trip": True},
     }
     it = mapping(**changed)
     spec = described_spec(it)

@@ -1,0 +1,99 @@
+"""One nasty file through ingestion, and whether it ended as it must."""
+
+from __future__ import annotations
+
+import re
+import resource
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from benchmarks.nasty.tables import Case
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.adapters.historian.tag_rows import CONTRADICTED, REPEATED
+from tasks.adapters.store.reader import StoredDataset
+from tasks.ingest import ingest_file
+from tasks.references import Dataset
+
+MOST_SECONDS, MOST_MB = 10.0, 500.0
+
+
+class Told(NamedTuple):
+    """What became of a case."""
+
+    case: Case
+    result: str
+    said: str
+    seconds: float
+    faults: tuple[str, ...]
+    """What is not as it must be, a sentence each."""
+
+
+def run(case: Case, folder: Path) -> Told:
+    """Write a case's files and ingest them; warnings are errors."""
+    root = folder / case.name.replace(".", "_")
+    for name, content in case.files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    mapping = None
+    if case.mapping is not None:
+        mapping = root / "mapping.yaml"
+        mapping.write_text(case.mapping)
+    before, begun = _memory(), time.perf_counter()
+    faults: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            made = ingest_file(Home(root / "home"), root / case.name, mapping=mapping)
+            result, said = "dataset", "; ".join([*made.notes[1:], *made.accounted]).strip()
+            faults += _imbalances(case, made)
+        except (BadInput, Refused) as error:
+            result, said = "refused", str(error)
+        except Exception:
+            result, said = "traceback", traceback.format_exc().strip().splitlines()[-1]
+            faults.append(f"{case.name}: {traceback.format_exc()}")
+    seconds, grown = time.perf_counter() - begun, _memory() - before
+    said = said.replace(str(root), "…")
+    if result != ("refused" if case.refused else "dataset"):
+        faults.append(f"{case.name}: expected it {'refused' if case.refused else 'used'}, got {result}: {said}")
+    elif not re.search(case.says, said):
+        faults.append(f"{case.name}: expected words such as '{case.says}', got: {said}")
+    if seconds > MOST_SECONDS or grown > MOST_MB:
+        faults.append(
+            f"{case.name}: expected {MOST_SECONDS} s and {MOST_MB} MB, got {seconds:.1f} s and {grown:.0f} MB"
+        )
+    return Told(case, result, re.sub(r"quarantine/[0-9a-f]{64}", "quarantine/…", said), seconds, tuple(faults))
+
+
+def _memory() -> float:
+    """Most memory that this process has held, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _imbalances(case: Case, made: Dataset) -> list[str]:
+    """Where rows used and lost are not all rows that were read, counted on disk."""
+    held = StoredDataset.open(made.store, made.digest)
+    (account,) = made.accounts
+    if account is None:
+        return []
+    kept = [pl.read_parquet(path) for path in made.quarantine_files]
+    raw = sum(len(frame) for frame in kept if "tag" in frame.columns)
+    steps = sum(len(frame) for frame in kept if "tag" not in frame.columns)
+    lost = account.gap + account.not_running + account.outside_limits
+    archived = sum(counts.good + counts.uncertain for counts in account.samples.values())
+    # Of the rows of one time all but one are found after the statuses were counted.
+    archived -= sum(
+        int(frame["reason"].is_in([REPEATED, CONTRADICTED]).sum()) for frame in kept if "tag" in frame.columns
+    )
+    sums = (
+        ("raw rows in the quarantine", raw, account.raw.rejected),
+        ("steps in the quarantine", steps, made.quarantined),
+        ("steps used and lost", len(held.arrays()["rewards"]) + steps + lost, account.steps),
+        ("raw rows used and lost", archived + raw + account.raw.ignored, account.raw.rows),
+    )
+    return [f"{case.name}: expected {wanted:,} {what}, got {got:,}" for what, got, wanted in sums if got != wanted]

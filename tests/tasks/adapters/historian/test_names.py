@@ -1,0 +1,39 @@
+"""Names of tags: what is ignored by a pattern, what is unknown, and the order in which signals are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from configs.errors import BadInput
+from tests.small_tank import STEPS, long, read, wide
+
+
+def with_more(names: list[str]) -> pl.DataFrame:
+    extra = [long().filter(pl.col("tag") == "FI-2").with_columns(tag=pl.lit(name)) for name in names]
+    return pl.concat([long(), *extra]).sort("timestamp")
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_patterns_ignore_tags_and_brackets_are_brackets(tmp_path: Path, ending: str) -> None:
+    frame = with_more(["PI[1].PV", "PI[2].PV", "XV-1"])
+    path = tmp_path / f"log.{ending}"
+    frame.write_parquet(path) if ending == "parquet" else frame.write_csv(path, datetime_format="%Y-%m-%dT%H:%M:%SZ")
+    log = read(path, ignore=["PI[?].*", "XV-1"])
+    assert log.account.raw.ignored == 3 * STEPS
+    assert log.account.raw.rows == 6 * STEPS
+    assert len(log.rows["numbers"]) == STEPS - 1
+    with pytest.raises(BadInput, match=r"got 'PI\[1\]\.PV', 'PI\[2\]\.PV': give each a role"):
+        read(path, ignore=["PI[12].*", "X*"])
+
+
+@pytest.mark.parametrize("layout", ["long", "wide"])
+def test_all_unknown_tags_are_listed_at_once(tmp_path: Path, layout: str) -> None:
+    names = [f"AI-{i}" for i in range(60)]
+    table = with_more(names) if layout == "long" else wide().with_columns(pl.lit(1.0).alias(name) for name in names)
+    table.write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(BadInput, match=r"got 'AI-0', 'AI-1', .*'AI-9' and 10 more|'AI-53' and 10 more: give each"):
+        read(tmp_path / "log.parquet", layout=layout)
+    assert len(read(tmp_path / "log.parquet", layout=layout, ignore=["AI-*"]).rows["numbers"]) == STEPS - 1
