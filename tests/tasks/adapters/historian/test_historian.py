@@ -269,7 +269,7 @@ def assert_same(one: HistorianLog, other: HistorianLog) -> None:
         (lambda f: f.filter(pl.col("tag") != "TV-1.OP"), r"expected tag 'TV-1\.OP' .* got no value of it"),
         (lambda f: f.with_columns(pl.col("tag").replace("TV-1.OP", "TV-1.OUT")), r"did you mean 'TV-1\.OUT'\?"),
         (lambda f: f.with_columns(pl.col("tag").replace("MODE", "XMODE")), "expected tag 'MODE'"),
-        (lambda f: pl.concat([f, f[:1].with_columns(tag=pl.lit("FI-9.PV"))]), r"got 'FI-9\.PV': give it a role"),
+        (lambda f: pl.concat([f, f[:1].with_columns(tag=pl.lit("FI-9.PV"))]), r"got 'FI-9\.PV': give each a role"),
         (lambda f: f[:0], "empty table"),
         (lambda f: f.drop("status"), "expected a column 'status'"),
         (lambda f: f.with_columns(status=pl.lit("fine")), "got 'fine'"),
