@@ -44,7 +44,8 @@ class Stretches(NamedTuple):
         if len(every.first) < 2:
             return every
         order = np.argsort(every.first, kind="stable")
-        first, last, rows, total = (column[order] for column in every)
+        ordered = Stretches._make(column[order] for column in every)
+        first, last, rows, total = ordered.first, ordered.last, ordered.rows, ordered.total
         until = np.maximum.accumulate(last)
         begins = np.flatnonzero(np.append(True, first[1:] // 2 - until[:-1] // 2 > DAY // 2))
         return Stretches(
