@@ -10,7 +10,6 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import Data
 from flows.cli.console import AsJson, emit
 
 if TYPE_CHECKING:
@@ -116,6 +115,7 @@ def ingest(
     elif data:
         raise BadInput(f"expected --data only with a run's YAML, got it with {source.name}: name one source a time.")
     else:
+        from configs.run import Data
         from tasks.ingest import ingest_file
 
         allowed = Data(max_quarantined=max_quarantined, max_gaps=max_gaps)
@@ -140,6 +140,7 @@ def validate(
 
     Example: neorl validate 33fc22638d80
     """
+    from configs.run import Data
     from tasks.progress import StageProgress
     from tasks.validate import validate_dataset
 

@@ -22,8 +22,8 @@ PROJECT = Path(__file__).parents[3]
 NEORL = Path(sys.executable).with_name("neorl")
 # design.md, 'Running it', as far as issue A asks for them.
 COMMANDS = {
-    *("up", "down", "status", "doctor", "init", "generate", "ingest", "export", "train", "retrain"),
-    *("check", "candidates", "approve", "reject", "shadow", "extend", "history", "report"),
+    *("up", "down", "status", "doctor", "init", "generate", "ingest", "validate", "export", "train"),
+    *("retrain", "check", "candidates", "approve", "reject", "shadow", "extend", "history", "report"),
 }
 
 
