@@ -90,6 +90,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return reactor_dataset(Home(folder / "home"), folder, 0.05)
 
 
+@pytest.mark.slow
 def test_a_small_log_identifies_the_reactor(dataset: Dataset, tmp_path: Path) -> None:
     home, run = Home(tmp_path), reactor_run(identify={"constants": BOTH})
     found = identify(home, run, dataset)

@@ -77,6 +77,7 @@ def typed(script: str, folder: Path, home: Path, allowed: tuple[int, ...] = (0,)
     return said
 
 
+@pytest.mark.slow
 def test_the_commands_lead_from_a_log_to_a_run_that_can_start(tmp_path: Path) -> None:
     script = "\n".join(blocks("## 1.", "## 3."))
     assert script.count("neorl") == 2

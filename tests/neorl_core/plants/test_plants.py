@@ -276,6 +276,7 @@ def test_the_prediction_is_the_undisturbed_step(plant: Plant) -> None:
     np.testing.assert_allclose(margins, now.margins, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 def test_logged_rows_are_scored_as_the_plant_scores_them(plant: Plant) -> None:
     run = jax.jit(lambda key: rollout(plant, plant.fallback, plant.fallback_params, key, plant.params))(

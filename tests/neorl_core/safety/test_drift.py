@@ -18,6 +18,7 @@ def test_the_first_step_by_hand() -> None:
     assert found.alarm is None
 
 
+@pytest.mark.slow
 def test_false_alarms_are_no_more_often_than_stated() -> None:
     """The mean time to a false alarm is at least A: by T = A steps, the share of alarmed runs is at most near 1 - 1/e.
 

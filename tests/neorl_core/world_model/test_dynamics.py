@@ -61,6 +61,7 @@ def numpy_loss(member: Any, t: Transition) -> float:
     return float(likelihood - np.log(p if ended else 1 - p) + 0.01 * np.sum(most - least))
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_numpy_one_and_its_gradient_that_of_differences() -> None:
     with jax.enable_x64(True):
         member = fresh().members[0]
@@ -182,6 +183,7 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
             observation, alive = expected.next_observation, alive * (1 - expected.ending)
 
 
+@pytest.mark.slow
 def test_branches_have_the_members_noise_and_begin_again_where_they_end(learned: Model) -> None:
     starts = jnp.zeros((2000, 2)) + jnp.array([1.0, -1.0])
     branch = jax.jit(

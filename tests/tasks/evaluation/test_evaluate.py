@@ -111,6 +111,7 @@ def test_the_best_lower_bound_among_the_supported_is_selected(
     assert backward.difference == found.difference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_member_without_a_finite_estimate_is_never_selected(
     home: Home, reference: Dataset, sound: list[Bundle], place: int

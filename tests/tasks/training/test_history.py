@@ -61,6 +61,7 @@ def composite(population: Population) -> Composite:
     return loaded
 
 
+@pytest.mark.slow
 def test_the_bundle_has_the_history_and_answers_by_it(population: Population, composite: Composite) -> None:
     bundle, acting = population.members[0].bundle, SPEC.action.size
     # The coolant temperature is observed and commanded: what is meant is the command.
@@ -105,6 +106,7 @@ def test_along_every_logged_step_the_controller_sees_what_the_policy_was_trained
         np.testing.assert_array_equal(expected.next_observation[begin : end - 1][same], np.asarray(seen)[1:][same])
 
 
+@pytest.mark.slow
 def test_members_and_a_champion_without_a_history_are_compared(
     home: Home, reference: Dataset, population: Population
 ) -> None:

@@ -167,6 +167,7 @@ def test_dsrl_one_seed_and_a_folder_by_default(
     assert names == {"policy.npz", "curves.npz", "curves.png", "run.json", "checkpoints"}
 
 
+@pytest.mark.slow
 def test_a_run_of_other_settings_is_refused_with_the_difference(
     file: Path, done: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -208,6 +208,7 @@ def test_every_step_is_accounted_for(tmp_path: Path) -> None:
     assert np.diff(np.flatnonzero(ends)).max() <= SPEC.horizon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("rows", "points"), [(1, 1), (7, 5)])
 def test_a_stream_in_small_pieces_says_the_same(
