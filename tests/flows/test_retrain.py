@@ -72,12 +72,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, command: Neorl) -> Callable
 
 
 @pytest.fixture(scope="module")
-def first(command: Neorl, inputs: Callable[..., tuple[Path, Path]]) -> dict[str, Any]:
-    """The first retraining of the home."""
+def first(command: Neorl, inputs: Callable[..., tuple[Path, Path]], services: Services) -> dict[str, Any]:
+    """The reactor's first retraining in the home, and the paths that it `made`: other tests' plants share the home."""
     config, log = inputs()
+    before = set(services.home.root.rglob("*"))
     result = command("retrain", str(config), "--data", str(log))
     assert result["exit"] == 0, result
-    return result
+    return {**result, "made": set(services.home.root.rglob("*")) - before}
 
 
 def test_a_log_becomes_a_certified_registered_champion(first: dict[str, Any], services: Services) -> None:
@@ -218,7 +219,8 @@ def test_forged_results_are_computed_again_and_promote_nothing(
         "simulate": "got other bytes",
     }
     for stage in said:
-        path = next(found for found in stored.iterdir() if re.fullmatch(f"{stage}-[0-9a-f]{{32}}", found.name))
+        named = re.compile(f"{stage}-[0-9a-f]{{32}}")
+        path = next(path for path in first["made"] if path.parent == stored and named.fullmatch(path.name))
         record = json.loads(path.read_text())
         if stage == "ingest":
             record["metadata"]["serializer"] = {"type": "pickle"}
@@ -240,8 +242,8 @@ def test_stages_whose_files_have_gone_run_again_and_no_others_do(
     command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
     config, log = inputs()
-    root = services.home.root
-    gone = [*root.glob("datasets/*/cards/*"), *root.glob("runs/*/populations/*/curves.npz")]
+    patterns = ("datasets/*/cards/*", "runs/*/populations/*/curves.npz")
+    gone = [path for path in first["made"] if any(path.match(pattern) for pattern in patterns)]
     assert len(gone) >= 3
     for path in gone:
         path.unlink()
