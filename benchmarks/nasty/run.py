@@ -54,7 +54,7 @@ def run(case: Case, folder: Path) -> Told:
             faults += _imbalances(case, made)
         except (BadInput, Refused) as error:
             result, said = "refused", str(error)
-        except Exception:
+        except Exception:  # anything else is the fault that this benchmark looks for; it is kept with its traceback
             result, said = "traceback", traceback.format_exc().strip().splitlines()[-1]
             faults.append(f"{case.name}: {traceback.format_exc()}")
     seconds, grown = time.perf_counter() - begun, _memory() - before
