@@ -23,7 +23,7 @@ from neorl_core.plants.power_grid import feeder33 as feeder
 from neorl_core.plants.power_grid import units
 from neorl_core.plants.power_grid.control import VoltVarParams, dispatch, volt_var
 from neorl_core.plants.power_grid.power_flow import Flow, is_radial, magnitude, path_matrix, solve
-from neorl_core.types import AgentView, Constraint, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import AgentView, Constraint, Panel, Plant, PlantSpec, Space, Timestep
 
 _TOPS = tuple(float(len(loop) - 1) for loop in feeder.LOOP_LINES)
 _TIES = tuple(f"open_line_of_loop_{loop + 1}" for loop in range(units.SWITCHES))
@@ -397,4 +397,5 @@ PLANT = Plant(
         high=SPEC.action.high,
     ),
     agents=AGENTS,
+    drawn=(Panel("lowest and highest voltage", ("lowest_voltage", "highest_voltage"), limit=LIMIT.name),),
 )

@@ -32,7 +32,7 @@ from neorl_core.plants.steel_annealing.furnace import (
 )
 from neorl_core.plants.steel_annealing.pyrometers import STATIONS, along, at_stations, reconstructed
 from neorl_core.plants.steel_annealing.zone_loops import ZoneParams, setpoints, setpoints_of, zone_loops
-from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import Constraint, Panel, Plant, PlantSpec, Space, Timestep
 
 DT = 1.0
 HORIZON = 180
@@ -393,5 +393,12 @@ PLANT = Plant(
         feedforward=(0.019, 0.0505, 0.0778, -0.0386),
         trim=(0.19, 0.0, 0.23, 0.78),
         lift=(12.1, 16.4, 5.6, -1.9),
+    ),
+    drawn=(
+        Panel(
+            "steel surface at the exit", (f"surface_temperature_{ZONES}",), f"target_{ZONES}", SPEC.constraints[0].name
+        ),
+        Panel("hottest zone", limit=SPEC.constraints[2].name, unit="degC"),
+        Panel("difference across half the thickness", limit=SPEC.constraints[1].name),
     ),
 )
