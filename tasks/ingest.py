@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from configs.errors import BadInput, Refused
+from configs.errors import BadInput, Refused, nearest
 from configs.home import Home
 from configs.load import load_yaml
 from configs.mapping import HistorianMapping
@@ -16,8 +18,8 @@ from neorl_core.types import PlantSpec
 from tasks.adapters.formats.sources import digest_of, for_plant, in_words, name_of, recognise, survey
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of, opened
-from tasks.adapters.store.card import write_card
-from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.cards.card import write_card
+from tasks.adapters.store.reader import StoredDataset, dataset_of, newest_first
 from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, by_reason
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.references import Dataset, Source
@@ -26,6 +28,8 @@ from tasks.stages import cached
 
 Progress = Callable[[int, int, str], None]
 AS_USUAL = Data()
+DIGITS = "[0-9a-f]{6,64}"
+"""What names a dataset by its digest."""
 MOST_NAMED = 10
 """Files that are named one by one."""
 
@@ -114,6 +118,87 @@ def ingest_file(
     made = _ingest(home, known.spec, recipe, one, 1, allowed, progress)
     lost = (f"  left out: {count:,} row(s), {reason}" for reason, count in made.reasons.items())
     return made.model_copy(update={"notes": (*in_words(source, known.spec, plant is not None), *lost)})
+
+
+class FoundDataset(NamedTuple):
+    """The dataset that an argument of a command names."""
+
+    held: StoredDataset
+    made: Dataset | None
+    """How it was ingested, where the argument is a source."""
+
+    def lines(self) -> list[str]:
+        """What a reader should know of its ingestion."""
+        return [] if self.made is None else [*self.made.notes, f"dataset {self.held.digest}", *self.made.accounted]
+
+
+def find_dataset(
+    home: Home,
+    named: Path,
+    plant: str | None = None,
+    mapping: Path | None = None,
+    horizon: int | None = None,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> FoundDataset:
+    """The dataset that a command is about: of a digest, of a plant that has only one here, or made of a source.
+
+    Args:
+        home: holds the datasets.
+        named: a file or folder that `ingest_file` takes, six or more digits of a digest, or a plant's name.
+        plant: whose names, units and limits apply to a source.
+        mapping: what the tags of a source mean.
+        horizon: steps after which a source's episodes were cut, where it does not tell.
+        folder: where the dataset is, if it was generated outside of the home.
+        progress: called with (done, total, unit).
+
+    Raises:
+        BadInput: when the argument names none, or several; or as `ingest_file`.
+        Refused: as `ingest_file` and `StoredDataset.open`.
+    """
+    if named.exists() and folder is None:
+        made = ingest_file(home, named, plant, mapping, horizon, AS_USUAL, progress)
+        return FoundDataset(StoredDataset.open(made.store, made.digest, verify=False), made)
+    if any(option is not None for option in (plant, mapping, horizon)):
+        raise BadInput(f"expected a file for --plant, --mapping or --horizon, got none at {named}: check the path.")
+    root, name = home.root / "datasets", str(named)
+    plants = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if re.fullmatch(DIGITS, name):
+        return FoundDataset(dataset_of([folder] if folder else plants, name), None)
+    if folder is None and (root / name) in plants:
+        digests = [path.stem for path in newest_first(root / name)]
+        if len(digests) == 1:
+            return FoundDataset(StoredDataset.open(root / name, digests[0]), None)
+        if digests:
+            some = ", ".join(digest[:12] for digest in digests[:MOST_NAMED])
+            raise BadInput(f"expected one dataset of {name}, got {len(digests):,}: name one of {some}, newest first.")
+    raise BadInput(
+        f"expected a file, six or more digits of a dataset's digest or a plant that has one, got '{name[:80]}': "
+        + (nearest(name, [path.name for path in plants]) if plants else "ingest its logs first.")
+    )
+
+
+def logs_of(home: Home, named: Path, mapped: bool) -> Path:
+    """The file that a run reads where its logs are named: the path itself, or the view of a dataset of the home.
+
+    Args:
+        home: holds the datasets.
+        named: a path, or a dataset as `find_dataset` takes it.
+        mapped: whether the run reads its logs by a mapping.
+
+    Raises:
+        BadInput: when it names a dataset and the run has a mapping, or several datasets.
+    """
+    known = re.fullmatch(DIGITS, str(named)) or (home.root / "datasets" / named / "manifests").is_dir()
+    if named.exists() or not known:
+        return named
+    held = find_dataset(home, named).held
+    if mapped:
+        raise BadInput(
+            f"expected logs for a run with a mapping, got dataset {held.digest[:12]}, whose rows are made: name "
+            "the files that it was made of, which are not read a second time."
+        )
+    return held.view_path
 
 
 def _skipped(sources: Sequence[Path]) -> Iterator[str]:
