@@ -13,11 +13,14 @@ from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, write_json
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.plants.opening import opened
+from tasks.adapters.store.cards.card import read_card, write_card
+from tasks.adapters.store.cards.pictures import pictures_of
+from tasks.adapters.store.drift import mean_shift, stability_index
 from tasks.adapters.store.expectations import Check, check_episode_table, check_tables
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import SourceRecord, by_reason
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
-from tasks.adapters.store.statistics import Signal, Statistics, mean_shift, signal_bounds, stability_index, summarise
+from tasks.adapters.store.statistics import Signal, Statistics, signal_bounds, summarise
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.sources import losses
 from tasks.stages import cached
@@ -105,6 +108,8 @@ def validate_dataset(
         f"expected sound rows, got {n} where {why}: ingest its sources again." for why, n in summary.faults.items()
     ]
     reasons += check_episode_table(summary.episodes)
+    write_card(store, spec)
+    card = read_card(store.root, store.digest)
     failed, docs = check_tables(
         plant=plant,
         digest=store.digest,
@@ -112,6 +117,7 @@ def validate_dataset(
         checks=checks,
         found=reasons,
         accounted=accounted,
+        pictures={picture.title: picture.svg for picture in pictures_of(card)},
         folder=folder / "data_docs",
     )
     reasons += [check.reason for check in failed if check.refuses]

@@ -141,7 +141,9 @@ def _new_run(client: MlflowClient, experiment: str, submission: Submission, plan
     for artifact in submission.artifacts:
         put(client, run_id, artifact)
     if submission.dataset.card is not None and submission.dataset.card.is_file():
-        put(client, run_id, Artifact("dataset", submission.dataset.card))
+        page = submission.dataset.card
+        for file in (page, *sorted(page.parent.glob(f"{page.stem}-*.svg"))):
+            put(client, run_id, Artifact("dataset", file))
     client.log_batch(run_id, tags=[RunTag(MODEL_ID, done.model_id)])
     client.set_terminated(run_id, "FINISHED")
     return done

@@ -28,7 +28,6 @@ SAMPLE = 50_000
 """Rows, evenly spaced, from which quantiles are taken."""
 AT_BOUND = 1e-3
 """Share of an action's range within which it counts as at its bound."""
-BINS = 10
 PERIODS = 60
 """Equal periods in which the presence of rows is drawn."""
 NO_GAP = 1.5
@@ -76,6 +75,10 @@ class Statistics(NamedTuple):
     """Seconds missing between consecutive episodes, of those that time tells (n,)."""
     present: Floats
     """Share of each of `PERIODS` equal periods, from the first row to the last, that rows cover; empty without time."""
+    span: tuple[int, int]
+    """When the first row begins and the last one ends, ns since 1970; zeros without time."""
+    period: float
+    """Seconds of a control step; 0 without time."""
     terminated: int
     """Episodes that terminate."""
     rewards: tuple[float, float]
@@ -240,9 +243,9 @@ class _Whole:
 
     def __init__(self, dataset: StoredDataset, signals: int) -> None:
         self._stride = max(dataset.rows // SAMPLE, 1)
-        self._period = _period(dataset)
+        self.period = _period(dataset)
         self._sample: list[Floats] = []
-        episodes = len(dataset.episodes) - 1 if self._period else 0
+        episodes = len(dataset.episodes) - 1 if self.period else 0
         self._begins, self._ends = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
         self.product = np.zeros((signals, signals))
         self.violated, self.worst = np.zeros(0, np.int64), np.zeros(0)
@@ -262,7 +265,7 @@ class _Whole:
         self.terminated += int(block.rows["terminals"].sum())
         rewards = block.rows["rewards"]
         self.rewards = min(self.rewards[0], float(rewards.min())), max(self.rewards[1], float(rewards.max()))
-        if self._period:
+        if self.period:
             stamps = block.rows["timestamps"]
             self._begins[block.episode[block.begins]] = stamps[block.cut[block.begins]]
             ended = stamps[block.ends]
@@ -272,19 +275,27 @@ class _Whole:
     def gaps(self) -> Floats:
         """Seconds missing between consecutive episodes (n,); at the usual distance none are missing."""
         apart = (self._begins[1:] - self._ends[:-1]) / 1e9
-        return np.asarray(apart[apart > NO_GAP * self._period] - self._period)
+        return np.asarray(apart[apart > NO_GAP * self.period] - self.period)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """When the first row begins and the last one ends."""
+        if not len(self._begins):
+            return 0, 0
+        return int(self._begins.min()), int(self._ends.max()) + round(self.period * 1e9)
 
     @property
     def present(self) -> Floats:
         """Share of equal periods that rows cover (`PERIODS`,)."""
-        begins, ends = self._begins.astype(float), self._ends + self._period * 1e9
-        if not len(begins) or ends[-1] <= begins[0]:
+        first, last = self.span
+        if last <= first:
             return np.zeros(0)
+        begins, ends = self._begins.astype(float), self._ends + self.period * 1e9
         order = np.argsort(begins)
         times = np.stack([begins[order], np.maximum(ends[order], begins[order])], axis=1).ravel()
         # It grows from the begin of an episode to its end, and stands still between two.
         covered = np.append(0.0, np.repeat(np.cumsum((ends - begins)[order]), 2)[:-1])
-        edges = np.linspace(begins.min(), ends.max(), PERIODS + 1)
+        edges = np.linspace(first, last, PERIODS + 1)
         share = np.diff(np.interp(edges, np.maximum.accumulate(times), covered)) / (edges[1] - edges[0])
         return np.asarray(np.clip(share, 0.0, 1.0))
 
@@ -347,6 +358,8 @@ def _statistics(per: _PerEpisode, whole: _Whole, faults: Counter[str], spec: Pla
         worst=whole.worst,
         gaps=whole.gaps,
         present=whole.present,
+        span=whole.span,
+        period=whole.period,
         terminated=whole.terminated,
         rewards=whole.rewards,
         faults=faults,
@@ -367,26 +380,3 @@ def signal_ranges(spec: PlantSpec, least: Floats, greatest: Floats) -> tuple[Flo
     low, high = signal_bounds(spec)
     low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, greatest)
     return low, np.where(high > low, high, low + 1.0)
-
-
-def mean_shift(new: Statistics, old: Statistics, name: str) -> float:
-    """How far a signal's mean moved, in deviations of the older data."""
-    a, b = new.signals[name], old.signals[name]
-    gap = abs(a.mean - b.mean)
-    return gap / b.deviation if b.deviation > 0 else float(gap > 0) * 1e9
-
-
-def stability_index(new: Floats, old: Floats) -> float:
-    """Population stability index over the older data's deciles: `sum (p - q) ln(p / q)`.
-
-    Empty bins count as half a value. By the usual rule of credit scoring below .1 is stable and above .25 is drift
-    (Siddiqi 2006, Credit Risk Scorecards).
-
-    Args:
-        new: (n,) values.
-        old: (m,) values.
-    """
-    edges = np.unique(np.quantile(old, np.linspace(0, 1, BINS + 1)[1:-1]))
-    counts = [np.bincount(np.searchsorted(edges, x, side="right"), minlength=len(edges) + 1) for x in (new, old)]
-    p, q = np.maximum(counts[0], 0.5) / len(new), np.maximum(counts[1], 0.5) / len(old)
-    return float(np.sum((p - q) * np.log(p / q)))

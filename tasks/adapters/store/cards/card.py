@@ -18,7 +18,10 @@ from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from neorl_core.types import Constraint, PlantSpec
 from tasks.adapters.files.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
-from tasks.adapters.store.card_page import card_markdown
+from tasks.adapters.store.cards.page import card_markdown
+from tasks.adapters.store.cards.pictures import pictures_of
+from tasks.adapters.store.cards.response import responses_of
+from tasks.adapters.store.cards.timeline import timeline_of
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import (
     ActionCard,
@@ -35,9 +38,9 @@ from tasks.adapters.store.records import (
 )
 from tasks.adapters.store.statistics import BLOCK_ROWS, Floats, Statistics, signal_bounds, signal_ranges, summarise
 
-SCHEMA = 3
-"""2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step
-went, pictures, and no covered share where no range was given."""
+SCHEMA = 4
+"""2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step went, and no covered
+share where no range was given. 4: when rows were lost, responses to actions, and the ends of histograms."""
 FOLLOWS = 0.99
 """Share of an action's variance that the observation explains, from which on no other action was tried."""
 NEARLY_CONSTANT = 0.02
@@ -66,7 +69,7 @@ class CardFiles(NamedTuple):
     record: Path
     """As JSON."""
     page: Path
-    """As Markdown, for readers."""
+    """As Markdown, for readers, with its pictures beside it."""
 
 
 def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
@@ -94,9 +97,18 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
             change=signal.change,
             covered=signal.covered if given else None,
             histogram=tuple(counts),
+            low=ends[0],
+            high=ends[1],
         )
-        for (name, signal), unit, deviation, given, counts in zip(
-            found.signals.items(), units, spread, _ranged(spec, least, greatest), histogram.tolist(), strict=True
+        for (name, signal), unit, deviation, given, counts, *ends in zip(
+            found.signals.items(),
+            units,
+            spread,
+            _ranged(spec, least, greatest),
+            histogram.tolist(),
+            low.tolist(),
+            high.tolist(),
+            strict=True,
         )
     }
     covered = [signal.covered for signal in signals.values() if signal.covered is not None]
@@ -129,6 +141,8 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         ),
         limits=limits,
         gaps=gaps,
+        timeline=timeline_of(dataset, found),
+        responses=responses_of(dataset, spec),
         episodes=episodes,
         cannot_learn=(*_never_violated(limits), *said, *_cut_short(episodes, gaps, spec)),
     )
@@ -144,9 +158,10 @@ def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
         write_json(files.record, {"card": record, "digest": digest_json(record)})
         # Through its canonical form, so that a card just made and one read again are the same to the last byte.
         card = Card.model_validate_json(canonical_json(record))
-    text = card_markdown(card).encode()
-    if not files.page.exists() or files.page.read_bytes() != text:
-        write_atomic(files.page, text)
+    texts = {folder / picture.file: picture.svg for picture in pictures_of(card)} | {files.page: card_markdown(card)}
+    for path, text in texts.items():
+        if not path.exists() or path.read_bytes() != text.encode():
+            write_atomic(path, text.encode())
     return files
 
 
