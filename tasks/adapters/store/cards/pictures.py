@@ -170,7 +170,7 @@ def _responses(found: Sequence[ResponseCard]) -> str:
     steps = [change.steps for change in found[0].after]
     parts = [_text(10, 18, "Mean change of each signal, by how large the action was (tenths of all rows)", size=12)]
     for i, count in enumerate(steps):
-        x = 10 + 190 * i
+        x = 10.0 + 190 * i
         parts += [
             _line(x, 36, x + 18, 36, AFTER[i], 2.5),
             _text(x + 24, 40, f"after {count} control step{'s'[: count > 1]}"),
