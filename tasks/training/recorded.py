@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,12 +57,12 @@ def open_recording(
     starts = rows.pop("episode_starts")
     costs = rows.setdefault("costs", np.zeros(held.rows, np.float32))
     terminated = int(rows["terminals"].sum())
-    lost = {reason: n for source in held.sources for reason, n in source.lost.items()}
+    lost = sum((Counter(source.lost) for source in held.sources), Counter[str]())
     about = RecordingAccount(
         file=named.name if found.made else f"{held.spec.name}-{held.digest[:12]}",
         sha256=held.digest,
         format=", ".join(dict.fromkeys(entry.format or "generated" for entry in held.manifest.provenance)),
-        rows=held.rows + sum(lost.values()),
+        rows=held.rows + lost.total(),
         transitions=held.rows,
         observations=held.spec.observation.size,
         actions=held.spec.action.size,
