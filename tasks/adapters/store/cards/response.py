@@ -24,6 +24,8 @@ LOOKED_AT = 50_000
 """Rows, evenly spaced."""
 LEAST = 20
 """Rows of a group below which its mean says nothing."""
+CHANCE = 4.0
+"""Deviations above what chance explains, from which on a response is shown."""
 MOST_SIGNALS, MOST_ACTIONS = 6, 4
 """Signals and actions that are kept, those of the clearest responses."""
 
@@ -108,15 +110,19 @@ def _means(change: Floats, groups: Index) -> tuple[Floats, Floats, Floats]:
 
 
 def _explained(change: Floats, groups: Index) -> Floats:
-    """Share of each signal's changes that the action's group explains (O,), less what chance would."""
+    """Share of each signal's changes that the action's group explains (O,), less what chance hardly reaches.
+
+    Of B groups chance explains (B - 1) / n on average, with a deviation of sqrt(2 (B - 1)) / n.
+    """
     mean, _, count = _means(change, groups)
     known = np.isfinite(change)
     total = np.maximum(known.sum(axis=0), 1)
     centre = np.where(known, change, 0.0).sum(axis=0) / total
     spread = (np.where(known, change - centre, 0.0) ** 2).sum(axis=0)
     between = (count * (mean - centre) ** 2).sum(axis=0)
-    share = between / np.where(spread > 0, spread, np.inf) - (len(mean) - 1) / np.maximum(total - 1, 1)
-    return np.asarray(np.maximum(share, 0.0))
+    free = len(mean) - 1
+    chance = (free + CHANCE * np.sqrt(2 * free)) / total
+    return np.asarray(np.maximum(between / np.where(spread > 0, spread, np.inf) - chance, 0.0))
 
 
 def _best(clear: Floats, most: int) -> list[int]:
