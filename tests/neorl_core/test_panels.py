@@ -91,6 +91,8 @@ def test_no_plant_is_drawn_further_from_a_limit_than_its_own_formula_says(name: 
     plant = PLANTS[name]
     low, high = (np.array(x) for x in (plant.spec.observation.low, plant.spec.observation.high))
     seen = np.random.default_rng(0).uniform(low, high, (64, plant.spec.observation.size)).astype(np.float32)
+    if name == "power_grid":
+        seen[:, 16:18].sort(axis=1)  # the lowest voltage is below the highest
     margins = np.asarray(LOGGED[name].margins(seen), float)
     named = [limit.name for limit in plant.spec.constraints]
     drawn = set()
