@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, UInt8
 
@@ -134,12 +135,13 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
             return
         spec = self.plant.spec
         if action is not None and margins is not None:
-            command = np.clip(to_command(spec.action, action, self._physical), spec.action.low, spec.action.high)
-            self._moments[-1] = self._moments[-1]._replace(action=np.asarray(command), margins=margins)
+            command = np.asarray(to_command(spec.action, jnp.asarray(action), self._physical))
+            within = np.clip(command, spec.action.low, spec.action.high)
+            self._moments[-1] = self._moments[-1]._replace(action=within, margins=margins)
         nothing = np.full(spec.action.size, np.nan), np.full(len(spec.constraints), np.nan)
         self._moments.append(Moment(observation[: spec.observation.size], *nothing))
 
-    def render(self) -> UInt8[np.ndarray, "Y X 3"] | None:  # type: ignore[override]
+    def render(self) -> UInt8[np.ndarray, "Y X 3"] | None:
         """The episode so far as pixels; None without a `render_mode`.
 
         Raises:
