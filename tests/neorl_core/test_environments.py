@@ -150,8 +150,7 @@ def test_stable_baselines_takes_them_without_a_word(name: str) -> None:
     checker = pytest.importorskip(
         "stable_baselines3.common.env_checker", reason="stable-baselines3 is not installed: its own check is not run"
     )
-    from stable_baselines3.common.env_util import make_vec_env
-
+    make_vec_env = pytest.importorskip("stable_baselines3.common.env_util").make_vec_env
     checker.check_env(PlantEnv(name))
     envs = make_vec_env(environment_id(name), n_envs=2, seed=0)
     assert envs.reset().shape == (2, PLANTS[name].spec.observation.size)

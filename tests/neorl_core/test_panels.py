@@ -33,9 +33,11 @@ def test_kelvin_and_celsius_are_drawn_in_one_unit() -> None:
     found = curve(Panel("wall", ("wall", "core"), "core_setpoint", "wall temperature"), KETTLE, SEEN, None)
     assert found is not None
     np.testing.assert_allclose(found.values, SEEN[:, :2])
-    np.testing.assert_allclose(found.set_point, [95.0, 95.0])
+    assert found.set_point is not None
+    np.testing.assert_allclose(found.set_point, np.array([95.0, 95.0]))
     # The lower limit of -50 degC is below what the sensor shows: it cannot bind, and would only widen the picture.
-    assert (found.low, found.high) == (-math.inf, pytest.approx(300.0))
+    assert found.low == -math.inf
+    assert found.high == pytest.approx(300.0)
     in_kelvin = curve(Panel("wall", ("wall",), limit="wall temperature", unit="K"), KETTLE, SEEN, None)
     assert in_kelvin is not None
     np.testing.assert_allclose(in_kelvin.values[:, 0], SEEN[:, 0] + 273.15)

@@ -11,6 +11,7 @@ import pytest
 from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.main import run
+from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.formats.recordings import read
 from tasks.adapters.store.reader import StoredDataset
 from tasks.ingest import find_dataset, logs_of
@@ -73,7 +74,8 @@ def test_a_npz_archive_and_its_digest_train_the_same_policy(
     named = {"obs": "observations", "action": "actions", "next_obs": "next_observations", "reward": "rewards"}
     columns = {new: arrays[old] for new, old in named.items()} | ends
     columns |= {key: columns[key].reshape(-1, 1) for key in ("reward", "done", "truncated")}
-    np.savez(tmp_path / "toy.npz", **{key: values.astype(np.float32) for key, values in columns.items()})
+    image = npz_bytes({key: values.astype(np.float32) for key, values in columns.items()})
+    (tmp_path / "toy.npz").write_bytes(image)
     assert run(["train", "toy.npz", *OPTIONS]) == 0
     assert "toy.npz: dataset " in capsys.readouterr().out
     record = json.loads((tmp_path / "toy-bc" / "run.json").read_text())
@@ -107,7 +109,7 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
         (str(log), {}, "expected a mapping for log.csv, which is a table"),
     ):
         with pytest.raises(BadInput, match=says):
-            find_dataset(home, Path(named), **options)  # type: ignore[arg-type]
+            find_dataset(home, Path(named), **options)
     frame()[:500].write_csv(log)
     find_dataset(home, log, mapping=mapping)
     with pytest.raises(
