@@ -367,11 +367,10 @@ def _step_cost(observation: Float[Array, " 19"], action: Float[Array, " 17"]) ->
 optimal_flow = greedy(dispatch, _step_cost, steps=FLOW_STEPS)
 """Optimal power flow: reactive power that loses least, by gradients through the power flow of the nominal feeder."""
 
-_COMMON = (0, 1, 2)
 AGENTS = (
-    *(AgentView(units.UNITS[k], (*_COMMON, 10 + k), (k, 6 + k)) for k in range(units.SOLAR)),
+    *(AgentView(units.UNITS[k], (0, 1, 2, 10 + k), (k, 6 + k)) for k in range(units.SOLAR)),
     *(
-        AgentView(units.UNITS[units.SOLAR + k], (*_COMMON, 3 + k, 14 + k), (units.SOLAR + k, 10 + k))
+        AgentView(units.UNITS[units.SOLAR + k], (0, 1, 2, 3 + k, 14 + k), (units.SOLAR + k, 10 + k))
         for k in range(units.BATTERIES)
     ),
     AgentView("dispatcher", tuple(range(SPEC.observation.size)), tuple(range(12, 17))),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.plants.base import AnyArray, clip_to
+from neorl_core.plants.steel_annealing.drawn import DRAWN
 from neorl_core.plants.steel_annealing.furnace import (
     CELLS,
     CELSIUS,
@@ -32,7 +33,7 @@ from neorl_core.plants.steel_annealing.furnace import (
 )
 from neorl_core.plants.steel_annealing.pyrometers import STATIONS, along, at_stations, reconstructed
 from neorl_core.plants.steel_annealing.zone_loops import ZoneParams, setpoints, setpoints_of, zone_loops
-from neorl_core.types import Constraint, Panel, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
 
 DT = 1.0
 HORIZON = 180
@@ -394,11 +395,5 @@ PLANT = Plant(
         trim=(0.19, 0.0, 0.23, 0.78),
         lift=(12.1, 16.4, 5.6, -1.9),
     ),
-    drawn=(
-        Panel(
-            "steel surface at the exit", (f"surface_temperature_{ZONES}",), f"target_{ZONES}", SPEC.constraints[0].name
-        ),
-        Panel("hottest zone", limit=SPEC.constraints[2].name, unit="degC"),
-        Panel("difference across half the thickness", limit=SPEC.constraints[1].name),
-    ),
+    drawn=DRAWN,
 )

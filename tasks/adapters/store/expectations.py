@@ -144,7 +144,7 @@ def check_tables(
     return failed, _replace(folder, page)
 
 
-def _missed(result: Mapping[str, Any]) -> str:
+def _missed(result: Any) -> str:
     """How often an expectation of every line of a table failed, and with what."""
     if "unexpected_count" not in result:
         return f"got {_number(float(result['observed_value']))}" if "observed_value" in result else ""
@@ -257,17 +257,22 @@ def _page(
         for signal in dict.fromkeys(signal for signal, _ in pairs)
     )
     body.append(f"<h2>Its signals</h2><table><tr><th>Signal</th>{head}</tr>{rows}</table>")
-    limits = "".join(
-        f"<tr><td>{_mark(check, check in failed)}</td><td>{say(check.column)}</td><td>{say(_wanted(check))}</td>"
-        f"<td>{say(missed.get(check.column, ''))}</td></tr>"
-        for check in checks
-        if check.table == "episodes"
-    )
+    limits = _episode_rows(checks, failed, missed)
     body.append(f"<h2>Expected of every episode</h2><table>{limits}</table>")
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f"<title>Data validation of {say(plant)}</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _episode_rows(checks: Sequence[Check], failed: Sequence[Check], missed: Mapping[str, str]) -> str:
+    say = html.escape
+    return "".join(
+        f"<tr><td>{_mark(check, check in failed)}</td><td>{say(check.column)}</td><td>{say(_wanted(check))}</td>"
+        f"<td>{say(missed.get(check.column, ''))}</td></tr>"
+        for check in checks
+        if check.table == "episodes"
     )
 
 
