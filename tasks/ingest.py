@@ -172,6 +172,8 @@ def find_dataset(
         if digests:
             some = ", ".join(digest[:12] for digest in digests[:MOST_NAMED])
             raise BadInput(f"expected one dataset of {name}, got {len(digests):,}: name one of {some}, newest first.")
+    if named.suffix or named.parent != Path():
+        raise BadInput(f"expected a source at {named}, got none: check the path.")
     raise BadInput(
         f"expected a file, six or more digits of a dataset's digest or a plant that has one, got '{name[:80]}': "
         + (nearest(name, [path.name for path in plants]) if plants else "ingest its logs first.")
@@ -251,6 +253,7 @@ def _reference(
         view=held.view_path,
         card=card.page,
         card_record=card.record,
+        card_pictures=card.pictures,
         rows=held.rows,
         episodes=len(held.episodes) - 1,
         quarantined=sum(record.quarantined for record in records),

@@ -226,7 +226,9 @@ def read_trajectories(rollouts: Rollouts) -> dict[str, Trajectory]:
             *(name for name in CONTROLLERS if name in names),
             *(name for name in names if name not in CONTROLLERS),
         ]
-        return {name: Trajectory(*(archive[f"{name}/{kind}"] for kind in Trajectory._fields)) for name in ordered}
+        # Rollouts of before kept no margins.
+        kinds = ["observations", "actions", *(["margins"] if f"{ordered[0]}/margins" in archive.files else [])]
+        return {name: Trajectory(*(archive[f"{name}/{kind}"] for kind in kinds)) for name in ordered}
 
 
 def describe(record: Record, run_url: str = "", picture: str = "", page: Path | None = None) -> str:

@@ -102,7 +102,7 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
         ),
         ("abcdef12", {}, "expected one dataset abcdef12, got 0: ingest its sources first"),
         ("abc", {}, "expected a file, six or more digits"),
-        ("../../etc/nothing", {}, "expected a file, six or more digits"),
+        ("../../etc/nothing", {}, "expected a source at ../../etc/nothing, got none"),
         ("*" * 8, {"folder": log.parent}, "expected a file, six or more digits"),
         ("none.csv", {"mapping": mapping}, "expected a file for --plant, --mapping or --horizon, got none at none.csv"),
         ("kettle", {"horizon": 5}, "expected a file for --plant, --mapping or --horizon, got none at kettle"),

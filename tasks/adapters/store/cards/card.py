@@ -62,7 +62,9 @@ class CardFiles(NamedTuple):
     record: Path
     """As JSON."""
     page: Path
-    """As Markdown, for readers, with its pictures beside it."""
+    """As Markdown, for readers."""
+    pictures: tuple[Path, ...]
+    """Beside it, as SVG."""
 
 
 def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
@@ -120,18 +122,18 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
 def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
     """Make the card, unless it is there and whole."""
     folder = dataset.root / "cards"
-    files = CardFiles(folder / f"{dataset.digest}.json", folder / f"{dataset.digest}.md")
-    card = _recall(files.record)
+    path, page = folder / f"{dataset.digest}.json", folder / f"{dataset.digest}.md"
+    card = _recall(path)
     if card is None:
         record = build_card(dataset, spec).model_dump(mode="json", by_alias=True)
-        write_json(files.record, {"card": record, "digest": digest_json(record)})
+        write_json(path, {"card": record, "digest": digest_json(record)})
         # Through its canonical form, so that a card just made and one read again are the same to the last byte.
         card = Card.model_validate_json(canonical_json(record))
-    texts = {folder / picture.file: picture.svg for picture in pictures_of(card)} | {files.page: card_markdown(card)}
-    for path, text in texts.items():
-        if not path.exists() or path.read_bytes() != text.encode():
-            write_atomic(path, text.encode())
-    return files
+    pictures = {folder / picture.file: picture.svg for picture in pictures_of(card)}
+    for file, text in (pictures | {page: card_markdown(card)}).items():
+        if not file.exists() or file.read_bytes() != text.encode():
+            write_atomic(file, text.encode())
+    return CardFiles(path, page, tuple(pictures))
 
 
 def read_card(root: Path, digest: str) -> Card:
