@@ -51,8 +51,8 @@ def _check(unit: str, *bounds: Bounds | None) -> None:
     if unit:
         conversion(unit, unit)
     for given in bounds:
-        low, high = converted(given, 1.0, 0.0)
-        if not low < high:
+        low, high = given or (None, None)
+        if low is not None and high is not None and not low < high:
             raise ValueError(f"expected a low bound below the high one, got {low:g} and {high:g}: correct them")
 
 

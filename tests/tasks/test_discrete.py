@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def cart_pole(folder: Path, start: int = 0, choices: int = 2, name: str = "class
                 truncations=list(truncations),
             )
         )
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of authors and code, which belong to a dataset that is published
         patch.setenv("MINARI_DATASETS_PATH", str(folder))
         minari.create_dataset_from_buffers(
             name,

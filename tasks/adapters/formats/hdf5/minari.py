@@ -108,7 +108,7 @@ def _choices(space: object) -> tuple[int | None, int]:
     """How many choices a Discrete space has, and the number of the first; None of any other space."""
     try:
         told = json.loads(space) if isinstance(space, str) else space
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict) or told.get("type") != "Discrete":
         return None, 0
@@ -169,7 +169,7 @@ def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Pa
                 f"expected at most {MAX_EPISODE} bytes of {key} in episode {number} of {folder}, got {array.nbytes}: "
                 "export shorter episodes."
             )
-        if array.dtype.kind not in "fiub":
+        if array.dtype.kind not in ("iu" if key == "actions" and layout.choices is not None else "fiub"):
             raise BadInput(f"expected numbers in {key} of episode {number} of {folder}, got {array.dtype}: export it.")
     with np.errstate(over="ignore"):
         observations = arrays["observations"][()].reshape(steps + 1, -1).astype(np.float32)
