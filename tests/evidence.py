@@ -49,7 +49,7 @@ from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signer import Server, Signer
 from tasks.adapters.ledger.table import GENESIS
 from tasks.gates import judge
-from tasks.references import CandidateRecord, Certificate, Dataset, Evidence
+from tasks.references import CandidateRecord, Certificate, Dataset, Evidence, ProcessEvidence
 from tests import judged
 
 PLANT = "chemical_reactor"
@@ -176,7 +176,17 @@ def candidate_record(
     own = certificate_of(ledger, composite)
     assert own is not None, "certify the composite first"
     numbers = evidence or judged.evidence(fallback=own, certificate=own)
+    return judged_record(PLANT, composite, numbers, claim=own.claim, **changes)
+
+
+def judged_record(
+    plant: str, composite: str, numbers: Evidence | ProcessEvidence, **changes: object
+) -> CandidateRecord:
+    """A candidate of a plant or process with the gates that its numbers pass, but for what is changed."""
     gates = judge(numbers)
+    dataset = Dataset(
+        digest=DATASET, plant=plant, store=Path("."), manifest=Path("manifest.json"), shards=(), rows=50, episodes=5
+    )
     record = CandidateRecord(
         run_key=f"run of {composite[:12]}",
         composite=composite,
@@ -187,16 +197,8 @@ def candidate_record(
         passed=all(gate.passed for gate in gates),
         gates=gates,
         evidence=numbers,
-        claim=own.claim,
-        dataset=Dataset(
-            digest=DATASET,
-            plant=PLANT,
-            store=ledger.home.root,
-            manifest=ledger.home.root / "manifest.json",
-            shards=(),
-            rows=50,
-            episodes=5,
-        ),
+        claim=None,
+        dataset=dataset,
         config=CONFIG,
         champion=None,
     )

@@ -80,13 +80,13 @@ def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[
         posterior: of one plant.
 
     Raises:
-        ValueError: for fewer than three episodes, from which no covariance follows.
+        ValueError: for fewer than four episodes, from which no covariance follows.
     """
     degrees = float(posterior.degrees)
     if degrees <= 2.0:
         raise ValueError(
-            f"expected a posterior of three episodes or more, got {degrees:g}: the covariance of its t distribution is "
-            "infinite; give more logs."
+            f"expected a posterior of four episodes or more, got {degrees + 1:g}: the covariance of its t distribution "
+            "is infinite; give more logs."
         )
     scale = np.asarray(posterior.prior.scale, np.float64)
     covariance = np.asarray(posterior.covariance, np.float64) * np.outer(scale, scale) * degrees / (degrees - 2.0)

@@ -32,6 +32,7 @@ from neorl_core.wrappers.pettingzoo import ParallelPlantEnv
 from neorl_core.wrappers.vector import PlantVectorEnv, step_program
 from tasks.adapters.models.agents import Agent
 from tasks.adapters.models.bundle import save_bundle
+from tests.sampled import FEW_PLANTS, sampled
 
 REACTOR, MASSES = PLANTS["chemical_reactor"], PLANTS["double_mass"]
 SHARED_MASSES = MASSES._replace(
@@ -41,7 +42,7 @@ SHARED_MASSES = MASSES._replace(
 SMALL = {"hidden": (8,)}
 
 
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", sampled(PLANTS, FEW_PLANTS))
 def test_every_plant_passes_gymnasiums_own_check(name: str) -> None:
     # The suite turns the checker's warnings into errors.
     env = gymnasium.make(environment_id(name))

@@ -17,6 +17,7 @@ from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, configure, prepare
 from neorl_core.types import PlantSpec, Space, Transition
 from tests.by_hand import batch_of, start
+from tests.sampled import FEW_ALGORITHMS, sampled
 
 PLANT = PlantSpec(
     name="toy",
@@ -28,7 +29,7 @@ PLANT = PlantSpec(
     horizon=10,
     score_range=(0.0, 1.0),
 )
-members = pytest.mark.parametrize("name", sorted(ALGORITHMS))
+members = pytest.mark.parametrize("name", sampled(sorted(ALGORITHMS), FEW_ALGORITHMS))
 
 
 WITH_A_MODEL = sorted(name for name, algorithm in ALGORITHMS.items() if algorithm.warm_up)
@@ -262,7 +263,7 @@ def test_recipes_reach_every_group_of_parameters(name: str) -> None:
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
-@pytest.mark.parametrize("name", WITH_A_MODEL)
+@pytest.mark.parametrize("name", sampled(WITH_A_MODEL, FEW_ALGORITHMS))
 def test_a_warm_up_teaches_the_model_and_may_clone(name: str) -> None:
     algorithm = ALGORITHMS[name]
     state, batches = start(algorithm, small(algorithm)), batches_for(algorithm)

@@ -72,7 +72,7 @@ def test_the_domain_draws_from_the_posterior_and_keeps_the_rest() -> None:
 
 def test_no_domain_follows_from_two_episodes() -> None:
     found = posterior_of([0.0, 0.0], [[0.2, 0.0], [0.0, 0.2]])._replace(degrees=jnp.asarray(2.0))
-    with pytest.raises(ValueError, match="expected a posterior of three episodes or more, got 2: "):
+    with pytest.raises(ValueError, match="expected a posterior of four episodes or more, got 3: "):
         posterior_fields(UNKNOWNS, found)
 
 

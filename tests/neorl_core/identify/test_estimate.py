@@ -55,11 +55,11 @@ def test_a_linear_gaussian_model_has_the_closed_form_posterior() -> None:
     mean = np.linalg.solve(np.eye(2) + information, np.einsum("eti,et->i", a, r))
     np.testing.assert_allclose(found.mean, mean, atol=2e-4)
     np.testing.assert_allclose(found.estimate, [1.0, 2.0] + 0.5 * mean, atol=1e-4)
-    # The sandwich, with the episodes' scores pooled with what they would be.
+    # The sandwich with its correction for ten episodes, and one per cent of what they would be by the weights.
     score = np.einsum("eti,et->ei", a, r - np.einsum("eti,i->et", a, mean))
     apart = score - score.mean(axis=0)
     inverse = np.linalg.inv(np.eye(2) + information)
-    wanted = inverse @ (np.eye(2) + apart.T @ apart + information / 10) @ inverse
+    wanted = inverse @ (np.eye(2) + apart.T @ apart * 10 / 9 + information / 100) @ inverse
     np.testing.assert_allclose(found.covariance, wanted, rtol=2e-3)
     assert bool(found.converged)
     assert found.identified.all()

@@ -77,7 +77,12 @@ def run_ar(
 # Violation probabilities by quadrature: shared truth, section 1.7.
 @pytest.mark.parametrize(
     ("limit", "probability"),
-    [(0.8, 0.04726868), (0.9, 0.00967962), (1.0, 0.00159505606), (1.1, 2.144277e-4)],
+    [
+        pytest.param(0.8, 0.04726868, marks=pytest.mark.slow),
+        pytest.param(0.9, 0.00967962, marks=pytest.mark.slow),
+        (1.0, 0.00159505606),
+        (1.1, 2.144277e-4),
+    ],
 )
 def test_known_violation_probability(limit: float, probability: float) -> None:
     episodes = 16_384

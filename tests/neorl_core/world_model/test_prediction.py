@@ -150,7 +150,7 @@ def walks(law: Any, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray, n
         (lambda x, u: 0.7 * x + 1.5 * np.sin(3 * u), True),
         # What nothing tells, and what a line tells: no learned model is better.
         pytest.param(lambda x, u: x, False, marks=pytest.mark.slow),
-        (lambda x, u: 0.8 * x + 0.5 * u, False),
+        pytest.param(lambda x, u: 0.8 * x + 0.5 * u, False, marks=pytest.mark.slow),
     ],
     ids=["bent", "random walk", "linear"],
 )

@@ -58,16 +58,16 @@ def test_digests_are_of_the_sources_wherever_they_lie(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "digests"),
     [
-        ("flows/cli/plants.py", {"code"}),
+        pytest.param("flows/cli/plants.py", {"code"}, marks=pytest.mark.slow),
         ("tasks/gates.py", {"code", "gates"}),
-        ("tasks/report.py", {"code"}),
+        pytest.param("tasks/report.py", {"code"}, marks=pytest.mark.slow),
         # Another algorithm and another plant are no business of a training; a module that its own imports is.
         ("neorl_core/algorithms/iql.py", {"code"}),
         ("neorl_core/algorithms/losses.py", {"code", "train"}),
-        ("neorl_core/plants/supply_chain.py", {"code"}),
+        pytest.param("neorl_core/plants/supply_chain.py", {"code"}, marks=pytest.mark.slow),
         # In a sub-package, and imported by way of two others.
-        ("neorl_core/plants/power_grid/feeder33.py", {"code", "train", "plant"}),
-        ("neorl_core/training/loop.py", {"code", "train"}),
+        pytest.param("neorl_core/plants/power_grid/feeder33.py", {"code", "train", "plant"}, marks=pytest.mark.slow),
+        pytest.param("neorl_core/training/loop.py", {"code", "train"}, marks=pytest.mark.slow),
         ("requirements.lock", {"lock"}),
     ],
 )

@@ -16,12 +16,12 @@ from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Entry, Ledger
-from tasks.gates import REQUIRED_OF_PROCESS, judge
+from tasks.gates import REQUIRED_OF_PROCESS
 from tasks.process.compare import known_comparison
 from tasks.promote import promote_candidate, reject_candidate, waiting
 from tasks.references import CandidateRecord, DriftFinding, ProcessEvidence, ShadowComparison
 from tests import judged
-from tests.evidence import CONFIG, DATASET, PLANT, forge, open_ledger
+from tests.evidence import DATASET, PLANT, forge, judged_record, open_ledger
 
 PROCESS = "buffer_vessel"
 A, B = (sha256_hex(name) for name in (b"a", b"b"))
@@ -53,33 +53,7 @@ def ledger(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Led
 
 def record(composite: str, evidence: ProcessEvidence | None = None, **changes: Any) -> CandidateRecord:
     """A candidate of a process that passes every gate, but for what is changed."""
-    numbers = evidence or judged.process_evidence()
-    gates = judge(numbers)
-    found = CandidateRecord(
-        run_key=f"run of {composite[:12]}",
-        composite=composite,
-        role="candidate",
-        version="1",
-        run_id="0",
-        url="http://mlflow/1",
-        passed=all(gate.passed for gate in gates),
-        gates=gates,
-        evidence=numbers,
-        claim=None,
-        dataset={
-            "digest": DATASET,
-            "plant": PROCESS,
-            "store": ".",
-            "manifest": "m",
-            "shards": (),
-            "rows": 9,
-            "episodes": 3,
-        },
-        config=CONFIG,
-        champion=None,
-        shadow_days=30,
-    )
-    return found.model_copy(update=changes)
+    return judged_record(PROCESS, composite, evidence or judged.process_evidence(), **{"shadow_days": 30} | changes)
 
 
 def logged(ledger: Ledger, composite: str, **changes: Any) -> Entry:

@@ -54,6 +54,7 @@ def pid_of(home: Home) -> int:
     return ask(home, hello(home)).pid
 
 
+@pytest.mark.slow
 def test_the_socket_is_its_owners_alone(place: Home) -> None:
     start(place)
     path = socket_file(place)

@@ -210,6 +210,7 @@ def test_a_server_that_fails_is_a_missing_service() -> None:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_the_plant_s_own_controller_carries_no_policy_s_numbers(
     registry: Registry, sample: tuple[Record, Bundle]
 ) -> None:
@@ -337,6 +338,7 @@ def test_a_server_that_is_gone_is_one_sentence(submission: Submission, monkeypat
         assert str(error.value).count(". ") == 0
 
 
+@pytest.mark.slow
 def test_what_is_right_already_is_seen_without_importing_mlflow(
     registry: Registry, registered: tuple[Record, Version]
 ) -> None:
