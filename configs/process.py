@@ -92,12 +92,12 @@ def declared_spec(file: FileSpec, found: PlantSpec, choices: int | None) -> Plan
     Raises:
         ValueError: when the two do not fit each other.
     """
-    for what, names, space in (
-        ("observation(s)", file.observations, found.observation),
-        ("action(s)", file.actions, found.action),
+    for what, given, space in (
+        ("observation(s)", tuple(file.observations), found.observation),
+        ("action(s)", tuple(file.actions), found.action),
     ):
-        if len(names) != space.size:
-            raise ValueError(f"expected {space.size} {what}, as the log has, got {len(names)}: {', '.join(names)}")
+        if len(given) != space.size:
+            raise ValueError(f"expected {space.size} {what}, as the log has, got {len(given)}: {', '.join(given)}")
     named = next(iter(file.actions.values())).choices
     if named is not None and choices is None:
         raise ValueError("expected no choices, for the log's actions are continuous, got some: give a range instead")
@@ -129,7 +129,7 @@ def declared_spec(file: FileSpec, found: PlantSpec, choices: int | None) -> Plan
     )
 
 
-def _over(found: Space, given: Mapping[str, Observed] | Mapping[str, Acting]) -> Space:
+def _over(found: Space, given: Mapping[str, Observed | Acting]) -> Space:
     """A space with other names and units, and with the ranges that are given in place of what was seen."""
     ranges = [
         (low, high) if signal.range is None else converted(signal.range, 1.0, 0.0)

@@ -190,7 +190,7 @@ def _dropped(one: Rotation, other: Rotation) -> float:
     """What takes the 2 pi off `one`, where `other` counts none."""
     if other.turns or other.angles:
         return 1.0
-    return math.tau ** -(one.turns or (one.angles if other.cycles else 0.0))
+    return math.pow(math.tau, -(one.turns or (one.angles if other.cycles else 0.0)))
 
 
 @cache

@@ -165,9 +165,9 @@ def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> 
             nothing says what its limits cost.
     """
     if (source.choices is None) != (spec.choices is None):
-        wanted, got = ("continuous", "discrete") if spec.choices is None else ("discrete", "continuous")
+        kinds = ("continuous", "discrete") if spec.choices is None else ("discrete", "continuous")
         raise BadInput(
-            f"expected {wanted} actions of {spec.name} in {source.path.name}, got {got} ones: check that the file "
+            f"expected {kinds[0]} actions of {spec.name} in {source.path.name}, got {kinds[1]} ones: check that the file "
             "belongs to this plant."
         )
     if logged is None and "constraint_costs" not in source.carries:
@@ -205,11 +205,13 @@ def _with_declared(rows: Rows, spec: PlantSpec, costs: Mapping[str, Expression])
     values = dict(zip(spec.observation.names, rows["observations"].T.astype(np.float64), strict=True))
     values |= {f"next.{name}": column for name, column in after.items()}
     values |= dict(zip(spec.action.names, rows["actions"].T.astype(np.float64), strict=True))
-    excess = np.zeros((len(rows["rewards"]), len(spec.constraints)), np.float32)
+    excess: npt.NDArray[Any] = np.zeros((len(rows["rewards"]), len(spec.constraints)), np.float32)
     for i, limit in enumerate(spec.constraints):
         found = costs[limit.name].compute(values) if limit.name in costs else after[limit.name]
-        excess[:, i] = np.maximum(np.maximum(limit.low - found, found - limit.high), 0.0)
-    return rows | {"constraint_costs": excess, "costs": (excess > 0).any(axis=1).astype(np.float32)}
+        with np.errstate(all="ignore"):  # what is not finite is found by the row checks
+            excess[:, i] = np.maximum(np.maximum(limit.low - found, found - limit.high), 0.0)
+    violated: npt.NDArray[Any] = np.asarray((excess > 0).any(axis=1), np.float32)
+    return rows | {"constraint_costs": excess, "costs": violated}
 
 
 def _scored(source: Source, spec: PlantSpec, score: Callable[[Rows], Rows] | None) -> Callable[[], Blocks]:
