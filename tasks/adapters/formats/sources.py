@@ -167,8 +167,8 @@ def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> 
     if (source.choices is None) != (spec.choices is None):
         kinds = ("continuous", "discrete") if spec.choices is None else ("discrete", "continuous")
         raise BadInput(
-            f"expected {kinds[0]} actions of {spec.name} in {source.path.name}, got {kinds[1]} ones: check that the file "
-            "belongs to this plant."
+            f"expected {kinds[0]} actions of {spec.name} in {source.path.name}, got {kinds[1]} ones: check that the "
+            "file belongs to this plant."
         )
     if logged is None and "constraint_costs" not in source.carries:
         raise BadInput(
