@@ -95,6 +95,10 @@ def ingest(
     data: Annotated[list[Path] | None, typer.Option("--data", help="A file of logs, with a YAML; repeat it.")] = None,
     plant: Annotated[str | None, typer.Option(help="Whose names, units and limits apply: a name or a file.")] = None,
     mapping: Annotated[Path | None, typer.Option(help="What the tags of a historian's export mean, in YAML.")] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Option(help="Names, units, limits and costs of a file of transitions, in YAML (docs/data.md)."),
+    ] = None,
     horizon: Annotated[
         int | None, typer.Option(help="Steps of a time limit, for a file that does not tell where episodes end.")
     ] = None,
@@ -104,14 +108,15 @@ def ingest(
 ) -> None:
     """Turn logs into a dataset whose name is its digest; failing rows are quarantined.
 
-    The format is recognised: D4RL, DSRL, Minari, NeoRL, NeoRL-2, this store's own files, or a historian's by --mapping.
+    The format is recognised: D4RL, DSRL, Minari, d3rlpy, NeoRL, NeoRL-2, this store's own files, or a historian's by
+    --mapping. Actions may be discrete.
 
-    Example: neorl ingest DMSD-high-100000-train.npz --plant double_mass
+    Example: neorl ingest hopper-medium-v2.hdf5 --spec hopper.yaml
     """
     from tasks.progress import StageProgress
 
     if source.suffix in (".yaml", ".yml"):
-        result = _ingest_run(source, data, [plant, mapping, horizon])
+        result = _ingest_run(source, data, [plant, mapping, spec, horizon])
     elif data:
         raise BadInput(f"expected --data only with a run's YAML, got it with {source.name}: name one source a time.")
     else:
@@ -120,7 +125,7 @@ def ingest(
 
         allowed = Data(max_quarantined=max_quarantined, max_gaps=max_gaps)
         with StageProgress("ingest") as progress:
-            result = ingest_file(Home.locate(), source, plant, mapping, horizon, allowed, progress)
+            result = ingest_file(Home.locate(), source, plant, mapping, horizon, allowed, progress, spec)
     lines = [*result.notes, f"dataset {result.digest}", f"{result.rows:,} rows in {result.episodes:,} episodes"]
     if result.quarantine:
         lines.append(f"quarantine: {result.quarantine}")

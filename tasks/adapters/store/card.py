@@ -7,6 +7,7 @@ beside that of the manifests.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from configs.mapping import HistorianMapping
 from neorl_core.types import Constraint, PlantSpec
 from tasks.adapters.files.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
 from tasks.adapters.store.card_page import card_markdown
+from tasks.adapters.store.episodes import vector_space
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import (
     ActionCard,
@@ -33,7 +35,15 @@ from tasks.adapters.store.records import (
     SignalCard,
     SourceCard,
 )
-from tasks.adapters.store.statistics import BLOCK_ROWS, Floats, Statistics, signal_bounds, signal_ranges, summarise
+from tasks.adapters.store.statistics import (
+    BLOCK_ROWS,
+    Floats,
+    Statistics,
+    signal_bounds,
+    signal_ranges,
+    signals_of,
+    summarise,
+)
 
 SCHEMA = 3
 """2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step
@@ -79,11 +89,11 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
     found = summarise(dataset, spec, block_rows=BLOCK_ROWS, check_rows=False)
     least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
     low, high = signal_ranges(spec, least, greatest)
-    histogram, cells, looked = _visited(dataset, low, high)
+    histogram, cells, looked = _visited(dataset, spec, low, high)
     spread = np.sqrt(np.maximum(np.diag(found.covariance), 0.0))
     # A row's value came from single precision: what it cannot tell apart is no deviation.
     spread[spread < 1e-6 * (1 + np.abs([signal.mean for signal in found.signals.values()]))] = 0.0
-    units = (*spec.observation.units, *spec.action.units)
+    units = (*spec.observation.units, *vector_space(spec).units)
     signals = {
         name: SignalCard(
             unit=unit,
@@ -100,7 +110,8 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         )
     }
     covered = [signal.covered for signal in signals.values() if signal.covered is not None]
-    actions = _actions(spec, found.covariance, spread, high - low, histogram)
+    actions = {} if spec.choices else _actions(spec, found.covariance, spread, high - low, histogram)
+    choices = {name: signals[f"action {name}"].mean for name in spec.choices or ()}
     limits = _limits(spec, found)
     episodes = _episodes(found)
     gaps = GapsCard(
@@ -120,6 +131,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         order=tuple(signals),
         signals=signals,
         actions=actions,
+        choices=choices,
         coverage=CoverageCard(
             rows_looked_at=looked,
             bins=CELL_BINS,
@@ -130,7 +142,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         limits=limits,
         gaps=gaps,
         episodes=episodes,
-        cannot_learn=(*_never_violated(limits), *said, *_cut_short(episodes, gaps, spec)),
+        cannot_learn=(*_never_violated(limits), *said, *_not_taken(choices), *_cut_short(episodes, gaps, spec)),
     )
 
 
@@ -172,11 +184,14 @@ def _recall(path: Path) -> Card | None:
     return card if whole else None
 
 
-def _visited(dataset: StoredDataset, low: Floats, high: Floats) -> tuple[npt.NDArray[np.int64], int, int]:
+def _visited(
+    dataset: StoredDataset, spec: PlantSpec, low: Floats, high: Floats
+) -> tuple[npt.NDArray[np.int64], int, int]:
     """Counts per bin of each signal's range (F, `BINS`), visited cells of the grid, and how many rows were looked at.
 
     Args:
         dataset: rows in order.
+        spec: the plant.
         low: lower ends of the signals' ranges (F,).
         high: upper ends (F,).
     """
@@ -187,7 +202,7 @@ def _visited(dataset: StoredDataset, low: Floats, high: Floats) -> tuple[npt.NDA
     first = looked = 0
     for block in dataset.blocks(("observations", "actions"), rows=BLOCK_ROWS):
         some = slice((-first) % stride, None, stride)
-        chosen = np.concatenate([block["observations"][some], block["actions"][some]], axis=1, dtype=np.float64)
+        chosen = signals_of({key: values[some] for key, values in block.items()}, spec)
         first, looked = first + len(block["actions"]), looked + len(chosen)
         share = np.clip((chosen - low) / (high - low), 0.0, 1.0)
         for i in range(len(low)):
@@ -358,6 +373,16 @@ def _no_variation(
     if rewards[0] == rewards[1]:
         said.append("The reward is constant: nothing tells a better action from a worse one.")
     return said
+
+
+def _not_taken(choices: Mapping[str, float]) -> list[str]:
+    return [
+        f"Choice '{name}' is never taken: its effect cannot be learned."
+        if share == 0
+        else f"Choice '{name}' is always taken: the effect of any other cannot be learned."
+        for name, share in choices.items()
+        if share in (0, 1)
+    ]
 
 
 def _cut_short(episodes: EpisodesCard, gaps: GapsCard, spec: PlantSpec) -> list[str]:
