@@ -58,6 +58,9 @@ class PlantSpec(NamedTuple):
     """Returns that score 0 and 100 (for double_mass: the published NeoRL-2 normalisation)."""
     history: History | None = None
     """Which earlier values the observation ends with, where it is a stacked one; a plant's own has none."""
+    choices: tuple[str, ...] | None = None
+    """Names of what a discrete action chooses among: its one component is their number, from 0 on. None of continuous
+    actions."""
 
 
 class Transition(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -204,9 +204,9 @@ def dataset_checks(
     low, high = signal_bounds(spec)
     for (name, signal), least, most in zip(summary.signals.items(), low.tolist(), high.tolist(), strict=True):
         found.table[f"{name}: mean"] = signal.mean
-        if name.startswith("action "):
+        if name.startswith("action ") and spec.choices is None:
             _expect_varied(found, name, signal, most - least)
-        else:
+        elif not name.startswith("action "):
             found.expect(
                 f"{name}: deviation",
                 signal.deviation,
@@ -218,6 +218,8 @@ def dataset_checks(
         found.checks += _range_checks(name, signal, least, most)
         if older is not None:
             _expect_no_drift(found, name, summary, older)
+    if spec.choices is not None:
+        _expect_choices(found, {choice: summary.signals[f"action {choice}"].mean for choice in spec.choices})
     found.checks.append(_length_check(summary))
     return found.table, found.checks
 
@@ -262,6 +264,26 @@ def _expect_varied(found: Expectations, name: str, signal: Signal, span: float) 
             refuses=False,
         )
     found.table[f"{name}: share at bounds"] = signal.at_bounds
+
+
+def _expect_choices(found: Expectations, shares: Mapping[str, float]) -> None:
+    """Expect a discrete action to vary, from the share of rows that take each choice."""
+    commonest = max(shares, key=lambda choice: shares[choice])
+    found.expect(
+        "share of the commonest choice",
+        shares[commonest],
+        f"expected other choices than '{commonest}' in at least {MIN_DEVIATION:.1%} of the rows, got "
+        f"{1 - shares[commonest]:.2%}: a constant action teaches nothing of its effect, so log other choices first.",
+        high=1.0 - MIN_DEVIATION,
+    )
+    for choice, share in shares.items():
+        found.expect(
+            f"choice {choice}: share",
+            share,
+            f"expected choice '{choice}' in some rows, got none: nothing can be learned of it.",
+            low=1e-12,
+            refuses=False,
+        )
 
 
 def _range_checks(name: str, signal: Signal, low: float, high: float) -> list[Check]:

@@ -30,6 +30,10 @@ PlantOf = Annotated[
 MappingOf = Annotated[
     Path | None, typer.Option("--mapping", help="What the tags of a historian's export mean, in YAML.")
 ]
+SpecOf = Annotated[
+    Path | None,
+    typer.Option("--spec", help="Names, units, limits and costs of a file of transitions, in YAML (docs/data.md)."),
+]
 HorizonOf = Annotated[
     int | None,
     typer.Option("--horizon", help="Steps of a time limit, for a file that does not tell where episodes end.", min=1),
@@ -116,6 +120,7 @@ def ingest(
     data: Annotated[list[Path] | None, typer.Option("--data", help="A file of logs, with a YAML; repeat it.")] = None,
     plant: PlantOf = None,
     mapping: MappingOf = None,
+    spec: SpecOf = None,
     horizon: HorizonOf = None,
     max_quarantined: Annotated[float, typer.Option(help="Share of rows that may fail.", min=0.0, max=0.99)] = 0.05,
     max_gaps: Annotated[float, typer.Option(help="Share of steps that may lack a signal.", min=0.0, max=1.0)] = 0.25,
@@ -123,14 +128,15 @@ def ingest(
 ) -> None:
     """Turn logs into a dataset whose name is its digest; failing rows are quarantined.
 
-    The format is recognised: D4RL, DSRL, Minari, NeoRL, NeoRL-2, this store's own files, or a historian's by --mapping.
+    The format is recognised: D4RL, DSRL, Minari, d3rlpy, NeoRL, NeoRL-2, this store's own files, or a historian's by
+    --mapping. Actions may be discrete.
 
-    Example: neorl ingest DMSD-high-100000-train.npz --plant double_mass
+    Example: neorl ingest hopper-medium-v2.hdf5 --spec hopper.yaml
     """
     from tasks.progress import StageProgress
 
     if source.suffix in (".yaml", ".yml"):
-        result = _ingest_run(source, data, [plant, mapping, horizon])
+        result = _ingest_run(source, data, [plant, mapping, spec, horizon])
     elif data:
         raise BadInput(f"expected --data only with a run's YAML, got it with {source.name}: name one source a time.")
     else:
@@ -139,7 +145,7 @@ def ingest(
 
         allowed = Data(max_quarantined=max_quarantined, max_gaps=max_gaps)
         with StageProgress("ingest") as progress:
-            result = ingest_file(Home.locate(), source, plant, mapping, horizon, allowed, progress)
+            result = ingest_file(Home.locate(), source, plant, mapping, horizon, allowed, progress, spec)
     lines = [*result.notes, f"dataset {result.digest}", f"{result.rows:,} rows in {result.episodes:,} episodes"]
     if result.quarantine:
         lines.append(f"quarantine: {result.quarantine}")
@@ -152,6 +158,7 @@ def validate(
     held_out: Annotated[float, typer.Option(help="Share of episodes kept from training.", min=0.01, max=0.99)] = 0.2,
     plant: PlantOf = None,
     mapping: MappingOf = None,
+    spec: SpecOf = None,
     horizon: HorizonOf = None,
     root: Root = None,
     as_json: AsJson = False,
@@ -166,7 +173,7 @@ def validate(
     from tasks.validate import validate_dataset
 
     with StageProgress("ingest") as progress:
-        found_dataset = find_dataset(Home.locate(), dataset, plant, mapping, horizon, root, progress)
+        found_dataset = find_dataset(Home.locate(), dataset, plant, mapping, horizon, root, progress, spec)
     held = found_dataset.held
     with StageProgress("validate") as progress:
         found = validate_dataset(

@@ -13,7 +13,7 @@ import typer
 from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.console import AsJson, ConfigFile, emit, known_plant, show_table
-from flows.cli.data import DatasetOrFile, HorizonOf, MappingOf, PlantOf, Root
+from flows.cli.data import DatasetOrFile, HorizonOf, MappingOf, PlantOf, Root, SpecOf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,7 @@ def train(
     batch_size: Annotated[int, typer.Option(help="Transitions per gradient step.", min=1)] = 256,
     plant: PlantOf = None,
     mapping: MappingOf = None,
+    spec: SpecOf = None,
     horizon: HorizonOf = None,
     root: Root = None,
     out: Annotated[
@@ -60,7 +61,7 @@ def train(
     overrides = dict(map(_setting, settings or []))
     check_overrides(algorithm, overrides)
     with StageProgress("read") as progress:
-        log = open_recording(Home.locate(), data, plant, mapping, horizon, root, progress)
+        log = open_recording(Home.locate(), data, plant, mapping, horizon, root, progress, spec)
     if not as_json:
         print(log, flush=True)
     folder = out or Path(f"{log.about.name}-{algorithm}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.formats.hdf5.isolated import has_signature, read_isolated
 from tasks.adapters.formats.recordings import Recording, RecordingAccount, per_episode, read
@@ -25,6 +26,7 @@ def open_recording(
     horizon: int | None = None,
     folder: Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
+    declared: Path | None = None,
 ) -> Recording:
     """The log that an argument names: a dataset by its digest or plant, or a source of any format.
 
@@ -39,19 +41,25 @@ def open_recording(
         horizon: steps after which a source's episodes were cut, where it does not tell.
         folder: where the dataset is, if it was generated outside of the home.
         progress: called with (done, total, unit).
+        declared: YAML that names the signals of a file of transitions.
 
     Raises:
-        BadInput: as `recordings.read` and `find_dataset`.
+        BadInput: as `recordings.read` and `find_dataset`, and on discrete actions.
         Refused: as `find_dataset`.
     """
-    as_it_is = plant is None and mapping is None and folder is None and named.is_file() and has_signature(named)
+    as_it_is = all(x is None for x in (plant, mapping, folder, declared)) and named.is_file() and has_signature(named)
     if as_it_is and read_isolated(named, horizon).family in DIRECT:
         return read(named, horizon, progress)
     # A recording is learned from where the pipeline's own dependencies are not installed.
     from tasks.ingest import find_dataset
 
-    found = find_dataset(home, named, plant, mapping, horizon, folder, progress)
+    found = find_dataset(home, named, plant, mapping, horizon, folder, progress, declared)
     held = found.held
+    if held.spec.choices is not None:
+        raise BadInput(
+            f"expected continuous actions in dataset {held.digest[:12]}, which all algorithms need, got "
+            f"one of {len(held.spec.choices):,} choices: train on data of continuous actions."
+        )
     keys = [key for key in KEYS if key in held.keys]
     rows = held.arrays(keys)
     starts = rows.pop("episode_starts")

@@ -134,6 +134,11 @@ def read(
     """
     path = Path(path)
     layout, blocks = read_recording(path, horizon)
+    if layout.discrete:
+        raise BadInput(
+            f"expected continuous actions in {path.name}, which all algorithms need, got discrete ones: 'neorl ingest "
+            f"{path.name}' keeps them as a dataset."
+        )
     usable, every, dropped = _read_usable(layout, blocks, progress)
     _hold_to_threshold(path, layout, dropped)
     kept = len(usable["rewards"])

@@ -94,6 +94,8 @@ def _check_spec(spec: Any, place: str) -> None:
     for name, low, high in bounds:
         if not low < high:
             raise _wrong(place, f"a low below the high of {name}", f"{low:g} and {high:g}", "correct the bounds")
+    if spec.choices is not None:
+        raise _wrong(place, "continuous actions", "choices", "give the action its bounds")
     if not (spec.observation.size and spec.action.size):
         raise _wrong(place, "at least one observation and one action", "none", "name them")
     if not np.isfinite([spec.action.low, spec.action.high]).all():

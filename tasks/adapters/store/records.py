@@ -344,6 +344,9 @@ class Card(Record):
     """Names of the signals as the plant has them; those of JSON's objects are sorted."""
     signals: dict[str, SignalCard]
     actions: dict[str, ActionCard]
+    """Of continuous actions."""
+    choices: dict[str, float] = {}
+    """Shares of the rows that take each choice of a discrete action; empty of continuous actions."""
     coverage: CoverageCard
     limits: dict[str, LimitCard]
     gaps: GapsCard

@@ -1,6 +1,7 @@
 """Statistics of a dataset, gathered in one pass and little memory: what its card shows and validation decides by.
 
-Observations and actions together are the signals, F of them; a dataset has N rows, E episodes and K limits.
+Observations and actions together are the signals, F of them; a dataset has N rows, E episodes and K limits. A discrete
+action counts as as many signals as it has choices, each 1 where it was taken and 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.types import PlantSpec, Space
+from tasks.adapters.store.episodes import action_vectors, vector_space
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import find_failures
 from tasks.adapters.store.schema import Rows
@@ -89,12 +91,18 @@ class Statistics(NamedTuple):
 
 def signal_names(spec: PlantSpec) -> list[str]:
     """'observation x', ..., 'action y', ...: an observation and an action may have one name."""
-    return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in spec.action.names]
+    return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in vector_space(spec).names]
+
+
+def signals_of(rows: Rows, spec: PlantSpec) -> Floats:
+    """Observations and actions (n, F), in the order of `signal_names`."""
+    acting = action_vectors(rows["actions"], spec)
+    return np.concatenate([rows["observations"], acting], axis=1, dtype=np.float64)
 
 
 def signal_bounds(spec: PlantSpec) -> tuple[Floats, Floats]:
     """Lower and upper bounds (F,) in the order of `signal_names`."""
-    both: tuple[Space, Space] = (spec.observation, spec.action)
+    both: tuple[Space, Space] = (spec.observation, vector_space(spec))
     return np.concatenate([s.low for s in both]), np.concatenate([s.high for s in both])
 
 
@@ -115,9 +123,10 @@ def summarise(
         check_rows: whether to count rows that are not as they must be, which takes about as long as all the rest.
     """
     low, high = signal_bounds(spec)
-    per, whole = _PerEpisode(dataset, low, high), _Whole(dataset, len(low))
+    origin: Floats = signals_of(dataset.read(0, 1, ["observations", "actions"]), spec)[0]
+    per, whole = _PerEpisode(dataset, origin, low, high), _Whole(dataset, len(low))
     faults: Counter[str] = Counter()
-    for block in _blocks(dataset, block_rows):
+    for block in _blocks(dataset, spec, origin, block_rows):
         if check_rows:
             faults.update(_faults(block, spec))
         per.add(block)
@@ -147,10 +156,10 @@ class _Block(NamedTuple):
     """Whether a row is the last of its episode (n,)."""
 
 
-def _blocks(dataset: StoredDataset, rows: int) -> Iterator[_Block]:
-    bounds, first, origin = dataset.episodes, 0, _origin(dataset)
+def _blocks(dataset: StoredDataset, spec: PlantSpec, origin: Floats, rows: int) -> Iterator[_Block]:
+    bounds, first = dataset.episodes, 0
     for block in dataset.blocks(rows=rows):
-        x = _signals(block)
+        x = signals_of(block, spec)
         last = first + len(x)
         low, high = np.searchsorted(bounds, [first, last])
         cut = np.union1d(bounds[low:high], [first])
@@ -160,16 +169,6 @@ def _blocks(dataset: StoredDataset, rows: int) -> Iterator[_Block]:
         ends[bounds[low:high] - 1 - first] = True
         yield _Block(block, x, x - origin, first, cut - first, episode, bounds[episode] == cut, ends)
         first = last
-
-
-def _signals(rows: Rows) -> Floats:
-    signals: Floats = np.concatenate([rows["observations"], rows["actions"]], axis=1, dtype=np.float64)
-    return signals
-
-
-def _origin(dataset: StoredDataset) -> Floats:
-    first: Floats = _signals(dataset.read(0, 1, ["observations", "actions"]))[0]
-    return first
 
 
 def _faults(block: _Block, spec: PlantSpec) -> Counter[str]:
@@ -188,16 +187,17 @@ class _PerEpisode:
 
     Args:
         dataset: what is counted.
+        origin: the signals' values from which differences are taken (F,).
         low: lower bounds of the signals (F,).
         high: upper bounds (F,).
     """
 
-    def __init__(self, dataset: StoredDataset, low: Floats, high: Floats) -> None:
+    def __init__(self, dataset: StoredDataset, origin: Floats, low: Floats, high: Floats) -> None:
         self.lengths = np.diff(dataset.episodes)
         shape = len(self.lengths), len(low)
         margin = AT_BOUND * np.where(np.isfinite(high - low), high - low, 0.0)
         self._low, self._high = low + margin, high - margin
-        self.origin = _origin(dataset)
+        self.origin = origin
         self.plain, self.square, self.moved, self.at_bounds = (np.zeros(shape) for _ in range(4))
         self.least, self.greatest = np.full(shape, np.inf), np.full(shape, -np.inf)
         self.gained, self.violating = np.zeros(shape[0]), np.zeros(shape[0])

@@ -104,8 +104,12 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
         ("abc", {}, "expected a file, six or more digits"),
         ("../../etc/nothing", {}, "expected a source at ../../etc/nothing, got none"),
         ("*" * 8, {"folder": log.parent}, "expected a file, six or more digits"),
-        ("none.csv", {"mapping": mapping}, "expected a file for --plant, --mapping or --horizon, got none at none.csv"),
-        ("kettle", {"horizon": 5}, "expected a file for --plant, --mapping or --horizon, got none at kettle"),
+        (
+            "none.csv",
+            {"mapping": mapping},
+            "expected a file for --plant, --mapping, --spec or --horizon, got none at none.csv",
+        ),
+        ("kettle", {"horizon": 5}, "expected a file for --plant, --mapping, --spec or --horizon, got none at kettle"),
         (str(log), {}, "expected a mapping for log.csv, which is a table"),
     ):
         with pytest.raises(BadInput, match=says):

@@ -21,8 +21,9 @@ from tasks.adapters.files.canonical import canonical_json, digest_json, read_jso
 from tasks.adapters.store.cards.page import card_markdown
 from tasks.adapters.store.cards.pictures import pictures_of
 from tasks.adapters.store.cards.response import responses_of
-from tasks.adapters.store.cards.sentences import cut_short, never_violated, no_variation
+from tasks.adapters.store.cards.sentences import cut_short, never_violated, no_variation, not_taken
 from tasks.adapters.store.cards.timeline import timeline_of
+from tasks.adapters.store.episodes import vector_space
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import (
     ActionCard,
@@ -37,7 +38,15 @@ from tasks.adapters.store.records import (
     SignalCard,
     SourceCard,
 )
-from tasks.adapters.store.statistics import BLOCK_ROWS, Floats, Statistics, signal_bounds, signal_ranges, summarise
+from tasks.adapters.store.statistics import (
+    BLOCK_ROWS,
+    Floats,
+    Statistics,
+    signal_bounds,
+    signal_ranges,
+    signals_of,
+    summarise,
+)
 
 SCHEMA = 4
 """2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step went, and no covered
@@ -77,13 +86,14 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
     found = summarise(dataset, spec, block_rows=BLOCK_ROWS, check_rows=False)
     least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
     low, high = signal_ranges(spec, least, greatest)
-    histogram, cells, looked = _visited(dataset, low, high)
+    histogram, cells, looked = _visited(dataset, spec, low, high)
     spread = np.sqrt(np.maximum(np.diag(found.covariance), 0.0))
     # A row's value came from single precision: what it cannot tell apart is no deviation.
     spread[spread < 1e-6 * (1 + np.abs([signal.mean for signal in found.signals.values()]))] = 0.0
     signals = _signals(spec, found, spread, histogram, low, high)
     covered = [signal.covered for signal in signals.values() if signal.covered is not None]
-    actions = _actions(spec, found.covariance, spread, high - low, histogram)
+    actions = {} if spec.choices else _actions(spec, found.covariance, spread, high - low, histogram)
+    choices = {name: signals[f"action {name}"].mean for name in spec.choices or ()}
     limits = _limits(spec, found)
     episodes = _episodes(found)
     gaps = GapsCard(
@@ -103,6 +113,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         order=tuple(signals),
         signals=signals,
         actions=actions,
+        choices=choices,
         coverage=CoverageCard(
             rows_looked_at=looked,
             bins=CELL_BINS,
@@ -115,7 +126,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         timeline=timeline_of(dataset, found),
         responses=responses_of(dataset, spec),
         episodes=episodes,
-        cannot_learn=(*never_violated(limits), *said, *cut_short(episodes, gaps, spec)),
+        cannot_learn=(*never_violated(limits), *said, *not_taken(choices), *cut_short(episodes, gaps, spec)),
     )
 
 
@@ -172,7 +183,7 @@ def _signals(
         high: upper ends (F,).
     """
     least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
-    units = (*spec.observation.units, *spec.action.units)
+    units = (*spec.observation.units, *vector_space(spec).units)
     return {
         name: SignalCard(
             unit=unit,
@@ -199,11 +210,14 @@ def _signals(
     }
 
 
-def _visited(dataset: StoredDataset, low: Floats, high: Floats) -> tuple[npt.NDArray[np.int64], int, int]:
+def _visited(
+    dataset: StoredDataset, spec: PlantSpec, low: Floats, high: Floats
+) -> tuple[npt.NDArray[np.int64], int, int]:
     """Counts per bin of each signal's range (F, `BINS`), visited cells of the grid, and how many rows were looked at.
 
     Args:
         dataset: rows in order.
+        spec: the plant.
         low: lower ends of the signals' ranges (F,).
         high: upper ends (F,).
     """
@@ -214,7 +228,7 @@ def _visited(dataset: StoredDataset, low: Floats, high: Floats) -> tuple[npt.NDA
     first = looked = 0
     for block in dataset.blocks(("observations", "actions"), rows=BLOCK_ROWS):
         some = slice((-first) % stride, None, stride)
-        chosen = np.concatenate([block["observations"][some], block["actions"][some]], axis=1, dtype=np.float64)
+        chosen = signals_of({key: values[some] for key, values in block.items()}, spec)
         first, looked = first + len(block["actions"]), looked + len(chosen)
         share = np.clip((chosen - low) / (high - low), 0.0, 1.0)
         for i in range(len(low)):

@@ -106,6 +106,9 @@ def _signals(card: Card) -> list[str]:
 
 
 def _actions(card: Card) -> list[str]:
+    if card.choices:
+        names = (name.removeprefix("action ") for name in card.order if name.startswith("action "))
+        return _table(("choice", "share of rows"), [(name, f"{card.choices[name]:.2%}") for name in names])
     return _table(
         ("action", "deviation / range", "entropy, bits", "explained by the observation, R^2"),
         [

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from neorl_core.panels import set_points
 from neorl_core.types import PlantSpec
+from tasks.adapters.store.episodes import action_vectors, vector_space
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import ChangeCard, ResponseCard
 from tasks.adapters.store.statistics import BLOCK_ROWS, Floats
@@ -48,14 +49,14 @@ def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard,
         dataset: rows in order.
         spec: of its plant.
     """
-    rows = _sample(dataset)
-    grouped = [_grouped(rows.actions[:, i]) for i in range(spec.action.size)]
+    rows, acting = _sample(dataset, spec), vector_space(spec)
+    grouped = [_grouped(rows.actions[:, i]) for i in range(acting.size)]
     goals = set_points(spec).values()
-    clear = np.zeros((spec.action.size, spec.observation.size))
+    clear = np.zeros((acting.size, spec.observation.size))
     for i, groups in enumerate(grouped):
         if groups is not None:
             clear[i] = np.max([_explained(rows.changes[:, k], groups) for k in range(len(AHEAD))], axis=0)
-        clear[i, [name in (spec.action.names[i], *goals) for name in spec.observation.names]] = 0.0
+        clear[i, [name in (acting.names[i], *goals) for name in spec.observation.names]] = 0.0
     actions = _best(clear.max(axis=1, initial=0.0), MOST_ACTIONS)
     signals = _best(clear[actions].max(axis=0, initial=0.0), MOST_SIGNALS)
     found = []
@@ -67,7 +68,7 @@ def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard,
     return tuple(found)
 
 
-def _sample(dataset: StoredDataset) -> _Rows:
+def _sample(dataset: StoredDataset, spec: PlantSpec) -> _Rows:
     """Evenly spaced rows with what follows them in their episode and block."""
     stride, first, bounds = max(-(-dataset.rows // LOOKED_AT), 1), 0, dataset.episodes
     actions, changes = list[Floats](), list[Floats]()
@@ -81,7 +82,7 @@ def _sample(dataset: StoredDataset) -> _Rows:
             for k, ahead in enumerate(AHEAD):
                 known = chosen + ahead <= np.minimum(end, count)
                 moved[known, k] = later[chosen[known] + ahead - 1] - begin[known]
-            actions.append(block["actions"][chosen].astype(np.float64))
+            actions.append(action_vectors(block["actions"][chosen], spec).astype(np.float64))
             changes.append(moved)
         first += count
     return _Rows(np.concatenate(actions), np.concatenate(changes))
@@ -143,8 +144,8 @@ def _card(spec: PlantSpec, rows: _Rows, groups: Index, action: int, signal: int)
             level, change, error_bar = (tuple(map(float, values)) for values in chosen)
             after.append(ChangeCard(steps=ahead, level=level, change=change, error=error_bar))
     return ResponseCard(
-        action=spec.action.names[action],
-        action_unit=spec.action.units[action],
+        action=vector_space(spec).names[action],
+        action_unit=vector_space(spec).units[action],
         signal=spec.observation.names[signal],
         unit=spec.observation.units[signal],
         after=tuple(after),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from neorl_core.types import PlantSpec
 from tasks.adapters.store.records import ActionCard, EpisodesCard, GapsCard, LimitCard, SignalCard
 
@@ -55,6 +57,17 @@ def no_variation(
     if rewards[0] == rewards[1]:
         said.append("The reward is constant: nothing tells a better action from a worse one.")
     return said
+
+
+def not_taken(choices: Mapping[str, float]) -> list[str]:
+    """What choices of a discrete action teach nothing, from the share of rows that take each."""
+    return [
+        f"Choice '{name}' is never taken: its effect cannot be learned."
+        if share == 0
+        else f"Choice '{name}' is always taken: the effect of any other cannot be learned."
+        for name, share in choices.items()
+        if share in (0, 1)
+    ]
 
 
 def cut_short(episodes: EpisodesCard, gaps: GapsCard, spec: PlantSpec) -> list[str]:
