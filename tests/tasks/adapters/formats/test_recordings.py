@@ -26,7 +26,7 @@ def test_the_account_of_a_file_worked_by_hand(tmp_path: Path) -> None:
     about = {name: value for name, value in asdict(log.about).items() if name not in ("sha256", "cost")}
     assert about == {
         **{"file": "toy-v0.hdf5", "format": "D4RL", "rows": 8, "transitions": 6, "observations": 1, "actions": 1},
-        **{"next_observations": "made", "ends_by_time": "file", "cost_key": None},
+        **{"next_observations": "made", "ends_by_time": "file", "cost_key": None, "dataset": None},
         **{"left_out": {"no next observation": 2}, "episodes": 4, "terminated": 2, "cut": 1, "longest": 3},
         "returns": {"mean": 7.0, "least": 3.0, "most": 13.0},
     }
