@@ -89,9 +89,10 @@ def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutc
 def in_words(found: ShadowComparison) -> str:
     """A comparison in a few lines of Markdown."""
     apart = ", ".join(f"{name} {share:.1%}" for name, share in found.difference.items())
+    own = f"; {found.left_out} more, of the shadow's own dataset, are left out" if found.left_out else ""
     return "\n".join(
         (
-            f"- {found.rows:,} steps of {found.episodes} episodes of newer logs (dataset `{found.dataset[:12]}`).",
+            f"- {found.rows:,} steps of {found.episodes} episodes of newer logs (dataset `{found.dataset[:12]}`){own}.",
             f"- Agreement with what was done at {found.agreement:.1%} of steps; difference of ranges: {apart}.",
             f"- Inside the support of its data at {found.support:.1%}; interventions of the shield at "
             f"{found.interventions:.1%}.",
@@ -114,9 +115,9 @@ def _drift_in_words(drift: DriftFinding) -> str:
         )
     alarm = f"**Drift alarm** at {drift.alarm}" if drift.alarm else "No drift alarm"
     return (
-        f"{alarm}, {drift.blocks} blocks watched: log evidence {drift.log_evidence:.1f} of {drift.log_threshold:.1f}, at "
-        f"most {drift.alarms_per_year:g} false alarms a year on average while blocks of {drift.block_steps} steps are "
-        f"exchangeable with the {drift.reference_blocks} held-out ones"
+        f"{alarm}, {drift.blocks} blocks watched: log evidence {drift.log_evidence:.1f} of {drift.log_threshold:.1f}, "
+        f"at most {drift.alarms_per_year:g} false alarms a year on average while blocks of {drift.block_steps} steps "
+        f"are exchangeable with the {drift.reference_blocks} held-out ones"
     )
 
 
