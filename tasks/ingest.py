@@ -13,7 +13,7 @@ from configs.mapping import HistorianMapping
 from configs.run import Data, RunConfig
 from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
-from tasks.adapters.formats.sources import digest_of, for_plant, in_words, name_of, recognise, survey
+from tasks.adapters.formats.sources import for_plant, in_words, name_of, recognise, survey
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of, opened
 from tasks.adapters.store.card import write_card
@@ -110,7 +110,7 @@ def ingest_file(
         name = name_of(source)
         known, blocks = KnownPlant(survey(source, f"{name}_log" if name in NAMES else name), None, None), source.blocks
     recipe = recipe_of(known, source.family, horizon=horizon)
-    one = [(path, recorded(blocks, digest_of(source)))]
+    one = [(path, recorded(source, blocks))]
     made = _ingest(home, known.spec, recipe, one, 1, allowed, progress)
     lost = (f"  left out: {count:,} row(s), {reason}" for reason, count in made.reasons.items())
     return made.model_copy(update={"notes": (*in_words(source, known.spec, plant is not None), *lost)})
