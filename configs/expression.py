@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from configs.units import dimensions, kind, to_base
+from configs.units import Rotation, cycles, dimensions, kind, rotation, to_base
 
 MAX_LENGTH = 1000
 MAX_NODES = 200
@@ -67,6 +67,14 @@ class Expression(NamedTuple):
 class _Part(NamedTuple):
     dimension: Any
     compute: Compute
+    rotation: Rotation = Rotation()
+
+    def counted_as(self, other: Rotation) -> _Part:
+        """The same quantity, counting turns, angles or cycles as another does."""
+        factor = cycles(self.rotation, other, self.dimension)
+        if factor == 1.0:
+            return self
+        return _Part(self.dimension, lambda values: factor * self.compute(values), other)
 
 
 def compile_expression(text: str, units: Mapping[str, str], unit: str) -> Expression:
@@ -108,10 +116,11 @@ def compile_expression(text: str, units: Mapping[str, str], unit: str) -> Expres
             "divide by quantity(1, unit) to take a unit off"
         )
     scale, offset = to_base(unit)
+    result = part.counted_as(rotation(unit))
 
     def compute(values: Values) -> Any:
         with np.errstate(all="ignore"):  # what is not finite is found by the row checks
-            return (part.compute(values) - offset) / scale
+            return (result.compute(values) - offset) / scale
 
     return Expression(text, frozenset(reader.names), compute)
 
@@ -143,7 +152,7 @@ class _Reader:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             part = self.read(node.operand)
             sign = -1.0 if isinstance(node.op, ast.USub) else 1.0
-            return _Part(part.dimension, lambda values: sign * part.compute(values))
+            return part._replace(compute=lambda values: sign * part.compute(values))
         if isinstance(node, ast.BinOp):
             return self._binary(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
@@ -161,7 +170,8 @@ class _Reader:
             raise ValueError(f"expected a signal among {', '.join(self.units)}, got '{name}'")
         self.names.add(name)
         scale, offset = to_base(self.units[name])
-        return _Part(dimensions(self.units[name]), lambda values: scale * values[name] + offset)
+        unit = self.units[name]
+        return _Part(dimensions(unit), lambda values: scale * values[name] + offset, rotation(unit))
 
     def _binary(self, node: ast.BinOp) -> _Part:
         left = self.read(node.left)
@@ -172,12 +182,13 @@ class _Reader:
         right = self.read(node.right)
         apply = ARITHMETIC[type(node.op)]
         if isinstance(node.op, ast.Mult):
-            dimension = left.dimension * right.dimension
+            dimension, counts = left.dimension * right.dimension, left.rotation.times(right.rotation)
         elif isinstance(node.op, ast.Div):
-            dimension = left.dimension / right.dimension
+            dimension, counts = left.dimension / right.dimension, left.rotation.times(right.rotation, -1.0)
         else:
-            dimension = self._same(node, left, right)
-        return _Part(dimension, lambda values: apply(left.compute(values), right.compute(values)))
+            left, right = self._same(node, left, right)
+            dimension, counts = right.dimension, right.rotation
+        return _Part(dimension, lambda values: apply(left.compute(values), right.compute(values)), counts)
 
     def _power(self, node: ast.BinOp, base: _Part) -> _Part:
         exponent, sign = node.right, 1.0
@@ -188,7 +199,8 @@ class _Reader:
         power = sign * _number(exponent.value)
         if not abs(power) <= MAX_POWER:
             raise ValueError(f"expected an exponent of at most {MAX_POWER}, got {power:g}")
-        return _Part(base.dimension**power, lambda values: np.power(base.compute(values), power))
+        counts = Rotation().times(base.rotation, power)
+        return _Part(base.dimension**power, lambda values: np.power(base.compute(values), power), counts)
 
     def _call(self, node: ast.Call, name: str) -> _Part:
         if name not in FUNCTIONS or len(node.args) != FUNCTIONS[name]:
@@ -199,15 +211,14 @@ class _Reader:
         if name == "where":
             return self._where(node)
         parts = [self.read(argument) for argument in node.args]
-        for other in parts[1:]:
-            self._same(node, parts[0], other)
-        dimension = parts[0].dimension
+        parts = self._alike(node, parts)
+        dimension, counts = parts[-1].dimension, parts[-1].rotation
         if name in ("exp", "log") and dimension != dimensions("1"):
             raise ValueError(f"expected a ratio within {name}, got a {kind(dimension)} in '{ast.unparse(node)[:60]}'")
         if name == "sqrt":
-            dimension = dimension**0.5
+            dimension, counts = dimension**0.5, Rotation().times(counts, 0.5)
         apply = PLAIN[name]
-        return _Part(dimension, lambda values: apply(*(part.compute(values) for part in parts)))
+        return _Part(dimension, lambda values: apply(*(part.compute(values) for part in parts)), counts)
 
     def _quantity(self, node: ast.Call) -> _Part:
         number, unit = node.args
@@ -217,31 +228,35 @@ class _Reader:
             raise ValueError(f"expected quantity(number, 'unit'), got '{ast.unparse(node)[:60]}'")
         scale, offset = to_base(unit.value)
         value = scale * _number(plain.value) * (-1.0 if negative else 1.0) + offset
-        return _Part(dimensions(unit.value), lambda values: value)
+        return _Part(dimensions(unit.value), lambda values: value, rotation(unit.value))
 
     def _where(self, node: ast.Call) -> _Part:
         test = node.args[0]
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in COMPARISONS):
             raise ValueError(f"expected one of < <= > >= first in where, got '{ast.unparse(test)[:60]}'")
-        left, right = self.read(test.left), self.read(test.comparators[0])
-        self._same(test, left, right)
+        left, right = self._same(test, self.read(test.left), self.read(test.comparators[0]))
         compare = COMPARISONS[type(test.ops[0])]
-        yes, no = self.read(node.args[1]), self.read(node.args[2])
-        dimension = self._same(node, yes, no)
+        yes, no = self._same(node, self.read(node.args[1]), self.read(node.args[2]))
         return _Part(
-            dimension,
+            yes.dimension,
             lambda values: np.where(
                 compare(left.compute(values), right.compute(values)), yes.compute(values), no.compute(values)
             ),
+            no.rotation,
         )
 
-    def _same(self, node: ast.expr, left: _Part, right: _Part) -> Any:
+    def _alike(self, node: ast.expr, parts: list[_Part]) -> list[_Part]:
+        """Quantities of one dimension, all counting alike."""
+        return [self._same(node, part, parts[-1])[0] for part in parts]
+
+    def _same(self, node: ast.expr, left: _Part, right: _Part) -> tuple[_Part, _Part]:
+        """Two quantities of one dimension, counting alike: rpm that meet Hz become cycles of a second."""
         if left.dimension != right.dimension:
             raise ValueError(
                 f"expected one unit on both sides of '{ast.unparse(node)[:60]}', got a {kind(left.dimension)} and a "
                 f"{kind(right.dimension)}"
             )
-        return left.dimension
+        return left.counted_as(right.rotation), right
 
 
 def _number(value: object) -> float:

@@ -81,16 +81,21 @@ class Clock(Strict):
         return self
 
 
-class Signal(Strict):
-    """What tags and derived quantities have in common."""
+class Bounded(Strict):
+    """The bounds of a measured quantity, in the unit in which the log has it."""
 
     range: Bounds | None = None
-    """[low, high] of the instrument, in the archive's unit: a value beyond is rejected. null leaves a side open."""
+    """[low, high] of the instrument: a value beyond is rejected. null leaves a side open."""
     limits: Bounds | None = None
-    """[low, high] within which the process must stay, in the archive's unit: a constraint of a plant that the mapping
-    describes. Steps beyond it are kept, and cost."""
+    """[low, high] within which the process must stay: a constraint of a plant that no simulator describes. Steps beyond
+    it are kept, and cost."""
+
+
+class Signal(Bounded):
+    """What tags and derived quantities have in common."""
+
     alarms: Bounds | None = None
-    """[low, high] within which the process should stay, in the archive's unit: soft limits, whose crossings are counted
+    """[low, high] within which the process should stay: soft limits, whose crossings are counted
     and cost nothing."""
 
 

@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pint import UnitRegistry
@@ -151,23 +151,46 @@ def conversion(source: str, target: str) -> tuple[float, float]:
             f"{kind(given.dimensionality)}"
         )
     scale, offset = _affine(source, given, wanted, target)
-    return scale * _cycles(given, wanted) / _cycles(wanted, given), offset
+    return scale * cycles(rotation(source), rotation(target), wanted.dimensionality), offset
 
 
-def _cycles(one: Any, other: Any) -> float:
-    """What turns one unit's angles into the other's cycles: pint's revolution is 2 pi, but 60 a minute are 1 Hz."""
-    turns, angles, _ = _counts(one)
-    turned, angled, hertz = _counts(other)
-    if turned or angled or not (turns or (angles and hertz)):
+class Rotation(NamedTuple):
+    """To which powers a unit or a quantity counts turns, angles and cycles of a second."""
+
+    turns: float = 0.0
+    angles: float = 0.0
+    cycles: float = 0.0
+
+    def times(self, other: Rotation, power: float = 1.0) -> Rotation:
+        """Of a product with `other` to a power."""
+        return Rotation(*(mine + power * theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+@cache
+def rotation(unit: str) -> Rotation:
+    """What a unit counts: rpm turns, rad/s angles, Hz cycles."""
+    powers = parse(unit)._units.items()
+    kinds = (TURNS, ANGLES, HERTZ)
+    return Rotation(*(float(sum(power for name, power in powers if kind.fullmatch(name))) for kind in kinds))
+
+
+def cycles(one: Rotation, other: Rotation, dimension: UnitsContainer) -> float:
+    """The factor by which a quantity that counts `one` becomes one that counts `other`, both of one dimension.
+
+    To pint a revolution is 2 pi, whatever it becomes. But 60 turns a minute are 1 Hz, and so they are here where time
+    alone is left: rpm/s becomes Hz/s, rpm times seconds a number of turns. Elsewhere an angle is in radians: a torque
+    times rpm is a power.
+    """
+    if set(dimension) - {"[time]"}:
         return 1.0
-    return 1.0 / math.tau
+    return _dropped(one, other) / _dropped(other, one)
 
 
-def _counts(unit: Any) -> tuple[bool, bool, bool]:
-    """Whether a unit counts turns, angles or cycles of a second."""
-    names = list(unit._units)
-    turns, angles, hertz = (any(kind.fullmatch(name) for name in names) for kind in (TURNS, ANGLES, HERTZ))
-    return turns, angles, hertz
+def _dropped(one: Rotation, other: Rotation) -> float:
+    """What takes the 2 pi off `one`, where `other` counts none."""
+    if other.turns or other.angles:
+        return 1.0
+    return math.pow(math.tau, -(one.turns or (one.angles if other.cycles else 0.0)))
 
 
 @cache

@@ -88,7 +88,7 @@ def fit(
         Policies and curves, ordered as `members`.
 
     Raises:
-        ValueError: on an unknown algorithm or hyper-parameter, or transitions that do not fit the spec.
+        ValueError: on an unknown algorithm or hyper-parameter, transitions that do not fit, or discrete actions.
         FloatingPointError: when every member diverged; the state that `report` was told of last is the last good one.
 
     Example:
@@ -153,6 +153,11 @@ def _check(transitions: Transition, spec: PlantSpec) -> None:
     rows = np.shape(transitions.reward)[0] if np.ndim(transitions.reward) else 0
     if rows == 0:
         raise ValueError("expected at least one transition, got none: check what was read.")
+    if spec.choices is not None:
+        raise ValueError(
+            f"expected continuous actions, got a discrete one of {len(spec.choices):,} choices: fit data of continuous "
+            "actions."
+        )
     widths = {"observation": (spec.observation.size,), "action": (spec.action.size,)}
     widths["next_observation"] = widths["observation"]
     widths["next_action"] = widths["action"]

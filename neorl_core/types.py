@@ -58,6 +58,9 @@ class PlantSpec(NamedTuple):
     """Returns that score 0 and 100 (for double_mass: the published NeoRL-2 normalisation)."""
     history: History | None = None
     """Which earlier values the observation ends with, where it is a stacked one; a plant's own has none."""
+    choices: tuple[str, ...] | None = None
+    """Names of what a discrete action chooses among: its one component is their number, from 0 on. None of continuous
+    actions."""
 
 
 class Transition(NamedTuple):
@@ -110,6 +113,20 @@ class AgentView(NamedTuple):
     """Components of the plant's action; each belongs to exactly one agent."""
 
 
+class Panel(NamedTuple):
+    """A controlled quantity as pictures show it, with its set point and its limit, in one unit."""
+
+    name: str
+    signals: tuple[str, ...] = ()
+    """Components of the observation; without any it is drawn by its limit's margin."""
+    set_point: str = ""
+    """Component of the observation that it is to follow."""
+    limit: str = ""
+    """Name of the limit on it."""
+    unit: str = ""
+    """To draw it in; that of the signals otherwise, or the limit's. Kelvin and degrees Celsius become each other."""
+
+
 class Plant(NamedTuple):
     """A simulated plant: pure functions and their default constants."""
 
@@ -139,6 +156,8 @@ class Plant(NamedTuple):
     is drawn by the key and taken off, and what the observation does not tell stays. None where nobody wrote it."""
     agents: tuple[AgentView, ...] = ()
     """What each agent sees and does, where several share a plant (inverters on a feeder, stages of a supply chain)."""
+    drawn: tuple[Panel, ...] = ()
+    """What pictures of it show; where it is empty, `panels.panels_of` reads it off the names."""
 
 
 class Process(NamedTuple):

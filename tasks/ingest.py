@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from configs.errors import BadInput, Refused
+from configs.errors import BadInput, Refused, nearest
 from configs.home import Home
 from configs.load import load_yaml
 from configs.mapping import HistorianMapping
+from configs.process import FileSpec, cost_formulas, declared_spec
 from configs.run import Data, RunConfig
 from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
-from tasks.adapters.formats.sources import for_plant, in_words, name_of, recognise, survey
+from tasks.adapters.formats.hdf5.sources import Blocks
+from tasks.adapters.formats.hdf5.sources import Source as FoundSource
+from tasks.adapters.formats.sources import for_declared, for_plant, in_words, name_of, recognise, survey
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of, opened
-from tasks.adapters.store.card import write_card
-from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.cards.card import write_card
+from tasks.adapters.store.reader import StoredDataset, dataset_of, newest_first
 from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, by_reason
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.references import Dataset, Source
@@ -26,6 +31,8 @@ from tasks.stages import cached
 
 Progress = Callable[[int, int, str], None]
 AS_USUAL = Data()
+DIGITS = "[0-9a-f]{6,64}"
+"""What names a dataset by its digest."""
 MOST_NAMED = 10
 """Files that are named one by one."""
 
@@ -71,6 +78,7 @@ def ingest_file(
     horizon: int | None = None,
     allowed: Data = AS_USUAL,
     progress: Progress | None = None,
+    declared: Path | None = None,
 ) -> Dataset:
     """Recognise a file and turn it into a dataset; without a known plant its spec is made from the data.
 
@@ -82,6 +90,7 @@ def ingest_file(
         horizon: steps after which episodes were cut, for a D4RL file that does not tell.
         allowed: shares that may be lost.
         progress: called with (done, total, unit).
+        declared: YAML that names the signals of a file of transitions, with units, limits and costs.
 
     Returns:
         The dataset, with a note for each thing that a reader should check.
@@ -90,12 +99,14 @@ def ingest_file(
         BadInput: when the file is none of the known formats, damaged, or does not fit the plant.
         Refused: when too many of its rows fail; the quarantine stays.
     """
+    if declared is not None and plant is not None:
+        raise BadInput(f"expected a plant or --spec, got {plant} and {declared.name}: leave out one of the two.")
     if mapping is not None:
         named = load_yaml(mapping, HistorianMapping)
-        if horizon is not None or plant not in (None, named.subject):
+        if horizon is not None or declared is not None or plant not in (None, named.subject):
             raise BadInput(
-                f"expected a historian's mapping alone, got one of {named.subject} with another plant or a horizon: "
-                "leave those out."
+                f"expected a historian's mapping alone, got one of {named.subject} with another plant, a spec or a "
+                "horizon: leave those out."
             )
         data = allowed.model_copy(update={"mapping": mapping.resolve()})
         run = RunConfig(plant=named.subject, data=data)
@@ -103,17 +114,129 @@ def ingest_file(
         note = f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"
         return made.model_copy(update={"notes": (note, *made.notes)})
     source = recognise(path, horizon)
-    if plant is not None:
-        known = plant_at(plant)
-        blocks = for_plant(source, known.spec, known.logged)
-    else:
-        name = name_of(source)
-        known, blocks = KnownPlant(survey(source, f"{name}_log" if name in NAMES else name), None, None), source.blocks
+    known, blocks, file = _meaning(source, plant, declared)
     recipe = recipe_of(known, source.family, horizon=horizon)
+    if file is not None:
+        recipe = recipe.model_copy(update={"declared": file.model_dump(mode="json", exclude_none=True)})
     one = [(path, recorded(source, blocks))]
     made = _ingest(home, known.spec, recipe, one, 1, allowed, progress)
     lost = (f"  left out: {count:,} row(s), {reason}" for reason, count in made.reasons.items())
-    return made.model_copy(update={"notes": (*in_words(source, known.spec, plant is not None), *lost)})
+    by = declared.name if declared else known.name if plant else None
+    return made.model_copy(update={"notes": (*in_words(source, known.spec, by), *lost)})
+
+
+class _Meaning(NamedTuple):
+    """Whose rows a source's are."""
+
+    plant: KnownPlant
+    blocks: Callable[[], Blocks]
+    file: FileSpec | None
+    """What declares it."""
+
+
+def _meaning(source: FoundSource, plant: str | None, declared: Path | None) -> _Meaning:
+    """Whose a source's rows are: of a known plant, as a file declares, or as the rows tell by themselves."""
+    if plant is not None:
+        known = plant_at(plant)
+        return _Meaning(known, for_plant(source, known.spec, known.logged), None)
+    name = name_of(source)
+    spec = survey(source, f"{name}_log" if name in NAMES else name)
+    if declared is None:
+        return _Meaning(KnownPlant(spec, None, None), source.blocks, None)
+    file = load_yaml(declared, FileSpec)
+    if file.name in NAMES:
+        raise BadInput(f"expected another name than {file.name}, which is simulated here, in {declared}: rename it.")
+    try:
+        spec = declared_spec(file, spec, source.choices)
+        costs = cost_formulas(file, spec)
+    except ValueError as error:
+        raise BadInput(f"{error}: correct {declared.name}, which is of {source.path.name}.") from error
+    return _Meaning(KnownPlant(spec, None, None), for_declared(source, spec, costs), file)
+
+
+class FoundDataset(NamedTuple):
+    """The dataset that an argument of a command names."""
+
+    held: StoredDataset
+    made: Dataset | None
+    """How it was ingested, where the argument is a source."""
+
+    def lines(self) -> list[str]:
+        """What a reader should know of its ingestion."""
+        return [] if self.made is None else [*self.made.notes, f"dataset {self.held.digest}", *self.made.accounted]
+
+
+def find_dataset(
+    home: Home,
+    named: Path,
+    plant: str | None = None,
+    mapping: Path | None = None,
+    horizon: int | None = None,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+    declared: Path | None = None,
+) -> FoundDataset:
+    """The dataset that a command is about: of a digest, of a plant that has only one here, or made of a source.
+
+    Args:
+        home: holds the datasets.
+        named: a file or folder that `ingest_file` takes, six or more digits of a digest, or a plant's name.
+        plant: whose names, units and limits apply to a source.
+        mapping: what the tags of a source mean.
+        horizon: steps after which a source's episodes were cut, where it does not tell.
+        folder: where the dataset is, if it was generated outside of the home.
+        progress: called with (done, total, unit).
+        declared: YAML that names the signals of a file of transitions.
+
+    Raises:
+        BadInput: when the argument names none, or several; or as `ingest_file`.
+        Refused: as `ingest_file` and `StoredDataset.open`.
+    """
+    if named.exists() and folder is None:
+        made = ingest_file(home, named, plant, mapping, horizon, AS_USUAL, progress, declared)
+        return FoundDataset(StoredDataset.open(made.store, made.digest, verify=False), made)
+    if any(option is not None for option in (plant, mapping, horizon, declared)):
+        raise BadInput(f"expected a file for --plant, --mapping, --spec or --horizon, got none at {named}: name one.")
+    root, name = home.root / "datasets", str(named)
+    plants = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if re.fullmatch(DIGITS, name):
+        return FoundDataset(dataset_of([folder] if folder else plants, name), None)
+    if folder is None and (root / name) in plants:
+        digests = [path.stem for path in newest_first(root / name)]
+        if len(digests) == 1:
+            return FoundDataset(StoredDataset.open(root / name, digests[0]), None)
+        if digests:
+            some = ", ".join(digest[:12] for digest in digests[:MOST_NAMED])
+            raise BadInput(f"expected one dataset of {name}, got {len(digests):,}: name one of {some}, newest first.")
+    if named.suffix or named.parent != Path():
+        raise BadInput(f"expected a source at {named}, got none: check the path.")
+    raise BadInput(
+        f"expected a file, six or more digits of a dataset's digest or a plant that has one, got '{name[:80]}': "
+        + (nearest(name, [path.name for path in plants]) if plants else "ingest its logs first.")
+    )
+
+
+def logs_of(home: Home, named: Path, mapped: bool) -> Path:
+    """The file that a run reads where its logs are named: the path itself, or the view of a dataset of the home.
+
+    Args:
+        home: holds the datasets.
+        named: a path, or a dataset as `find_dataset` takes it.
+        mapped: whether the run reads its logs by a mapping.
+
+    Raises:
+        BadInput: when it names a dataset and the run has a mapping, or several datasets.
+    """
+    known = re.fullmatch(DIGITS, str(named)) or (home.root / "datasets" / named / "manifests").is_dir()
+    if named.exists() or not known:
+        return named
+    held = find_dataset(home, named).held
+    if mapped:
+        raise BadInput(
+            f"expected logs for a run with a mapping, got dataset {held.digest[:12]}, whose rows are made: name "
+            "the files that it was made of, which are not read a second time."
+        )
+    return held.view_path
 
 
 def _skipped(sources: Sequence[Path]) -> Iterator[str]:
@@ -166,6 +289,7 @@ def _reference(
         view=held.view_path,
         card=card.page,
         card_record=card.record,
+        card_pictures=card.pictures,
         rows=held.rows,
         episodes=len(held.episodes) - 1,
         quarantined=sum(record.quarantined for record in records),

@@ -46,6 +46,7 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
                     episodes=record.dataset.episodes,
                     quarantined=record.dataset.quarantined,
                     card=record.dataset.card,
+                    card_pictures=record.dataset.card_pictures,
                 ),
                 describe=lambda run_id: description(record, registry.run_url(experiment, run_id), run_id),
                 params=dict(parameters(record)),

@@ -165,9 +165,9 @@ def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
         plots["prediction"] = plot_prediction(folder / "prediction.png", record.model.prediction)
     if record.rollouts is None:
         return plots
-    shown = view(record)
+    shown, plant = view(record), plant_of(record.run)
     plots["trajectories"] = plot_trajectories(
-        folder / "trajectories.png", plant_of(record.run).spec, read_trajectories(record.rollouts)
+        folder / "trajectories.png", plant.spec, read_trajectories(record.rollouts), plant.drawn
     )
     plots["intervals"] = plot_intervals(
         folder / "intervals.png", _estimates(record, shown), record.run.evaluate.confidence
@@ -185,12 +185,13 @@ def draw_glance(folder: Path, record: Record) -> Path | None:
     shown = view(record)
     if record.rollouts is None or shown.certificate is None:
         return None
-    found = shown.certificate
+    found, plant = shown.certificate, plant_of(record.run)
     return plot_glance(
         folder / "glance.png",
-        plant_of(record.run).spec,
+        plant.spec,
         read_trajectories(record.rollouts),
         {name: controller.returns for name, controller in shown.controllers.items()},
+        plant.drawn,
         verdict=shown.verdict,
         reason=record.headline,
         claim=f"{found.claim}: {found.violations} violations in {found.episodes:,} episodes",
@@ -225,7 +226,9 @@ def read_trajectories(rollouts: Rollouts) -> dict[str, Trajectory]:
             *(name for name in CONTROLLERS if name in names),
             *(name for name in names if name not in CONTROLLERS),
         ]
-        return {name: Trajectory(archive[f"{name}/observations"], archive[f"{name}/actions"]) for name in ordered}
+        # Rollouts of before kept no margins.
+        kinds = ["observations", "actions", *(["margins"] if f"{ordered[0]}/margins" in archive.files else [])]
+        return {name: Trajectory(*(archive[f"{name}/{kind}"] for kind in kinds)) for name in ordered}
 
 
 def describe(record: Record, run_url: str = "", picture: str = "", page: Path | None = None) -> str:

@@ -180,7 +180,7 @@ def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
     return {
         f"{name}/{field}": np.asarray(getattr(result.trajectory, field)[0])
         for name, result in results.items()
-        for field in ("observations", "actions", "handed_over")
+        for field in ("observations", "actions", "margins", "handed_over")
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,11 +13,14 @@ from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import digest_json, write_json
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.plants.opening import opened
+from tasks.adapters.store.cards.card import read_card, write_card
+from tasks.adapters.store.cards.pictures import pictures_of
+from tasks.adapters.store.drift import mean_shift, stability_index
 from tasks.adapters.store.expectations import Check, check_episode_table, check_tables
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import SourceRecord, by_reason
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
-from tasks.adapters.store.statistics import Signal, Statistics, mean_shift, signal_bounds, stability_index, summarise
+from tasks.adapters.store.statistics import Signal, Statistics, signal_bounds, summarise
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.sources import losses
 from tasks.stages import cached
@@ -105,6 +108,8 @@ def validate_dataset(
         f"expected sound rows, got {n} where {why}: ingest its sources again." for why, n in summary.faults.items()
     ]
     reasons += check_episode_table(summary.episodes)
+    write_card(store, spec)
+    card = read_card(store.root, store.digest)
     failed, docs = check_tables(
         plant=plant,
         digest=store.digest,
@@ -112,6 +117,7 @@ def validate_dataset(
         checks=checks,
         found=reasons,
         accounted=accounted,
+        pictures={picture.title: picture.svg for picture in pictures_of(card)},
         folder=folder / "data_docs",
     )
     reasons += [check.reason for check in failed if check.refuses]
@@ -198,9 +204,9 @@ def dataset_checks(
     low, high = signal_bounds(spec)
     for (name, signal), least, most in zip(summary.signals.items(), low.tolist(), high.tolist(), strict=True):
         found.table[f"{name}: mean"] = signal.mean
-        if name.startswith("action "):
+        if name.startswith("action ") and spec.choices is None:
             _expect_varied(found, name, signal, most - least)
-        else:
+        elif not name.startswith("action "):
             found.expect(
                 f"{name}: deviation",
                 signal.deviation,
@@ -212,6 +218,8 @@ def dataset_checks(
         found.checks += _range_checks(name, signal, least, most)
         if older is not None:
             _expect_no_drift(found, name, summary, older)
+    if spec.choices is not None:
+        _expect_choices(found, {choice: summary.signals[f"action {choice}"].mean for choice in spec.choices})
     found.checks.append(_length_check(summary))
     return found.table, found.checks
 
@@ -256,6 +264,26 @@ def _expect_varied(found: Expectations, name: str, signal: Signal, span: float) 
             refuses=False,
         )
     found.table[f"{name}: share at bounds"] = signal.at_bounds
+
+
+def _expect_choices(found: Expectations, shares: Mapping[str, float]) -> None:
+    """Expect a discrete action to vary, from the share of rows that take each choice."""
+    commonest = max(shares, key=lambda choice: shares[choice])
+    found.expect(
+        "share of the commonest choice",
+        shares[commonest],
+        f"expected other choices than '{commonest}' in at least {MIN_DEVIATION:.1%} of the rows, got "
+        f"{1 - shares[commonest]:.2%}: a constant action teaches nothing of its effect, so log other choices first.",
+        high=1.0 - MIN_DEVIATION,
+    )
+    for choice, share in shares.items():
+        found.expect(
+            f"choice {choice}: share",
+            share,
+            f"expected choice '{choice}' in some rows, got none: nothing can be learned of it.",
+            low=1e-12,
+            refuses=False,
+        )
 
 
 def _range_checks(name: str, signal: Signal, low: float, high: float) -> list[Check]:

@@ -1,7 +1,8 @@
-"""D4RL and DSRL files as their projects write them, small.
+"""D4RL, DSRL and d3rlpy files as their projects write them, small.
 
 Sources: D4RL's scripts/generation/mujoco/collect_data.py and generate_ant_maze_datasets.py (keys, types, gzip, infos,
-metadata); DSRL's scripts/process_dataset.py (seven keys, arrays squeezed, so that one action becomes (N,)).
+metadata); DSRL's scripts/process_dataset.py (seven keys, arrays squeezed: one action becomes (N,)); d3rlpy 2.8.1's
+dataset/io.py, held against a file that its own MDPDataset dumped, and dataset.pyx of its version 1.
 """
 
 from __future__ import annotations
@@ -62,3 +63,45 @@ def write_dsrl(path: Path, arrays: Arrays, **changed: Any) -> Path:
         for key, values in held.items():
             file.create_dataset(key, data=np.squeeze(values), compression="gzip")
     return path
+
+
+def write_d3rlpy(path: Path, arrays: Arrays, **changed: Any) -> Path:
+    """A file of ReplayBuffer.dump, version 2.1; a change to None leaves a key out, others are added."""
+    ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
+    cuts = [(int(a), int(b)) for a, b in zip([0, *ends], [*ends, len(arrays["rewards"])], strict=True) if a < b]
+    held: dict[str, Any] = {"columns": ["observations", "actions", "rewards", "terminated"], "num_episodes": len(cuts)}
+    for i, (start, stop) in enumerate(cuts):
+        held |= {f"{key}_{i}": arrays[key][start:stop] for key in ("observations", "actions")}
+        held |= {f"rewards_{i}": arrays["rewards"][start:stop, None], f"terminated_{i}": arrays["terminals"][stop - 1]}
+    held |= {"version": "2.1", **changed}
+    with h5py.File(path, "w") as file:
+        for key, values in held.items():
+            if values is not None:
+                file.create_dataset(key, data=values)
+    return path
+
+
+def write_d3rlpy_1(path: Path, arrays: Arrays, **changed: Any) -> Path:
+    """A file of MDPDataset.dump of d3rlpy 1: all in single precision, but for a discrete action (N,) of integers."""
+    discrete = arrays["actions"].dtype.kind == "i"
+    held: dict[str, Any] = {
+        "observations": arrays["observations"],
+        "actions": arrays["actions"].reshape(-1).astype(np.int32) if discrete else arrays["actions"],
+        "rewards": arrays["rewards"],
+        "terminals": arrays["terminals"].astype(np.float32),
+        "episode_terminals": (arrays["terminals"] | arrays["timeouts"]).astype(np.float32),
+        "discrete_action": discrete,
+        "version": "1.0",
+        **changed,
+    }
+    with h5py.File(path, "w") as file:
+        for key, values in held.items():
+            file.create_dataset(key, data=values)
+    return path
+
+
+def with_choices(arrays: Arrays, choices: int = 3, seed: int = 0) -> Arrays:
+    """The same rows with a discrete action (N, 1), all of whose choices are taken."""
+    chosen = np.random.default_rng(seed).integers(0, choices, (len(arrays["rewards"]), 1))
+    chosen[:choices, 0] = np.arange(choices)
+    return {**arrays, "actions": chosen}

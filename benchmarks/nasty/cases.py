@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import polars as pl
 
+from benchmarks.nasty.logs import declared, discrete, foreign
 from benchmarks.nasty.tables import (
     LONG,
     LONG_PLAIN,
@@ -368,4 +369,5 @@ def files() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
-    return [*strays(), *clocks(), *stamps(), *values(), *texts(), *tags(), *kinds(), *rare(), *files()]
+    tabular = [*strays(), *clocks(), *stamps(), *values(), *texts(), *tags(), *kinds(), *rare(), *files()]
+    return [*tabular, *foreign(), *discrete(), *declared()]

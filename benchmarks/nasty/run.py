@@ -44,12 +44,16 @@ def run(case: Case, folder: Path) -> Told:
     if case.mapping is not None:
         mapping = root / "mapping.yaml"
         mapping.write_text(case.mapping)
+    spec = None
+    if case.spec is not None:
+        spec = root / "spec.yaml"
+        spec.write_text(case.spec)
     before, begun = _memory(), time.perf_counter()
     faults: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            made = ingest_file(Home(root / "home"), root / case.name, mapping=mapping)
+            made = ingest_file(Home(root / "home"), root / case.name, mapping=mapping, declared=spec)
             result, said = "dataset", "; ".join([*made.notes[1:], *made.accounted]).strip()
             faults += _imbalances(case, made)
         except (BadInput, Refused) as error:
@@ -79,9 +83,11 @@ def _imbalances(case: Case, made: Dataset) -> list[str]:
     """Where rows used and lost are not all rows that were read, counted on disk."""
     held = StoredDataset.open(made.store, made.digest)
     (account,) = made.accounts
-    if account is None:
-        return []
     kept = [pl.read_parquet(path) for path in made.quarantine_files]
+    if account is None:
+        (source,) = held.sources
+        got = held.rows + sum(map(len, kept))
+        return [] if got == source.seen else [f"{case.name}: expected {source.seen:,} rows used and lost, got {got:,}"]
     raw = sum(len(frame) for frame in kept if "tag" in frame.columns)
     steps = sum(len(frame) for frame in kept if "tag" not in frame.columns)
     lost = account.gap + account.not_running + account.outside_limits

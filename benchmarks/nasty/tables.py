@@ -42,6 +42,8 @@ class Case(NamedTuple):
     says: str
     """Pattern of what is said: of the refusal, or of a line of the account."""
     refused: bool
+    spec: str | None = None
+    """Declares the signals of a file of transitions."""
 
 
 def table() -> pl.DataFrame:

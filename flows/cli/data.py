@@ -14,8 +14,33 @@ from flows.cli.console import AsJson, emit
 
 if TYPE_CHECKING:
     from tasks.adapters.plants.known import KnownPlant
-    from tasks.adapters.store.reader import StoredDataset
     from tasks.references import Dataset
+
+DatasetOrFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A dataset's digest or its first digits, the name of a plant with one dataset, or a source that "
+        "'neorl ingest' takes, which is then ingested.",
+        metavar="DATASET",
+    ),
+]
+PlantOf = Annotated[
+    str | None, typer.Option("--plant", help="Whose names, units and limits apply to a source: a name or a file.")
+]
+MappingOf = Annotated[
+    Path | None, typer.Option("--mapping", help="What the tags of a historian's export mean, in YAML.")
+]
+SpecOf = Annotated[
+    Path | None,
+    typer.Option("--spec", help="Names, units, limits and costs of a file of transitions, in YAML (docs/data.md)."),
+]
+HorizonOf = Annotated[
+    int | None,
+    typer.Option("--horizon", help="Steps of a time limit, for a file that does not tell where episodes end.", min=1),
+]
+Root = Annotated[
+    Path | None, typer.Option("--root", help="The folder of a dataset that was generated outside of the home.")
+]
 
 USUAL_STEPS = 60_000
 """Control steps of a generated log, of which a fifth is held out: some weeks of most plants."""
@@ -93,25 +118,25 @@ def ingest(
         Path, typer.Argument(help="A file or a Minari folder of any known format, or a run's YAML with --data.")
     ],
     data: Annotated[list[Path] | None, typer.Option("--data", help="A file of logs, with a YAML; repeat it.")] = None,
-    plant: Annotated[str | None, typer.Option(help="Whose names, units and limits apply: a name or a file.")] = None,
-    mapping: Annotated[Path | None, typer.Option(help="What the tags of a historian's export mean, in YAML.")] = None,
-    horizon: Annotated[
-        int | None, typer.Option(help="Steps of a time limit, for a file that does not tell where episodes end.")
-    ] = None,
+    plant: PlantOf = None,
+    mapping: MappingOf = None,
+    spec: SpecOf = None,
+    horizon: HorizonOf = None,
     max_quarantined: Annotated[float, typer.Option(help="Share of rows that may fail.", min=0.0, max=0.99)] = 0.05,
     max_gaps: Annotated[float, typer.Option(help="Share of steps that may lack a signal.", min=0.0, max=1.0)] = 0.25,
     as_json: AsJson = False,
 ) -> None:
     """Turn logs into a dataset whose name is its digest; failing rows are quarantined.
 
-    The format is recognised: D4RL, DSRL, Minari, NeoRL, NeoRL-2, this store's own files, or a historian's by --mapping.
+    The format is recognised: D4RL, DSRL, Minari, d3rlpy, NeoRL, NeoRL-2, this store's own files, or a historian's by
+    --mapping. Actions may be discrete.
 
-    Example: neorl ingest DMSD-high-100000-train.npz --plant double_mass
+    Example: neorl ingest hopper-medium-v2.hdf5 --spec hopper.yaml
     """
     from tasks.progress import StageProgress
 
     if source.suffix in (".yaml", ".yml"):
-        result = _ingest_run(source, data, [plant, mapping, horizon])
+        result = _ingest_run(source, data, [plant, mapping, spec, horizon])
     elif data:
         raise BadInput(f"expected --data only with a run's YAML, got it with {source.name}: name one source a time.")
     else:
@@ -120,7 +145,7 @@ def ingest(
 
         allowed = Data(max_quarantined=max_quarantined, max_gaps=max_gaps)
         with StageProgress("ingest") as progress:
-            result = ingest_file(Home.locate(), source, plant, mapping, horizon, allowed, progress)
+            result = ingest_file(Home.locate(), source, plant, mapping, horizon, allowed, progress, spec)
     lines = [*result.notes, f"dataset {result.digest}", f"{result.rows:,} rows in {result.episodes:,} episodes"]
     if result.quarantine:
         lines.append(f"quarantine: {result.quarantine}")
@@ -129,11 +154,13 @@ def ingest(
 
 
 def validate(
-    digest: Annotated[str, typer.Argument(help="The dataset's digest, or its first digits.")],
+    dataset: DatasetOrFile,
     held_out: Annotated[float, typer.Option(help="Share of episodes kept from training.", min=0.01, max=0.99)] = 0.2,
-    root: Annotated[
-        Path | None, typer.Option(help="The folder of a dataset that was generated outside of the home.")
-    ] = None,
+    plant: PlantOf = None,
+    mapping: MappingOf = None,
+    spec: SpecOf = None,
+    horizon: HorizonOf = None,
+    root: Root = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether a dataset is fit for training, and why not; 1 where it is not.
@@ -141,15 +168,19 @@ def validate(
     Example: neorl validate 33fc22638d80
     """
     from configs.run import Data
+    from tasks.ingest import find_dataset
     from tasks.progress import StageProgress
     from tasks.validate import validate_dataset
 
-    held = _dataset(digest, root)
+    with StageProgress("ingest") as progress:
+        found_dataset = find_dataset(Home.locate(), dataset, plant, mapping, horizon, root, progress, spec)
+    held = found_dataset.held
     with StageProgress("validate") as progress:
         found = validate_dataset(
             Home.locate(), held, held.spec, Data(held_out=held_out), held.spec.name, progress=progress
         )
-    lines = [f"dataset {held.digest}: {'fit for training' if found.passed else 'refused'}"]
+    lines = list(found_dataset.made.notes) if found_dataset.made else []
+    lines += [f"dataset {held.digest}: {'fit for training' if found.passed else 'refused'}"]
     lines += [
         f"  {kind}: {said}"
         for kind, all_said in (("reason", found.reasons), ("warning", found.warnings))
@@ -159,13 +190,6 @@ def validate(
     emit(found.model_dump(mode="json"), as_json, lines)
     if not found.passed:
         raise typer.Exit(1)
-
-
-def _dataset(digest: str, root: Path | None) -> StoredDataset:
-    from tasks.adapters.store.reader import find_dataset
-
-    datasets = Home.locate().root / "datasets"
-    return find_dataset([root] if root else sorted(datasets.iterdir()) if datasets.is_dir() else [], digest)
 
 
 def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object]) -> Dataset:
@@ -182,12 +206,10 @@ def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object])
 
 
 def export(
-    digest: Annotated[str, typer.Argument(help="The dataset's digest, or its first digits.")],
+    dataset: DatasetOrFile,
     to: Annotated[str, typer.Option(help="d4rl, dsrl, minari, neorl or neorl2.")],
     out: Annotated[Path, typer.Option(help="The file; for minari the folder, named as its id, such as plant-v0.")],
-    root: Annotated[
-        Path | None, typer.Option(help="The folder of a dataset that was generated outside of the home.")
-    ] = None,
+    root: Root = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a dataset as other libraries read it, and say what the format leaves out.
@@ -195,9 +217,11 @@ def export(
     Example: neorl export 33fc22638d80 --to minari --out exports/double_mass-v0
     """
     from tasks.adapters.formats.exports import export as write
+    from tasks.ingest import find_dataset
     from tasks.progress import StageProgress
 
+    held = find_dataset(Home.locate(), dataset, folder=root).held
     with StageProgress("export") as progress:
-        made = write(_dataset(digest, root), to, out, progress)
+        made = write(held, to, out, progress)
     lines = [f"{made.rows:,} rows in {made.episodes:,} episodes as {to} in {made.path}"]
     emit(made.model_dump(mode="json"), as_json, [*lines, *(f"  left out: {what}" for what in made.left_out)])

@@ -22,7 +22,7 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
 
     Args:
         config: the run's YAML.
-        data: files of logs.
+        data: files of logs, or datasets of the home.
 
     Returns:
         What came of it.
@@ -30,8 +30,11 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
     Raises:
         NeoRLError: as the flow does; a wrong configuration is found before any server is started.
     """
-    checked_run(config)
-    services = up(Home.locate(), worker=False, say=lambda text: print(f"neorl: {text}", file=sys.stderr, flush=True))
+    from tasks.ingest import logs_of
+
+    home, mapped = Home.locate(), checked_run(config).data.mapping is not None
+    data = [logs_of(home, path, mapped) for path in data] if data else None
+    services = up(home, worker=False, say=lambda text: print(f"neorl: {text}", file=sys.stderr, flush=True))
     os.environ.update(environment(services))
     # The run's own words are enough on the terminal; everything, tracebacks too, is in the UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")

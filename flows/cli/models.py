@@ -13,6 +13,7 @@ import typer
 from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.console import AsJson, ConfigFile, emit, known_plant, show_table
+from flows.cli.data import DatasetOrFile, HorizonOf, MappingOf, PlantOf, Root, SpecOf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ Note = Annotated[str, typer.Option("--note", help="Why, for the record.")]
 
 
 def train(
-    file: Annotated[Path, typer.Argument(help="An HDF5 file of D4RL or DSRL.")],
+    data: DatasetOrFile,
     algorithm: Annotated[str, typer.Option(help="What learns, such as td3_bc.")] = "td3_bc",
     updates: Annotated[int, typer.Option(help="Gradient steps.", min=1)] = 100_000,
     seeds: Annotated[int, typer.Option(help="Policies to train, from seeds 0, 1, ...", min=1)] = 1,
@@ -36,30 +37,34 @@ def train(
         list[str] | None, typer.Option("--set", help="A hyper-parameter, as alpha=1 or hidden=[256,256]; repeat it.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Transitions per gradient step.", min=1)] = 256,
-    horizon: Annotated[
-        int | None,
-        typer.Option(help="Steps of a time limit, where the file has neither timeouts nor next_observations."),
+    plant: PlantOf = None,
+    mapping: MappingOf = None,
+    spec: SpecOf = None,
+    horizon: HorizonOf = None,
+    root: Root = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for what comes of it; the data's name and the algorithm's otherwise.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for what comes of it; FILE-ALGORITHM otherwise.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train on one file with the core alone: no server, no gates, no certificate.
+    """Train on one dataset or file with the core alone: no server, no gates, no certificate.
 
-    A run that was interrupted goes on where it was when the same command is given again.
+    A file of D4RL or DSRL is read as it is; any other source is ingested first. A run that was interrupted goes on
+    where it was when the same command is given again.
 
     Example: neorl train hopper-medium-v2.hdf5 --algorithm td3_bc --updates 100000 --set alpha=1
     """
-    from tasks.adapters.formats.recordings import read
     from tasks.progress import StageProgress
+    from tasks.training.recorded import open_recording
     from tasks.training.recording import check_overrides, fit_recording
 
     overrides = dict(map(_setting, settings or []))
     check_overrides(algorithm, overrides)
     with StageProgress("read") as progress:
-        log = read(file, horizon, progress)
+        log = open_recording(Home.locate(), data, plant, mapping, horizon, root, progress, spec)
     if not as_json:
         print(log, flush=True)
-    folder = out or Path(f"{file.stem}-{algorithm}")
+    folder = out or Path(f"{log.about.name}-{algorithm}")
     with StageProgress("train") as progress:
         result = fit_recording(
             log,
@@ -87,7 +92,9 @@ def _setting(text: str) -> tuple[str, Setting]:
 
 def retrain(
     config: ConfigFile,
-    data: Annotated[list[Path] | None, typer.Option("--data", help="A file of logs; repeat it for several.")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", help="A file of logs, or a dataset's digest; repeat it for several.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a policy from logs: ingest, validate, train, evaluate, certify, register, approve, promote, report.

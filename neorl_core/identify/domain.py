@@ -80,13 +80,14 @@ def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[
         posterior: of one plant.
 
     Raises:
-        ValueError: for fewer than four episodes, from which no covariance follows.
+        ValueError: for a constant of which fewer than four episodes tell: no covariance follows from them.
     """
-    degrees = float(posterior.degrees)
+    least = int(np.argmin(posterior.degrees))
+    degrees = float(np.asarray(posterior.degrees)[least])
     if degrees <= 2.0:
         raise ValueError(
-            f"expected a posterior of four episodes or more, got {degrees + 1:g}: the covariance of its t distribution "
-            "is infinite; give more logs."
+            f"expected four episodes or more that tell of {unknowns[least]}, got {degrees + 1:g}: its posterior "
+            "has no variance; give more logs in which it shows."
         )
     scale = np.asarray(posterior.prior.scale, np.float64)
     covariance = np.asarray(posterior.covariance, np.float64) * np.outer(scale, scale) * degrees / (degrees - 2.0)

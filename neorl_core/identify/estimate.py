@@ -77,8 +77,8 @@ class Posterior(NamedTuple):
     residuals: Float[Array, "*n E T O"]
     """Measurement minus forecast, zero where nothing was measured."""
     noise: Noise
-    degrees: Float[Array, "*n"]
-    """Degrees of freedom of the interval's t distribution."""
+    degrees: Float[Array, "*n P"]
+    """Degrees of freedom of each interval's t distribution."""
     converged: Bool[Array, "*n"]
 
 
@@ -174,7 +174,9 @@ def estimate(
     noise = noise_of(linear.residuals, measured, segment, floor)
     covariance, degrees = _covariance(_whitened(noise, linear), point)
     deviation = jnp.sqrt(jnp.diagonal(covariance))
-    half = float(stdtrit(degrees, 0.5 + confidence / 2)) * deviation
+    # JAX has no quantile of t: that of each number of degrees that these episodes can have.
+    quantiles = jnp.asarray(stdtrit(np.arange(1, max(len(first), 2)), 0.5 + confidence / 2), precision)
+    half = quantiles[degrees.astype(int) - 1] * deviation
     return Posterior(
         estimate=constants(prior, unknowns, point.x),
         low=constants(prior, unknowns, point.x - half),
@@ -186,7 +188,7 @@ def estimate(
         starts=origin + reach * point.z,
         residuals=linear.residuals,
         noise=noise,
-        degrees=jnp.asarray(degrees, precision),
+        degrees=degrees,
         converged=found.moved <= SMALL,
     )
 
@@ -324,13 +326,18 @@ def _blocks(information: Float[Array, "E Q Q"], size: int) -> tuple[Array, Array
     return xx, information[:, :size, size:], information[:, size:, size:] + jnp.eye(starts, dtype=information.dtype)
 
 
-def _covariance(linear: _Linear, point: _Point) -> tuple[Float[Array, "P P"], int]:
-    """`H^-1 (1 + K) H^-1` and its degrees of freedom: the error's covariance, averaged over the prior.
+def _covariance(linear: _Linear, point: _Point) -> tuple[Float[Array, "P P"], Float[Array, " P"]]:
+    """`H^-1 (1 + K) H^-1` and degrees of freedom of each constant: the error's covariance, averaged over the prior.
 
     `H = 1 + A` is the curvature; K, the covariance of the data's pull on the estimate, is that of the scores of the E
     episodes about their mean, times E / (E - 1), with E - 1 degrees of freedom (Cameron and Miller 2015, Journal of
-    Human Resources 50, section VI). Fewer episodes than unknowns leave directions in which scores do not spread:
-    there `A / E^2` keeps K positive. It is 1 % of what A alone would say with ten episodes, and all there is with one.
+    Human Resources 50, section VI). The spread between episodes says nothing of a constant that only a few of them
+    move (their section VI.D), so E gives way to the number of episodes that tell of it, `n = (sum a_e)^2 / sum a_e^2`
+    with a_e an episode's information: at most E, which it is where all tell as much. Where scores do not spread, for
+    one or by chance, `N^-1 A N^-1` keeps K positive, N = diag n: 1 % of what A alone would say with ten episodes, and
+    all there is with one. What the prior adds to `1 + K` is known, so that the degrees of freedom of n - 1 grow by
+    `((1 + K) / K)^2` (Satterthwaite 1946, Biometrics Bulletin 2), up to E - 1: a constant of which no log tells keeps
+    its prior.
     """
     size = point.x.shape[0]
     information, score = _normal(linear)
@@ -342,10 +349,14 @@ def _covariance(linear: _Linear, point: _Point) -> tuple[Float[Array, "P P"], in
         curvature = curvature - xz @ through
     expected = jnp.sum(curvature, axis=0)
     episodes = pull.shape[0]
+    tell = jnp.diagonal(curvature, axis1=1, axis2=2)
+    tell = tell / jnp.maximum(jnp.max(tell, axis=0), np.finfo(tell.dtype).tiny)
+    telling = jnp.maximum(jnp.sum(tell, axis=0) ** 2 / jnp.maximum(jnp.sum(tell**2, axis=0), 1e-6), 1.0)
     apart = pull - jnp.mean(pull, axis=0, keepdims=True)
-    fewer = max(episodes - 1, 1)
-    seen = apart.T @ apart * (episodes / fewer) + expected / episodes**2
+    seen = apart.T @ apart * (episodes / max(episodes - 1, 1)) + expected / jnp.outer(telling, telling)
     identity = jnp.eye(size, dtype=expected.dtype)
     inverse = jnp.linalg.inv(identity + expected)
     covariance: Float[Array, "P P"] = inverse @ (identity + seen) @ inverse
-    return covariance, fewer
+    share = jnp.diagonal(seen) / (1.0 + jnp.diagonal(seen))
+    degrees = jnp.maximum(jnp.round(telling) - 1.0, 1.0) / jnp.maximum(share, 1e-3) ** 2
+    return covariance, jnp.clip(jnp.floor(degrees), 1.0, max(episodes - 1, 1))

@@ -49,7 +49,9 @@ def plant_of(plant: str | Plant) -> Plant:
 
 
 def domain_of(plant: Plant, changes: Mapping[str, float] | None) -> Params:
-    """The plant's operating domain with some values replaced, as arrays, so that no value is compiled in.
+    """The plant's operating domain with some values replaced; an argument of programs, so that no value is compiled in.
+
+    No array is made: a process that only builds environments does not start JAX, and may be forked.
 
     Raises:
         ValueError: on a name that the domain lacks.
@@ -60,7 +62,7 @@ def domain_of(plant: Plant, changes: Mapping[str, float] | None) -> Params:
             f"expected domain values of {plant.spec.name} ({', '.join(plant.domain._fields)}), got {sorted(unknown)}: "
             "correct the names."
         )
-    return jax.tree.map(jnp.asarray, plant.domain._replace(**(changes or {})))
+    return plant.domain._replace(**(changes or {}))
 
 
 def seen_of(plant: Plant, history: Mapping[str, int] | None) -> PlantSpec:
@@ -178,12 +180,33 @@ def as_action(action: Any, shape: tuple[int, ...]) -> Float[np.ndarray, ...]:
     """An action as single precision numbers.
 
     Raises:
-        ValueError: when its shape is another.
+        ValueError: when its shape is another, or a number is NaN.
     """
     found = np.asarray(action, np.float32)
     if found.shape != shape:
         raise ValueError(f"expected an action of shape {shape}, got {found.shape}: one number for each actuator.")
+    if np.isnan(found).any():
+        raise ValueError(f"expected numbers in an action, got NaN in {found.tolist()}: look at the policy that acts.")
     return found
+
+
+def check_options(options: Mapping[str, Any] | None, known: tuple[str, ...] = ()) -> None:
+    """Refuse options of `reset` that would do nothing.
+
+    Raises:
+        ValueError: naming them.
+    """
+    if unknown := sorted(map(str, set(options or {}) - set(known))):
+        raise ValueError(
+            f"expected {f'no option but {known[0]}' if known else 'no options'} in reset, got {unknown}: leave them "
+            "out; what a plant shall be like is 'domain', given when the environment is made."
+        )
+
+
+def table_name(plant: Plant) -> str | Plant:
+    """What stands for a plant in a pickle: its name, where it is of the table, for its functions may not pickle."""
+    name = plant.spec.name
+    return name if name in PLANTS and PLANTS[name] is plant else plant
 
 
 def violations(margins: Float[np.ndarray, "*n K"]) -> Float[np.ndarray, "*n K"]:

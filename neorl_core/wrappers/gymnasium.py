@@ -12,8 +12,9 @@ from typing import Any
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from neorl_core.plants import PLANTS
 from neorl_core.types import Plant
@@ -22,13 +23,18 @@ from neorl_core.wrappers.episodes import (
     action_box,
     as_action,
     box,
+    check_options,
     domain_of,
     info_of,
     plant_of,
     programs,
     root_of,
     seen_of,
+    table_name,
+    to_command,
 )
+from neorl_core.wrappers.forks import check_process
+from neorl_core.wrappers.picture import Moment, frame_of
 
 Observation = Float[np.ndarray, " O"]
 NAMESPACE = "neorl"
@@ -41,21 +47,22 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
 
     Observations are in physical units, within their sensors' ranges. Actions are -1 to 1 over the actuators' ranges, as
     Gymnasium recommends, or physical. `info` holds `margins` (signed distance to each limit, by its name), `costs`
-    (amount by which each is violated) and `cost` (1 where any is).
+    (amount by which each is violated) and `cost` (1 where any is). Environments pickle, in an episode too.
 
     Args:
         plant: a key of `PLANTS`, or a plant of your own.
         domain: values of the operating domain that differ from the plant's own; zero spreads and noise, for example.
         physical: take actions in the plant's units.
-        render_mode: None, there is nothing to draw.
+        render_mode: "rgb_array" for pictures of the episode so far, its controlled signals and actions against set
+            points and limits; None for none.
         history: how many earlier values of a signal or an action are shown behind the observation, by its name, as a
             run's `history` gives them to its policies; actions in physical units.
 
     Raises:
-        ValueError: on an unknown plant, domain value or signal.
+        ValueError: on an unknown plant, domain value, signal or way to render.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's name and type)
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  (Gymnasium's name and type)
 
     def __init__(
         self,
@@ -66,12 +73,16 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         history: Mapping[str, int] | None = None,
     ) -> None:
         self.plant = plant_of(plant)
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"expected render_mode 'rgb_array' or None, got {render_mode!r}: a plant has no window.")
         self.render_mode = render_mode
         seen = seen_of(self.plant, history)
         self.observation_space = box(seen.observation)
         self.action_space = action_box(self.plant.spec.action, physical)
         self._domain = domain_of(self.plant, domain)
+        self._physical, self._history = physical, seen.history
         self._programs = programs(self.plant, physical, seen.history)
+        self._moments: list[Moment] = []
         self._root: np.ndarray[Any, Any] | None = None
         self._episode = 0
         self._running: Running | None = None
@@ -79,28 +90,77 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode: after a seed the first one of that seed, otherwise the next one. There are no options."""
+        """Begin an episode: after a seed the first one of that seed, otherwise the next one. There are no options.
+
+        Raises:
+            ValueError: on options.
+            RuntimeError: in a process that was forked from one where JAX runs.
+        """
+        check_process()
+        check_options(options)
         super().reset(seed=seed)
         if seed is not None or self._root is None:
             self._root, self._episode = root_of(self.np_random), 0
         else:
             self._episode += 1
         self._running, observation = self._programs.start(self._domain, self._root, np.int32(self._episode))
+        self._moments = []
+        self._keep(np.array(observation))
         return np.array(observation), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """One control period under an action (A,).
 
         Raises:
-            ValueError: on an action of another shape.
+            ValueError: on an action of another shape, or with NaN.
             gymnasium.error.ResetNeeded: before the first reset.
         """
         if self._running is None:
             raise gymnasium.error.ResetNeeded("expected reset() before step(), got none: call it first.")
-        self._running, now = self._programs.step(self._running, as_action(action, (self.plant.spec.action.size,)))
+        chosen = as_action(action, (self.plant.spec.action.size,))
+        self._running, now = self._programs.step(self._running, chosen)
         now = jax.device_get(now)
+        self._keep(np.array(now.observation), chosen, np.array(now.margins))
         info = info_of(self.plant.spec.constraints, now.margins)
         return np.array(now.observation), float(now.reward), bool(now.terminated), bool(now.truncated), info
+
+    def _keep(
+        self,
+        observation: Observation,
+        action: Float[np.ndarray, " A"] | None = None,
+        margins: Float[np.ndarray, " K"] | None = None,
+    ) -> None:
+        """Keep what pictures show, where any are wanted: what was observed, and what was done before it."""
+        if self.render_mode is None:
+            return
+        spec = self.plant.spec
+        if action is not None and margins is not None:
+            command = np.asarray(to_command(spec.action, jnp.asarray(action), self._physical))
+            within = np.clip(command, spec.action.low, spec.action.high)
+            self._moments[-1] = self._moments[-1]._replace(action=within, margins=margins)
+        nothing = np.full(spec.action.size, np.nan), np.full(len(spec.constraints), np.nan)
+        self._moments.append(Moment(observation[: spec.observation.size], *nothing))
+
+    def render(self) -> UInt8[np.ndarray, "Y X 3"] | None:
+        """The episode so far as pixels; None without a `render_mode`.
+
+        Raises:
+            gymnasium.error.ResetNeeded: before the first reset.
+        """
+        if self.render_mode is None:
+            return None
+        if not self._moments:
+            raise gymnasium.error.ResetNeeded("expected reset() before render(), got none: call it first.")
+        spec = self.plant.spec
+        return frame_of(spec, self.plant.drawn, self._moments, max(spec.horizon, len(self._moments) - 1))
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in self.__dict__.items() if name != "_programs"}
+        return kept | {"plant": table_name(self.plant), "_running": jax.device_get(self._running)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"plant": plant_of(state["plant"])})
+        self._programs = programs(self.plant, self._physical, self._history)
 
 
 def environment_id(name: str) -> str:

@@ -65,8 +65,8 @@ class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return {agent: self._observation[list(self.views[agent].observation)] for agent in self.agents}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[PerAgent, PerAgent]:
-        """Begin an episode, as `PlantEnv.reset`."""
-        self._observation, _ = self._env.reset(seed=seed, options=options)
+        """Begin an episode, as `PlantEnv.reset`; options mean nothing, but PettingZoo's own check gives some."""
+        self._observation, _ = self._env.reset(seed=seed)
         self.agents = self.possible_agents.copy()
         return self._seen(), {agent: {} for agent in self.agents}
 

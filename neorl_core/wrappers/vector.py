@@ -22,13 +22,16 @@ from neorl_core.wrappers.episodes import (
     advance,
     as_action,
     box,
+    check_options,
     domain_of,
     plant_of,
     root_of,
     seen_of,
     start,
+    table_name,
     violations,
 )
+from neorl_core.wrappers.forks import check_process
 
 Step = Callable[
     [Params, Running, Bool[AnyArray, " N"], Float[AnyArray, "N A"], Any],
@@ -109,11 +112,11 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         physical: take actions in the plant's units.
         autoreset_mode: `AutoresetMode`, or its value.
         max_episode_steps: steps after which an episode is cut, at most the plant's horizon.
-        render_mode: None, there is nothing to draw.
+        render_mode: None, for nobody looks at many plants at once.
         history: earlier values that are shown behind the observation, as of `PlantEnv`.
 
     Raises:
-        ValueError: on an unknown plant, domain value, signal or mode.
+        ValueError: on an unknown plant, domain value, signal or mode, or a way to render.
     """
 
     def __init__(
@@ -127,6 +130,11 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         render_mode: str | None = None,
         history: Mapping[str, int] | None = None,
     ) -> None:
+        if render_mode is not None:
+            raise ValueError(
+                f"expected no render_mode of plants that are stepped together, got {render_mode!r}: make one plant, or "
+                "give vectorization_mode='sync'."
+            )
         self.plant = plant_of(plant)
         self.num_envs = num_envs
         self.render_mode = render_mode
@@ -138,12 +146,25 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._domain = domain_of(self.plant, domain)
-        self._start = start_program(self.plant, seen.history)
-        self._step = step_program(self.plant, physical, self.autoreset_mode, seen.history)
+        self._physical, self._history = physical, seen.history
+        self._compile()
         self._longest = np.int32(self.plant.spec.horizon if max_episode_steps is None else max_episode_steps)
         self._running: Running | None = None
         self._shown: Any = None
         self._ended = np.zeros(num_envs, np.bool_)
+
+    def _compile(self) -> None:
+        self._start = start_program(self.plant, self._history)
+        self._step = step_program(self.plant, self._physical, self.autoreset_mode, self._history)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("_start", "_step")}
+        now = jax.device_get((self._running, self._shown))
+        return kept | {"plant": table_name(self.plant), "_running": now[0], "_shown": now[1]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"plant": plant_of(state["plant"])})
+        self._compile()
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -155,8 +176,11 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             options: `reset_mask`, as Gymnasium's own vector environments take it.
 
         Raises:
-            ValueError: on another number of seeds or another shape of the mask.
+            ValueError: on another number of seeds, another shape of the mask, or other options.
+            RuntimeError: in a process that was forked from one where JAX runs.
         """
+        check_process()
+        check_options(options, ("reset_mask",))
         super().reset(seed=seed if isinstance(seed, int) else None)
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
         seeds = [None] * self.num_envs if seeds is None else list(seeds)
@@ -189,7 +213,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             tell of the episodes that ended.
 
         Raises:
-            ValueError: on actions of another shape.
+            ValueError: on actions of another shape, or with NaN.
             gymnasium.error.ResetNeeded: before the first reset, and with DISABLED for a plant that has ended.
         """
         if self._running is None:

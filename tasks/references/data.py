@@ -32,6 +32,8 @@ class Dataset(Reference):
     """The dataset card as a page for readers."""
     card_record: Path | None = None
     """The dataset card as JSON."""
+    card_pictures: tuple[Path, ...] = ()
+    """The pictures beside the card."""
     rows: int
     episodes: int
     quarantined: int = 0

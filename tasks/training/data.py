@@ -48,8 +48,14 @@ def training_data(
         warm_up: gradient steps of the algorithm's warm-up.
 
     Raises:
+        BadInput: when the dataset's actions are discrete.
         ValueError: when no gradient step is left after the warm-up.
     """
+    if (choices := store.spec.choices) is not None:
+        raise BadInput(
+            f"expected continuous actions for {algorithm.name}, got a discrete one of {len(choices):,} choices in "
+            f"dataset {store.digest[:12]}: train on a dataset of continuous actions."
+        )
     episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
     past = past_of(run, store)
     ring = Ring(store, episodes, past)

@@ -48,6 +48,15 @@ VALUES: dict[str, Any] = {
         (1.0, "rad/s", "1/s", 1.0),
         (180.0, "deg", "rad", np.pi),
         (6.0, "deg/s", "rpm", 1.0),
+        # A motor that gains 600 rpm in a second gains 10 Hz; powers of a unit drop 2 pi as often.
+        (600.0, "rpm/s", "Hz/s", 10.0),
+        (1.0, "Hz/min", "rpm/s", 1.0),
+        (60.0, "rpm**2", "Hz**2", 60.0 / 3600.0),
+        (1.0, "1/rpm", "s", 60.0),
+        (3.0, "rpm min", "1", 3.0),
+        # One W at one rpm is a torque of 60 / 2 pi Nm, for a power is torque times rad/s.
+        (1.0, "W/rpm", "N m", 60.0 / (2 * np.pi)),
+        (1.0, "N m rpm", "W", 2 * np.pi / 60.0),
         # Gauges stand in the standard atmosphere, 101.325 kPa.
         (1.0, "barg", "kPa", 201.325),
         (1.0, "bar(g)", "bar", 2.01325),
@@ -117,6 +126,46 @@ def test_a_unit_needs_no_library_where_it_stays_what_it_is() -> None:
 def test_formulas_by_hand(text: str, unit: str, expected: list[float]) -> None:
     found = compile_expression(text, UNITS, unit).compute(VALUES)
     np.testing.assert_allclose(np.broadcast_to(found, (2,)), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        # By hand: 1,500 rpm are 25 Hz and 50 pi rad/s, 3,000 rpm twice that.
+        ("speed", "Hz", [25.0, 50.0]),
+        ("speed", "rpm", [1500.0, 3000.0]),
+        ("speed", "rad/s", [50 * np.pi, 100 * np.pi]),
+        ("speed - quantity(25, 'Hz')", "Hz", [0.0, 25.0]),
+        ("quantity(25, 'Hz') - speed", "rpm", [0.0, -1500.0]),
+        ("frequency", "rpm", [600.0, 3000.0]),
+        ("frequency - speed", "Hz", [-15.0, 0.0]),
+        ("max(speed, frequency)", "Hz", [25.0, 50.0]),
+        ("clip(frequency, quantity(900, 'rpm'), speed)", "Hz", [15.0, 50.0]),
+        ("where(speed > quantity(26, 'Hz'), frequency, speed)", "rpm", [1500.0, 3000.0]),
+        ("speed / frequency", "1", [2.5, 1.0]),
+        ("speed / quantity(1500, 'rpm')", "1", [1.0, 2.0]),
+        ("speed * quantity(2, 's')", "1", [50.0, 100.0]),
+        ("(next.speed - speed) / quantity(2, 's')", "Hz/s", [12.5, 25.0]),
+        ("gain * quantity(3, 's')", "Hz", [5.0, 10.0]),
+        ("sqrt(speed ** 2)", "Hz", [25.0, 50.0]),
+        ("1 / speed", "s", [0.04, 0.02]),
+        ("-abs(-speed)", "Hz", [-25.0, -50.0]),
+        # Elsewhere angles are radians: power is torque times rad/s, and the rim of a wheel moves at radius times rad/s.
+        ("torque * speed", "W", [100 * np.pi, 200 * np.pi]),
+        ("speed * quantity(50, 'cm')", "m/s", [25 * np.pi, 50 * np.pi]),
+    ],
+)
+def test_turns_and_cycles_in_formulas_by_hand(text: str, unit: str, expected: list[float]) -> None:
+    units = {"speed": "rpm", "next.speed": "rpm", "frequency": "Hz", "gain": "rpm/s", "torque": "N m"}
+    values: dict[str, Any] = {
+        "speed": np.array([1500.0, 3000.0]),
+        "next.speed": np.array([3000.0, 6000.0]),
+        "frequency": np.array([10.0, 50.0]),
+        "gain": np.array([100.0, 200.0]),
+        "torque": np.array([2.0, 2.0]),
+    }
+    found = compile_expression(text, units, unit).compute(values)
+    np.testing.assert_allclose(np.broadcast_to(found, (2,)), expected, rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize(

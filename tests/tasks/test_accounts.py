@@ -13,7 +13,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import Data, RunConfig
 from flows.cli.main import app
-from tasks.adapters.store.card import read_card
+from tasks.adapters.store.cards.card import read_card
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import SampleCounts
 from tasks.ingest import ingest

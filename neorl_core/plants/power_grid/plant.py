@@ -23,7 +23,7 @@ from neorl_core.plants.power_grid import feeder33 as feeder
 from neorl_core.plants.power_grid import units
 from neorl_core.plants.power_grid.control import VoltVarParams, dispatch, volt_var
 from neorl_core.plants.power_grid.power_flow import Flow, is_radial, magnitude, path_matrix, solve
-from neorl_core.types import AgentView, Constraint, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import AgentView, Constraint, Panel, Plant, PlantSpec, Space, Timestep
 
 _TOPS = tuple(float(len(loop) - 1) for loop in feeder.LOOP_LINES)
 _TIES = tuple(f"open_line_of_loop_{loop + 1}" for loop in range(units.SWITCHES))
@@ -367,11 +367,10 @@ def _step_cost(observation: Float[Array, " 19"], action: Float[Array, " 17"]) ->
 optimal_flow = greedy(dispatch, _step_cost, steps=FLOW_STEPS)
 """Optimal power flow: reactive power that loses least, by gradients through the power flow of the nominal feeder."""
 
-_COMMON = (0, 1, 2)
 AGENTS = (
-    *(AgentView(units.UNITS[k], (*_COMMON, 10 + k), (k, 6 + k)) for k in range(units.SOLAR)),
+    *(AgentView(units.UNITS[k], (0, 1, 2, 10 + k), (k, 6 + k)) for k in range(units.SOLAR)),
     *(
-        AgentView(units.UNITS[units.SOLAR + k], (*_COMMON, 3 + k, 14 + k), (units.SOLAR + k, 10 + k))
+        AgentView(units.UNITS[units.SOLAR + k], (0, 1, 2, 3 + k, 14 + k), (units.SOLAR + k, 10 + k))
         for k in range(units.BATTERIES)
     ),
     AgentView("dispatcher", tuple(range(SPEC.observation.size)), tuple(range(12, 17))),
@@ -397,4 +396,5 @@ PLANT = Plant(
         high=SPEC.action.high,
     ),
     agents=AGENTS,
+    drawn=(Panel("lowest and highest voltage", ("lowest_voltage", "highest_voltage"), limit=LIMIT.name),),
 )

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neorl_core.plants.base import AnyArray, clip_to
 from neorl_core.plants.robot_assembly.peg import Params, advance, centre_of, tip_of, velocity_at
-from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import Constraint, Controller, Panel, Plant, PlantSpec, Space, Timestep
 
 DT = 0.02
 HORIZON = 250
@@ -342,5 +342,11 @@ PLANT = Plant(
     oracle=insertion,
     oracle_params=InsertionParams(
         approach=0.43, press=3.54, sweep=0.46, reach=0.86, found=0.43, push=8.0, yielding=0.17
+    ),
+    drawn=(
+        Panel("contact force |f|", limit=SPEC.constraints[0].name),
+        Panel("position_x", ("position_x",), "setpoint_x"),
+        Panel("position_z", ("position_z",), "setpoint_z"),
+        Panel("tilt", ("tilt",), "setpoint_tilt"),
     ),
 )

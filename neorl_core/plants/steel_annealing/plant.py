@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.plants.base import AnyArray, clip_to
+from neorl_core.plants.steel_annealing.drawn import DRAWN
 from neorl_core.plants.steel_annealing.furnace import (
     CELLS,
     CELSIUS,
@@ -394,4 +395,5 @@ PLANT = Plant(
         trim=(0.19, 0.0, 0.23, 0.78),
         lift=(12.1, 16.4, 5.6, -1.9),
     ),
+    drawn=DRAWN,
 )

@@ -7,11 +7,15 @@ from typing import Any
 
 from neorl_core.types import Constraint, History, PlantSpec, Space
 
+OPTIONAL = ("history", "choices")
+"""Fields that are left out where they are None."""
+
 
 def spec_record(spec: PlantSpec) -> dict[str, Any]:
     """A plant's names, units, bounds and limits as JSON; an infinite bound becomes the string 'inf' or '-inf'.
 
-    Only the spec of a stacked observation has a history, so that a plant's own record is what it was without.
+    Only the spec of a stacked observation has a history, and only that of a discrete action choices, so that other
+    records are what they were without.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -19,8 +23,9 @@ def spec_record(spec: PlantSpec) -> dict[str, Any]:
         True
     """
     record: dict[str, Any] = _plain(spec)
-    if spec.history is None:
-        del record["history"]
+    for name in OPTIONAL:
+        if record[name] is None:
+            del record[name]
     return record
 
 
@@ -33,9 +38,8 @@ def spec_of_record(record: Any) -> PlantSpec:
     Raises:
         ValueError: when a key is missing, unknown or of another type; it names the key.
     """
-    stacked = isinstance(record, dict) and "history" in record
-    fields = PlantSpec._fields if stacked else tuple(name for name in PlantSpec._fields if name != "history")
-    whole = _object(record, "spec", fields)
+    left_out = [name for name in OPTIONAL if not isinstance(record, dict) or name not in record]
+    whole = _object(record, "spec", tuple(name for name in PlantSpec._fields if name not in left_out))
     limits = [
         _object(limit, f"constraints.{i}", Constraint._fields)
         for i, limit in enumerate(_list(whole["constraints"], "constraints"))
@@ -64,7 +68,8 @@ def spec_of_record(record: Any) -> PlantSpec:
         time_unit=_text(whole["time_unit"], "time_unit"),
         horizon=horizon,
         score_range=(scores[0], scores[1]),
-        history=_history(whole["history"], observation.size, action.size) if stacked else None,
+        history=_history(whole["history"], observation.size, action.size) if "history" in whole else None,
+        choices=_choices(whole["choices"], action) if "choices" in whole else None,
     )
 
 
@@ -86,6 +91,13 @@ def _history(value: Any, observed_size: int, acting_size: int) -> History:
     if (len(observed) + sum(observed) + sum(acting), len(acting)) != (observed_size, acting_size):
         raise ValueError("expected a history of the observation's and action's own signals, got others")
     return History(tuple(observed), tuple(acting))
+
+
+def _choices(value: Any, action: Space) -> tuple[str, ...]:
+    names = tuple(_text(name, "choices") for name in _list(value, "choices"))
+    if (action.low, action.high) != ((0.0,), (len(names) - 1.0,)) or len(set(names)) < len(names):
+        raise ValueError("expected one action from 0 to the number of its choices, each name once, got others")
+    return names
 
 
 def _space(value: Any, place: str) -> Space:

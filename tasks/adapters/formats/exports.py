@@ -33,6 +33,8 @@ BLOCK_ROWS = 65536
 CHUNK_ROWS = 16384
 NPZ = {"obs": "observations", "action": "actions", "next_obs": "next_observations", "reward": "rewards"}
 MINARI_NAME = re.compile(r"[-_\w]+-v\d+")
+NAMESPACE = "namespace_metadata.json"
+"""What Minari keeps in the folder of a namespace."""
 BESIDES = "names, units, limits and provenance, which stay in the manifest"
 
 
@@ -55,7 +57,8 @@ def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None
     Args:
         dataset: opened, so that its files are known to be whole.
         to: one of `FORMATS`.
-        out: the file, or for Minari the folder, whose name is the dataset's id (NAME-v0); must not exist.
+        out: the file, or for Minari the folder, whose name is the dataset's id (NAME-v0); must not exist. Folders above
+            it that Minari keeps as namespaces are part of the id.
         progress: called with (done, total, unit); the unit is rows.
 
     Returns:
@@ -66,6 +69,8 @@ def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None
     """
     if to not in FORMATS:
         raise BadInput(f"expected a format among {', '.join(FORMATS)}, got '{to}': choose one of those.")
+    if dataset.spec.choices is not None and to != "minari":
+        raise BadInput(f"expected continuous actions for {to}, got discrete ones: export the dataset to minari.")
     if out.exists():
         raise BadInput(f"expected nothing at {out}, got a file or folder: remove it or name another path.")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -260,7 +265,7 @@ def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path
                 progress(done, dataset.rows, "rows")
         spec = dataset.spec
         about = {"description": f"{spec.name}, dataset {dataset.digest}", "neorl_dataset": dataset.digest}
-        metadata = metadata_of(spec, out.name, done, episodes, main.stat().st_size, about)
+        metadata = metadata_of(spec, _minari_id(out), done, episodes, main.stat().st_size, about)
         write_atomic(temporary / "data" / "metadata.json", metadata)
         publish(main, main)
         temporary.chmod(0o755)
@@ -272,6 +277,14 @@ def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path
     if differ:
         left.append(f"the next observations of {differ} rows, which differ from the observation that follows")
     return out / "data" / "main_data.hdf5", left
+
+
+def _minari_id(out: Path) -> str:
+    """The id of a dataset by its folder: its name behind the namespaces that hold it, each of which has a file."""
+    name, above = out.name, out.absolute().parent
+    while (above / NAMESPACE).is_file():
+        name, above = f"{above.name}/{name}", above.parent
+    return name
 
 
 FORMATS: dict[str, Callable[[StoredDataset, Path, Progress], tuple[Path, list[str]]]] = {

@@ -68,6 +68,13 @@ class RecordingAccount:
     """Steps."""
     returns: PerEpisode
     cost: PerEpisode
+    dataset: str | None = None
+    """Digest of the stored dataset that was read, where it was one."""
+
+    @property
+    def name(self) -> str:
+        """What a folder of what comes of it is called by."""
+        return Path(self.file).stem
 
     def __str__(self) -> str:
         """A line for each thing that a reader should check."""
@@ -77,8 +84,9 @@ class RecordingAccount:
         time_limits = {"file": "", "unknown": "; the file does not tell which were cut by time"}.get(
             self.ends_by_time, f"; cut {self.ends_by_time} steps, as told"
         )
+        said = f"{self.format} layout" if self.dataset is None else f"dataset {self.dataset[:12]} of {self.format} rows"
         lines = [
-            f"{self.file}: {self.format} layout, {self.rows:,} rows in {self.episodes:,} episode(s)",
+            f"{self.file}: {said}, {self.rows:,} rows in {self.episodes:,} episode(s)",
             f"  episodes: {ended}{time_limits}; the longest has {self.longest:,} steps",
             f"  return per episode: {self.returns}",
             f"  costs: read from '{self.cost_key}', per episode {self.cost}"
@@ -126,6 +134,11 @@ def read(
     """
     path = Path(path)
     layout, blocks = read_recording(path, horizon)
+    if layout.discrete:
+        raise BadInput(
+            f"expected continuous actions in {path.name}, which all algorithms need, got discrete ones: 'neorl ingest "
+            f"{path.name}' keeps them as a dataset."
+        )
     usable, every, dropped = _read_usable(layout, blocks, progress)
     _hold_to_threshold(path, layout, dropped)
     kept = len(usable["rewards"])
@@ -148,8 +161,8 @@ def read(
         terminated=found.terminated,
         cut=found.cut,
         longest=found.longest,
-        returns=_per_episode(every["rewards"], found.starts),
-        cost=_per_episode(every["costs"], found.starts),
+        returns=per_episode(every["rewards"], found.starts),
+        cost=per_episode(every["costs"], found.starts),
     )
     spec = spec_of(path.stem, usable["observations"], usable["actions"], usable["next_observations"], found.longest)
     return Recording(transitions_of(usable), spec, about)
@@ -243,7 +256,7 @@ def _episodes(rows: Mapping[str, Array]) -> _Episodes:
     )
 
 
-def _per_episode(values: Array, starts: npt.NDArray[np.int64]) -> PerEpisode:
+def per_episode(values: Array, starts: npt.NDArray[np.int64]) -> PerEpisode:
     """Sums over episodes; a row that is not finite adds nothing to a sum."""
     finite: npt.NDArray[np.float64] = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
     sums = np.add.reduceat(finite, starts)

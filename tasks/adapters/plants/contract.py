@@ -14,6 +14,7 @@ import numpy as np
 from configs.errors import BadInput, NeoRLError
 from configs.strict import NAME
 from neorl_core.networks import Normaliser, Policy
+from neorl_core.panels import panels_of
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.safety.composite import Composite
@@ -45,6 +46,10 @@ def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
         raise _wrong(file, f"{attribute} to be a neorl_core.types.Plant", got, "build one under that name")
     _check_spec(plant.spec, f"{file}: {attribute}.spec")
     _check_constants(plant, f"{file}: {attribute}")
+    try:
+        panels_of(plant.spec, plant.drawn)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise BadInput(f"in {file}: {attribute}.drawn, {_line(error).rstrip('.')}.") from error
     _check_functions(plant, f"{file}: {attribute}")
     return plant
 
@@ -89,6 +94,8 @@ def _check_spec(spec: Any, place: str) -> None:
     for name, low, high in bounds:
         if not low < high:
             raise _wrong(place, f"a low below the high of {name}", f"{low:g} and {high:g}", "correct the bounds")
+    if spec.choices is not None:
+        raise _wrong(place, "continuous actions", "choices", "give the action its bounds")
     if not (spec.observation.size and spec.action.size):
         raise _wrong(place, "at least one observation and one action", "none", "name them")
     if not np.isfinite([spec.action.low, spec.action.high]).all():

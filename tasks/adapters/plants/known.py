@@ -14,7 +14,7 @@ from configs.plant import Described, Origin, PlantCode
 from configs.strict import NAME
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants.base import LoggedSignals
-from neorl_core.types import Plant, PlantSpec, Process
+from neorl_core.types import Panel, Plant, PlantSpec, Process
 from tasks.adapters.files.canonical import digest_json, parse_json
 from tasks.adapters.files.provenance import modules_of, sources_digest
 from tasks.adapters.files.spec import spec_of_record
@@ -57,6 +57,11 @@ class KnownPlant(NamedTuple):
     def controlled(self) -> Plant | Process:
         """What a composite is run with: the simulator, or of a process its spec alone."""
         return Process(self.spec) if self.plant is None else self.plant
+
+    @property
+    def drawn(self) -> tuple[Panel, ...]:
+        """What the plant says that pictures show."""
+        return () if self.plant is None else self.plant.drawn
 
     def simulator(self) -> Plant:
         """The plant in JAX.

@@ -43,6 +43,7 @@ class TrainingData(NamedTuple):
     episodes: int
     quarantined: int = 0
     card: Path | None = None
+    card_pictures: tuple[Path, ...] = ()
 
 
 class Curve(NamedTuple):
@@ -141,7 +142,8 @@ def _new_run(client: MlflowClient, experiment: str, submission: Submission, plan
     for artifact in submission.artifacts:
         put(client, run_id, artifact)
     if submission.dataset.card is not None and submission.dataset.card.is_file():
-        put(client, run_id, Artifact("dataset", submission.dataset.card))
+        for file in (submission.dataset.card, *submission.dataset.card_pictures):
+            put(client, run_id, Artifact("dataset", file))
     client.log_batch(run_id, tags=[RunTag(MODEL_ID, done.model_id)])
     client.set_terminated(run_id, "FINISHED")
     return done

@@ -6,7 +6,6 @@ input gives the same bytes.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import numpy as np
 
+from neorl_core.panels import curve, panels_of, unit_of
 from neorl_core.plants.base import rollouts
-from neorl_core.types import Constraint, Controller, Params, Plant, PlantSpec
+from neorl_core.types import Controller, Panel, Params, Plant, PlantSpec
 from tasks.adapters.reporting.estimates import Estimate, draw_estimates
 from tasks.adapters.reporting.style import DASHES, INK, PAGE, PALETTE, RED, drawn, place_of
+
+MOST_IN_COLUMN = 9
+"""Panels below each other, beyond which there are two columns."""
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -33,6 +36,9 @@ class Trajectory(NamedTuple):
     """(H, O)."""
     actions: np.ndarray
     """(H, A)."""
+    margins: np.ndarray | None = None
+    """(H, K), the least distance to each limit during each step; where it was not kept, what follows from it alone is
+    not drawn."""
 
 
 class ControllerResult(NamedTuple):
@@ -44,52 +50,22 @@ class ControllerResult(NamedTuple):
     """Episodes with a violation."""
 
 
-def set_points(spec: PlantSpec) -> dict[str, str]:
-    """Which observation is the set point of which, by name: `x_setpoint` of `x`, `target_1` of `position_1`."""
-    names, units = spec.observation.names, spec.observation.units
-    found = {}
-    for goal in names:
-        if goal.endswith("_setpoint") and goal.removesuffix("_setpoint") in names:
-            found[goal.removesuffix("_setpoint")] = goal
-        elif goal.startswith("target_"):
-            number, unit = goal.removeprefix("target_"), units[names.index(goal)]
-            same = [
-                n for n, u in zip(names, units, strict=True) if u == unit and n.endswith(f"_{number}") and n != goal
-            ]
-            if same:
-                found[same[0]] = goal
-    return found
-
-
-def limited(spec: PlantSpec) -> dict[str, Constraint]:
-    """Which measured quantity each limit is on: the same unit, the most words shared, the fewest left over."""
-    names, units = spec.observation.names, spec.observation.units
-    goals = set(set_points(spec).values())
-    found: dict[str, Constraint] = {}
-    for constraint in spec.constraints:
-        words = set(re.split(r"[^a-z0-9]+", constraint.name.lower()))
-        scores = {}
-        for name, unit in zip(names, units, strict=True):
-            parts = set(name.lower().split("_"))
-            if unit == constraint.unit and name not in goals and words & parts:
-                scores[name] = (len(words & parts), -len(parts - words))
-        if scores:
-            found[max(scores, key=lambda name: scores[name])] = constraint
-    return found
-
-
-def plot_trajectories(path: Path, spec: PlantSpec, controllers: Mapping[str, Trajectory]) -> Path:
+def plot_trajectories(
+    path: Path, spec: PlantSpec, controllers: Mapping[str, Trajectory], shown: Sequence[Panel] = ()
+) -> Path:
     """One episode under each controller, same disturbances, against limits and set points.
 
     Args:
         path: PNG or SVG to write.
         spec: names, units, limits and control period of the plant.
         controllers: name -> its episode, the candidate first.
+        shown: what the plant says that pictures show.
     """
-    observed = _observed(spec)
-    count = len(observed) + spec.action.size
-    with drawn(PAGE, 1.0 + 1.6 * count, path) as figure:
-        _draw_panels(figure, spec, controllers, observed)
+    panels = _panels(spec, controllers, shown)
+    count = len(panels) + spec.action.size
+    columns = 1 if count <= MOST_IN_COLUMN else 2
+    with drawn(PAGE, 1.0 + 1.6 * -(-count // columns), path) as figure:
+        _draw_panels(figure, spec, controllers, panels, columns)
     return path
 
 
@@ -98,6 +74,7 @@ def plot_glance(
     spec: PlantSpec,
     controllers: Mapping[str, Trajectory],
     comparison: Mapping[str, Estimate],
+    shown: Sequence[Panel] = (),
     *,
     verdict: str,
     reason: str,
@@ -111,16 +88,19 @@ def plot_glance(
         spec: names, units, limits and control period of the plant.
         controllers: name -> its episode, the candidate first.
         comparison: controller -> estimate.
+        shown: what the plant says that pictures show.
         verdict: in a few words.
         reason: of the verdict, in a sentence.
         claim: the certificate's, in a sentence.
         quantity: what is compared.
     """
-    observed = _observed(spec)[:2]
-    height = 0.9 + 1.75 * (len(observed) + spec.action.size)
+    panels = _panels(spec, controllers, shown)[:2]
+    count = len(panels) + spec.action.size
+    columns = 1 if count <= MOST_IN_COLUMN else 2
+    height = 0.9 + 1.75 * -(-count // columns)
     with drawn(12.0, height, path) as figure:
         left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1.55, 1.0], wspace=0.03)[0]
-        _draw_panels(left, spec, controllers, observed)
+        _draw_panels(left, spec, controllers, panels, columns)
         words, chart = right.subfigures(2, 1, squeeze=False, height_ratios=[1.0, 1.0])[:, 0]
         top = 0.95
         for text, width, size, weight in (
@@ -166,63 +146,81 @@ def draw_plant(plant: Plant, path: Path, seed: int, episodes: int) -> dict[str, 
         result = jax.device_get(rollouts(plant, controller, params, keys, plant.domain, trace=True))
         assert result.trajectory is not None
         length = int(result.length[0])
-        trajectories[who] = Trajectory(
-            np.asarray(result.trajectory.observations[0][:length]), np.asarray(result.trajectory.actions[0][:length])
-        )
+        first = (result.trajectory.observations, result.trajectory.actions, result.trajectory.margins)
+        trajectories[who] = Trajectory(*(np.asarray(values[0][:length]) for values in first))
         mean = float(np.mean(result.ret))
         found[who] = ControllerResult(mean, 100.0 * (mean - low) / (high - low), int(np.sum(result.violated)))
-    plot_trajectories(path, plant.spec, trajectories)
+    plot_trajectories(path, plant.spec, trajectories, plant.drawn)
     return found
 
 
-def _observed(spec: PlantSpec) -> list[str]:
-    """Limited quantities first, then those with a set point; without either, whatever is measured."""
-    references = set_points(spec)
-    chosen = list(dict.fromkeys([*limited(spec), *references]))
-    return chosen or [name for name in spec.observation.names if name not in references.values()][:4]
+def _panels(spec: PlantSpec, controllers: Mapping[str, Trajectory], shown: Sequence[Panel]) -> list[Panel]:
+    """What can be drawn of what shall be: a quantity that follows from margins needs those of every controller."""
+    kept = all(episode.margins is not None for episode in controllers.values())
+    return [panel for panel in panels_of(spec, shown) if panel.signals or kept]
 
 
 def _draw_panels(
-    figure: FigureBase, spec: PlantSpec, controllers: Mapping[str, Trajectory], observed: Sequence[str]
+    figure: FigureBase,
+    spec: PlantSpec,
+    controllers: Mapping[str, Trajectory],
+    shown: Sequence[Panel],
+    columns: int,
 ) -> None:
-    """A panel for each observed quantity and each action, with a common time axis and legend."""
-    count = len(observed) + spec.action.size
-    panels: list[Axes] = list(figure.subplots(count, 1, sharex=True, squeeze=False).ravel())
-    limits, references = limited(spec), set_points(spec)
-    for panel, name in zip(panels, observed, strict=False):
-        column = spec.observation.names.index(name)
-        values = _draw_lines(panel, spec, {who: t.observations[:, column] for who, t in controllers.items()})
-        if name in references:
-            first = next(iter(controllers.values()))
-            goal = first.observations[:, spec.observation.names.index(references[name])].astype(float)
-            times = np.arange(len(goal)) * spec.dt
-            panel.step(times, goal, where="post", color=INK, linewidth=1.2, label="set point", zorder=1)
-            values = np.concatenate([values, goal])
-        if name in limits:
-            _draw_limits(panel, limits[name].low, limits[name].high, values)
-        panel.set_ylabel(_label(name, spec.observation.units[column]))
-    for column, panel in enumerate(panels[len(observed) :]):
-        values = _draw_lines(panel, spec, {who: t.actions[:, column] for who, t in controllers.items()}, steps=True)
-        _draw_limits(panel, spec.action.low[column], spec.action.high[column], values)
-        panel.set_ylabel(_label(spec.action.names[column], spec.action.units[column]))
-    panels[-1].set_xlabel(f"time [{spec.time_unit}]")
-    _draw_legend(figure, panels)
+    """A panel for each controlled quantity and each action, with a common time axis and legend."""
+    count = len(shown) + spec.action.size
+    rows = -(-count // columns)
+    # Down the first column, then down the second; what is left over there stays empty.
+    panels: list[Axes] = list(figure.subplots(rows, columns, sharex=True, squeeze=False).T.ravel())
+    for empty in panels[count:]:
+        empty.set_axis_off()
+    for axes, panel in zip(panels, shown, strict=False):
+        _draw_quantity(axes, spec, controllers, panel)
+    for column, axes in enumerate(panels[len(shown) : count]):
+        values = _draw_lines(axes, spec, {who: t.actions[:, [column]] for who, t in controllers.items()}, steps=True)
+        _draw_limits(axes, spec.action.low[column], spec.action.high[column], values)
+        _name(axes, spec.action.names[column], spec.action.units[column])
+    for axes in (panels[rows - 1], panels[count - 1]):
+        axes.set_xlabel(f"time [{spec.time_unit}]")
+        axes.tick_params(labelbottom=True)
+    _draw_legend(figure, panels[:count])
+
+
+def _draw_quantity(axes: Axes, spec: PlantSpec, controllers: Mapping[str, Trajectory], panel: Panel) -> None:
+    """A controlled quantity under each controller, its set point and its limit."""
+    every = {who: curve(panel, spec, t.observations, t.margins) for who, t in controllers.items()}
+    found = {who: numbers for who, numbers in every.items() if numbers is not None}
+    values = _draw_lines(axes, spec, {who: numbers.values for who, numbers in found.items()})
+    goals = {who: numbers.set_point for who, numbers in found.items() if numbers.set_point is not None}
+    # Where controllers move the set point themselves, each has its own.
+    shared = len({goal.tobytes() for goal in goals.values()}) <= 1
+    for i, (who, goal) in enumerate(goals.items()):
+        if shared and i:
+            break
+        times, colour = np.arange(len(goal)) * spec.dt, INK if shared else PALETTE[place_of(who, i)]
+        label = "set point" if shared else f"set point, {who}"
+        axes.step(times, goal, where="post", color=colour, linewidth=1.0, label=label, zorder=1)
+        values = np.concatenate([values, goal])
+    if panel.limit:
+        first = next(iter(found.values()))
+        _draw_limits(axes, first.low, first.high, values)
+    _name(axes, panel.name, unit_of(panel, spec))
 
 
 def _draw_lines(axes: Axes, spec: PlantSpec, rows: Mapping[str, np.ndarray], steps: bool = False) -> np.ndarray:
-    """A line for each controller; returns all values, so that the axis can be fitted to them."""
+    """Lines of each controller (H, S); returns all values, so that the axis can be fitted to them."""
     for i, (who, row) in enumerate(rows.items()):
         place = place_of(who, i)
-        axes.plot(
+        lines = axes.plot(
             np.arange(len(row)) * spec.dt,
             row,
             color=PALETTE[place],
             linestyle=DASHES[place],
             drawstyle="steps-post" if steps else "default",
-            label=who,
         )
+        lines[0].set_label(who)
     axes.margins(x=0.01)
-    return np.concatenate([np.asarray(row, float) for row in rows.values()])
+    return np.concatenate([np.asarray(row, float).ravel() for row in rows.values()])
 
 
 def _draw_limits(axes: Axes, low: float, high: float, values: np.ndarray) -> None:
@@ -249,6 +247,7 @@ def _draw_legend(figure: FigureBase, panels: Sequence[Axes]) -> None:
     figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=3)
 
 
-def _label(name: str, unit: str) -> str:
+def _name(axes: Axes, name: str, unit: str) -> None:
+    """Above the panel, where a long name has room."""
     words = name.replace("_", " ")
-    return f"{words} [{unit}]" if unit and unit != "1" else words
+    axes.set_title(f"{words} [{unit}]" if unit and unit != "1" else words, fontsize=9.5, fontweight="normal", pad=3)

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from configs.errors import Refused
 from tasks.adapters.files.canonical import canonical_json
 from tasks.adapters.files.merkle import inclusion_proof, leaf_hash, root_of_hashes
-from tasks.adapters.store.schema import ROW_KEYS
+from tasks.adapters.store.schema import ROW_KEYS, kept_as
 
 Columns = Mapping[str, Sequence[npt.NDArray[Any]]]
-"""Consecutive arrays by key, of the types of `ROW_KEYS` and in C order; a key's arrays are as long as another's."""
+"""Consecutive arrays by key, of the types of `kept_as` and in C order; a key's arrays are as long as another's."""
 
 
 class Stored(Protocol):
@@ -28,6 +28,11 @@ class Stored(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Rows first."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its values."""
         ...
 
     def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
@@ -135,26 +140,30 @@ def episode_digests(hashes: Sequence[bytes], episodes: npt.NDArray[np.int64]) ->
 
 
 def content_root(
-    widths: Mapping[str, Sequence[int]], hashes: Sequence[bytes], episodes: npt.NDArray[Any], digests: npt.NDArray[Any]
+    shard: Mapping[str, Stored], hashes: Sequence[bytes], episodes: npt.NDArray[Any], digests: npt.NDArray[Any]
 ) -> str:
     """RFC 6962 Merkle root, in hexadecimal, over how to read the rest, the blocks, and the episodes.
 
     Args:
-        widths: each key's shape without the axis of rows.
+        shard: an array of each key, of any number of rows: types and shapes are taken of them.
         hashes: `block_hashes` of all blocks.
         episodes: `episode_bounds`, (E + 1,).
         digests: `episode_digests`, (E, 32).
     """
-    first, last = _first_leaf(widths, episodes), _last_leaf(episodes, digests)
+    first, last = _first_leaf(shard, episodes), _last_leaf(episodes, digests)
     return root_of_hashes([leaf_hash(first), *hashes, leaf_hash(last)]).hex()
 
 
-def _first_leaf(widths: Mapping[str, Sequence[int]], episodes: npt.NDArray[Any]) -> bytes:
+def _first_leaf(shard: Mapping[str, Stored], episodes: npt.NDArray[Any]) -> bytes:
     return canonical_json(
         {
             "block_rows": BLOCK_ROWS,
             "episodes": len(episodes) - 1,
-            "keys": [[key, kind.str, list(widths[key])] for key, kind in ROW_KEYS.items() if key in widths],
+            "keys": [
+                [key, kept_as(key, shard[key].dtype).str, list(shard[key].shape[1:])]
+                for key in ROW_KEYS
+                if key in shard
+            ],
             "rows": int(episodes[-1]),
         }
     )
@@ -176,8 +185,7 @@ def content_digest(shard: Mapping[str, Stored]) -> str:
     hashes: list[bytes] = []
     for bounds, rows in _read(shard):
         hashes += block_hashes({key: [values] for key, values in rows.items()}, bounds)
-    widths = {key: shard[key].shape[1:] for key in ROW_KEYS if key in shard}
-    return content_root(widths, hashes, _held_episodes(shard), shard["episode_digests"][:])
+    return content_root(shard, hashes, _held_episodes(shard), shard["episode_digests"][:])
 
 
 def _read(shard: Mapping[str, Stored]) -> Iterator[tuple[list[int], dict[str, npt.NDArray[Any]]]]:
@@ -187,7 +195,11 @@ def _read(shard: Mapping[str, Stored]) -> Iterator[tuple[list[int], dict[str, np
     while first < len(bounds) - 1:
         last = int(np.searchsorted(bounds, bounds[first] + READ_ROWS, "right")) - 1
         start, stop = int(bounds[first]), int(bounds[last])
-        rows = {key: np.ascontiguousarray(shard[key][start:stop], ROW_KEYS[key]) for key in ROW_KEYS if key in shard}
+        rows = {
+            key: np.ascontiguousarray(shard[key][start:stop], kept_as(key, shard[key].dtype))
+            for key in ROW_KEYS
+            if key in shard
+        }
         yield (bounds[first : last + 1] - start).tolist(), rows
         first = last
 
@@ -210,9 +222,8 @@ def prove_block(shard: Mapping[str, Stored], block: int) -> BlockProof:
     Raises:
         IndexError: when there is no such block.
     """
-    widths = {key: shard[key].shape[1:] for key in ROW_KEYS if key in shard}
     episodes = _held_episodes(shard)
-    leaves = [_first_leaf(widths, episodes)]
+    leaves = [_first_leaf(shard, episodes)]
     for bounds, rows in _read(shard):
         for start, stop in itertools.pairwise(bounds):
             leaves.append(b"".join(values[start:stop].tobytes() for values in rows.values()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from neorl_core.types import Transition
+from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.store.schema import Rows
 
 if TYPE_CHECKING:
@@ -72,3 +72,24 @@ def transitions_of(rows: Rows) -> Transition:
     # The core's types name JAX arrays; it takes NumPy's alike.
     columns: dict[str, Any] = rows | {"terminals": rows["terminals"].astype(np.float32)}
     return Transition(*(columns[key] for key in KEYS))
+
+
+def vector_space(spec: PlantSpec) -> Space:
+    """Actions as vectors: the plant's own space, or of a discrete action a component from 0 to 1 for each choice."""
+    if spec.choices is None:
+        return spec.action
+    count = len(spec.choices)
+    return Space(spec.choices, ("1",) * count, (0.0,) * count, (1.0,) * count)
+
+
+def action_vectors(actions: npt.NDArray[Any], spec: PlantSpec) -> npt.NDArray[Any]:
+    """Stored actions as vectors: as they are, or of a discrete action one-hot.
+
+    Args:
+        actions: (n, A); of a discrete action (n, 1), the numbers of its choices.
+        spec: of the plant, with C choices.
+
+    Returns:
+        (n, A), or (n, C): 1 at the choice and 0 elsewhere.
+    """
+    return actions if spec.choices is None else (actions == np.arange(len(spec.choices))).astype(np.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-import re
 import shutil
 import tempfile
 import warnings
@@ -12,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +92,7 @@ def check_tables(
     checks: Sequence[Check],
     found: Sequence[str],
     accounted: Sequence[str],
+    pictures: Mapping[str, str],
     folder: Path,
 ) -> tuple[list[Check], Path]:
     """Run checks as Great Expectations suites, one per table, and write the Data Docs.
@@ -105,6 +104,7 @@ def check_tables(
         checks: what is expected.
         found: reasons for refusal that were found before; the first page shows them too.
         accounted: where every row that was read went, a line each.
+        pictures: SVG by title, for the first page.
         folder: of the Data Docs; replaced whole.
 
     Returns:
@@ -113,56 +113,60 @@ def check_tables(
     gx = _great_expectations()
     import pandas as pd
 
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    source = context.data_sources.add_pandas(plant)
+    failed: list[Check] = []
+    missed: dict[str, str] = {}
+    for name, columns in tables.items():
+        asset = source.add_dataframe_asset(name)
+        suite = context.suites.add(gx.ExpectationSuite(name=f"{plant} {name}"))
+        for i, check in enumerate(checks):
+            if check.table == name:
+                suite.add_expectation(_expectation(gx.expectations, check, i))
+        definition = context.validation_definitions.add(
+            gx.ValidationDefinition(
+                name=f"{plant} {name}", data=asset.add_batch_definition_whole_dataframe("all"), suite=suite
+            )
+        )
+        frame = pd.DataFrame({key: np.asarray(values) for key, values in columns.items()})
+        checkpoint = gx.Checkpoint(name=name, validation_definitions=[definition], actions=[])
+        context.checkpoints.add(checkpoint)
+        ran = checkpoint.run(
+            batch_parameters={"dataframe": frame}, run_id=gx.RunIdentifier(run_name=f"dataset {digest[:12]}")
+        )
+        for result in ran.run_results.values():
+            for one in (one for one in result.results if not one.success):
+                check = checks[one.expectation_config.meta["check"]]
+                failed.append(check)
+                missed[check.column] = _missed(one.result)
+    page = _page(plant, digest, tables["dataset"], checks, failed, missed, found, accounted, pictures)
+    return failed, _replace(folder, page)
+
+
+def _missed(result: Any) -> str:
+    """How often an expectation of every line of a table failed, and with what."""
+    if "unexpected_count" not in result:
+        return f"got {_number(float(result['observed_value']))}" if "observed_value" in result else ""
+    some = ", ".join(f"{float(value):.4g}" for value in result.get("partial_unexpected_list", ())[:MAX_CASES])
+    return f"not in {result['unexpected_count']:,} of {result['element_count']:,} episodes, such as {some}"
+
+
+def _replace(folder: Path, page: str) -> Path:
+    """Write the page into its folder, which is replaced whole: whoever reads meanwhile never meets half of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
     building.chmod(0o755)
     old = building.with_name(f"{building.name}.old")
     try:
-        context = gx.get_context(mode="ephemeral")
-        context.variables.progress_bars = {"globally": False}
-        context.delete_data_docs_site("local_site")
-        context.add_data_docs_site(
-            "local_site",
-            {
-                "class_name": "SiteBuilder",
-                "show_how_to_buttons": False,
-                "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(building)},
-                "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-            },
-        )
-        source = context.data_sources.add_pandas(plant)
-        failed: list[Check] = []
-        for name, columns in tables.items():
-            asset = source.add_dataframe_asset(name)
-            suite = context.suites.add(gx.ExpectationSuite(name=f"{plant} {name}"))
-            for i, check in enumerate(checks):
-                if check.table == name:
-                    suite.add_expectation(_expectation(gx.expectations, check, i))
-            definition = context.validation_definitions.add(
-                gx.ValidationDefinition(
-                    name=f"{plant} {name}", data=asset.add_batch_definition_whole_dataframe("all"), suite=suite
-                )
-            )
-            frame = pd.DataFrame({key: np.asarray(values) for key, values in columns.items()})
-            checkpoint = gx.Checkpoint(name=name, validation_definitions=[definition], actions=[])
-            context.checkpoints.add(checkpoint)
-            ran = checkpoint.run(
-                batch_parameters={"dataframe": frame}, run_id=gx.RunIdentifier(run_name=f"dataset {digest[:12]}")
-            )
-            for result in ran.run_results.values():
-                failed += [checks[r.expectation_config.meta["check"]] for r in result.results if not r.success]
-        context.build_data_docs()
-        _make_offline(building)
-        first = _first_page(plant, digest, tables["dataset"], checks, failed, found, accounted, building)
-        (building / "index.html").write_text(first, encoding="utf-8")
+        (building / "index.html").write_text(page, encoding="utf-8")
         if folder.exists():
-            # Aside first: whoever reads meanwhile, or kills this, never meets half of the old pages.
             os.replace(folder, old)
         os.replace(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-    return failed, folder / "index.html"
+    return folder / "index.html"
 
 
 def _great_expectations() -> Any:
@@ -188,65 +192,46 @@ def _expectation(kinds: Any, check: Check, number: int) -> Any:
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1c2733;margin:0;background:#fff}
-main,.container-fluid{max-width:1100px;margin:0 auto;padding:1rem 1.5rem}
-h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.1rem;margin:1.4rem 0 .4rem}h4{margin:.3rem 0}
+main{max-width:1100px;margin:0 auto;padding:1rem 1.5rem}
+h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.1rem;margin:1.4rem 0 .4rem}
 table{border-collapse:collapse;width:100%;margin:.4rem 0}
 th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #dde3ea;vertical-align:top}
 td.n{text-align:right;font-variant-numeric:tabular-nums}
+svg{max-width:100%;height:auto}
 .badge{background:#e8edf3;border-radius:3px;padding:0 .35em;font-family:ui-monospace,monospace}
-.alert{background:#f2f5f8;border-left:4px solid #8aa0b6;padding:.4rem .8rem;margin:1rem 0 .3rem}
-.alert h5,.alert h6{margin:0;font-size:1rem}.card{border:1px solid #dde3ea;padding:.4rem .8rem;margin:.4rem 0}
-.ok,.text-success{color:#186a3b}.no,.text-danger{color:#a93226}.warn,.text-warning{color:#9a6700}
-.fa-check-circle::before{content:"✓"}.fa-times::before{content:"✗"}.fa-exclamation-triangle::before{content:"!"}
+.ok{color:#186a3b}.no{color:#a93226}.warn{color:#9a6700}
 i{font-style:normal;font-weight:700}
 .verdict{font-size:1.15rem;font-weight:600}
-nav ul,nav ol{list-style:none;padding:0}nav li{display:inline;margin-right:.8rem}
-.btn-group,.collapse,[data-toggle=collapse],
-.cooltip .top,footer,.ge-walkthrough-modal,.navbar-brand,nav+.card{display:none}
 """
 
-REMOTE = re.compile(r"<script\b.*?</script>|<link\b[^>]*>|<img\b[^>]*>|<footer\b.*?</footer>|<style\b.*?</style>", re.S)
-ACTIONS = re.compile(
-    r'<div class="card mb-3">\s*<div class="card-header p-2">\s*<strong>Actions</strong>.*?(?=<div class="card d-md)',
-    re.S,
-)
 
-
-def _make_offline(site: Path) -> None:
-    """Take out of the pages what they would fetch from elsewhere, and give them a style that they carry along."""
-    shutil.rmtree(site / "static", ignore_errors=True)
-    for page in site.rglob("*.html"):
-        text = ACTIONS.sub("", REMOTE.sub("", page.read_text(encoding="utf-8")))
-        page.write_text(text.replace("</head>", f"<style>{STYLE}</style></head>", 1), encoding="utf-8")
-
-
-def _first_page(
+def _page(
     plant: str,
     digest: str,
     dataset: Columns,
     checks: Sequence[Check],
     failed: Sequence[Check],
+    missed: Mapping[str, str],
     found: Sequence[str],
     accounted: Sequence[str],
-    site: Path,
+    pictures: Mapping[str, str],
 ) -> str:
-    """The verdict, its reasons and every check, in place of an index that only scripts could fill."""
+    """The verdict, its reasons, pictures and every check, on one page that needs no script and no other file."""
     say = html.escape
     refusals = [*found, *(check.reason for check in failed if check.refuses)]
     warnings = [check.reason for check in failed if not check.refuses]
-    pages = sorted(path.relative_to(site) for path in (site / "validations").rglob("*.html"))
-    links = " · ".join(f'<a href="{quote(page.as_posix())}">{say(page.parts[1])}</a>' for page in pages)
     verdict = '<span class="no">refused</span>' if refusals else '<span class="ok">passed</span>'
     body = [
         f"<h1>Data validation of {say(plant)}</h1>",
         f'<p class="verdict">{verdict}: {len(checks) - len(failed)} of {len(checks)} expectations hold</p>',
-        f'<p>Dataset <span class="badge">{say(digest[:12])}</span> · in detail: {links}</p>',
+        f'<p>Dataset <span class="badge">{say(digest[:12])}</span></p>',
     ]
     sections = ("Reasons", "no", refusals), ("Warnings", "warn", warnings), ("Where the rows went", "", accounted)
     for title, kind, sentences in sections:
         if sentences:
             items = "".join(f'<li class="{kind}">{say(sentence)}</li>' for sentence in sentences)
             body.append(f"<h2>{title}</h2><ul>{items}</ul>")
+    body += [f"<h2>{say(title)}</h2>{picture}" for title, picture in pictures.items()]
     by_column = {check.column: check for check in checks if check.table == "dataset"}
 
     def cell(name: str) -> str:
@@ -272,16 +257,22 @@ def _first_page(
         for signal in dict.fromkeys(signal for signal, _ in pairs)
     )
     body.append(f"<h2>Its signals</h2><table><tr><th>Signal</th>{head}</tr>{rows}</table>")
-    limits = "".join(
-        f"<tr><td>{_mark(check, check in failed)}</td><td>{say(check.column)}</td><td>{say(_wanted(check))}</td></tr>"
-        for check in checks
-        if check.table == "episodes"
-    )
+    limits = _episode_rows(checks, failed, missed)
     body.append(f"<h2>Expected of every episode</h2><table>{limits}</table>")
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f"<title>Data validation of {say(plant)}</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _episode_rows(checks: Sequence[Check], failed: Sequence[Check], missed: Mapping[str, str]) -> str:
+    say = html.escape
+    return "".join(
+        f"<tr><td>{_mark(check, check in failed)}</td><td>{say(check.column)}</td><td>{say(_wanted(check))}</td>"
+        f"<td>{say(missed.get(check.column, ''))}</td></tr>"
+        for check in checks
+        if check.table == "episodes"
     )
 
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,24 +35,27 @@ SCHEMA = 2
 """2: a canonical block ends where its episode does, and an episode's digest is the Merkle root over its blocks."""
 
 
-def find_dataset(folders: Sequence[Path], digest: str) -> StoredDataset:
+def dataset_of(folders: Sequence[Path], digest: str) -> StoredDataset:
     """Open the dataset whose digest begins so.
 
     Args:
         folders: of plants' datasets.
-        digest: six or more of its hexadecimal digits.
+        digest: some of its first hexadecimal digits.
 
     Raises:
         BadInput: when none or several begin so.
         Refused: as `StoredDataset.open`.
     """
-    if not re.fullmatch(r"[0-9a-f]{6,64}", digest):
-        raise BadInput(f"expected six or more hexadecimal digits of a digest, got '{digest}': copy it from ingest.")
     found = sorted({path for folder in folders for path in folder.glob(f"manifests/{digest}*.json")})
     if len({path.stem for path in found}) != 1:
         cure = "give more of its digits." if found else "ingest its sources first, or name its folder by --root."
         raise BadInput(f"expected one dataset {digest}, got {len(found)}: {cure}")
     return StoredDataset.open(found[0].parents[1], found[0].stem)
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """The manifests of a plant's folder of datasets."""
+    return sorted(folder.glob("manifests/*.json"), key=lambda path: (-path.stat().st_mtime_ns, path.stem))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -222,7 +223,10 @@ class SignalCard(Record):
     covered: float | None
     """Share of its range between its 5 % and 95 % quantiles; None where no range was given."""
     histogram: tuple[int, ...]
-    """Rows in equal bins of its range, or of what was seen where it has none."""
+    """Rows in equal bins from `low` to `high`."""
+    low: float
+    """Lower end of its range, or of what was seen where it has none."""
+    high: float
 
 
 class ActionCard(Record):
@@ -272,6 +276,48 @@ class GapsCard(Record):
     """Share of each of equal periods, from the first row to the last, that rows cover; empty where time is unknown."""
 
 
+class TimelineCard(Record):
+    """When rows were used and lost, in equal periods of time, or of rows as they were read where time is unknown."""
+
+    by: Literal["time", "row"]
+    first: int
+    """Where the periods begin: ns since 1970, UTC, or number of the row."""
+    last: int
+    """Where they end."""
+    steps_per_period: float
+    """Control steps, or rows, that a period has room for."""
+    used: tuple[float, ...]
+    """Share of each period that rows of the dataset cover."""
+    lost: dict[str, tuple[int, ...]]
+    """Control steps, or rows, in quarantine by reason and period."""
+    raw_lost: dict[str, tuple[int, ...]]
+    """Raw rows of a historian's export in quarantine by reason and period."""
+    astray: int
+    """Rows in quarantine whose time is unknown or outside of these periods."""
+
+
+class ChangeCard(Record):
+    """The mean change of a signal after some steps, by how large an action was."""
+
+    steps: int
+    level: tuple[float, ...]
+    """Mean of the action in each group of rows."""
+    change: tuple[float, ...]
+    """Mean change of the signal there."""
+    error: tuple[float, ...]
+    """Two standard errors of it."""
+
+
+class ResponseCard(Record):
+    """How a signal moved after an action."""
+
+    action: str
+    action_unit: str
+    signal: str
+    unit: str
+    after: tuple[ChangeCard, ...]
+
+
 class EpisodesCard(Record):
     """Lengths in steps, and returns."""
 
@@ -298,9 +344,15 @@ class Card(Record):
     """Names of the signals as the plant has them; those of JSON's objects are sorted."""
     signals: dict[str, SignalCard]
     actions: dict[str, ActionCard]
+    """Of continuous actions."""
+    choices: dict[str, float] = {}
+    """Shares of the rows that take each choice of a discrete action; empty of continuous actions."""
     coverage: CoverageCard
     limits: dict[str, LimitCard]
     gaps: GapsCard
+    timeline: TimelineCard
+    responses: tuple[ResponseCard, ...]
+    """The clearest ones."""
     episodes: EpisodesCard
     cannot_learn: tuple[str, ...]
     """One sentence for each thing."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from neorl_core.types import PlantSpec, Space
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
-from tasks.adapters.store.schema import ROW_KEYS, Rows
+from tasks.adapters.store.schema import ROW_KEYS, Rows, kept_as
 
 RANGE_TOLERANCE = 0.01
 """Share of a signal's range by which a reading may leave it: transmitters are calibrated no better."""
@@ -140,7 +140,7 @@ class RowChecker:
         )
         self.seen += count
         self._held = {key: values[count:] for key, values in rows.items()} if count < len(ended) else None
-        good = {key: done[key][passed].astype(dtype) for key, dtype in ROW_KEYS.items() if key in done}
+        good = {key: done[key][passed].astype(kept_as(key, done[key].dtype)) for key in ROW_KEYS if key in done}
         # A terminated episode is not also cut by time: only one of the two says whether to bootstrap.
         good["timeouts"] = (good["timeouts"] | cut[:count][passed]) & ~good["terminals"]
         return good
@@ -166,6 +166,9 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
         named = rows["rejected"] != ""
         reasons[named] = rows["rejected"][named]
     spaces = {"observations": spec.observation, "actions": spec.action, "next_observations": spec.observation}
+    if spec.choices is not None:
+        chosen, last = rows["actions"][:, 0], len(spec.choices) - 1
+        note((chosen < 0) | (chosen > last), f"actions.{spaces.pop('actions').names[0]} is no choice of 0..{last}")
     for key, space in spaces.items():
         for i, name in enumerate(space.names):
             values = rows[key][:, i]

@@ -23,5 +23,15 @@ ROW_KEYS: dict[str, np.dtype[Any]] = {
 }
 """Keys per row in their canonical order; `timestamps` (ns since 1970, UTC) only where they are known."""
 
+CHOICE = np.dtype("<i4")
+"""A discrete action, which is the number of its choice, in place of `ROW_KEYS`' type."""
+MOST_CHOICES = 1_000
+"""Choices of a discrete action at most: integers beyond are rather a continuous action, read off a converter."""
+
 ALWAYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
 """The keys that every dataset has; costs are only there where a source or the plant's limits tell them."""
+
+
+def kept_as(key: str, found: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which a key's values are kept: actions that are integers stay integers."""
+    return CHOICE if key == "actions" and found.kind in "iu" else ROW_KEYS[key]

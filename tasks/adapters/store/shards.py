@@ -47,7 +47,7 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
 
     Args:
         folder: where shards live.
-        parts: consecutive rows, all with the same keys, of the types of `ROW_KEYS` and in C order.
+        parts: consecutive rows, all with the same keys, of the types of `kept_as` and in C order.
 
     Returns:
         The shard's record in a manifest.
@@ -66,11 +66,10 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
     path = folder / f"{sha256.hexdigest()}.h5"
     if not path.exists() or sha256_while_unchanged(path) != path.stem:
         write_atomic(path, *pieces)
-    widths = {key: values[0].shape[1:] for key, values in columns.items()}
     return ShardRecord(
         file=path.name,
         sha256=path.stem,
-        content=content_root(widths, hashes, episodes, digests),
+        content=content_root(parts[0], hashes, episodes, digests),
         rows=int(episodes[-1]),
         episodes=len(digests),
     )

@@ -1,6 +1,7 @@
 """Statistics of a dataset, gathered in one pass and little memory: what its card shows and validation decides by.
 
-Observations and actions together are the signals, F of them; a dataset has N rows, E episodes and K limits.
+Observations and actions together are the signals, F of them; a dataset has N rows, E episodes and K limits. A discrete
+action counts as as many signals as it has choices, each 1 where it was taken and 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.types import PlantSpec, Space
+from tasks.adapters.store.episodes import action_vectors, vector_space
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import find_failures
 from tasks.adapters.store.schema import Rows
@@ -28,7 +30,6 @@ SAMPLE = 50_000
 """Rows, evenly spaced, from which quantiles are taken."""
 AT_BOUND = 1e-3
 """Share of an action's range within which it counts as at its bound."""
-BINS = 10
 PERIODS = 60
 """Equal periods in which the presence of rows is drawn."""
 NO_GAP = 1.5
@@ -76,6 +77,10 @@ class Statistics(NamedTuple):
     """Seconds missing between consecutive episodes, of those that time tells (n,)."""
     present: Floats
     """Share of each of `PERIODS` equal periods, from the first row to the last, that rows cover; empty without time."""
+    span: tuple[int, int]
+    """When the first row begins and the last one ends, ns since 1970; zeros without time."""
+    period: float
+    """Seconds of a control step; 0 without time."""
     terminated: int
     """Episodes that terminate."""
     rewards: tuple[float, float]
@@ -86,12 +91,18 @@ class Statistics(NamedTuple):
 
 def signal_names(spec: PlantSpec) -> list[str]:
     """'observation x', ..., 'action y', ...: an observation and an action may have one name."""
-    return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in spec.action.names]
+    return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in vector_space(spec).names]
+
+
+def signals_of(rows: Rows, spec: PlantSpec) -> Floats:
+    """Observations and actions (n, F), in the order of `signal_names`."""
+    acting = action_vectors(rows["actions"], spec)
+    return np.concatenate([rows["observations"], acting], axis=1, dtype=np.float64)
 
 
 def signal_bounds(spec: PlantSpec) -> tuple[Floats, Floats]:
     """Lower and upper bounds (F,) in the order of `signal_names`."""
-    both: tuple[Space, Space] = (spec.observation, spec.action)
+    both: tuple[Space, Space] = (spec.observation, vector_space(spec))
     return np.concatenate([s.low for s in both]), np.concatenate([s.high for s in both])
 
 
@@ -112,9 +123,10 @@ def summarise(
         check_rows: whether to count rows that are not as they must be, which takes about as long as all the rest.
     """
     low, high = signal_bounds(spec)
-    per, whole = _PerEpisode(dataset, low, high), _Whole(dataset, len(low))
+    origin: Floats = signals_of(dataset.read(0, 1, ["observations", "actions"]), spec)[0]
+    per, whole = _PerEpisode(dataset, origin, low, high), _Whole(dataset, len(low))
     faults: Counter[str] = Counter()
-    for block in _blocks(dataset, block_rows):
+    for block in _blocks(dataset, spec, origin, block_rows):
         if check_rows:
             faults.update(_faults(block, spec))
         per.add(block)
@@ -144,10 +156,10 @@ class _Block(NamedTuple):
     """Whether a row is the last of its episode (n,)."""
 
 
-def _blocks(dataset: StoredDataset, rows: int) -> Iterator[_Block]:
-    bounds, first, origin = dataset.episodes, 0, _origin(dataset)
+def _blocks(dataset: StoredDataset, spec: PlantSpec, origin: Floats, rows: int) -> Iterator[_Block]:
+    bounds, first = dataset.episodes, 0
     for block in dataset.blocks(rows=rows):
-        x = _signals(block)
+        x = signals_of(block, spec)
         last = first + len(x)
         low, high = np.searchsorted(bounds, [first, last])
         cut = np.union1d(bounds[low:high], [first])
@@ -157,16 +169,6 @@ def _blocks(dataset: StoredDataset, rows: int) -> Iterator[_Block]:
         ends[bounds[low:high] - 1 - first] = True
         yield _Block(block, x, x - origin, first, cut - first, episode, bounds[episode] == cut, ends)
         first = last
-
-
-def _signals(rows: Rows) -> Floats:
-    signals: Floats = np.concatenate([rows["observations"], rows["actions"]], axis=1, dtype=np.float64)
-    return signals
-
-
-def _origin(dataset: StoredDataset) -> Floats:
-    first: Floats = _signals(dataset.read(0, 1, ["observations", "actions"]))[0]
-    return first
 
 
 def _faults(block: _Block, spec: PlantSpec) -> Counter[str]:
@@ -185,16 +187,17 @@ class _PerEpisode:
 
     Args:
         dataset: what is counted.
+        origin: the signals' values from which differences are taken (F,).
         low: lower bounds of the signals (F,).
         high: upper bounds (F,).
     """
 
-    def __init__(self, dataset: StoredDataset, low: Floats, high: Floats) -> None:
+    def __init__(self, dataset: StoredDataset, origin: Floats, low: Floats, high: Floats) -> None:
         self.lengths = np.diff(dataset.episodes)
         shape = len(self.lengths), len(low)
         margin = AT_BOUND * np.where(np.isfinite(high - low), high - low, 0.0)
         self._low, self._high = low + margin, high - margin
-        self.origin = _origin(dataset)
+        self.origin = origin
         self.plain, self.square, self.moved, self.at_bounds = (np.zeros(shape) for _ in range(4))
         self.least, self.greatest = np.full(shape, np.inf), np.full(shape, -np.inf)
         self.gained, self.violating = np.zeros(shape[0]), np.zeros(shape[0])
@@ -240,9 +243,9 @@ class _Whole:
 
     def __init__(self, dataset: StoredDataset, signals: int) -> None:
         self._stride = max(dataset.rows // SAMPLE, 1)
-        self._period = _period(dataset)
+        self.period = _period(dataset)
         self._sample: list[Floats] = []
-        episodes = len(dataset.episodes) - 1 if self._period else 0
+        episodes = len(dataset.episodes) - 1 if self.period else 0
         self._begins, self._ends = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
         self.product = np.zeros((signals, signals))
         self.violated, self.worst = np.zeros(0, np.int64), np.zeros(0)
@@ -262,7 +265,7 @@ class _Whole:
         self.terminated += int(block.rows["terminals"].sum())
         rewards = block.rows["rewards"]
         self.rewards = min(self.rewards[0], float(rewards.min())), max(self.rewards[1], float(rewards.max()))
-        if self._period:
+        if self.period:
             stamps = block.rows["timestamps"]
             self._begins[block.episode[block.begins]] = stamps[block.cut[block.begins]]
             ended = stamps[block.ends]
@@ -272,19 +275,27 @@ class _Whole:
     def gaps(self) -> Floats:
         """Seconds missing between consecutive episodes (n,); at the usual distance none are missing."""
         apart = (self._begins[1:] - self._ends[:-1]) / 1e9
-        return np.asarray(apart[apart > NO_GAP * self._period] - self._period)
+        return np.asarray(apart[apart > NO_GAP * self.period] - self.period)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """When the first row begins and the last one ends."""
+        if not len(self._begins):
+            return 0, 0
+        return int(self._begins.min()), int(self._ends.max()) + round(self.period * 1e9)
 
     @property
     def present(self) -> Floats:
         """Share of equal periods that rows cover (`PERIODS`,)."""
-        begins, ends = self._begins.astype(float), self._ends + self._period * 1e9
-        if not len(begins) or ends[-1] <= begins[0]:
+        first, last = self.span
+        if last <= first:
             return np.zeros(0)
+        begins, ends = self._begins.astype(float), self._ends + self.period * 1e9
         order = np.argsort(begins)
         times = np.stack([begins[order], np.maximum(ends[order], begins[order])], axis=1).ravel()
         # It grows from the begin of an episode to its end, and stands still between two.
         covered = np.append(0.0, np.repeat(np.cumsum((ends - begins)[order]), 2)[:-1])
-        edges = np.linspace(begins.min(), ends.max(), PERIODS + 1)
+        edges = np.linspace(first, last, PERIODS + 1)
         share = np.diff(np.interp(edges, np.maximum.accumulate(times), covered)) / (edges[1] - edges[0])
         return np.asarray(np.clip(share, 0.0, 1.0))
 
@@ -347,6 +358,8 @@ def _statistics(per: _PerEpisode, whole: _Whole, faults: Counter[str], spec: Pla
         worst=whole.worst,
         gaps=whole.gaps,
         present=whole.present,
+        span=whole.span,
+        period=whole.period,
         terminated=whole.terminated,
         rewards=whole.rewards,
         faults=faults,
@@ -367,26 +380,3 @@ def signal_ranges(spec: PlantSpec, least: Floats, greatest: Floats) -> tuple[Flo
     low, high = signal_bounds(spec)
     low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, greatest)
     return low, np.where(high > low, high, low + 1.0)
-
-
-def mean_shift(new: Statistics, old: Statistics, name: str) -> float:
-    """How far a signal's mean moved, in deviations of the older data."""
-    a, b = new.signals[name], old.signals[name]
-    gap = abs(a.mean - b.mean)
-    return gap / b.deviation if b.deviation > 0 else float(gap > 0) * 1e9
-
-
-def stability_index(new: Floats, old: Floats) -> float:
-    """Population stability index over the older data's deciles: `sum (p - q) ln(p / q)`.
-
-    Empty bins count as half a value. By the usual rule of credit scoring below .1 is stable and above .25 is drift
-    (Siddiqi 2006, Credit Risk Scorecards).
-
-    Args:
-        new: (n,) values.
-        old: (m,) values.
-    """
-    edges = np.unique(np.quantile(old, np.linspace(0, 1, BINS + 1)[1:-1]))
-    counts = [np.bincount(np.searchsorted(edges, x, side="right"), minlength=len(edges) + 1) for x in (new, old)]
-    p, q = np.maximum(counts[0], 0.5) / len(new), np.maximum(counts[1], 0.5) / len(old)
-    return float(np.sum((p - q) * np.log(p / q)))

@@ -20,7 +20,7 @@ from tasks.adapters.files.canonical import canonical_json, sha256_hex, write_ato
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.store.reader import SCHEMA, StoredDataset
 from tasks.adapters.store.records import FileRecord, Manifest, Provenance, ShardRecord
-from tasks.adapters.store.schema import ROW_KEYS, Rows
+from tasks.adapters.store.schema import CHOICE, ROW_KEYS, Rows, kept_as
 from tasks.adapters.store.shards import LIBVER, open_shard, write_shard
 
 SHARD_BYTES = 32 * 2**20
@@ -123,7 +123,8 @@ class DatasetWriter:
         """
         keys = [key for key in ROW_KEYS if key in rows]
         self.adopt_keys(keys)
-        rows = {key: _owned(rows[key], ROW_KEYS[key]) for key in keys}
+        kinds = ROW_KEYS if self.spec.choices is None else ROW_KEYS | {"actions": CHOICE}
+        rows = {key: _owned(rows[key], kinds[key]) for key in keys}
         ends = np.flatnonzero(rows["terminals"] | rows["timeouts"])
         size = sum(rows[key].nbytes for key in keys)
         if len(ends) and self._buffer.nbytes + size >= self.shard_bytes:
@@ -210,11 +211,12 @@ def _virtual_view(folder: Path, shards: Sequence[ShardRecord], keys: Sequence[st
     """An HDF5 file whose datasets lie in the shards; the same shards make the same bytes."""
     rows = [record.rows for record in shards]
     first = np.cumsum([0, *rows])
-    starts, tails = [], {}
+    starts, tails, kinds = [], {}, {}
     for record, offset in zip(shards, first, strict=False):
         with open_shard(folder / record.file) as file:
             starts.append(file["episode_starts"][:] + offset)
             tails = {key: file[key].shape[1:] for key in keys}
+            kinds = {key: kept_as(key, file[key].dtype) for key in keys}
     image = io.BytesIO()
     with h5py.File(image, "w", libver=LIBVER) as view:
         view.create_dataset("episode_starts", data=np.concatenate(starts), track_times=False)
@@ -229,6 +231,6 @@ def _virtual_view(folder: Path, shards: Sequence[ShardRecord], keys: Sequence[st
                 source = f"../shards/{record.file}".encode()
                 plan.set_virtual(space, source, key.encode(), h5py.h5s.create_simple(shape))
             space.select_all()
-            kind = h5py.h5t.py_create(ROW_KEYS[key], logical=True)
+            kind = h5py.h5t.py_create(kinds[key], logical=True)
             h5py.h5d.create(view.id, name=key.encode(), tid=kind, space=space, dcpl=plan)
     return image.getvalue()

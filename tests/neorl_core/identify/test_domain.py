@@ -46,7 +46,7 @@ def posterior_of(
         starts=none[..., 0],
         residuals=none,
         noise=Noise(one[None], jnp.eye(4), one),
-        degrees=jnp.asarray(12.0),
+        degrees=jnp.asarray([12.0, 14.0]),
         converged=jnp.asarray(True),
     )
 
@@ -71,8 +71,8 @@ def test_the_domain_draws_from_the_posterior_and_keeps_the_rest() -> None:
 
 
 def test_no_domain_follows_from_two_episodes() -> None:
-    found = posterior_of([0.0, 0.0], [[0.2, 0.0], [0.0, 0.2]])._replace(degrees=jnp.asarray(2.0))
-    with pytest.raises(ValueError, match="expected a posterior of four episodes or more, got 3: "):
+    found = posterior_of([0.0, 0.0], [[0.2, 0.0], [0.0, 0.2]])._replace(degrees=jnp.asarray([9.0, 2.0]))
+    with pytest.raises(ValueError, match="expected four episodes or more that tell of cooling_rate, got 3: "):
         posterior_fields(UNKNOWNS, found)
 
 

@@ -123,19 +123,34 @@ def test_scipy_finds_the_same_constants_and_starts() -> None:
     np.testing.assert_allclose(found.estimate, [0.23, 0.27], rtol=0.03)
 
 
+def drawn_and_estimated(
+    key: jax.Array, memory: float | jax.Array = 0.0, episodes: int = 10, moved: int | None = None
+) -> tuple[Posterior, jax.Array]:
+    """Constants drawn from the prior, for only then has an interval that uses it a coverage to keep, and estimated.
+
+    The second input is moved in the first `moved` episodes only, where that is said.
+    """
+    key_true, key_logs = jax.random.split(key)
+    true = jnp.array([1.0, 2.0]) + 0.5 * jax.random.normal(key_true, (2,))
+    logs = linear_logs(key_logs, episodes, memory=memory)
+    u = logs.actions if moved is None else logs.actions.at[moved:, :, 1].set(0.0)
+    told = u @ true - logs.actions @ jnp.array([1.3, 1.8])
+    return estimate(linear, Gains(), BOTH, Episodes(logs.observations.at[:, 1:, 0].add(told), u), 5), true
+
+
+@pytest.mark.parametrize(("moved", "degrees"), [(1, 1), (2, 1), (5, 4)])
+def test_what_few_episodes_tell_is_not_taken_for_what_all_do(moved: int, degrees: int) -> None:
+    keys = jax.random.split(jax.random.key(4), 200)
+    found, true = jax.jit(jax.vmap(lambda key: drawn_and_estimated(key, 0.8, 20, moved)))(keys)
+    covered = np.mean((found.low <= true) & (true <= found.high), axis=0)
+    assert (covered >= 0.92).all(), covered
+    assert np.median(found.degrees, axis=0).tolist() == [pytest.approx(18, abs=1), degrees]
+
+
 @pytest.mark.slow
 def test_intervals_cover_with_white_and_with_slow_disturbances() -> None:
-    def one(key: jax.Array, memory: jax.Array) -> tuple[Posterior, jax.Array]:
-        key_true, key_logs = jax.random.split(key)
-        # Constants drawn from the prior: only then has an interval that uses it a coverage to keep.
-        true = jnp.array([1.0, 2.0]) + 0.5 * jax.random.normal(key_true, (2,))
-        logs = linear_logs(key_logs, 10, memory=memory)
-        moved = logs.actions @ (true - jnp.array([1.3, 1.8]))
-        seen = logs.observations.at[:, 1:, 0].add(moved)
-        return estimate(linear, Gains(), BOTH, Episodes(seen, logs.actions), 5), true
-
     keys, memory = jax.random.split(jax.random.key(3), 800), jnp.repeat(jnp.array([0.0, 0.8]), 400)
-    found, true = jax.jit(jax.vmap(one))(keys, memory)
+    found, true = jax.jit(jax.vmap(drawn_and_estimated))(keys, memory)
     covered = np.mean(((found.low <= true) & (true <= found.high)).reshape(2, 400, 2), axis=1)
     assert (covered >= 0.9).all(), covered
     assert (covered <= 0.99).all(), covered

@@ -1,8 +1,10 @@
-"""The HDF5 files of D4RL and DSRL as blocks of rows, checked, with next observations made where a file has none.
+"""Flat HDF5 files (D4RL, DSRL, d3rlpy 1) as blocks of checked rows; next observations are made where there are none.
 
-Both hold flat arrays over time. D4RL (Fu et al. 2020, arXiv 2004.07219): observations, actions, rewards, terminals, in
+All hold flat arrays over time. D4RL (Fu et al. 2020, arXiv 2004.07219): observations, actions, rewards, terminals, in
 most files timeouts, in some next_observations, besides infos/* and metadata/*, which say nothing of the transitions.
 DSRL (Liu et al. 2023, arXiv 2306.09303): the same with costs, and with next_observations and timeouts in every file.
+MDPDataset.dump of d3rlpy before 2 (Seno and Imai 2022, JMLR 23): D4RL's four with episode_terminals, which is 1 at the
+last row of every episode, and with discrete actions as integers.
 What has one number per row may be (N,) or (N, 1), for both projects' tools squeeze some files and not others.
 """
 
@@ -28,6 +30,8 @@ REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("next_observations", "timeouts", "costs")
 VECTORS = ("observations", "actions", "next_observations")
 FLAGS = ("terminals", "timeouts")
+ENDS = "episode_terminals"
+"""What d3rlpy 1 has for timeouts: the ends of all episodes, by whatever cause."""
 NO_SUCCESSOR = "no next observation"
 """Why the last row of an episode is left out: a time limit cut it, or the file ends, and nothing tells what came."""
 
@@ -36,10 +40,12 @@ class Layout(NamedTuple):
     """What a file holds, known from its headers alone."""
 
     family: str
-    """"DSRL" when its seven keys are there, else "D4RL", of which costs may still be a part."""
+    """"DSRL" when its seven keys are there, "d3rlpy" by its ends, else "D4RL", of which costs may still be a part."""
     rows: int
     widths: dict[str, int]
     """Numbers per row of each key that is there."""
+    discrete: bool
+    """Whether actions are integers, each the number of a choice."""
 
 
 def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
@@ -55,8 +61,8 @@ def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_
         block_rows: rows per block.
 
     Returns:
-        Blocks of the keys of `REQUIRED` and `OPTIONAL`, float32 and bool, costs 0 where the file has none, and
-        `rejected`: '' or the reason why a row cannot be used.
+        Blocks of the keys of `REQUIRED` and `OPTIONAL`, float32 and bool, discrete actions as they stand, costs 0
+        where the file has none, and `rejected`: '' or the reason why a row cannot be used.
 
     Raises:
         BadInput: when the file is missing, damaged or no HDF5, a key is missing, a shape or type is wrong, a flag is
@@ -102,14 +108,22 @@ def read_layout(path: Path, horizon: int | None = None) -> Layout:
 
 def _layout(file: h5py.File, path: Path, horizon: int | None) -> Layout:
     arrays = {key: find_array(file, key, path) for key in (*REQUIRED, *OPTIONAL)}
+    ends = find_array(file, ENDS, path)
+    if arrays["timeouts"] is None:
+        arrays["timeouts"] = ends
     found = {key: array for key, array in arrays.items() if array is not None}
     for key in REQUIRED:
         if key not in found:
             listed = list(file)
             shown = ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
+            if found:
+                raise BadInput(
+                    f"expected an array '{key}' in {path.name}, got {shown}: export it with the names of D4RL or DSRL."
+                )
             raise BadInput(
-                f"expected an array '{key}' in {path.name}, got {shown or 'nothing'}: "
-                "export it with the names of D4RL or DSRL."
+                f"expected HDF5 of D4RL, DSRL, d3rlpy, Minari or this store in {path.name}, got {shown or 'nothing'}: "
+                "export it in one of these, or save a plant's table as CSV or Parquet, for which 'neorl init --from "
+                "TABLE' writes a mapping."
             )
     if found["observations"].shape is None:
         raise BadInput(f"expected 'observations' of {path.name} to hold rows, got an empty array: export it again.")
@@ -122,6 +136,7 @@ def _layout(file: h5py.File, path: Path, horizon: int | None) -> Layout:
             f"expected 'next_observations' of {path.name} to be as wide as 'observations' ({widths['observations']}), "
             f"got {widths['next_observations']}: export it again."
         )
+    family = "d3rlpy" if ends is not None else "DSRL" if all(key in found for key in OPTIONAL) else "D4RL"
     tells = [f"'{key}'" for key in ("timeouts", "next_observations") if key in found]
     if not tells and horizon is None:
         raise BadInput(
@@ -132,15 +147,20 @@ def _layout(file: h5py.File, path: Path, horizon: int | None) -> Layout:
         raise BadInput(f"expected no horizon for {path.name}, which has {' and '.join(tells)}: leave it out.")
     if horizon is not None and horizon < 1:
         raise BadInput(f"expected a horizon of at least one step, got {horizon}: give the environment's time limit.")
-    return Layout("DSRL" if all(key in found for key in OPTIONAL) else "D4RL", count, widths)
+    return Layout(family, count, widths, found["actions"].dtype.kind in "iu")
 
 
 def _width(path: Path, key: str, array: h5py.Dataset, count: int) -> int:
     if array.dtype.kind not in "fiub":
         raise BadInput(f"expected numbers in '{key}' of {path.name}, got {array.dtype}: save it as float32.")
-    if key == "actions" and array.dtype.kind != "f":
+    if (
+        key == "actions"
+        and array.dtype.kind != "f"
+        and (array.dtype.kind == "b" or array.shape not in ((count,), (count, 1)))
+    ):
         raise BadInput(
-            f"expected continuous actions in {path.name}, got {array.dtype}: discrete actions cannot be learnt here."
+            f"expected continuous actions, or one discrete action of integers, in {path.name}, got {array.dtype} "
+            f"{array.shape}: save continuous ones as float32, or combinations of choices as one number."
         )
     vector = key in VECTORS
     tails = [(), (1,)] if not vector else [(), array.shape[1:2]] if array.shape else []
@@ -153,7 +173,8 @@ def _width(path: Path, key: str, array: h5py.Dataset, count: int) -> int:
 
 
 def _read(file: h5py.File, key: str, start: int, stop: int, path: Path) -> npt.NDArray[Any]:
-    values: npt.NDArray[Any] = file[key][start:stop]
+    stored = file[key] if key in file else file[ENDS]
+    values: npt.NDArray[Any] = stored[start:stop]
     if len(values) != stop - start:
         raise BadInput(f"expected {stop} rows of '{key}' in {path.name}, got fewer: copy the file again.")
     if key in FLAGS:
@@ -165,6 +186,8 @@ def _read(file: h5py.File, key: str, start: int, stop: int, path: Path) -> npt.N
                 "export it again."
             )
         return values.astype(bool)
+    if key == "actions" and values.dtype.kind in "iu":
+        return values.reshape(stop - start, 1)
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is counted with the infinite
         return values.reshape((stop - start, -1) if key in VECTORS else stop - start).astype(np.float32)
 

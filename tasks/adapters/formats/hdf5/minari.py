@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -47,6 +47,12 @@ class MinariLayout(NamedTuple):
     widths: dict[str, int]
     infos: tuple[str, ...]
     """Names of `INFOS` that are there."""
+    name: str
+    """The dataset's id with its namespace, such as D4RL/door/human-v2."""
+    choices: int | None
+    """Of a discrete action, which counts from `begins`; None of continuous actions."""
+    begins: int
+    """The number of the first choice."""
 
 
 def find_folder(path: Path) -> Path | None:
@@ -86,12 +92,29 @@ def read_minari_layout(folder: Path) -> MinariLayout:
                     f"expected {key} of {folder} to be vectors of numbers, got {array.dtype} {array.shape}: "
                     "flatten the space before exporting."
                 )
-        if actions.dtype.kind != "f":
+        choices, begins = _choices(metadata.get("action_space"))
+        if actions.dtype.kind != "f" and (choices is None or actions.dtype.kind == "b" or len(actions.shape) != 1):
             raise BadInput(
-                f"expected continuous actions in {folder}, got {actions.dtype}: discrete actions cannot be learnt here."
+                f"expected continuous actions or those of a Discrete space in {folder}, got {actions.dtype} "
+                f"{actions.shape}: save continuous ones as float32, or combinations of choices as one Discrete space."
             )
         widths = {"observations": _width(observations), "actions": _width(actions)}
-    return MinariLayout(steps, total, widths, known)
+    name = metadata.get("dataset_id")
+    shown = name if isinstance(name, str) and name else (folder.parent if folder.name == "data" else folder).name
+    return MinariLayout(steps, total, widths, known, shown, choices if actions.dtype.kind in "iu" else None, begins)
+
+
+def _choices(space: object) -> tuple[int | None, int]:
+    """How many choices a Discrete space has, and the number of the first; None of any other space."""
+    try:
+        told = json.loads(space) if isinstance(space, str) else space
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict) or told.get("type") != "Discrete":
+        return None, 0
+    count, begins = told.get("n"), told.get("start", 0)
+    known = isinstance(count, int) and isinstance(begins, int) and count > 0 and abs(begins) < 2**31
+    return (count, begins) if known else (None, 0)
 
 
 def read_minari(folder: Path, layout: MinariLayout, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
@@ -146,13 +169,13 @@ def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Pa
                 f"expected at most {MAX_EPISODE} bytes of {key} in episode {number} of {folder}, got {array.nbytes}: "
                 "export shorter episodes."
             )
-        if array.dtype.kind not in "fiub":
+        if array.dtype.kind not in ("iu" if key == "actions" and layout.choices is not None else "fiub"):
             raise BadInput(f"expected numbers in {key} of episode {number} of {folder}, got {array.dtype}: export it.")
     with np.errstate(over="ignore"):
         observations = arrays["observations"][()].reshape(steps + 1, -1).astype(np.float32)
         rows: Rows = {
             "observations": observations[:-1],
-            "actions": arrays["actions"][()].reshape(steps, -1).astype(np.float32),
+            "actions": _actions(arrays["actions"][()].reshape(steps, -1), layout),
             "rewards": arrays["rewards"][()].astype(np.float32),
             "next_observations": observations[1:],
         }
@@ -172,6 +195,13 @@ def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Pa
                 )
             rows[key] = held[1:].astype(ROW_KEYS[key])
     return rows
+
+
+def _actions(values: npt.NDArray[Any], layout: MinariLayout) -> npt.NDArray[Any]:
+    """Continuous actions in single precision, a discrete one counted from 0."""
+    if layout.choices is None:
+        return values.astype(np.float32)
+    return values.astype(np.int64) - layout.begins
 
 
 def _episode(file: h5py.File, number: int, folder: Path) -> h5py.Group:
@@ -208,7 +238,8 @@ def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
     group.attrs.update({"id": number, "total_steps": steps})
     held = {
         "observations": np.concatenate([rows["observations"], rows["next_observations"][-1:]]),
-        **{key: rows[key] for key in ("actions", "rewards")},
+        "actions": rows["actions"] if rows["actions"].dtype.kind == "f" else rows["actions"][:, 0].astype(np.int64),
+        "rewards": rows["rewards"],
         **{key: rows[name] for key, name in NAMES.items()},
     }
     for key in INFOS:
@@ -222,8 +253,8 @@ def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int,
     """metadata.json of a dataset.
 
     Args:
-        spec: its spaces become Boxes of float32.
-        name: the dataset's id, NAME-v0.
+        spec: its spaces become Boxes of float32, a discrete action's a Discrete.
+        name: the dataset's id, NAME-v0 or NAMESPACE/NAME-v0.
         rows: of all episodes.
         episodes: how many.
         size: bytes of main_data.hdf5.
@@ -236,7 +267,7 @@ def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int,
             "data_format": "hdf5",
             "jpeg_encoding": False,
             "observation_space": _box(spec.observation),
-            "action_space": _box(spec.action),
+            "action_space": _box(spec.action) if spec.choices is None else _discrete(len(spec.choices)),
             "dataset_id": name,
             "minari_version": VERSION,
             "dataset_size": round(size / 1e6, 1),
@@ -249,6 +280,10 @@ def _box(space: Space) -> str:
     # JSON as Python writes it, with Infinity, which is what Minari reads.
     low, high = (np.asarray(bound, np.float32).tolist() for bound in (space.low, space.high))
     return json.dumps({"type": "Box", "dtype": "float32", "shape": [space.size], "low": low, "high": high})
+
+
+def _discrete(choices: int) -> str:
+    return json.dumps({"type": "Discrete", "dtype": "int64", "start": 0, "n": choices})
 
 
 def first_difference(rows: Rows) -> npt.NDArray[np.int64]:

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from configs.errors import BadInput
+from tasks.adapters.formats.hdf5.d3rlpy import MARKS, read_d3rlpy, read_d3rlpy_layout
 from tasks.adapters.formats.hdf5.guard import open_guarded
 from tasks.adapters.formats.hdf5.layouts import read_blocks, read_layout
 from tasks.adapters.formats.hdf5.minari import find_folder, read_minari, read_minari_layout
@@ -49,6 +50,8 @@ class Source(NamedTuple):
     notes: tuple[str, ...]
     """What of it is made or missing, in words."""
     blocks: Callable[[], Blocks]
+    choices: int | None = None
+    """How many a discrete action chooses among, 0 where the file does not tell; None of continuous actions."""
 
 
 def open_hdf5(path: Path, horizon: int | None = None) -> Source:
@@ -80,6 +83,8 @@ def _hdf5(path: Path, horizon: int | None) -> Source:
         return no_horizon(_minari(folder), horizon)
     if {"episode_starts", "observations"} <= keys:
         return no_horizon(_store(path), horizon)
+    if keys >= MARKS:
+        return no_horizon(_d3rlpy(path), horizon)
     layout = read_layout(path, horizon)
     marked = "timeouts" in layout.widths or horizon is not None
     made = "next_observations" not in layout.widths
@@ -105,6 +110,27 @@ def _hdf5(path: Path, horizon: int | None) -> Source:
             "costs: " + ("read from 'costs'" if "costs" in layout.widths else "none in the file"),
         ),
         blocks,
+        0 if layout.discrete else None,
+    )
+
+
+def _d3rlpy(path: Path) -> Source:
+    layout = read_d3rlpy_layout(path)
+    return Source(
+        path,
+        "d3rlpy",
+        f"a dumped ReplayBuffer of {layout.episodes:,} episode(s)",
+        layout.rows,
+        layout.observations,
+        layout.actions,
+        ALWAYS,
+        (
+            "next observations: made within episodes: a cut episode loses its last row",
+            "episodes cut by time: those that did not terminate",
+            "costs: none in the file",
+        ),
+        lambda: read_d3rlpy(path, layout),
+        0 if layout.discrete else None,
     )
 
 
@@ -128,18 +154,18 @@ def cut_where_broken(blocks: Blocks) -> Blocks:
 
 def _minari(folder: Path) -> Source:
     layout = read_minari_layout(folder)
-    name = folder.parent.name if folder.name == "data" else folder.name
     beside = ", ".join(f"infos/{key}" for key in layout.infos) or "none in the file"
     return Source(
         folder,
         "Minari",
-        f"the Minari dataset {name}, {layout.episodes:,} episode(s)",
+        f"the Minari dataset {layout.name}, {layout.episodes:,} episode(s)",
         layout.rows,
         layout.widths["observations"],
         layout.widths["actions"],
         (*ALWAYS, *layout.infos),
         ("next observations: the observation that follows", f"costs and times: {beside}"),
         lambda: read_minari(folder, layout),
+        layout.choices,
     )
 
 
@@ -155,4 +181,5 @@ def _store(path: Path) -> Source:
         layout.keys,
         ("costs: in the file",) if "costs" in layout.keys else ("costs: none in the file",),
         lambda: read_store(path, layout),
+        0 if layout.discrete else None,
     )

@@ -12,7 +12,7 @@ import h5py
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.formats.hdf5.guard import find_array, open_guarded
-from tasks.adapters.store.schema import ALWAYS, ROW_KEYS, Rows
+from tasks.adapters.store.schema import ALWAYS, ROW_KEYS, Rows, kept_as
 
 BLOCK_ROWS = 65536
 VECTORS = ("observations", "actions", "next_observations", "constraint_costs")
@@ -28,6 +28,7 @@ class StoreLayout(NamedTuple):
     rows: int
     observations: int
     actions: int
+    discrete: bool
 
 
 def read_store_layout(path: Path) -> StoreLayout:
@@ -46,10 +47,14 @@ def read_store_layout(path: Path) -> StoreLayout:
         _check_shards(path, {s.file_name for a in held.values() if a.is_virtual for s in a.virtual_sources()})
         for key, array in held.items():
             ranks = 1 + (key in VECTORS)
-            if array.dtype != ROW_KEYS[key] or len(array.shape or ()) != ranks or array.shape[0] != shape[0]:
+            if (
+                array.dtype != kept_as(key, array.dtype)
+                or len(array.shape or ()) != ranks
+                or array.shape[0] != shape[0]
+            ):
                 raise BadInput(
-                    f"expected '{key}' of {path.name} as {ROW_KEYS[key]} of {shape[0]} rows, got {array.dtype} "
-                    f"{array.shape}: {again}"
+                    f"expected '{key}' of {path.name} as {kept_as(key, array.dtype)} of {shape[0]} rows, got "
+                    f"{array.dtype} {array.shape}: {again}"
                 )
             empty = 0 in array.shape and key != "constraint_costs"  # of a plant without limits
             if empty or not shape[0] or held["observations"].shape[1:] != held["next_observations"].shape[1:]:
@@ -58,7 +63,10 @@ def read_store_layout(path: Path) -> StoreLayout:
                 _check_view(path, key, array)
         kind = "view" if any(array.is_virtual for array in held.values()) else "shard"
         widths = held["observations"].shape[1], held["actions"].shape[1]
-    return StoreLayout(kind, tuple(held), shape[0], *widths)
+        discrete = held["actions"].dtype.kind == "i"
+        if discrete and widths[1] != 1:
+            raise BadInput(f"expected one discrete action in {path.name}, got {widths[1]}: {again}")
+    return StoreLayout(kind, tuple(held), shape[0], *widths, discrete)
 
 
 def _check_shards(path: Path, names: set[str]) -> None:

@@ -31,10 +31,12 @@ from tasks.adapters.formats.sources import recognise, survey
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import Rows
-from tests.benchmark_files import walk, write_d4rl, write_dsrl
+from tests.benchmark_files import walk, with_choices, write_d3rlpy, write_d3rlpy_1, write_d4rl, write_dsrl
 from tests.tasks.adapters.formats.test_exports import spec_for, store
 
-FORMATS = ("d4rl", "d4rl_made", "dsrl", "minari", "neorl", "neorl2", "packed", "shard")
+FORMATS = ("d3rlpy", "d3rlpy_1", "d4rl", "d4rl_made", "dsrl", "minari", "neorl", "neorl2", "packed", "shard")
+MADE = ("d3rlpy", "d3rlpy_1", "d4rl_made")
+"""Those that lack what followed the last row of a cut episode."""
 MANY = settings(max_examples=60, deadline=None, derandomize=True)
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -55,6 +57,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_d4rl(folder / "d4rl", walk(40))
     write_d4rl(folder / "d4rl_made", walk(40), next_observations=None)
     write_dsrl(folder / "dsrl", walk(40))
+    write_d3rlpy(folder / "d3rlpy", with_choices(walk(40)))
+    write_d3rlpy_1(folder / "d3rlpy_1", with_choices(walk(40)))
     with np.load(folder / "neorl2") as file:
         np.savez_compressed(folder / "packed.npz", **dict(file))
     (folder / "packed.npz").rename(folder / "packed")
@@ -105,7 +109,7 @@ def test_the_sound_files_are_read(sound: Path) -> None:
     for kind in FORMATS:
         rows, quarantined = take(sound / ("plant-v0" if kind == "minari" else kind))
         assert len(rows["rewards"]) + quarantined == 40, kind
-        assert (quarantined > 0) == (kind == "d4rl_made"), kind
+        assert (quarantined > 0) == (kind in MADE), kind
 
 
 @MANY
@@ -388,7 +392,7 @@ def test_text_tables_and_traces_are_refused_with_a_reason(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "f.hdf5")
     for name, said in (
         ("a.csv", "expected a mapping for a.csv"),
-        ("b.bin", "expected HDF5 .*, npz .* got b.bin, which starts with"),
+        ("b.bin", r"expected a file of D4RL, .*d3rlpy.* \(npz\), or a .* got b.bin, which starts with"),
         ("c.npz", "got c.npz, which starts with b''"),
         ("d", "expected a Minari dataset"),
         ("e.npz", "it is a trace to check a plant's equations by"),

@@ -10,23 +10,9 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.bounds import Interval
 from tasks.adapters.reporting.curves import plot_curves
 from tasks.adapters.reporting.estimates import plot_intervals, plot_ope
-from tasks.adapters.reporting.trajectories import Trajectory, limited, plot_glance, plot_trajectories, set_points
+from tasks.adapters.reporting.trajectories import Trajectory, plot_glance, plot_trajectories
 
-REACTOR, MASSES = PLANTS["chemical_reactor"].spec, PLANTS["double_mass"].spec
-
-
-def test_set_points_are_read_off_the_names() -> None:
-    assert set_points(REACTOR) == {"concentration": "concentration_setpoint"}
-    assert set_points(MASSES) == {"position_1": "target_1", "position_2": "target_2"}
-
-
-def test_limits_find_the_quantity_they_are_on() -> None:
-    # The coolant is a temperature in kelvin too; the limit is on the reactor's.
-    assert {name: c.name for name, c in limited(REACTOR).items()} == {"temperature": "reactor temperature"}
-    assert {name: c.name for name, c in limited(MASSES).items()} == {
-        "position_1": "travel of mass 1",
-        "position_2": "travel of mass 2",
-    }
+REACTOR = PLANTS["chemical_reactor"].spec
 
 
 def _episode(offset: float) -> Trajectory:
@@ -45,6 +31,34 @@ def test_svg_of_trajectories_shows_units_limits_and_legend_and_is_deterministic(
         assert words in text
     assert text.count("#a1121b") >= 8  # two limits and their far sides, for the temperature and for the coolant
     assert first != plot_trajectories(tmp_path / "c.svg", REACTOR, {"candidate": _episode(0.5)}).read_bytes()
+
+
+def test_a_quantity_that_is_not_measured_is_drawn_where_its_margin_was_kept(tmp_path: Path) -> None:
+    robot = PLANTS["robot_assembly"]
+    kept = Trajectory(np.zeros((5, 12)), np.zeros((5, 3)), np.full((5, 1), 10.0))
+    text = plot_trajectories(tmp_path / "a.svg", robot.spec, {"candidate": kept}, robot.drawn).read_text()
+    assert "contact force |f| [N]" in text
+    assert "force x" not in text
+    lost = {"candidate": kept, "champion": kept._replace(margins=None)}
+    assert "contact force" not in plot_trajectories(tmp_path / "b.svg", robot.spec, lost, robot.drawn).read_text()
+
+
+def test_set_points_that_controllers_move_themselves_are_drawn_for_each(tmp_path: Path) -> None:
+    moved = _episode(0.0)
+    moved.observations[:, 3] = 0.9
+    for other, label in ((_episode(1.0), "set point"), (moved, "set point, champion")):
+        episodes = {"candidate": _episode(0.0), "champion": other}
+        text = plot_trajectories(tmp_path / "a.svg", REACTOR, episodes).read_text()
+        assert f"<!-- {label} -->" in text
+
+
+def test_many_panels_stand_in_two_columns(tmp_path: Path) -> None:
+    grid = PLANTS["power_grid"]
+    rows = Trajectory(np.ones((3, 19)), np.zeros((3, 17)))
+    text = plot_trajectories(tmp_path / "a.svg", grid.spec, {"candidate": rows}, grid.drawn).read_text()
+    # Eighteen panels of 1.6 inches in two columns, and the legend.
+    assert f'height="{(1.0 + 1.6 * 9) * 72:g}pt"' in text
+    assert text.count("<!-- time [h] -->") == 2
 
 
 def test_png_is_deterministic_and_whole(tmp_path: Path) -> None:

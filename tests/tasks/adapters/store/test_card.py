@@ -10,9 +10,9 @@ import pytest
 
 from configs.errors import BadInput
 from neorl_core.types import Constraint, PlantSpec, Space
-from tasks.adapters.store import card as cards
-from tasks.adapters.store.card import build_card, read_card, write_card
-from tasks.adapters.store.card_page import bars, card_markdown
+from tasks.adapters.store.cards import card as cards
+from tasks.adapters.store.cards.card import build_card, read_card, write_card
+from tasks.adapters.store.cards.page import bars, card_markdown
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import GapsCard, Provenance, SourceRecord
 from tasks.adapters.store.schema import Rows

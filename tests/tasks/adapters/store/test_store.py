@@ -56,6 +56,22 @@ def write(root: Path, *parts: Rows, parent: StoredDataset | None = None, shard_b
     return StoredDataset.open(root, digest)
 
 
+def test_datasets_keep_the_digests_that_they_have_had(tmp_path: Path) -> None:
+    # Kept from the version before actions could be integers; another digest would orphan every dataset on disk.
+    rows = {
+        key: values if values.dtype.kind != "f" else (np.arange(values.size) % 97 / 8).reshape(values.shape)
+        for key, values in make_rows(7, steps=30).items()
+    }
+    manifest = write(tmp_path, rows, shard_bytes=10**9).manifest
+    assert [(shard.content, shard.sha256) for shard in manifest.shards] == [
+        (
+            "14b1e5fa8bc64d3b61fd92112dff77e5557af81e1909f1da0adbb7c2a234d6ad",
+            "f2eb44001bffd9cf055dbb36870291024a66cdcf294438576366edebd869d583",
+        )
+    ]
+    assert manifest.view.sha256 == "3c0021a8bd14a3efa9cecce19eb4a59d17bbf4c125a407bd2f07fccae7f9daa9"
+
+
 def sliced(rows: Rows, size: int) -> list[Rows]:
     return [{k: v[i : i + size] for k, v in rows.items()} for i in range(0, len(rows["rewards"]), size)]
 

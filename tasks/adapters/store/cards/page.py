@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tasks.adapters.store.cards.pictures import pictures_of
 from tasks.adapters.store.records import Card, FileCard, GapsCard, MappingCard
 
 LEVELS = " ▁▂▃▄▅▆▇█"
@@ -38,6 +39,8 @@ def card_markdown(card: Card) -> str:
         lines.append(f"- format {source.format}" + _mapping_line(source.mapping))
         lines += [line for file in source.files for line in _file_lines(file)]
     lines += _quality([file for source in card.source for file in source.files])
+    for picture in pictures_of(card):
+        lines += ["", f"## {picture.title}", "", f"![{picture.title}]({picture.file})"]
     lines += ["", "## Limits", "", *_limits(card)]
     lines += ["", "## Signals", "", *_signals(card)]
     lines += [
@@ -103,6 +106,9 @@ def _signals(card: Card) -> list[str]:
 
 
 def _actions(card: Card) -> list[str]:
+    if card.choices:
+        names = (name.removeprefix("action ") for name in card.order if name.startswith("action "))
+        return _table(("choice", "share of rows"), [(name, f"{card.choices[name]:.2%}") for name in names])
     return _table(
         ("action", "deviation / range", "entropy, bits", "explained by the observation, R^2"),
         [

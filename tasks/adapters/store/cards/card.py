@@ -18,7 +18,12 @@ from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from neorl_core.types import Constraint, PlantSpec
 from tasks.adapters.files.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
-from tasks.adapters.store.card_page import card_markdown
+from tasks.adapters.store.cards.page import card_markdown
+from tasks.adapters.store.cards.pictures import pictures_of
+from tasks.adapters.store.cards.response import responses_of
+from tasks.adapters.store.cards.sentences import cut_short, never_violated, no_variation, not_taken
+from tasks.adapters.store.cards.timeline import timeline_of
+from tasks.adapters.store.episodes import vector_space
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import (
     ActionCard,
@@ -33,19 +38,19 @@ from tasks.adapters.store.records import (
     SignalCard,
     SourceCard,
 )
-from tasks.adapters.store.statistics import BLOCK_ROWS, Floats, Statistics, signal_bounds, signal_ranges, summarise
+from tasks.adapters.store.statistics import (
+    BLOCK_ROWS,
+    Floats,
+    Statistics,
+    signal_bounds,
+    signal_ranges,
+    signals_of,
+    summarise,
+)
 
-SCHEMA = 3
-"""2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step
-went, pictures, and no covered share where no range was given."""
-FOLLOWS = 0.99
-"""Share of an action's variance that the observation explains, from which on no other action was tried."""
-NEARLY_CONSTANT = 0.02
-"""Deviation of an action, as a share of its range, below which it is said to be nearly constant."""
-SENTINELS = (-99.0, -999.0, -9999.0, -99999.0, 9999.0, 99999.0)
-"""What loggers write where they have no value."""
-NARROW = 0.1
-"""Covered share of a signal's range below which it is said to be hardly covered."""
+SCHEMA = 4
+"""2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step went, and no covered
+share where no range was given. 4: when rows were lost, responses to actions, and the ends of histograms."""
 ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
 """What stands for the limits of a log that says only whether one was exceeded."""
 BINS = 20
@@ -67,6 +72,8 @@ class CardFiles(NamedTuple):
     """As JSON."""
     page: Path
     """As Markdown, for readers."""
+    pictures: tuple[Path, ...]
+    """Beside it, as SVG."""
 
 
 def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
@@ -79,28 +86,14 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
     found = summarise(dataset, spec, block_rows=BLOCK_ROWS, check_rows=False)
     least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
     low, high = signal_ranges(spec, least, greatest)
-    histogram, cells, looked = _visited(dataset, low, high)
+    histogram, cells, looked = _visited(dataset, spec, low, high)
     spread = np.sqrt(np.maximum(np.diag(found.covariance), 0.0))
     # A row's value came from single precision: what it cannot tell apart is no deviation.
     spread[spread < 1e-6 * (1 + np.abs([signal.mean for signal in found.signals.values()]))] = 0.0
-    units = (*spec.observation.units, *spec.action.units)
-    signals = {
-        name: SignalCard(
-            unit=unit,
-            least=signal.least,
-            mean=signal.mean,
-            greatest=signal.greatest,
-            deviation=float(deviation),
-            change=signal.change,
-            covered=signal.covered if given else None,
-            histogram=tuple(counts),
-        )
-        for (name, signal), unit, deviation, given, counts in zip(
-            found.signals.items(), units, spread, _ranged(spec, least, greatest), histogram.tolist(), strict=True
-        )
-    }
+    signals = _signals(spec, found, spread, histogram, low, high)
     covered = [signal.covered for signal in signals.values() if signal.covered is not None]
-    actions = _actions(spec, found.covariance, spread, high - low, histogram)
+    actions = {} if spec.choices else _actions(spec, found.covariance, spread, high - low, histogram)
+    choices = {name: signals[f"action {name}"].mean for name in spec.choices or ()}
     limits = _limits(spec, found)
     episodes = _episodes(found)
     gaps = GapsCard(
@@ -110,7 +103,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         total_s=float(found.gaps.sum()),
         present=tuple(found.present.tolist()),
     )
-    said = _no_variation(signals, actions, found.rewards)
+    said = no_variation(signals, actions, found.rewards)
     return Card(
         schema=SCHEMA,
         dataset=dataset.digest,
@@ -120,6 +113,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         order=tuple(signals),
         signals=signals,
         actions=actions,
+        choices=choices,
         coverage=CoverageCard(
             rows_looked_at=looked,
             bins=CELL_BINS,
@@ -129,25 +123,28 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         ),
         limits=limits,
         gaps=gaps,
+        timeline=timeline_of(dataset, found),
+        responses=responses_of(dataset, spec),
         episodes=episodes,
-        cannot_learn=(*_never_violated(limits), *said, *_cut_short(episodes, gaps, spec)),
+        cannot_learn=(*never_violated(limits), *said, *not_taken(choices), *cut_short(episodes, gaps, spec)),
     )
 
 
 def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
     """Make the card, unless it is there and whole."""
     folder = dataset.root / "cards"
-    files = CardFiles(folder / f"{dataset.digest}.json", folder / f"{dataset.digest}.md")
-    card = _recall(files.record)
+    path, page = folder / f"{dataset.digest}.json", folder / f"{dataset.digest}.md"
+    card = _recall(path)
     if card is None:
         record = build_card(dataset, spec).model_dump(mode="json", by_alias=True)
-        write_json(files.record, {"card": record, "digest": digest_json(record)})
+        write_json(path, {"card": record, "digest": digest_json(record)})
         # Through its canonical form, so that a card just made and one read again are the same to the last byte.
         card = Card.model_validate_json(canonical_json(record))
-    text = card_markdown(card).encode()
-    if not files.page.exists() or files.page.read_bytes() != text:
-        write_atomic(files.page, text)
-    return files
+    pictures = {folder / picture.file: picture.svg for picture in pictures_of(card)}
+    for file, text in (pictures | {page: card_markdown(card)}).items():
+        if not file.exists() or file.read_bytes() != text.encode():
+            write_atomic(file, text.encode())
+    return CardFiles(path, page, tuple(pictures))
 
 
 def read_card(root: Path, digest: str) -> Card:
@@ -172,11 +169,55 @@ def _recall(path: Path) -> Card | None:
     return card if whole else None
 
 
-def _visited(dataset: StoredDataset, low: Floats, high: Floats) -> tuple[npt.NDArray[np.int64], int, int]:
+def _signals(
+    spec: PlantSpec, found: Statistics, spread: Floats, histogram: npt.NDArray[np.int64], low: Floats, high: Floats
+) -> dict[str, SignalCard]:
+    """Each signal's statistics.
+
+    Args:
+        spec: F signals.
+        found: of the dataset.
+        spread: standard deviations (F,).
+        histogram: counts per bin of their ranges (F, `BINS`).
+        low: lower ends of the ranges (F,).
+        high: upper ends (F,).
+    """
+    least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
+    units = (*spec.observation.units, *vector_space(spec).units)
+    return {
+        name: SignalCard(
+            unit=unit,
+            least=signal.least,
+            mean=signal.mean,
+            greatest=signal.greatest,
+            deviation=float(deviation),
+            change=signal.change,
+            covered=signal.covered if given else None,
+            histogram=tuple(counts),
+            low=ends[0],
+            high=ends[1],
+        )
+        for (name, signal), unit, deviation, given, counts, *ends in zip(
+            found.signals.items(),
+            units,
+            spread,
+            _ranged(spec, least, greatest),
+            histogram.tolist(),
+            low.tolist(),
+            high.tolist(),
+            strict=True,
+        )
+    }
+
+
+def _visited(
+    dataset: StoredDataset, spec: PlantSpec, low: Floats, high: Floats
+) -> tuple[npt.NDArray[np.int64], int, int]:
     """Counts per bin of each signal's range (F, `BINS`), visited cells of the grid, and how many rows were looked at.
 
     Args:
         dataset: rows in order.
+        spec: the plant.
         low: lower ends of the signals' ranges (F,).
         high: upper ends (F,).
     """
@@ -187,7 +228,7 @@ def _visited(dataset: StoredDataset, low: Floats, high: Floats) -> tuple[npt.NDA
     first = looked = 0
     for block in dataset.blocks(("observations", "actions"), rows=BLOCK_ROWS):
         some = slice((-first) % stride, None, stride)
-        chosen = np.concatenate([block["observations"][some], block["actions"][some]], axis=1, dtype=np.float64)
+        chosen = signals_of({key: values[some] for key, values in block.items()}, spec)
         first, looked = first + len(block["actions"]), looked + len(chosen)
         share = np.clip((chosen - low) / (high - low), 0.0, 1.0)
         for i in range(len(low)):
@@ -318,57 +359,3 @@ def _ranged(spec: PlantSpec, least: Floats, greatest: Floats) -> list[bool]:
     made = np.isclose(low, least, rtol=1e-6, atol=0) & np.isclose(high, greatest, rtol=1e-6, atol=0)
     made[spec.observation.size :] = False  # a policy that acts at its bounds is no sign that they were made
     return list(map(bool, np.isfinite(high - low) & ~made))
-
-
-def _never_violated(limits: dict[str, LimitCard]) -> list[str]:
-    if not limits:
-        return ["No limit is known: nothing here shows what must not happen, so give the plant's limits."]
-    return [
-        f"Limit '{name}' is never violated: what a violation is like, and so a safety critic of it, cannot be "
-        "learned from these data."
-        for name, limit in limits.items()
-        if limit.violated_rows == 0
-    ]
-
-
-def _no_variation(
-    signals: dict[str, SignalCard], actions: dict[str, ActionCard], rewards: tuple[float, float]
-) -> list[str]:
-    said = []
-    for name, action in actions.items():
-        if action.explained is None:
-            said.append(f"Action '{name}' is constant: its effect cannot be learned.")
-        elif action.explained >= FOLLOWS:
-            said.append(
-                f"Action '{name}' follows from the observation (R^2 {action.explained:.4f}): what any other action "
-                "would have done cannot be learned."
-            )
-        if action.explained is not None and action.deviation_share < NEARLY_CONSTANT:
-            said.append(
-                f"Action '{name}' is nearly constant (deviation {action.deviation_share:.1%} of its range): little can "
-                "be learned of its effect."
-            )
-    for name, signal in signals.items():
-        if sentinel := next((x for x in (signal.least, signal.greatest) if x in SENTINELS), None):
-            said.append(f"{name} goes to {sentinel:g}, as loggers write where they have no value: give its 'range'.")
-        if signal.covered is not None and signal.covered < NARROW and signal.deviation > 0:
-            said.append(f"{name} covers {signal.covered:.0%} of its range: nothing is known of the rest.")
-        elif signal.deviation == 0 and name.startswith("observation"):
-            said.append(f"{name} never moves: what depends on it cannot be learned.")
-    if rewards[0] == rewards[1]:
-        said.append("The reward is constant: nothing tells a better action from a worse one.")
-    return said
-
-
-def _cut_short(episodes: EpisodesCard, gaps: GapsCard, spec: PlantSpec) -> list[str]:
-    said = []
-    if episodes.longest < spec.horizon:
-        said.append(
-            f"The longest episode has {episodes.longest} steps of {spec.horizon}: returns over a whole "
-            "episode are extrapolated."
-        )
-    if episodes.terminated == 0:
-        said.append("No episode terminates: what a trip costs cannot be learned.")
-    if not gaps.known:
-        said.append("There are no timestamps: gaps in the record cannot be found.")
-    return said

@@ -1,0 +1,156 @@
+"""Environments in other hands: pickled, forked, drawn, and given what they must refuse."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from neorl_core.plants import PLANTS
+from neorl_core.wrappers.gymnasium import PlantEnv, environment_id
+from neorl_core.wrappers.picture import HEIGHT, RED, SHADE, WIDTH
+from neorl_core.wrappers.vector import PlantVectorEnv
+
+PROJECT = Path(__file__).parents[2]
+ASYNC = """
+import gymnasium, numpy
+import neorl_core.wrappers.gymnasium
+
+def played(**options):
+    envs = gymnasium.make_vec("neorl/DoubleMass-v0", num_envs=2, **options)
+    seen, _ = envs.reset(seed=3)
+    after, *_ = envs.step(numpy.full((2, 2), 0.5, numpy.float32))
+    envs.close()
+    return seen, after
+
+if __name__ == "__main__":
+    plain = played(vectorization_mode="async")
+    spawned = played(vectorization_mode="async", vector_kwargs={"context": "spawn"})
+    together = played()
+    numpy.testing.assert_array_equal(plain, spawned)
+    numpy.testing.assert_allclose(plain, together, rtol=1e-5, atol=1e-5)
+    print("the same three times")
+"""
+
+
+@pytest.mark.parametrize("name", ["chemical_reactor", "power_grid"])
+def test_an_environment_pickles_within_an_episode_and_goes_on_equally(name: str) -> None:
+    # Controllers of both plants are closures or lambdas, which do not pickle.
+    env = gymnasium.make(environment_id(name), render_mode="rgb_array", history={PLANTS[name].spec.action.names[0]: 1})
+    env.reset(seed=5)
+    env.step(env.action_space.sample())
+    other = pickle.loads(pickle.dumps(env))  # noqa: S301  (its own bytes)
+    for _ in range(2):
+        action = env.action_space.sample()
+        ours, theirs = env.step(action), other.step(action)
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        assert ours[1:] == theirs[1:]
+    np.testing.assert_array_equal(env.render(), other.render())
+    np.testing.assert_array_equal(env.reset()[0], other.reset()[0])
+
+
+def test_a_vector_environment_pickles_within_its_episodes() -> None:
+    envs = PlantVectorEnv("double_mass", num_envs=3, max_episode_steps=2)
+    envs.reset(seed=1)
+    actions = np.full((3, 2), 0.25, np.float32)
+    envs.step(actions)
+    other = pickle.loads(pickle.dumps(envs))  # noqa: S301  (its own bytes)
+    for _ in range(3):
+        for ours, theirs in zip(envs.step(actions)[:4], other.step(actions)[:4], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_asynchronous_environment_says_why_it_would_hang() -> None:
+    PlantEnv("double_mass").reset(seed=0)
+    envs = gymnasium.make_vec("neorl/DoubleMass-v0", num_envs=2, vectorization_mode="sync")
+    envs.reset(seed=0)
+    with warnings.catch_warnings():
+        # JAX, which runs here by now, warns of forks, and Gymnasium of what its workers raise.
+        warnings.simplefilter("ignore")
+        forked = gymnasium.make_vec("neorl/DoubleMass-v0", num_envs=2, vectorization_mode="async")
+        try:
+            with pytest.raises(
+                RuntimeError, match=r"in which it would hang: pass vector_kwargs=\{'context': 'spawn'\}"
+            ):
+                forked.reset(seed=0)
+        finally:
+            forked.close(terminate=True)
+
+
+@pytest.mark.slow
+def test_asynchronous_environments_play_as_those_in_one_program(tmp_path: Path) -> None:
+    script = tmp_path / "play.py"
+    script.write_text(ASYNC)
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=PROJECT,
+        env={"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the same three times\n"
+
+
+def test_a_frame_draws_limits_where_they_are() -> None:
+    env = PlantEnv("chemical_reactor", render_mode="rgb_array")
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.render()
+    env.reset(seed=0)
+    env.step([0.0])
+    frame = env.render()
+    assert frame is not None
+    # Temperature with its limits, concentration with its set point, and the coolant with its range.
+    assert frame.shape == (3 * HEIGHT, WIDTH, 3)
+    assert frame.dtype == np.uint8
+    # By hand: the axis reaches 8 % beyond 316 and 332 K, over 68 pixels from 88 up.
+    least, most = 316 - 0.08 * 16, 332 + 0.08 * 16
+    for limit, beyond in ((316.0, 3), (332.0, -3)):
+        y = round(88 - 68 * (limit - least) / (most - least))
+        assert any((frame[row, 400] == RED).all() for row in (y - 1, y, y + 1))
+        assert (frame[y + beyond, 400] == SHADE).all()
+    assert not (frame[HEIGHT : 2 * HEIGHT, 400] == SHADE).all(axis=-1).any()
+    assert PlantEnv("chemical_reactor").render() is None
+
+
+@pytest.mark.parametrize("name", ["robot_assembly", "power_grid"])
+def test_plants_that_are_drawn_by_their_margins_pass_gymnasiums_check(name: str) -> None:
+    # The suite turns the checker's warnings into errors.
+    check_env(gymnasium.make(environment_id(name), render_mode="rgb_array").unwrapped)
+
+
+def test_what_means_nothing_is_refused() -> None:
+    env, envs = PlantEnv("double_mass"), PlantVectorEnv("double_mass", num_envs=2)
+    env.reset(seed=0, options={})
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match="expected numbers in an action, got NaN"):
+        env.step([np.nan, 0.0])
+    with pytest.raises(ValueError, match="expected numbers in an action, got NaN"):
+        envs.step([[0.0, 0.0], [0.0, np.nan]])
+    with pytest.raises(ValueError, match=r"expected no options in reset, got \['start'\]"):
+        env.reset(options={"start": 1})
+    with pytest.raises(ValueError, match=r"expected no option but reset_mask in reset, got \['mask'\]"):
+        envs.reset(options={"mask": np.ones(2, bool)})
+    with pytest.raises(ValueError, match="expected render_mode 'rgb_array' or None, got 'human'"):
+        PlantEnv("double_mass", render_mode="human")
+    with pytest.raises(ValueError, match="expected no render_mode of plants that are stepped together"):
+        PlantVectorEnv("double_mass", render_mode="rgb_array")
+
+
+@pytest.mark.parametrize("name", ["chemical_reactor", "supply_chain"])
+def test_stable_baselines_takes_them_without_a_word(name: str) -> None:
+    checker = pytest.importorskip(
+        "stable_baselines3.common.env_checker", reason="stable-baselines3 is not installed: its own check is not run"
+    )
+    make_vec_env = pytest.importorskip("stable_baselines3.common.env_util").make_vec_env
+    checker.check_env(PlantEnv(name))
+    envs = make_vec_env(environment_id(name), n_envs=2, seed=0)
+    assert envs.reset().shape == (2, PLANTS[name].spec.observation.size)
