@@ -174,9 +174,7 @@ def estimate(
     noise = noise_of(linear.residuals, measured, segment, floor)
     covariance, degrees = _covariance(_whitened(noise, linear), point)
     deviation = jnp.sqrt(jnp.diagonal(covariance))
-    # JAX has no quantile of t: that of each number of degrees that these episodes can have.
-    quantiles = jnp.asarray(stdtrit(np.arange(1, max(len(first), 2)), 0.5 + confidence / 2), precision)
-    half = quantiles[degrees.astype(int) - 1] * deviation
+    half = _quantile(degrees, len(first), confidence) * deviation
     return Posterior(
         estimate=constants(prior, unknowns, point.x),
         low=constants(prior, unknowns, point.x - half),
@@ -360,3 +358,9 @@ def _covariance(linear: _Linear, point: _Point) -> tuple[Float[Array, "P P"], Fl
     share = jnp.diagonal(seen) / (1.0 + jnp.diagonal(seen))
     degrees = jnp.maximum(jnp.round(telling) - 1.0, 1.0) / jnp.maximum(share, 1e-3) ** 2
     return covariance, jnp.clip(jnp.floor(degrees), 1.0, max(episodes - 1, 1))
+
+
+def _quantile(degrees: Float[Array, " P"], episodes: int, confidence: float) -> Float[Array, " P"]:
+    """Of the t distribution, which JAX has not: looked up among those that so many episodes can have."""
+    table = stdtrit(np.arange(1, max(episodes, 2)), 0.5 + confidence / 2)
+    return jnp.asarray(table, degrees.dtype)[degrees.astype(int) - 1]

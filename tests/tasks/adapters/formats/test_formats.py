@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -169,3 +170,23 @@ def test_a_header_of_rows_that_are_not_there_is_refused_in_little_memory(tmp_pat
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
+
+
+def test_text_tables_and_traces_are_refused_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("hour,load\n1,2\n")
+    (tmp_path / "b.bin").write_bytes(b"\x00" * 64)
+    (tmp_path / "c.npz").write_bytes(b"")
+    (tmp_path / "d").mkdir()
+    np.savez(tmp_path / "e.npz", states=np.zeros((4, 2)), actions=np.zeros((4, 1)))
+    os.mkfifo(tmp_path / "f.hdf5")
+    for name, said in (
+        ("a.csv", "expected a mapping for a.csv"),
+        ("b.bin", r"expected a file of D4RL, .*d3rlpy.* \(npz\), or a .* got b.bin, which starts with"),
+        ("c.npz", "got c.npz, which starts with b''"),
+        ("d", "expected a Minari dataset"),
+        ("e.npz", "it is a trace to check a plant's equations by"),
+        ("f.hdf5", "expected a source at"),
+        ("none", "expected a source at"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            recognise(tmp_path / name)
