@@ -11,6 +11,7 @@ from flows.checks import checked_run
 from flows.running import without_simulator
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
+from neorl_core.safety.drift import LEAST_REFERENCE
 from tasks import promote
 from tasks.adapters.ledger import shadows
 from tasks.adapters.ledger.ledger import Ledger
@@ -18,7 +19,7 @@ from tasks.adapters.registry.registry import Registry
 from tasks.adapters.registry.upload import Artifact
 from tasks.ingest import ingest
 from tasks.process.compare import compare, shadow_of
-from tasks.references import Aliases, Reference, ShadowComparison
+from tasks.references import Aliases, DriftFinding, Reference, ShadowComparison
 
 BEGIN, END = "### In shadow\n\n", "\n\n---\n\n"
 """Around what a version's page says of the last comparison: first, for MLflow cuts long descriptions at their end."""
@@ -87,21 +88,36 @@ def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutc
 
 def in_words(found: ShadowComparison) -> str:
     """A comparison in a few lines of Markdown."""
-    drift, apart = found.drift, ", ".join(f"{name} {share:.1%}" for name, share in found.difference.items())
-    alarm = f"**drift alarm** at {drift.alarm}" if drift.alarm else "no drift alarm"
+    apart = ", ".join(f"{name} {share:.1%}" for name, share in found.difference.items())
+    own = f"; {found.left_out} more, of the shadow's own dataset, are left out" if found.left_out else ""
     return "\n".join(
         (
-            f"- {found.rows:,} steps of {found.episodes} episodes of newer logs (dataset `{found.dataset[:12]}`).",
+            f"- {found.rows:,} steps of {found.episodes} episodes of newer logs (dataset `{found.dataset[:12]}`){own}.",
             f"- Agreement with what was done at {found.agreement:.1%} of steps; difference of ranges: {apart}.",
             f"- Inside the support of its data at {found.support:.1%}; interventions of the shield at "
             f"{found.interventions:.1%}.",
             f"- One-step error of the learned model under the operator's actions {found.model_error:.2f} times that of "
             "held-out episodes.",
-            f"- {alarm.capitalize()}: log evidence {drift.log_evidence:.1f} of {drift.log_threshold:.1f}, at most "
-            f"{drift.alarms_per_year:g} false alarms a year on average while blocks of {drift.block_steps} steps are "
-            f"exchangeable with the {drift.reference_blocks} held-out ones.",
+            f"- {_drift_in_words(found.drift)}.",
             "- No return is told of actions that nobody took.",
         )
+    )
+
+
+def _drift_in_words(drift: DriftFinding) -> str:
+    """An alarm, none, or that none could be: where there is next to nothing to compare, silence says nothing."""
+    if drift.alarm is None and not drift.blocks:
+        return f"**Drift not watched**: no episode of the newer logs is as long as a block of {drift.block_steps} steps"
+    if drift.alarm is None and drift.reference_blocks < LEAST_REFERENCE:
+        return (
+            f"**Drift not watched**: the held-out episodes hold {drift.reference_blocks} whole blocks of "
+            f"{drift.block_steps} steps to compare with, and {LEAST_REFERENCE} are needed: hold out more or longer ones"
+        )
+    alarm = f"**Drift alarm** at {drift.alarm}" if drift.alarm else "No drift alarm"
+    return (
+        f"{alarm}, {drift.blocks} blocks watched: log evidence {drift.log_evidence:.1f} of {drift.log_threshold:.1f}, "
+        f"at most {drift.alarms_per_year:g} false alarms a year on average while blocks of {drift.block_steps} steps "
+        f"are exchangeable with the {drift.reference_blocks} held-out ones"
     )
 
 

@@ -18,7 +18,7 @@ from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
 from tasks.adapters.formats.hdf5.sources import Blocks
 from tasks.adapters.formats.hdf5.sources import Source as FoundSource
-from tasks.adapters.formats.sources import digest_of, for_declared, for_plant, in_words, name_of, recognise, survey
+from tasks.adapters.formats.sources import for_declared, for_plant, in_words, name_of, recognise, survey
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of, opened
 from tasks.adapters.store.cards.card import write_card
@@ -118,7 +118,7 @@ def ingest_file(
     recipe = recipe_of(known, source.family, horizon=horizon)
     if file is not None:
         recipe = recipe.model_copy(update={"declared": file.model_dump(mode="json", exclude_none=True)})
-    one = [(path, recorded(blocks, digest_of(source)))]
+    one = [(path, recorded(source, blocks))]
     made = _ingest(home, known.spec, recipe, one, 1, allowed, progress)
     lost = (f"  left out: {count:,} row(s), {reason}" for reason, count in made.reasons.items())
     by = declared.name if declared else known.name if plant else None

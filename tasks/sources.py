@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from neorl_core.types import PlantSpec
-from tasks.adapters.files.canonical import digest_json, read_json, write_json
+from tasks.adapters.files.canonical import FileState, digest_json, file_state, read_json, write_json
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
-from tasks.adapters.formats.sources import digest_of, for_plant, recognise
+from tasks.adapters.formats.hdf5.sources import Source
+from tasks.adapters.formats.sources import digest_of, files_of, for_plant, recognise
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.plants.known import KnownPlant
 from tasks.adapters.store.records import GAP, FileRecord, IngestedSource, Provenance, SourceRecord, StepAccount
@@ -37,8 +38,23 @@ class OpenSource(NamedTuple):
     """A source that is ready to be read."""
 
     sha256: str
+    files: Mapping[Path, FileState]
+    """What it is read from, as each file was just before it was hashed."""
     stream: Callable[[RawQuarantine], SourceStream]
     """Begins to read; raw rows that do not count go to the quarantine."""
+
+    def check_unchanged(self) -> None:
+        """Refuse what was read where a file is not the one that was hashed: its name would not be that of its rows.
+
+        Raises:
+            BadInput: naming the first file that changed.
+        """
+        for file, state in self.files.items():
+            if not file.exists() or file_state(file) != state:
+                raise BadInput(
+                    f"expected {file} to stay as it is while it is read, got changes: ingest it when nothing writes to "
+                    "it, or a copy."
+                )
 
 
 def recipe_of(
@@ -62,9 +78,10 @@ def recipe_of(
     )
 
 
-def recorded(blocks: Callable[[], Iterator[Rows]], sha256: str) -> OpenSource:
+def recorded(source: Source, blocks: Callable[[], Iterator[Rows]]) -> OpenSource:
     """A source whose rows are transitions already."""
-    return OpenSource(sha256, lambda _: SourceStream(blocks(), lambda: None))
+    files = {file: file_state(file) for file in files_of(source)}
+    return OpenSource(digest_of(source), files, lambda _: SourceStream(blocks(), lambda: None))
 
 
 def open_source(source: Path, plant: KnownPlant, mapping: HistorianMapping | None) -> OpenSource:
@@ -80,11 +97,12 @@ def open_source(source: Path, plant: KnownPlant, mapping: HistorianMapping | Non
     """
     if mapping is None:
         found = recognise(source)
-        return recorded(for_plant(found, plant.spec, plant.logged), digest_of(found))
+        return recorded(found, for_plant(found, plant.spec, plant.logged))
 
-    from tasks.adapters.historian.folders import digest_of_tables, table_digests
+    from tasks.adapters.historian.folders import digest_of_tables, source_files, table_digests
 
-    digests = table_digests(source)
+    files = {file: file_state(file) for file in source_files(source)}
+    digests = table_digests(list(files))
 
     def stream(quarantine: RawQuarantine) -> SourceStream:
         from tasks.adapters.historian.transitions import HistorianStream
@@ -92,7 +110,7 @@ def open_source(source: Path, plant: KnownPlant, mapping: HistorianMapping | Non
         found = HistorianStream(source, mapping, plant.spec, plant.logged, quarantine, digests)
         return SourceStream(found.blocks(), lambda: found.account)
 
-    return OpenSource(digest_of_tables(source, digests), stream)
+    return OpenSource(digest_of_tables(source, digests), files, stream)
 
 
 def add_source(writer: DatasetWriter, source: OpenSource, spec: PlantSpec, recipe: Provenance) -> IngestedSource:
@@ -121,6 +139,7 @@ def add_source(writer: DatasetWriter, source: OpenSource, spec: PlantSpec, recip
     blocks, account = source.stream(raw)
     for block in blocks:
         writer.append(checker.push(block))
+    source.check_unchanged()
     if (last := checker.flush()) is not None:
         writer.append(last)
     writer.close_shard()

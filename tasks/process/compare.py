@@ -78,28 +78,46 @@ def compare(home: Home, run: RunConfig, dataset: Dataset) -> Compared:
     """
     ledger, spec = Ledger.open(home), plant_of(run).spec
     watched, candidate = shadow_of(ledger, run.plant)
-    if candidate.dataset.digest == dataset.digest or _shares(candidate.dataset, dataset):
-        raise Refused(
-            f"expected logs that the shadow of {run.plant} has not seen, got those of its own dataset: give newer ones."
-        )
+    store, unseen = unseen_episodes(candidate.dataset, dataset)
     assert candidate.model is not None
     name = f"{watched.entry.digest[:12]}-{dataset.digest[:12]}-{run.shadow.alarms_per_year:g}"
     picture = home.folder("shadows", run.plant) / f"{name}.png"
     same = known_comparison(ledger.entries("comparison", run.plant), run, watched.entry, dataset)
     if same is not None and picture.is_file():
         return Compared(same, same.read(ShadowComparison), picture)
-    store = reader.StoredDataset.open(dataset.store, dataset.digest)
-    logs = read_logs(store, np.arange(len(store.episodes) - 1))
+    logs = read_logs(store, unseen)
     folder = home.folder("bundles", run.plant) / candidate.composite[:24]
     composite: Composite = load_bundle(folder, candidate.composite, run.source)[1]
     made = proposals(spec, composite, logs)
     plot_disagreements(picture, spec, _stretches(spec, logs, made))
     if same is not None:
         return Compared(same, same.read(ShadowComparison), picture)
-    finding = _finding(run, spec, watched.entry, candidate.model, composite, logs, made, dataset)
+    finding = _finding(run, spec, watched.entry, candidate.model, composite, logs, made, store)
     files = [artefact(home, picture, "disagreements"), artefact(home, dataset.manifest, "dataset manifest")]
     entry = ledger.append("comparison", finding, plant=run.plant, artefacts=files)
     return Compared(entry, finding, picture)
+
+
+def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset, npt.NDArray[np.int64]]:
+    """The newer logs, and the numbers of their episodes that a shadow's own dataset does not hold.
+
+    Episodes are compared by their digests: the same rows may come in another file, or in a folder with newer ones.
+
+    Args:
+        own: what the shadow was trained on and judged by.
+        newer: the newer logs.
+
+    Raises:
+        Refused: when a source is the shadow's own, however it was read, or no other episodes are left.
+    """
+    store = reader.StoredDataset.open(newer.store, newer.digest)
+    seen = set(map(bytes, reader.StoredDataset.open(own.store, own.digest).episode_digests))
+    unseen = np.flatnonzero([bytes(digest) not in seen for digest in store.episode_digests])
+    if {s.sha256 for s in own.sources} & {s.sha256 for s in newer.sources} or not unseen.size:
+        raise Refused(
+            f"expected logs that the shadow of {own.plant} has not seen, got those of its own dataset: give newer ones."
+        )
+    return store, unseen
 
 
 def known_comparison(entries: Sequence[Entry], run: RunConfig, shadow: Entry, dataset: Dataset) -> Entry | None:
@@ -168,7 +186,7 @@ def _finding(
     composite: Composite,
     logs: Logs,
     made: Proposals,
-    dataset: Dataset,
+    store: reader.StoredDataset,
 ) -> ShadowComparison:
     shield, t = composite.shield, logs.transitions
     assert isinstance(shield, SupportShield)
@@ -180,9 +198,10 @@ def _finding(
     scores = one_step_scores(load_model(model, spec), logs)
     return ShadowComparison(
         shadow=shadow.digest,
-        dataset=dataset.digest,
+        dataset=store.digest,
         rows=len(apart),
         episodes=len(logs.starts),
+        left_out=len(store.episode_digests) - len(logs.starts),
         agreement=float((apart <= AGREES).all(axis=1).mean()),
         support=float(supported.mean()),
         interventions=float((made.handed_over | changed).mean()),
@@ -240,8 +259,3 @@ def _stretches(spec: PlantSpec, logs: Logs, made: Proposals) -> list[Stretch]:
         found.append(Stretch(title, rows - episode[0], action[rows], made.given[rows], made.handed_over[rows]))
         left[rows] = 0
     return found
-
-
-def _shares(one: Dataset, other: Dataset) -> bool:
-    """Whether two datasets have a source in common."""
-    return bool({source.sha256 for source in one.sources} & {source.sha256 for source in other.sources})

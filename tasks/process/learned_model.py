@@ -34,7 +34,7 @@ from neorl_core.world_model.prediction import (
     windows,
 )
 from tasks.adapters.files.arrays import npz_bytes, read_npz
-from tasks.adapters.files.canonical import digest_json, file_sha256, write_atomic
+from tasks.adapters.files.canonical import digest_json, file_sha256, sha256_hex, write_atomic
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.adapters.store.histories import Past, observed_spec, resting
@@ -98,11 +98,26 @@ def fit_model(home: Home, run: RunConfig, dataset: Dataset, progress: Report | N
     prediction = _compared(run, errors, starts, spread, horizons)
     mean = np.maximum(np.nanmean(errors[0, :, 0], axis=0, dtype=np.float64), 1e-12)
     found = found._replace(weight=(spread > 0) / mean / max(int(np.sum(spread > 0)), 1))
-    folder = home.folder("runs", run.plant, "models", digest_json([dataset.digest, run.model_dump(mode="json")])[:16])
-    weights = write_atomic(folder / "model.npz", npz_bytes(_as_arrays(found)))
+    return keep_model(home, run.plant, found, held_out, prediction)
+
+
+def keep_model(
+    home: Home, plant: str, found: FittedModel, held_out: Logs, prediction: PredictionErrors
+) -> LearnedModel:
+    """Write a model and its one-step errors into a folder that their digest names: no other is ever written there.
+
+    Args:
+        home: where they are kept.
+        plant: the plant's name.
+        found: the model.
+        held_out: episodes whose errors a drift is measured against.
+        prediction: how it predicts them.
+    """
     scores = {"scores": one_step_scores(found, held_out), "episode": held_out.episode}
-    residuals = write_atomic(folder / "residuals.npz", npz_bytes(scores))
-    digest = _digest(weights, residuals)
+    files = {"model.npz": npz_bytes(_as_arrays(found)), "residuals.npz": npz_bytes(scores)}
+    digest = digest_json([sha256_hex(data) for data in files.values()])
+    folder = home.folder("runs", plant, "models", digest[:24])
+    weights, residuals = (write_atomic(folder / name, data) for name, data in files.items())
     return LearnedModel(digest=digest, weights=weights, residuals=residuals, prediction=prediction)
 
 

@@ -169,6 +169,9 @@ class ShadowComparison(Reference):
     """Digest of the newer logs' dataset."""
     rows: int
     episodes: int
+    """Those compared, counted from 1 wherever one is named."""
+    left_out: int = 0
+    """Further episodes, which the shadow's own dataset holds."""
     agreement: float
     """Share of steps at which every proposed action was within a tenth of its range of what was done."""
     support: float

@@ -131,7 +131,7 @@ def test_a_shadow_is_compared_with_newer_logs_and_sees_a_drift(
     assert alarms == [False, True]
     description = Registry(services.mlflow.url).version(NAME, first["shadow"]["version"]).description
     assert description.count("### In shadow") == 1
-    assert "drift alarm** at episode" in description
+    assert "Drift alarm** at episode" in description
     assert "No return is told of actions that nobody took" in description
     entries = Ledger.open(services.home, write=False).entries("comparison", NAME)
     assert len(entries) == 2

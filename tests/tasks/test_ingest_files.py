@@ -1,8 +1,12 @@
-"""Ingest of a file by itself: its format is recognised, and without a known plant a spec is made of its rows."""
+"""Ingest of a file by itself: its format is recognised, and without a known plant a spec is made of its rows.
+
+A source is read as it was when it was hashed, or not at all.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +14,23 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from configs.mapping import HistorianMapping
+from flows.checks import checked_run
 from tasks.adapters.formats.exports import FORMATS, export
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
+from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
+from tasks.adapters.plants.opening import mapping_of
+from tasks.adapters.store.records import IngestedSource
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import ALWAYS
+from tasks.adapters.store.writer import DatasetWriter
 from tasks.ingest import ingest_file
+from tasks.sources import OpenSource, add_source, open_source, recipe_of
+from tests import small_process
 from tests.benchmark_files import walk, write_d4rl
 from tests.small_archives import SPEC, archive, opened, save
+
+Added = Callable[[OpenSource, KnownPlant, HistorianMapping | None], IngestedSource]
 
 
 def test_any_format_becomes_the_same_dataset_of_a_known_plant(tmp_path: Path, home: Path) -> None:
@@ -107,3 +121,56 @@ def test_every_file_beside_this_checkout_is_read_or_refused_for_a_reason(dmsd_tr
         "trace0.npz": "expected rewards and next observations in trace0.npz",
         "trace1.npz": "expected rewards and next observations in trace1.npz",
     }
+
+
+@pytest.fixture
+def added(tmp_path: Path) -> Added:
+    """Adds a source to a dataset of its plant's."""
+
+    def add(source: OpenSource, plant: KnownPlant, mapping: HistorianMapping | None) -> IngestedSource:
+        with DatasetWriter(Home(tmp_path / "home").folder("datasets", plant.spec.name), plant.spec) as writer:
+            return add_source(writer, source, plant.spec, recipe_of(plant, "historian", mapping))
+
+    return add
+
+
+def memos(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "home").rglob("sources/*.json"))
+
+
+def test_a_table_that_grows_while_it_is_read_is_refused_and_not_remembered(tmp_path: Path, added: Added) -> None:
+    run = checked_run(small_process.project(tmp_path))
+    plant, mapping = plant_of(run), mapping_of(run)
+    log = small_process.export(tmp_path / "log.csv", 240)
+    whole = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(whole[:200]))
+    found = open_source(log, plant, mapping)
+    with log.open("a") as file:
+        file.writelines(whole[200:])
+    with pytest.raises(BadInput, match=r"expected .*log\.csv to stay as it is while it is read, got changes"):
+        added(found, plant, mapping)
+    assert not memos(tmp_path)
+    # When nothing writes to it any more, it is what it holds.
+    assert added(open_source(log, plant, mapping), plant, mapping).seen == 239
+
+
+def test_a_table_that_comes_into_a_folder_meanwhile_waits(tmp_path: Path, added: Added) -> None:
+    run = checked_run(small_process.project(tmp_path))
+    plant, mapping = plant_of(run), mapping_of(run)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    small_process.export(logs / "january.csv", 240)
+    found = open_source(logs, plant, mapping)
+    small_process.export(logs / "february.csv", 120, seed=1, start="2026-02-05")
+    assert added(found, plant, mapping).seen == 239
+    assert open_source(logs, plant, mapping).sha256 != found.sha256
+
+
+def test_an_archive_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path, added: Added) -> None:
+    plant = plant_at("double_mass")
+    path = save(tmp_path / "a.npz", archive())
+    found = open_source(path, plant, None)
+    save(tmp_path / "b.npz", archive()).replace(path)
+    with pytest.raises(BadInput, match=r"expected .*a\.npz to stay as it is while it is read, got changes"):
+        added(found, plant, None)
+    assert not memos(tmp_path)

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.errors import BadInput
 
@@ -31,6 +31,28 @@ def sha256_hex(data: bytes) -> str:
 def digest_json(value: Any) -> str:
     """SHA-256 of a value's canonical JSON."""
     return sha256_hex(canonical_json(value))
+
+
+class FileState(NamedTuple):
+    """What the file system says of a file: whoever changes its bytes changes one of these."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    """ns since 1970"""
+    changed: int
+    """ns since 1970; unlike `modified`, no ordinary user can set it."""
+
+
+def file_state(path: Path) -> FileState:
+    """The state of a file; that of a link's target.
+
+    Raises:
+        OSError: when there is none.
+    """
+    found = path.stat()
+    return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def file_sha256(path: Path) -> str:

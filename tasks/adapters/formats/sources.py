@@ -35,6 +35,7 @@ ZIP = b"PK"
 PARQUET = b"PAR1"
 TABLES = (".csv", ".parquet", ".tsv", ".txt", ".dat", ".gz", ".zst")
 FORMS = "D4RL, DSRL, d3rlpy, Minari, this store (HDF5), NeoRL or NeoRL-2 (npz)"
+MINARI = ("metadata.json", "main_data.hdf5")
 WORKBOOKS = (".xlsx", ".xlsm")
 
 
@@ -119,11 +120,15 @@ def _base(path: Path) -> Path:
     return path.parent if path.is_dir() and path.name == "data" else path
 
 
+def files_of(source: Source) -> list[Path]:
+    """What is read of a source: the file, or Minari's two of a folder."""
+    return [source.path / name for name in MINARI] if source.path.is_dir() else [source.path]
+
+
 def digest_of(source: Source) -> str:
     """SHA-256 of a source: of the file, or of a folder's files."""
     if source.path.is_dir():
-        names = ("metadata.json", "main_data.hdf5")
-        return digest_json({name: file_sha256(source.path / name) for name in names})
+        return digest_json({file.name: file_sha256(file) for file in files_of(source)})
     return file_sha256(source.path)
 
 

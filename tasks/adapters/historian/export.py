@@ -79,12 +79,12 @@ class Export:
         Args:
             path: a table, or a folder of them.
             mapping: what its tags mean.
-            digests: SHA-256 of each file, where it is known already.
+            digests: SHA-256 of each file, where it is known already; no other file of the folder is read then.
 
         Raises:
             BadInput: when a file is missing, damaged or empty, or has other columns, or no timestamp can be read.
         """
-        export = cls(path, mapping, source_files(path), digests or {})
+        export = cls(path, mapping, list(digests or source_files(path)), digests or {})
         if mapping.clock.start is not None and len(export.files) > 1:
             raise BadInput(
                 f"expected one file where the mapping's clock has a start, got {len(export.files)} in {path}: ingest "
@@ -149,7 +149,7 @@ class Export:
         Raises:
             BadInput: when the table holds a tag or status that the mapping does not know, or lacks one that it names.
         """
-        digests = self.digests or table_digests(self.path)
+        digests = self.digests or table_digests(self.files)
         quarantine.begin([digests[file][:16] for file in self.files], list(self.mapping.tags))
         with tempfile.TemporaryDirectory(prefix="neorl-sort-") as folder:
             decoded = self._decoded()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,9 +44,8 @@ def _told_apart(folder: Path) -> tuple[list[Path], list[Path]]:
     return [p for p in seen if endings[p] in wanted], [p for p in seen if endings[p] not in wanted]
 
 
-def table_digests(path: Path) -> dict[Path, str]:
-    """SHA-256 of each table of an export; hashing lets go of the GIL."""
-    files = source_files(path)
+def table_digests(files: Sequence[Path]) -> dict[Path, str]:
+    """SHA-256 of each table; hashing lets go of the GIL."""
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(files, pool.map(file_sha256, files), strict=True))
 

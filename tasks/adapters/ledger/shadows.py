@@ -153,6 +153,8 @@ def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
             f"expected the threshold {threshold:g} that {drift.alarms_per_year:g} alarms a year come to, got "
             f"{drift.log_threshold:g}: compare anew."
         )
+    if not drift.blocks and drift.log_evidence > -math.inf:
+        raise Refused(f"expected no evidence of a drift where no block was watched, got {drift.log_evidence:g}.")
     reached = drift.log_evidence >= drift.log_threshold
     alarmed = drift.alarm is not None
     if math.isnan(drift.log_evidence) or reached is not alarmed:

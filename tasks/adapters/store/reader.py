@@ -147,6 +147,11 @@ class StoredDataset:
         """Where episodes begin, and one past the last row: (E + 1,)."""
         return np.append(self._per_episode("episode_starts"), self.rows).astype(np.int64)
 
+    @cached_property
+    def episode_digests(self) -> npt.NDArray[np.uint8]:
+        """What names each episode by its rows: (E, 32)."""
+        return self._per_episode("episode_digests")
+
     def _per_episode(self, key: str) -> npt.NDArray[Any]:
         parts, first = [], 0
         for record in self.manifest.shards:
@@ -228,8 +233,7 @@ class StoredDataset:
             Episode numbers for training (E - h,) and held out (h,). Each side gets two where there are four or more,
             and one where there are two: a small dataset whose hashes fall on one side gives up its nearest episodes.
         """
-        digests = self._per_episode("episode_digests")
-        position = digests[:, :8].copy().view(">u8")[:, 0] / 2.0**64
+        position = self.episode_digests[:, :8].copy().view(">u8")[:, 0] / 2.0**64
         out = position < held_out
         least, order = min(len(out) // 2, LEAST_OF_A_SIDE), np.argsort(position, kind="stable")
         out[order[:least]] = True

@@ -11,13 +11,13 @@ import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
 
 from configs.errors import Refused
-from tasks.adapters.files.canonical import file_sha256, write_atomic
+from tasks.adapters.files.canonical import FileState, file_sha256, file_state, write_atomic
 from tasks.adapters.store.content import (
     Columns,
     block_bounds,
@@ -38,18 +38,6 @@ SETTLED_NS = 10**8
 """Age of a file's last change from which a further change must show in its time; clocks of file systems tick slowly."""
 LIBVER = ("v110", "v110")
 """The file format is fixed, so that the same rows make the same file."""
-
-
-class _State(NamedTuple):
-    """What the file system says of a file: whoever changes its bytes changes one of these."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int
-    """ns since 1970"""
-    changed: int
-    """ns since 1970; unlike `modified`, no ordinary user can set it."""
 
 
 def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
@@ -127,7 +115,7 @@ def open_shard(path: Path) -> h5py.File:
         ) from error
 
 
-_hashed: dict[Path, tuple[_State, str]] = {}
+_hashed: dict[Path, tuple[FileState, str]] = {}
 
 
 def sha256_while_unchanged(path: Path) -> str:
@@ -135,20 +123,15 @@ def sha256_while_unchanged(path: Path) -> str:
 
     What was changed a moment ago is not remembered: a clock that ticks slowly could hide a change that follows.
     """
-    state = _state(path)
+    state = file_state(path)
     known = _hashed.get(path)
     if known is not None and known[0] == state:
         return known[1]
     began = time.time_ns()
     found = file_sha256(path)
-    if _state(path) == state and began - max(state.modified, state.changed) > SETTLED_NS:
+    if file_state(path) == state and began - max(state.modified, state.changed) > SETTLED_NS:
         _hashed[path] = state, found
     return found
-
-
-def _state(path: Path) -> _State:
-    found = path.stat()
-    return _State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def check_file(path: Path, record: ShardRecord) -> None:

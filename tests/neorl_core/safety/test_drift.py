@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from neorl_core.safety.drift import POWERS, alarm_threshold, autocorrelation_time, block_means, detect
+from neorl_core.safety.drift import (
+    LEAST_REFERENCE,
+    POWERS,
+    alarm_threshold,
+    autocorrelation_time,
+    block_means,
+    detect,
+)
 
 
 def test_the_first_step_by_hand() -> None:
@@ -45,6 +52,19 @@ def test_a_shift_is_found_soon_and_no_shift_is_not() -> None:
         delays.append(found.alarm - 100)
     assert min(delays) >= 0
     assert np.median(delays) < 40
+
+
+def test_a_drift_from_the_first_score_on_needs_a_reference_of_some_size() -> None:
+    """New scores are soon ranked among each other: with a small reference the largest drift looks like the rule."""
+    rng = np.random.default_rng(6)
+    threshold = alarm_threshold(blocks_per_year=600_000, alarms_per_year=0.1)
+
+    def found(reference: int) -> int:
+        drawn = (rng.normal(size=reference + 300) + 100 * (np.arange(reference + 300) >= reference) for _ in range(20))
+        return sum(detect(x[:reference], x[reference:], threshold).alarm is not None for x in drawn)
+
+    assert found(LEAST_REFERENCE) >= 18
+    assert found(LEAST_REFERENCE // 3) == 0
 
 
 def test_a_score_that_is_not_finite_counts_as_the_largest() -> None:

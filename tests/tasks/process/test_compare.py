@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.run import RunConfig
+from flows.shadow import _drift_in_words
 from neorl_core.control.fallbacks import Hold
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.safety.composite import Composite
 from neorl_core.safety.support import SupportShield
 from neorl_core.types import PlantSpec, Space, Transition
+from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.store.episodes import Logs
-from tasks.process.compare import _place, _stretches, proposals
+from tasks.process.compare import _drift, _place, _stretches, proposals
 from tasks.process.guard import applied_before
+from tasks.references import LearnedModel
+from tests.judged import process_evidence
 
 SPEC = PlantSpec(
     name="vessel",
@@ -70,6 +77,30 @@ def test_proposals_by_hand() -> None:
     # rate limit lets 0.1 become no more than 0.4, as in row 4.
     np.testing.assert_allclose(found.given[:, 0], [0.5, 0.5, 0.7, 0.4, 0.4], atol=1e-6)
     np.testing.assert_array_equal(found.handed_over, [False, False, True, False, False])
+
+
+@pytest.mark.parametrize(
+    ("reference", "newer", "told"),
+    [
+        # Noise has no memory, so that a block has two steps or a few more: episodes of one step hold none.
+        ([40] * 10, [1] * 30, "**Drift not watched**: no episode of the newer logs is as long as a block of"),
+        ([1] * 300, [40] * 4, "**Drift not watched**: the held-out episodes hold 0 whole blocks of"),
+        ([40], [40] * 4, "**Drift not watched**: the held-out episodes hold"),
+        ([40] * 10, [40] * 4, "No drift alarm, "),
+    ],
+)
+def test_no_alarm_is_told_only_where_one_was_possible(
+    reference: list[int], newer: list[int], told: str, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(0)
+    held_out, newer_rows = (np.repeat(np.arange(len(n)), n) for n in (reference, newer))
+    residuals = write_atomic(
+        tmp_path / "residuals.npz", npz_bytes({"scores": draw.exponential(size=len(held_out)), "episode": held_out})
+    )
+    model = LearnedModel(digest="0" * 64, weights=residuals, residuals=residuals, prediction=process_evidence().model)
+    scores = draw.exponential(size=len(newer_rows))
+    drift = _drift(RunConfig(plant="vessel"), SPEC, model, scores, logs()._replace(episode=newer_rows))
+    assert _drift_in_words(drift).startswith(told)
 
 
 def test_the_largest_disagreements_come_first_and_do_not_overlap() -> None:

@@ -6,11 +6,20 @@ import hashlib
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs.errors import BadInput, Refused
+from configs.home import Home
+from neorl_core.networks import Normaliser
 from neorl_core.plants import PLANTS
-from tasks.process.learned_model import load_model
+from neorl_core.training.optimisers import Recipe
+from neorl_core.types import Transition
+from neorl_core.world_model import dynamics
+from tasks.adapters.store.episodes import Logs
+from tasks.process.learned_model import HIDDEN, MEMBERS, FittedModel, keep_model, load_model
 from tasks.references import LearnedModel
 from tests.judged import process_evidence
 
@@ -31,3 +40,21 @@ def test_neither_weights_nor_errors_may_be_others(altered: str, tmp_path: Path) 
     files[altered].write_bytes(b"other")
     with pytest.raises(Refused, match=r"expected the learned model .*, got another: retrain"):
         load_model(model, SPEC)
+
+
+def test_a_model_that_is_kept_is_never_written_over_by_another(tmp_path: Path) -> None:
+    o, a = SPEC.observation.size, SPEC.action.size
+    model = dynamics.init(jax.random.key(0), o, a, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=1))
+    scale = Normaliser(jnp.zeros(o), jnp.ones(o), jnp.zeros(a), jnp.ones(a))
+    first = FittedModel(model, scale, (0.0, 1.0), np.ones(o), np.zeros(a, np.float32))
+    x, u, zero = np.zeros((2, o), np.float32), np.zeros((2, a), np.float32), np.zeros(2, np.float32)
+    held_out = Logs(Transition(x, u, zero, zero, x, zero), np.zeros(2, np.int64), np.zeros(1, np.int64), zero > 0)
+    prediction = process_evidence().model
+
+    def kept(found: FittedModel) -> LearnedModel:
+        return keep_model(Home(tmp_path), SPEC.name, found, held_out, prediction)
+
+    # The same run on the same data, as another processor or a changed version of this code would fit it.
+    one, other = kept(first), kept(first._replace(rewards=(1.0, 1.0)))
+    assert (load_model(one, SPEC).rewards, load_model(other, SPEC).rewards) == ((0.0, 1.0), (1.0, 1.0))
+    assert kept(first) == one

@@ -197,6 +197,7 @@ def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger:
     ledger.append("comparison", found, plant=PROCESS)
     alarmed = found.drift.model_copy(update={"alarm": "episode 1, step 5"})
     easier = alarmed.model_copy(update={"log_threshold": 1.5})
+    blind = found.drift.model_copy(update={"blocks": 0})
     timeless = found.drift.model_copy(update={"step_seconds": 0.0})
     for wrong, sentence in (
         (comparison(B), "expected a comparison of a logged shadow"),
@@ -206,10 +207,13 @@ def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger:
             comparison(entry.digest, drift=easier),
             "expected the threshold 15.6579 that 0.1 alarms a year come to, got 1.5",
         ),
+        (comparison(entry.digest, drift=blind), "expected no evidence of a drift where no block was watched, got 2"),
         (comparison(entry.digest, drift=timeless), "expected a positive step, block and number of alarms in a year"),
     ):
         with pytest.raises(Refused, match=sentence):
             ledger.append("comparison", wrong, plant=PROCESS)
+    unwatched = blind.model_copy(update={"log_evidence": -math.inf})
+    ledger.append("comparison", comparison(entry.digest, drift=unwatched), plant=PROCESS)
     assert audit(ledger.home).passed
 
 
