@@ -24,7 +24,7 @@ class ModelEpisodes(NamedTuple):
     violated: Bool[Array, "M E"]
     """Whether an observation left the limits."""
     handed_over: Float[Array, "M E"]
-    """Share of steps in which the fallback overruled the policy."""
+    """Share of the steps before the episode's end in which the fallback overruled the policy."""
 
 
 @partial(jax.jit, static_argnames=("controller", "horizon"))
@@ -62,7 +62,7 @@ def model_episodes(
     def one(member: Params, start: Float[Array, " O"], before: Float[Array, " A"], key: PRNGKeyArray) -> ModelEpisodes:
         def step(
             carry: tuple[Params, Array, Array, Array], noise: Float[Array, " O"]
-        ) -> tuple[tuple[Params, Array, Array, Array], tuple[Array, Array, Array]]:
+        ) -> tuple[tuple[Params, Array, Array, Array], tuple[Array, Array, Array, Array]]:
             memory, stacked, applied, alive = carry
             memory, action = controller.act(params, memory, stacked[: start.shape[0]], applied)
             x, u = normalise(normaliser, stacked), to_unit(normaliser, action)
@@ -72,14 +72,14 @@ def model_episodes(
             physical = following * normaliser.scale[: start.shape[0]] + normaliser.mean[: start.shape[0]]
             out = ~jnp.all((physical >= limits[0]) & (physical <= limits[1]))
             paid = alive * (rewards[0] + rewards[1] * reward)
-            found = (paid, out & (alive > 0), alive * memory.handed_over)
+            found = (paid, out & (alive > 0), alive * memory.handed_over, alive)
             after = dynamics.onward(reach, stacked, action, physical)
             return (memory, after, action, alive * (logit <= 0.0)), found
 
         noises = jax.random.normal(key, (horizon, start.shape[0]), start.dtype)
         fresh = controller.init(params, start), begun(reach.history, start, before)
-        paid, out, handed = jax.lax.scan(step, (*fresh, before, jnp.ones((), start.dtype)), noises)[1]
-        return ModelEpisodes(jnp.sum(paid), jnp.any(out), jnp.mean(handed))
+        paid, out, handed, lived = jax.lax.scan(step, (*fresh, before, jnp.ones((), start.dtype)), noises)[1]
+        return ModelEpisodes(jnp.sum(paid), jnp.any(out), jnp.sum(handed) / jnp.sum(lived))
 
     found = []
     for number, member in enumerate(members):

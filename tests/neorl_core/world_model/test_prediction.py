@@ -111,12 +111,16 @@ def test_a_disturbance_that_nobody_predicts_hides_nothing() -> None:
     assert found.value == pytest.approx(np.sqrt(np.sqrt((0.01 + 1e-4) / (1 + 1e-4))))
 
 
-def test_episodes_in_a_learned_model_by_hand() -> None:
-    """x' = x + u without noise, u = 1 always, limit 2.5, reward of nothing but its mean 3: H = 4 pays 12."""
+@pytest.mark.parametrize(("ends", "paid", "violated"), [(-7.0, 12.0, [True, False]), (7.0, 3.0, [False, False])])
+def test_episodes_in_a_learned_model_by_hand(ends: float, paid: float, violated: list[bool]) -> None:
+    """x' = x + u without noise, u = 1 always, limit 2.5, reward of nothing but its mean 3: H = 4 pays 12.
+
+    Where every state ends the episode, it lasts one step, and the fallback had all of it.
+    """
     member = linear_member(0.0, 1.0)
     member = {**member, "least": jnp.full(1, -30.0), "most": jnp.full(1, -30.0)}
     last = max(member["outcome"])
-    bias = jnp.asarray([0.0, -7.0])
+    bias = jnp.asarray([0.0, ends])
     member["outcome"] = {**member["outcome"], last: {**member["outcome"][last], "bias": bias}}
     n = Normaliser(jnp.zeros(1), jnp.ones(1), jnp.zeros(1), jnp.ones(1))
     empty = PolicyState(jnp.asarray(True), jnp.int32(0), jnp.ones(1), ())
@@ -126,8 +130,8 @@ def test_episodes_in_a_learned_model_by_hand() -> None:
     found = model_episodes(
         (member, member), EVERYWHERE, n, (3.0, 1.0), ones, (), starts, jnp.zeros((2, 1)), limits, jax.random.key(0), 4
     )
-    np.testing.assert_allclose(found.ret, np.full((2, 2), 12.0))
-    np.testing.assert_array_equal(found.violated, [[True, False], [True, False]])
+    np.testing.assert_allclose(found.ret, np.full((2, 2), paid))
+    np.testing.assert_array_equal(found.violated, [violated, violated])
     np.testing.assert_allclose(found.handed_over, 1.0)
 
 
