@@ -102,11 +102,11 @@ class HistorianStream:
             self.derived, reward = mapping.formulas(spec)
         except ValueError as error:
             raise BadInput(f"{error}: correct the mapping of plant {spec.name}.") from error
-        if logged is None:
-            _check_formulas(mapping, spec, reward)
         self.codes = {tag: code for code, tag in enumerate(mapping.tags)}
         self.inputs = [(str(t.signal), tag) for tag, t in mapping.tags.items() if t.role == "input"]
         self.inputs += [(name, name) for name, formula in mapping.derived.items() if formula.role == "input"]
+        if logged is None:
+            _check_formulas(spec, reward, {*spec.observation.names, *(name for name, _ in self.inputs)})
         self.scorer = Scorer(spec, logged, reward, tuple(name for name, _ in self.inputs))
         max_gap = round(mapping.episodes.max_gap_seconds * SECOND)
         self.rules = {
@@ -317,17 +317,16 @@ def _both(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.concatenate([one, other])
 
 
-def _check_formulas(mapping: HistorianMapping, spec: PlantSpec, reward: Expression | None) -> None:
-    """Whether the mapping alone can score a plant whose own code does not."""
+def _check_formulas(spec: PlantSpec, reward: Expression | None, known: set[str]) -> None:
+    """Whether the mapping alone, of whose signals some are known at grid points, can score a plant without formulas."""
     if reward is None:
         raise BadInput(
             f"expected a formula of the reward of plant {spec.name}, got none: add logged_reward and logged_margins to "
             "the plant's file, or 'reward' to the mapping."
         )
-    known = {*spec.observation.names, *(tag.signal for tag in mapping.tags.values()), *mapping.derived}
     unseen = [limit.name for limit in spec.constraints if limit.name not in known]
     if unseen:
         raise BadInput(
-            f"expected the limited quantity '{unseen[0]}' of plant {spec.name} among the mapping's signals, got none: "
-            "add logged_margins to the plant's file, or a derived signal of that name."
+            f"expected the limited quantity '{unseen[0]}' of plant {spec.name} among what the mapping measures or "
+            "derives, got none: add logged_margins to the plant's file, or a derived signal of that name."
         )

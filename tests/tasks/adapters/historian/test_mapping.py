@@ -13,6 +13,8 @@ from configs.errors import BadInput
 from configs.home import Home
 from configs.process import described_spec
 from configs.run import Data, RunConfig
+from neorl_core.types import Constraint
+from tasks.adapters.historian.transitions import read_historian
 from tasks.adapters.store.reader import StoredDataset
 from tasks.ingest import ingest
 from tests.small_tank import MAPPING, STEPS, long, mapping, read
@@ -63,6 +65,19 @@ def test_derived_quantities_rewards_and_limits(tmp_path: Path) -> None:
     np.testing.assert_allclose(log.rows["rewards"], reward, rtol=1e-6)
     np.testing.assert_allclose(log.rows["constraint_costs"][:, 0], [0] * 10 + [0.5], atol=1e-5)
     assert log.rows["terminals"].tolist() == [False] * 10 + [True]
+
+
+def test_a_limited_quantity_is_one_that_is_measured_or_derived(tmp_path: Path) -> None:
+    long().write_parquet(tmp_path / "long.parquet")
+    spec = described_spec(mapping())
+    limited = spec._replace(constraints=(Constraint("inflow", "L/s", 0.0, 4.0),))
+    log = read_historian(tmp_path / "long.parquet", mapping(), limited, None)
+    np.testing.assert_allclose(log.rows["constraint_costs"], 1.0)
+    # An action is known in the middle of a step, and limits are held against what is known at its ends.
+    for name in ("valve", "pressure"):
+        limited = spec._replace(constraints=(Constraint(name, "1", 0.0, 1.0),))
+        with pytest.raises(BadInput, match=f"expected the limited quantity '{name}' of plant tank among what the map"):
+            read_historian(tmp_path / "long.parquet", mapping(), limited, None)
 
 
 @pytest.mark.parametrize(
