@@ -126,20 +126,38 @@ def identify(home: Home, run: RunConfig, dataset: Dataset) -> Identification:
             inputs=settings.inputs,
             confidence=CONFIDENCE,
         )
-        fields = posterior_fields(unknowns, posterior)
+        fields = settled_fields(unknowns, posterior)
     except ValueError as error:
         raise BadInput(f"in 'identify': {error}") from error
-    if not bool(posterior.converged) or not all(map(np.isfinite, fields.values())):
-        raise Refused(
-            f"expected an estimate of {', '.join(map(str, unknowns))} that settles, got one that does not: name fewer "
-            "constants under 'identify', with smaller deviations, or give other logs."
-        )
     return Identification(
         dataset=dataset.digest,
         episodes=len(lengths),
         constants=tuple(_constant(plant, unknowns, posterior, i, episodes) for i in range(len(unknowns))),
         domain=fields,
     )
+
+
+def settled_fields(unknowns: tuple[Unknown, ...], posterior: Posterior) -> dict[str, float]:
+    """What a posterior adds to the plant's domain, `posterior_fields`.
+
+    Args:
+        unknowns: what was estimated.
+        posterior: of this one plant.
+
+    Raises:
+        Refused: when the estimate diverged, whose covariance may be none.
+        ValueError: for fewer than four episodes.
+    """
+    try:
+        fields = posterior_fields(unknowns, posterior) if bool(posterior.converged) else {}
+    except np.linalg.LinAlgError:
+        fields = {}
+    if not fields or not all(map(np.isfinite, fields.values())):
+        raise Refused(
+            f"expected an estimate of {', '.join(map(str, unknowns))} that settles, got one that does not: name fewer "
+            "constants under 'identify', with smaller deviations, or give other logs."
+        )
+    return fields
 
 
 def _chosen(episodes: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

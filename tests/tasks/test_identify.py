@@ -19,10 +19,11 @@ from tasks.adapters.ledger.claims import Claim
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.plants.known import plant_named
 from tasks.certify import certify, claim_of, claimed_simulator, repeat_with, simulator_digest
-from tasks.identify import identify, simulator_of, unknowns_of
+from tasks.identify import identify, settled_fields, simulator_of, unknowns_of
 from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.simulate import validate_simulator
 from tasks.training.train import fallback_composite
+from tests.neorl_core.identify.small_models import UNKNOWNS, posterior_of
 from tests.small_data import PLANT, reactor_dataset, reactor_run
 
 REACTOR = PLANTS[PLANT]
@@ -120,6 +121,17 @@ def test_what_the_logs_leave_open_is_told_with_the_step_that_would_identify_it(
     (one,) = identify(Home(tmp_path), run, dataset).constants
     assert not one.identified
     assert re.search(r"not identified: moving coolant_temperature by \S+ K and holding it for \d+ steps", str(one))
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, np.nan, np.inf])
+def test_an_estimate_that_does_not_settle_is_refused_as_such(value: float) -> None:
+    sound = posterior_of([0.0, 0.0], [[0.2, 0.0], [0.0, 0.2]])
+    assert settled_fields(UNKNOWNS, sound)
+    broken = posterior_of([0.0, 0.0], [[value, 0.0], [0.0, 0.2]])
+    diverged = np.asarray(False)
+    for one in (broken, broken._replace(converged=diverged), sound._replace(converged=diverged)):
+        with pytest.raises(Refused, match="expected an estimate of reaction_rate, cooling_rate that settles, got one"):
+            settled_fields(UNKNOWNS, one)
 
 
 def test_a_claim_says_what_was_identified_and_its_domain_is_rebuilt_to_the_bit() -> None:

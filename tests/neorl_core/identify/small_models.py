@@ -1,4 +1,4 @@
-"""Models of a few lines, and the plants that they are to `identify`."""
+"""Models of a few lines, and the plants that they are to `identify`; a posterior by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from neorl_core.identify import Posterior, Unknown
+from neorl_core.identify.noise import Noise
+from neorl_core.identify.unknowns import constants, prior_of
 from neorl_core.plants import PLANTS
 from neorl_core.types import Constraint, Plant, Space
 
@@ -53,3 +56,28 @@ def plant_of(predict: Any, params: Any, observations: int, actions: int) -> Plan
 
 LINEAR = plant_of(linear, Gains(), 1, 2)
 CHAIN = plant_of(chain, Rates(), 2, 1)
+
+REACTOR = PLANTS["chemical_reactor"]
+UNKNOWNS = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.1, "normal"))
+
+
+def posterior_of(
+    mean: list[float], covariance: list[list[float]], unknowns: tuple[Unknown, ...] = UNKNOWNS
+) -> Posterior:
+    """A posterior as `estimate` gives it, with 12 degrees of freedom and nothing of the logs."""
+    prior, x = prior_of(REACTOR.params, unknowns), jnp.asarray(mean)
+    none, one = jnp.zeros((1, 1, 4)), jnp.ones(4)
+    return Posterior(
+        estimate=constants(prior, unknowns, x),
+        low=x,
+        high=x,
+        mean=x,
+        covariance=jnp.asarray(covariance),
+        prior=prior,
+        identified=x < 9,
+        starts=none[..., 0],
+        residuals=none,
+        noise=Noise(one[None], jnp.eye(4), one),
+        degrees=jnp.asarray([12.0, 14.0]),
+        converged=jnp.asarray(True),
+    )

@@ -7,15 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.identify import (
-    Posterior,
-    Unknown,
-    drawing_plant,
-    identified_plant,
-    posterior_fields,
-)
-from neorl_core.identify.noise import Noise
-from neorl_core.identify.unknowns import constants, prior_of
+from neorl_core.identify import Unknown, drawing_plant, identified_plant, posterior_fields
+from neorl_core.identify.unknowns import prior_of
 from neorl_core.networks import Normaliser
 from neorl_core.plants import PLANTS
 from neorl_core.plants import chemical_reactor as reactor
@@ -24,31 +17,7 @@ from neorl_core.training.optimisers import Recipe
 from neorl_core.types import Transition
 from neorl_core.world_model import dynamics
 from neorl_core.world_model.residual import error_transitions, with_residual
-
-REACTOR = PLANTS["chemical_reactor"]
-UNKNOWNS = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.1, "normal"))
-
-
-def posterior_of(
-    mean: list[float], covariance: list[list[float]], unknowns: tuple[Unknown, ...] = UNKNOWNS
-) -> Posterior:
-    """A posterior as `estimate` gives it, with 12 degrees of freedom and nothing of the logs."""
-    prior, x = prior_of(REACTOR.params, unknowns), jnp.asarray(mean)
-    none, one = jnp.zeros((1, 1, 4)), jnp.ones(4)
-    return Posterior(
-        estimate=constants(prior, unknowns, x),
-        low=x,
-        high=x,
-        mean=x,
-        covariance=jnp.asarray(covariance),
-        prior=prior,
-        identified=x < 9,
-        starts=none[..., 0],
-        residuals=none,
-        noise=Noise(one[None], jnp.eye(4), one),
-        degrees=jnp.asarray([12.0, 14.0]),
-        converged=jnp.asarray(True),
-    )
+from tests.neorl_core.identify.small_models import REACTOR, UNKNOWNS, posterior_of
 
 
 def test_the_domain_draws_from_the_posterior_and_keeps_the_rest() -> None:
