@@ -27,14 +27,15 @@ from neorl_core.identify import (
 )
 from neorl_core.types import Plant
 from tasks.adapters.plants.known import KnownPlant, plant_of
-from tasks.adapters.store.episodes import read_logs
 from tasks.adapters.store.reader import StoredDataset
 from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.stages import cached
 
 MOST_ROWS = 20_000
-"""Logged steps that constants are estimated on at most, in whole episodes evenly over all of them: it bounds time and
-memory."""
+"""Logged steps that constants are estimated on at most, the shorter episodes filled up: it bounds time and memory."""
+LEAST_EPISODES = 10
+"""Episodes that are taken where there are so many, however long they are: they are the units of the intervals."""
+KEYS = ("observations", "actions", "next_observations")
 CONFIDENCE = 0.95
 
 
@@ -111,10 +112,7 @@ def identify(home: Home, run: RunConfig, dataset: Dataset) -> Identification:
     plant = plant_of(run).simulator()
     unknowns, settings = unknowns_of(run, plant), run.identify
     store = StoredDataset.open(dataset.store, dataset.digest)
-    logs = read_logs(store, _chosen(store.split(run.data.held_out)[0], np.diff(store.episodes)))
-    steps, lengths = logs.transitions, np.diff(np.append(logs.starts, len(logs.episode)))
-    seen, acted, then = (np.asarray(x) for x in (steps.observation, steps.action, steps.next_observation))
-    episodes = stack_rows(seen, acted, then, lengths)
+    episodes = _episodes(store, store.split(run.data.held_out)[0])
     starts = {name: (start.mean, start.deviation) for name, start in settings.starts.items()}
     try:
         posterior = estimate(
@@ -131,7 +129,7 @@ def identify(home: Home, run: RunConfig, dataset: Dataset) -> Identification:
         raise BadInput(f"in 'identify': {error}") from error
     return Identification(
         dataset=dataset.digest,
-        episodes=len(lengths),
+        episodes=len(episodes.actions),
         constants=tuple(_constant(plant, unknowns, posterior, i, episodes) for i in range(len(unknowns))),
         domain=fields,
     )
@@ -160,11 +158,30 @@ def settled_fields(unknowns: tuple[Unknown, ...], posterior: Posterior) -> dict[
     return fields
 
 
-def _chosen(episodes: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Whole episodes evenly over all, of about MOST_ROWS steps together, and three at least."""
-    most = max(3, int(len(episodes) * min(1.0, MOST_ROWS / max(int(lengths[episodes].sum()), 1))))
-    places = np.linspace(0, len(episodes) - 1, min(most, len(episodes))).round().astype(int)
-    return np.asarray(episodes[np.unique(places)])
+def _episodes(store: StoredDataset, candidates: npt.NDArray[np.int64]) -> Episodes:
+    """The first steps of episodes evenly over all: as many and as long as MOST_ROWS allows."""
+    bounds = store.episodes
+    chosen, most = _chosen(candidates, np.diff(bounds))
+    lengths = np.minimum(np.diff(bounds)[chosen], most)
+    parts = [
+        store.read(start, start + length, KEYS) for start, length in zip(bounds[:-1][chosen], lengths, strict=True)
+    ]
+    return stack_rows(*(np.concatenate([part[key] for part in parts]) for key in KEYS), lengths)
+
+
+def _chosen(episodes: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
+    """Which episodes are taken, evenly over all, and how many steps of each at most.
+
+    As many as have MOST_ROWS steps by their mean length, and LEAST_EPISODES at least; the longer ones are cut.
+
+    Args:
+        episodes: (E,) numbers of those to choose from.
+        lengths: steps of each episode of the dataset.
+    """
+    fitting = int(MOST_ROWS * len(episodes) / lengths[episodes].sum())
+    count = min(len(episodes), max(LEAST_EPISODES, fitting))
+    places = np.linspace(0, len(episodes) - 1, count).round().astype(int)
+    return episodes[np.unique(places)], MOST_ROWS // count
 
 
 def _constant(

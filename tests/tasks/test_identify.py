@@ -18,8 +18,9 @@ from tasks.adapters.ledger.certificate import read_certificate, verify_certifica
 from tasks.adapters.ledger.claims import Claim
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.plants.known import plant_named
+from tasks.adapters.store.reader import StoredDataset
 from tasks.certify import certify, claim_of, claimed_simulator, repeat_with, simulator_digest
-from tasks.identify import identify, settled_fields, simulator_of, unknowns_of
+from tasks.identify import MOST_ROWS, _chosen, _episodes, identify, settled_fields, simulator_of, unknowns_of
 from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.simulate import validate_simulator
 from tasks.training.train import fallback_composite
@@ -121,6 +122,42 @@ def test_what_the_logs_leave_open_is_told_with_the_step_that_would_identify_it(
     (one,) = identify(Home(tmp_path), run, dataset).constants
     assert not one.identified
     assert re.search(r"not identified: moving coolant_temperature by \S+ K and holding it for \d+ steps", str(one))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "count", "most"),
+    [
+        ([100] * 50, 50, 400),
+        # 166 episodes of 120 steps are 19,920.
+        ([120] * 400, 166, 120),
+        # Two whole ones would be all that fit, and from fewer than four no covariance follows.
+        ([10_000] * 20, 10, 2_000),
+        ([10_000] * 6, 6, 3_333),
+        # One long episode does not make all others as long: of those 39.98 steps on average 500 are taken.
+        ([20] * 500 + [20_000] + [20] * 500, 500, 40),
+    ],
+)
+def test_episodes_are_many_and_even_and_bounded_when_they_are_filled_up(
+    lengths: list[int], count: int, most: int
+) -> None:
+    episodes, steps = _chosen(np.arange(len(lengths)), np.asarray(lengths))
+    assert (len(episodes), steps) == (count, most)
+    assert count * most <= MOST_ROWS
+    assert (episodes[0], episodes[-1]) == (0, len(lengths) - 1)
+
+
+def test_the_first_steps_of_an_episode_are_read_where_it_is_longer(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StoredDataset.open(dataset.store, dataset.digest)
+    whole, numbers = store.arrays(), np.flatnonzero(np.diff(store.episodes) > 5)[::2][:3]
+    monkeypatch.setattr("tasks.identify.MOST_ROWS", 15)
+    found = _episodes(store, numbers)
+    assert found.actions.shape[:2] == (3, 5)
+    for i, first in enumerate(store.episodes[numbers]):
+        np.testing.assert_array_equal(found.observations[i, 0], whole["observations"][first])
+        np.testing.assert_array_equal(found.observations[i, 1:], whole["next_observations"][first : first + 5])
+        np.testing.assert_array_equal(found.actions[i], whole["actions"][first : first + 5])
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, np.nan, np.inf])
