@@ -161,10 +161,9 @@ class _Look:
         plant, mapping = plant_of(self.run), mapping_of(self.run)
         for path in self.data:
             blocks = open_source(path, plant, mapping).stream(RawQuarantine()).blocks
-            if not len(next(iter(blocks))["observations"]):
-                raise BadInput(
-                    f"expected rows in {path.name}, got none in its beginning: check clock, period and gaps."
-                )
+            # An export may begin with a shutdown, whose steps are no rows.
+            if not any(len(block["observations"]) for block in blocks):
+                raise BadInput(f"expected rows in {path.name}, got none: check clock, period, gaps and modes.")
         return f"{', '.join((*plant.spec.observation.names, *plant.spec.action.names))} are in the logs"
 
     def episodes(self) -> str:
