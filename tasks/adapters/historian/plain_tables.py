@@ -35,6 +35,12 @@ LONGEST_HEAD = 2**22
 """Bytes within which the first line of a table with a row per moment must end."""
 LONGEST_LINE = 2**26
 """Characters of a line that is held in memory."""
+MAX_RATIO = 400
+"""Bytes that one byte of a gzip file may stand for; tables of which only the clock moves stay below 150."""
+FREE_BYTES = 2**26
+"""Bytes of text below which nothing is held against the ratio."""
+KEPT_BYTES = 2**28
+"""Bytes of the disk that are left to others."""
 NUMBER_WITH_COMMA = r"^\s*[+-]?[\d.]*,?[\d.]*([eE][+-]?\d+)?\s*$"
 
 
@@ -243,10 +249,23 @@ def _is_gzip(file: Path) -> bool:
 
 
 def _unpacked(file: Path, target: Path) -> Path:
-    """The text in a gzip file, in a file of its own."""
+    """The text in a gzip file, in a file of its own; what inflates beyond reason or fills the disk is refused."""
+    total, packed = 0, file.stat().st_size
     try:
         with gzip.open(file) as source, target.open("wb") as out:
-            shutil.copyfileobj(source, out, 2**20)
+            while piece := source.read(2**20):
+                total += len(piece)
+                if total > max(FREE_BYTES, MAX_RATIO * packed):
+                    raise BadInput(
+                        f"expected a table packed in {file.name}, got one that inflates to more than {total >> 20} MB, "
+                        f"{total // packed} times its size: unpack it yourself if it is one."
+                    )
+                if shutil.disk_usage(target.parent).free < KEPT_BYTES + len(piece):
+                    raise BadInput(
+                        f"expected room for the text of {file.name} in {target.parent.parent}, got {KEPT_BYTES >> 20} "
+                        f"MB free after {total >> 20} MB of it: make room, or set TMPDIR to a larger disk."
+                    )
+                out.write(piece)
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(
             f"expected a whole gzip file, got '{' '.join(str(error).split())[:99]}' in {file.name}: export it again."

@@ -11,6 +11,7 @@ import yaml
 
 from configs.errors import BadInput
 from configs.home import Home
+from tasks.adapters.historian import plain_tables
 from tasks.adapters.historian.folders import skipped_files, source_files
 from tasks.ingest import ingest_file
 from tests.small_tank import MAPPING, read, wide
@@ -39,6 +40,24 @@ def test_a_gzip_that_was_cut_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.csv.gz").write_bytes(packed(TEXT)[:-20])
     with pytest.raises(BadInput, match=r"expected a whole gzip file, got '.*' in log\.csv\.gz: export it again\."):
         read(tmp_path / "log.csv.gz", layout="wide")
+
+
+def test_a_gzip_that_inflates_beyond_reason_or_fills_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(packed(TEXT + 20_000_000 * "\n"))
+    monkeypatch.setattr(plain_tables, "FREE_BYTES", 2**20)
+    with pytest.raises(BadInput, match=r"expected a table packed in log\.csv\.gz, got one that inflates to more than"):
+        read(path, layout="wide")
+    # A table of which only the clock moves is one.
+    frozen = ",".join(str(20 + i / 8) for i in range(100))
+    path.write_bytes(packed("".join(f"2026-01-05T00:{i // 60:02}:{i % 60:02}Z,{frozen}\n" for i in range(3600))))
+    assert plain_tables._unpacked(path, tmp_path / "frozen.csv").stat().st_size > 2**20
+    path.write_bytes(packed(TEXT))
+    monkeypatch.setattr(plain_tables, "KEPT_BYTES", 2**62)
+    with pytest.raises(BadInput, match=r"expected room for the text of log\.csv\.gz in .*: make room, or set TMPDIR"):
+        read(path, layout="wide")
 
 
 def test_all_tables_of_a_folder_are_read_and_all_else_is_named(tmp_path: Path) -> None:
