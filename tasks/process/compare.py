@@ -231,7 +231,8 @@ def _drift(
         block_steps=length,
         reference_blocks=len(known),
         alarms_per_year=run.shadow.alarms_per_year,
-        log_evidence=float(found.log_evidence.max()) if len(new) else -math.inf,
+        # Nothing watched is evidence of nothing: the factor that it starts from, 1.
+        log_evidence=float(found.log_evidence.max()) if len(new) else 0.0,
         log_threshold=found.log_threshold,
         alarm=None if found.alarm is None else _place(found.alarm, length, logs),
     )

@@ -153,7 +153,7 @@ def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
             f"expected the threshold {threshold:g} that {drift.alarms_per_year:g} alarms a year come to, got "
             f"{drift.log_threshold:g}: compare anew."
         )
-    if not drift.blocks and drift.log_evidence > -math.inf:
+    if not drift.blocks and drift.log_evidence != 0.0:
         raise Refused(f"expected no evidence of a drift where no block was watched, got {drift.log_evidence:g}.")
     reached = drift.log_evidence >= drift.log_threshold
     alarmed = drift.alarm is not None

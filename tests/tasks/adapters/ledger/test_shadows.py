@@ -212,7 +212,7 @@ def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger:
     ):
         with pytest.raises(Refused, match=sentence):
             ledger.append("comparison", wrong, plant=PROCESS)
-    unwatched = blind.model_copy(update={"log_evidence": -math.inf})
+    unwatched = blind.model_copy(update={"log_evidence": 0.0})
     ledger.append("comparison", comparison(entry.digest, drift=unwatched), plant=PROCESS)
     assert audit(ledger.home).passed
 
