@@ -10,7 +10,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.plant import PlantCode
 from configs.run import RunConfig
-from neorl_core.identify.domain import drawing_plant
+from neorl_core.identify.domain import drawing_plant, replaced_fields
 from neorl_core.identify.unknowns import Unknown
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_batches
@@ -69,7 +69,8 @@ def claim_of(plant: Plant, run: RunConfig, identification: Identification = KNOW
         identification: of the constants that were estimated; the domain draws these from their posterior.
 
     Raises:
-        BadInput: when `certify.domain` names what is none of the domain; a posterior cannot be overridden.
+        BadInput: when `certify.domain` names what is none of the domain, or what only spreads a constant that is drawn
+            from the posterior, which cannot be overridden.
     """
     spec = plant.spec
     unknown = set(run.certify.domain) - set(plant.domain._fields)
@@ -78,6 +79,13 @@ def claim_of(plant: Plant, run: RunConfig, identification: Identification = KNOW
             f"expected certify.domain to name some of {', '.join(plant.domain._fields)}, got '{min(unknown)}': "
             "correct the name."
         )
+    if identification.constants:
+        drawn = [Unknown(c.name, 1.0, c.law, entry=c.entry) for c in identification.constants]
+        if replaced := sorted(set(run.certify.domain) & set(replaced_fields(plant, drawn))):
+            raise BadInput(
+                f"expected certify.domain to name what the posterior of {', '.join(map(str, drawn))} does not draw, "
+                f"got '{replaced[0]}', which would change nothing: leave it out, or its constant out of 'identify'."
+            )
     domain = {**plant.domain._asdict(), **run.certify.domain}
     name = "standard" if domain == plant.domain._asdict() else f"custom-{digest_json(domain)[:8]}"
     identified = None

@@ -99,6 +99,40 @@ def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[
     return fields
 
 
+def replaced_fields(plant: Plant, unknowns: Sequence[Unknown]) -> tuple[str, ...]:
+    """Fields of the plant's own domain that only spread its unknowns, so that a posterior takes their place.
+
+    Each field is changed and a few plants are drawn: those fields by which nothing else moves.
+
+    Args:
+        plant: the plant that was identified, with its own domain.
+        unknowns: what was estimated.
+    """
+    keys = jax.random.split(jax.random.key(0), 8)
+    nominal = jnp.stack([jnp.asarray(_constant_of(plant.params, unknown), float) for unknown in unknowns])
+    draw = jax.jit(jax.vmap(plant.sample_params, (0, None)))
+
+    def rest(params: Params) -> Params:
+        return jax.vmap(lambda one: with_constants(one, unknowns, nominal))(params)
+
+    def same(one: Params, other: Params) -> bool:
+        pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+        return all(np.array_equal(a, b) for a, b in pairs)
+
+    domain: Any = plant.domain
+    drawn, found = draw(keys, domain), []
+    for name, value in zip(domain._fields, domain, strict=True):
+        moved = draw(keys, domain._replace(**{name: 0.9 * value + 0.01}))
+        if not same(drawn, moved) and same(rest(drawn), rest(moved)):
+            found.append(name)
+    return tuple(found)
+
+
+def _constant_of(params: Params, unknown: Unknown) -> Any:
+    value = getattr(params, unknown.name)
+    return value if unknown.entry is None else value[unknown.entry]
+
+
 def _fields(unknown: Unknown, i: int) -> tuple[str, ...]:
     """Names of the fields of unknown number i."""
     return (_field(unknown), *(f"{_field(unknown)}_{j + 1}" for j in range(i + 1)))

@@ -215,6 +215,14 @@ def test_a_posterior_is_not_overridden() -> None:
         claim_of(REACTOR, run, FOUND)
 
 
+def test_a_spread_that_the_posterior_takes_the_place_of_is_not_overridden() -> None:
+    for name in ("reaction_spread", "cooling_spread"):
+        run = reactor_run(certify={"domain": {name: 0.2}})
+        assert claim_of(REACTOR, run).domain[name] == 0.2
+        with pytest.raises(BadInput, match=rf"reaction_rate, cooling_rate does not draw, got '{name}', which would"):
+            claim_of(REACTOR, run, FOUND)
+
+
 @pytest.mark.slow
 def test_a_certificate_over_a_posterior_holds_when_it_is_run_again(tmp_path: Path) -> None:
     home, run = Home(tmp_path), reactor_run(certify={"p0": 0.3})
