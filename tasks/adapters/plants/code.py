@@ -167,7 +167,11 @@ class _ProjectFinder(MetaPathFinder):
         self.tree, self.sources = tree, sources
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec of a module; packages look for theirs nowhere else."""
+        """The spec of a module; packages look for theirs nowhere else.
+
+        Raises:
+            Refused: for a module of the project that the digest does not cover.
+        """
         file = self.tree.file(name)
         if name in self.sources and file is not None:
             package = file.name == "__init__.py"
@@ -178,6 +182,15 @@ class _ProjectFinder(MetaPathFinder):
             return spec
         if any(known.startswith(f"{name}.") for known in self.sources):
             return ModuleSpec(name, None, is_package=True)
+        # Python's own path may hold the project, too: what it would find there and no digest covers is not executed,
+        # now or when a step of the plant asks for it.
+        elsewhere = PathFinder.find_spec(name, path) if file is not None else None
+        origin = elsewhere.origin if elsewhere is not None else None
+        if file is not None and origin is not None and Path(origin).resolve() == file.resolve():
+            raise Refused(
+                f"expected every module of {self.tree.folder} to be imported by an import statement, got '{name}' by a "
+                "computed name: write the import down, so that the digest covers it."
+            )
         return None
 
 
@@ -214,16 +227,7 @@ def _import_project(code: PlantCode, tree: Tree, sources: Mapping[str, str]) -> 
         for end in range(1, name.count(".") + 2):
             sys.modules.pop(".".join(name.split(".")[:end]), None)
     sys.meta_path.insert(0, _ProjectFinder(tree, sources))
-    before = set(sys.modules)
-    module = importlib.import_module(code.module)
-    for name in sorted(set(sys.modules) - before - set(sources)):
-        file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and tree.file(name) == Path(file):
-            raise Refused(
-                f"expected every module of {tree.folder} to be imported by an import statement, got '{name}' by a "
-                "computed name: write the import down, so that the digest covers it."
-            )
-    return module
+    return importlib.import_module(code.module)
 
 
 def _taken(top: str, tree: Tree) -> bool:

@@ -114,12 +114,16 @@ def test_a_module_by_a_computed_name_is_not_executed(project: Path, monkeypatch:
     monkeypatch.syspath_prepend(str(project))
     with pytest.raises(BadInput, match=r"No module named .plants\.secret."):
         import_code(find_code("plants/own.py", project))
-    # At the top level Python's own path may find it: then the plant is refused.
-    put(project, "secret.py", "VALUE = 1\n")
-    put(project, "plants/own.py", "import importlib\nimportlib.import_module('sec' + 'ret')\n")
+    # At the top level Python's own path may find it: then it is refused, also where a step of the plant asks for it.
+    put(project, "secret.py", "raise RuntimeError('executed')\n")
+    late = "import importlib\n\ndef step() -> None:\n    importlib.import_module('sec' + 'ret')\n"
+    put(project, "plants/own.py", late)
+    module = import_code(find_code("plants/own.py", project))
+    with pytest.raises(Refused, match="got 'secret' by a computed name"):
+        module.step()
+    put(project, "plants/own.py", f"{late}\nstep()\n")
     with pytest.raises(Refused, match="got 'secret' by a computed name"):
         import_code(find_code("plants/own.py", project))
-    sys.modules.pop("secret", None)
 
 
 def test_a_compiled_file_beside_the_source_is_not_read(project: Path) -> None:
