@@ -166,7 +166,8 @@ def _episodes(store: StoredDataset, candidates: npt.NDArray[np.int64]) -> Episod
     parts = [
         store.read(start, start + length, KEYS) for start, length in zip(bounds[:-1][chosen], lengths, strict=True)
     ]
-    return stack_rows(*(np.concatenate([part[key] for part in parts]) for key in KEYS), lengths)
+    observation, action, following = (np.concatenate([part[key] for part in parts]) for key in KEYS)
+    return stack_rows(observation, action, following, lengths)
 
 
 def _chosen(episodes: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
