@@ -108,8 +108,11 @@ def validate_dataset(
         f"expected sound rows, got {n} where {why}: ingest its sources again." for why, n in summary.faults.items()
     ]
     reasons += check_episode_table(summary.episodes)
-    write_card(store, spec)
-    card = read_card(store.root, store.digest)
+    pictures: dict[str, str] = {}
+    # What rows with faults hold may be no numbers, which a card cannot describe; the faults are told instead.
+    if not summary.faults:
+        write_card(store, spec)
+        pictures = {picture.title: picture.svg for picture in pictures_of(read_card(store.root, store.digest))}
     failed, docs = check_tables(
         plant=plant,
         digest=store.digest,
@@ -117,7 +120,7 @@ def validate_dataset(
         checks=checks,
         found=reasons,
         accounted=accounted,
-        pictures={picture.title: picture.svg for picture in pictures_of(card)},
+        pictures=pictures,
         folder=folder / "data_docs",
     )
     reasons += [check.reason for check in failed if check.refuses]
