@@ -1,4 +1,4 @@
-"""Batched AC power flow beside pandapower, each case with a topology of its own; a part of benchmarks/plants.py."""
+"""Batched AC power flow beside pandapower, each case with a topology of its own; used by benchmarks/plants/speed.py."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def ours(data: Sequence[Path], seed: int) -> dict[str, Any]:
         "score": scores[selected],
         "candidates": scores,
         "regret": max(scores) - scores[selected],
-        "algorithm": run.train.algorithm,
+        "algorithm": population.members[selected].algorithm,
     }
 
 

@@ -18,14 +18,14 @@ class ControllerScore(BaseModel):
     half_width: float
     """Half of the 95 % confidence interval of the mean return."""
     score: float
-    """0 for idling, 100 for the best that is known."""
+    """0 for a sensible idle, 100 for the best that is known."""
     violated: int
     """Episodes beyond a limit."""
     episodes: int
 
 
 def plant_scores() -> dict[str, dict[str, ControllerScore]]:
-    """By plant, then by controller: `idle` and `controller`, and `oracle` where there is one."""
+    """By plant, then by controller: `idle`, `as_found`, `tuned` and, where there is one, `best_known`."""
     if not PATH.exists():
         return {}
     return TypeAdapter(dict[str, dict[str, ControllerScore]]).validate_json(PATH.read_bytes())

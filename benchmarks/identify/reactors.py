@@ -67,14 +67,14 @@ class Logged(NamedTuple):
 
 @partial(jax.jit, static_argnames="count")
 def log_reactors(key: Array, count: int) -> Logged:
-    """Draw reactors and log them under their own PI controller, with the domain's noise and disturbances."""
+    """Draw reactors and log them under their PI controller as found, with the domain's noise and disturbances."""
     domain = reactor.Domain(reaction_spread=SPREAD, cooling_spread=SPREAD)
 
     def one(key: Array) -> Logged:
         key_constants, key_runs = jax.random.split(key)
         params = reactor.sample_params(key_constants, domain)
         keys = jax.random.split(key_runs, EPISODES + HELD_OUT)
-        run = jax.vmap(lambda k: rollout(PLANT, PLANT.fallback, PLANT.fallback_params, k, params))(keys)
+        run = jax.vmap(lambda k: rollout(PLANT, PLANT.fallback, PLANT.found_params, k, params))(keys)
         every = episodes_of(run)
         fitted, held_out = (
             jax.tree.map(lambda x, part=part: x[part], every) for part in (slice(EPISODES), slice(EPISODES, None))

@@ -15,6 +15,7 @@ import polars as pl
 from benchmarks.nasty.tables import Case
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from tasks.adapters.formats.options import SourceOptions
 from tasks.adapters.historian.tag_rows import CONTRADICTED, REPEATED
 from tasks.adapters.store.reader import StoredDataset
 from tasks.ingest import ingest_file
@@ -53,7 +54,7 @@ def run(case: Case, folder: Path) -> Told:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            made = ingest_file(Home(root / "home"), root / case.name, mapping=mapping, declared=spec)
+            made = ingest_file(Home(root / "home"), root / case.name, SourceOptions(mapping=mapping, spec=spec))
             result, said = "dataset", "; ".join([*made.notes[1:], *made.accounted]).strip()
             faults += _imbalances(case, made)
         except (BadInput, Refused) as error:

@@ -1,4 +1,4 @@
-"""pandapower's power flow, run by a Python of its own that has pandapower 3.5.6: see benchmarks/plants.py.
+"""pandapower's power flow, run by a Python of its own that has pandapower 3.5.6: see benchmarks/plants/speed.py.
 
     PYTHON benchmarks/peers/solve_pandapower.py CASES.npz
 

@@ -1,4 +1,4 @@
-"""pc-gym's reactor for benchmarks/plants.py, run by a Python that has pc-gym 0.1.8 (NEORL_PEERS_PYTHON).
+"""pc-gym's reactor for benchmarks/plants/speed.py, run by a Python that has pc-gym 0.1.8 (NEORL_PEERS_PYTHON).
 
 It says "ready", and answers every line with steps per second over about one second.
 """

@@ -39,6 +39,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "hvac_control": ("air_to_mass", "air_capacity"),
     "industrial_benchmark": (),
     "power_grid": ("source_voltage", "impedance_scale"),
+    "pumping_station": ("design_flow", "area", "lift"),
     "robot_assembly": ("mass", "stiffness", "damping"),
     "steel_annealing": ("emissivity", "efficiency", "zone_capacity", "heat_capacity"),
     "supply_chain": ("mean_demand",),
@@ -52,7 +53,7 @@ def played(
     plant: Plant, base: Controller, base_params: Params, behaviour: Behaviour, keys: jax.Array, factors: Params
 ) -> Trajectory:
     """Episodes of plants of the domain whose constants are multiplied by factors, by name."""
-    controller = blended(base, plant.spec)
+    controller = blended(base, plant)
 
     def episode(key: jax.Array, own: Behaviour) -> Trajectory:
         key_constants, key_run, key_act = jax.random.split(key, 3)
@@ -72,7 +73,7 @@ def study(name: str, seeds: int) -> dict[str, Any]:
     for behaviour in BEHAVIOURS:
         policy = policy_of(plant, behaviour)
         parts = np.array([[float(x) for x in part] for part in policy.parts.values()], np.float32)
-        each = Behaviour(*(jnp.asarray(parts[np.arange(episodes) % len(parts), field]) for field in range(2)))
+        each = Behaviour(*(jnp.asarray(column[np.arange(episodes) % len(parts)]) for column in parts.T))
 
         def refused(factors: Mapping[str, float], seed: int, policy: Any = policy, each: Behaviour = each) -> bool:
             keys = jax.random.split(jax.random.key(10_000 + seed), episodes)

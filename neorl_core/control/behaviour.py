@@ -1,7 +1,7 @@
-"""Behaviour policies for made data: a controller blended with uniformly random actions, or with exploration noise.
+"""Behaviour policies for made data: a controller as it is, detuned towards idling, replaced by random actions, noisy.
 
 Source: the qualities follow D4RL (Fu et al. 2020, arXiv 2004.07219, section 5) and NeoRL (Qin et al. 2021, arXiv
-2102.00714, section 4): random, a medium policy, the best known one, and blends of whole episodes of these.
+2102.00714, section 4): random, policies that are part of the way to the best known one, and mixtures of these.
 """
 
 from __future__ import annotations
@@ -14,63 +14,92 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from neorl_core.plants.base import EpisodeResult, clip_to, rollout, summarise
-from neorl_core.types import Controller, Params, Plant, PlantSpec
+from neorl_core.types import Controller, Params, Plant
 
 
 class Behaviour(NamedTuple):
     """What makes a policy out of a controller; leading axis (E,) for episodes that differ."""
 
-    blend: Float[Array, "*e"]
+    random: Float[Array, "*e"]
     """Share of a uniformly random action in each action: 0 is the controller itself, 1 random."""
+    detuned: Float[Array, "*e"]
+    """Share of the plant's idle action in each action: the controller's gains and range are that much smaller."""
     noise: Float[Array, "*e"]
-    """Deviation of the normal noise on each action, as a share of half of its range."""
+    """Deviation of the normal noise on each action, as a share of half of its range; of a discrete action the share of
+    steps at which a random choice takes its place."""
 
 
 class BehaviourParams(NamedTuple):
     """Parameters of a blended controller in one episode."""
 
     base: Params
+    """Parameters of the controller that is blended."""
     behaviour: Behaviour
     key: PRNGKeyArray
 
 
-def blended(base: Controller, spec: PlantSpec) -> Controller:
-    """a = (1 − β) clip(base(o)) + β u + σ h w, u ~ U(low, high), w ~ N(0, 1), h half of the range.
+def idle_action(plant: Plant, observation: Float[Array, " O"]) -> Float[Array, " A"]:
+    """The action that a sensible idle holds from a first observation on.
+
+    Args:
+        plant: names it, or else what is in force is held.
+        observation: (O,), the first of the episode.
+    """
+    return plant.applied(observation) if plant.idle is None else jnp.asarray(plant.idle, observation.dtype)
+
+
+@cache
+def idle(plant: Plant) -> Controller:
+    """Holds the plant's idle action throughout, which scores 0; it has no parameters."""
+    return Controller(
+        lambda params, observation: idle_action(plant, observation),
+        lambda params, held, observation, applied: (held,) * 2,
+    )
+
+
+@cache
+def blended(base: Controller, plant: Plant) -> Controller:
+    """a = (1 − ρ) (r + (1 − β) (clip(base(o)) − r)) + ρ u + σ h w, u ~ U(low, high), w ~ N(0, 1), h half of the range.
+
+    Choices cannot be blended: a discrete action is a random one with probability ρ + σ, else r with probability β, else
+    the controller's.
 
     Args:
         base: the controller.
-        spec: gives the actions' bounds, which must be finite.
+        plant: gives the actions' bounds, which must be finite, and the idle action r.
 
     Returns:
-        A controller with `BehaviourParams`; both u and w are new at every step, and `base` is told of neither.
+        A controller with `BehaviourParams`; both u and w are new at every step, and `base` is told of neither. The same
+        arguments give the same object, so that programs are compiled once.
     """
+    space = plant.spec.action
 
     def init(params: BehaviourParams, observation: Float[Array, " O"]) -> tuple[Any, ...]:
-        resting = jnp.zeros(spec.action.size, observation.dtype)
-        return base.init(params.base, observation), resting, jnp.zeros((), jnp.int32)
+        resting = jnp.zeros(space.size, observation.dtype)
+        held = idle_action(plant, observation)
+        return base.init(params.base, observation), resting, held, jnp.zeros((), jnp.int32)
 
     def act(
         params: BehaviourParams, memory: Any, observation: Float[Array, " O"], applied: Float[Array, " A"]
     ) -> tuple[Any, Float[Array, " A"]]:
-        inner, own, step = memory
+        inner, own, held, step = memory
         # A controller that tracked what was added to its output would integrate it.
         inner, wanted = base.act(params.base, inner, observation, jnp.where(step == 0, applied, own))
-        wanted = clip_to(spec.action, wanted)
-        low, high = (jnp.asarray(bound, wanted.dtype) for bound in (spec.action.low, spec.action.high))
+        wanted = clip_to(space, wanted)
+        low, high = (jnp.asarray(bound, wanted.dtype) for bound in (space.low, space.high))
         key_uniform, key_noise = jax.random.split(jax.random.fold_in(params.key, step))
         uniform = jax.random.uniform(key_uniform, wanted.shape, wanted.dtype, low, high)
         noise = jax.random.normal(key_noise, wanted.shape, wanted.dtype)
-        beta, sigma = params.behaviour
-        action = (1 - beta) * wanted + beta * uniform + sigma * (high - low) / 2 * noise
-        return (inner, wanted, step + 1), jnp.where(beta >= 1, uniform, action)
+        rho, beta, sigma = params.behaviour
+        if plant.spec.choices is not None:
+            coin, rest = jax.random.uniform(key_noise, (2, *wanted.shape), wanted.dtype)
+            drawn = jax.random.randint(key_uniform, wanted.shape, 0, len(plant.spec.choices)).astype(wanted.dtype)
+            action = jnp.where(coin < rho + sigma, drawn, jnp.where(rest < beta, held, wanted))
+            return (inner, wanted, held, step + 1), action
+        action = (1 - rho) * ((1 - beta) * wanted + beta * held) + rho * uniform + sigma * (high - low) / 2 * noise
+        return (inner, wanted, held, step + 1), jnp.where(rho >= 1, uniform, action)
 
     return Controller(init, act)
-
-
-@cache
-def _blended(base: Controller, spec: PlantSpec) -> Controller:
-    """The same object for the same controller, so that programs are compiled once."""
-    return blended(base, spec)
 
 
 @partial(jax.jit, static_argnames=("plant", "base", "trace"))
@@ -95,7 +124,7 @@ def play(
     Returns:
         Per-episode results with leading axis E.
     """
-    controller = _blended(base, plant.spec)
+    controller = blended(base, plant)
 
     def episode(key: PRNGKeyArray, own: Behaviour) -> EpisodeResult:
         key_constants, key_run, key_act = jax.random.split(key, 3)

@@ -12,6 +12,7 @@ NAMES = (
     "hvac_control",
     "industrial_benchmark",
     "power_grid",
+    "pumping_station",
     "robot_assembly",
     "steel_annealing",
     "supply_chain",

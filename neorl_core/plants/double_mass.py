@@ -3,6 +3,15 @@
 m x1'' = −2k x1 + k x2 − 2c v1 + c v2 + F1, and the same with 1 and 2 exchanged, by explicit Euler with dt = 0.2 s;
 F = 30 N · action. reward = Σ_i −ln(|x_i − target_i| + 0.01), after the step. The equations reproduce the official data
 to single precision, with observations in the order (x1, x2, v1, v2, target1, target2).
+
+| constant | source |
+|---|---|
+| mass, stiffness, damping, force, starts, targets | NeoRL-2, arXiv 2503.19267, whose task measures without noise |
+| mass_spread, stiffness_spread, damping_spread | ours, and none by default |
+| TRAVEL | ours |
+
+Valid as the benchmark's own sequence: Euler's rule with 0.2 s is its law and no approximation of one, and springs and
+dampers are linear however far they are pulled.
 """
 
 from __future__ import annotations

@@ -4,6 +4,16 @@ InvManagement of or-gym 0.5.0 (Hubbs et al., arXiv 2008.06319), after Glasserman
 customers and orders from the distributor, who orders from the producer, who orders from a maker with unlimited
 material. In a period orders are shipped, as far as the supplier's capacity and its stock at the beginning allow, goods
 shipped 3, 5 and 10 periods ago arrive, and customers are served; what is left unmet waits (backlog) or is lost.
+
+| constant | source |
+|---|---|
+| mean_demand, randomness, backlog, price, production_cost, unmet_cost, holding_cost, discount | or-gym 0.5.0 |
+| lead times, capacities, stock at the start | or-gym 0.5.0, whose goods are counted, so without noise |
+| demand_spread | ours, and none by default |
+| STORAGE, UNMET_LIMIT | ours |
+
+Valid as the game that or-gym defines: orders are rounded down to whole goods, lead times never vary, and demand is
+independent from one period to the next.
 """
 
 from __future__ import annotations
@@ -64,8 +74,8 @@ SPEC = PlantSpec(
     dt=1.0,
     time_unit="period",
     horizon=HORIZON,
-    # 0: never ordering; 100: the echelon base stock; both over 4,000 episodes with backlog.
-    score_range=(-589.6, 358.0),
+    # 0: the best constant orders; 100: the tuned base stock; both over 4,000 episodes with backlog.
+    score_range=(394.0, 529.5),
 )
 
 
@@ -302,6 +312,8 @@ class BaseStockParams(NamedTuple):
     """(3,) wanted stock of each echelon: the stage, all below it, and what is under way to them."""
     backlog: float | Float[Array, ""]
     """1 where what is unmet waits and so counts against the position."""
+    last: Any = (float(HORIZON),) * 3
+    """(3,) the last period, from 0, in which each stage orders: what arrives after the end is paid for and not sold."""
 
 
 def echelon_positions(observation: Float[Array, " 26"], backlog: float | Float[Array, ""]) -> Float[Array, " 3"]:
@@ -318,7 +330,8 @@ def _order(
     params: BaseStockParams, state: tuple[()], observation: Float[Array, " 26"], applied: Float[Array, " 3"]
 ) -> tuple[tuple[()], Float[Array, " 3"]]:
     wanted = jnp.asarray(params.levels, observation.dtype) - echelon_positions(observation, params.backlog)
-    return state, jnp.minimum(clip_to(SPEC.action, wanted), jnp.append(observation[1:3], jnp.inf))
+    wanted = jnp.minimum(clip_to(SPEC.action, wanted), jnp.append(observation[1:3], jnp.inf))
+    return state, jnp.where(observation[PERIOD] <= jnp.asarray(params.last, wanted.dtype), wanted, 0.0)
 
 
 base_stock = Controller(_nothing, _order)
@@ -327,6 +340,10 @@ base_stock = Controller(_nothing, _order)
 BACKLOG = BaseStockParams(levels=(80.0, 220.0, 468.0), backlog=1.0)
 LOST_SALES = BaseStockParams(levels=(87.0, 205.0, 411.0), backlog=0.0)
 """Or-gym's levels for its two modes."""
+TUNED = BaseStockParams(levels=(91.0, 211.0, 425.0), backlog=1.0, last=(28.0, 26.0, 9.0))
+"""By benchmarks.tuning: goods ordered later than this reach no customer before the end. With 417 for the producer one
+unit of money more is earned, and 4 times as many episodes (6 in 10,000) leave too much demand unmet. Levels that change
+with the period, searched likewise, gained nothing."""
 
 
 def _view(i: int) -> AgentView:
@@ -347,6 +364,8 @@ PLANT = Plant(
     applied=applied,
     resume=lambda key, state, observation, params: (_state_of(observation), params),
     fallback=base_stock,
-    fallback_params=BACKLOG,
+    fallback_params=TUNED,
+    found_params=BACKLOG,
+    idle=(18.0, 19.0, 19.0),
     agents=tuple(_view(i) for i in range(3)),
 )

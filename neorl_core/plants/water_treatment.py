@@ -6,7 +6,17 @@ pump 2 tanks 2 and 3, in shares that the valves' γ set; tank 3 empties into 1 a
 A_i dh_i/dt = −(a_i + l_i) √(2g h_i) + a_j √(2g h_j) + share · k v,  j = 3, 4 above 1, 2
 
 With γ1 + γ2 > 1 (his point P−) a zero lies in the left half plane, with less (P+) in the right one: the level then
-first moves the wrong way, and each pump must control the tank across. Leaks l, noise and trips are ours.
+first moves the wrong way, and each pump must control the tank across, as the relative gain array tells. `PLANT` stands
+at P−, `PLANT_PLUS` at P+, each with the loops that belong there.
+
+| constant | source |
+|---|---|
+| area, outlet, gravity, pump, valve, rest, HIGH_LEVEL | Johansson 2000 |
+| leak, leak_most, pump_spread, noise_sd, spread, LOW_LEVELS, TRIP_COST | ours |
+| gains at P− | Johansson 2000; at P+ ours, by search |
+
+Valid while water stands above the outlets and below the tanks' rims (0 to 20 cm), by Torricelli's law; what trips ends
+the episode. Pumps answer at once, and their flow is in proportion to their voltage.
 """
 
 from __future__ import annotations
@@ -22,7 +32,7 @@ from neorl_core.control.mpc import MPCParams, single_shooting
 from neorl_core.control.pid import PIDParams, loops, pid
 from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
 from neorl_core.plants.integrators import RK4, integrate
-from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
 DT = 5.0
 HORIZON = 200
@@ -57,8 +67,8 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
-    # 0: the pumps stay where they were at the start (2,000 episodes); 100: the oracle (400); the PI loops get −6.0.
-    score_range=(-240.7, -1.84),
+    # 0: the best constant voltages (1,000 episodes); 100: NMPC (400).
+    score_range=(-131.0, -1.84),
 )
 
 Quad = tuple[float, float, float, float]
@@ -329,6 +339,8 @@ crossed = loops((pid(1, 7, DT), pid(0, 6, DT)))
 """Pump 1 holds level 2 and pump 2 level 1: the pairing for P+, whose relative gain is −0.64."""
 STRAIGHT = (PIDParams(1.5, 0.05, 0.0, 0.0, 10.0), PIDParams(1.35, 0.034, 0.0, 0.0, 10.0))
 """Johansson's tuning for P−: gains 3.0 and 2.7 with 30 s and 40 s, for levels measured in volts of 0.5 V/cm."""
+TUNED = (PIDParams(1.9, 0.29, 0.0, 0.0, 10.0), PIDParams(2.4, 0.38, 0.0, 0.0, 10.0))
+"""By benchmarks.tuning, for P− in the operating domain."""
 CROSSED = (PIDParams(0.4, 0.003, 0.0, 0.0, 10.0),) * 2
 """Ours, by search: the zero at 0.013/s bounds how fast P+ can be."""
 
@@ -336,9 +348,14 @@ nmpc = single_shooting(predict, applied, tracking_residuals, holds=(1, 2, 4, 8, 
 """It looks 315 s ahead: on P+, whose zero has 77 s, half of that costs twice as much."""
 
 
-def oracle_params(model: Params) -> MPCParams:
+def planned_with(model: Params) -> MPCParams:
     """The NMPC's parameters with a model's constants: voltages within the pumps' range, levels corrected."""
     return MPCParams(model, SPEC.action.low, SPEC.action.high, (0.2,) * 4 + (0.0,) * 4)
+
+
+def own_control(params: Params) -> tuple[Controller, tuple[PIDParams, PIDParams]]:
+    """The loops of an operating point and their gains, paired by its relative gain."""
+    return (straight, TUNED) if relative_gain(params) > 0.5 else (crossed, CROSSED)
 
 
 PLANT = Plant(
@@ -351,8 +368,22 @@ PLANT = Plant(
     predict=predict,
     applied=applied,
     resume=resume,
-    fallback=straight,
-    fallback_params=STRAIGHT,
-    oracle=nmpc,
-    oracle_params=oracle_params(NOMINAL),
+    fallback=own_control(NOMINAL)[0],
+    fallback_params=own_control(NOMINAL)[1],
+    found_params=STRAIGHT,
+    reference=nmpc,
+    reference_params=planned_with(NOMINAL),
+    idle=(3.076, 3.077),
 )
+PLANT_PLUS = PLANT._replace(
+    # 0: the pumps stay where they were at the start; 100: NMPC.
+    spec=SPEC._replace(name="water_treatment_plus", score_range=(-240.7, -1.84)),
+    params=P_PLUS,
+    domain=Domain(non_minimum_phase=1.0),
+    fallback=own_control(P_PLUS)[0],
+    fallback_params=own_control(P_PLUS)[1],
+    found_params=None,
+    reference_params=planned_with(P_PLUS),
+    idle=None,
+)
+"""The tanks at P+, a plant of its own: the loops of P− would drive them out of their limits."""

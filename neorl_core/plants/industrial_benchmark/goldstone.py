@@ -57,6 +57,16 @@ class Automaton(NamedTuple):
     """The angle in steps, −6 to 6."""
 
 
+def effective_shift(shift: Float[Array, ""], setpoint: float | Float[Array, ""]) -> Float[Array, ""]:
+    """he = clip(5h/100 − 0.02p − 1.5, ±1.5)"""
+    return jnp.clip(5.0 * shift / 100.0 - 0.02 * setpoint - 1.5, -1.5, 1.5)
+
+
+def shift_of(radius: Float[Array, ""], setpoint: Float[Array, ""]) -> Float[Array, ""]:
+    """The shift whose effective shift is a radius, the inverse of `effective_shift` within ±1.5."""
+    return (radius + 1.5 + 0.02 * setpoint) * 20.0
+
+
 def rest(dtype: Any) -> Automaton:
     """Where the automaton starts and to which it comes home."""
     return Automaton(jnp.ones((), dtype), jnp.ones((), dtype), jnp.zeros((), dtype))

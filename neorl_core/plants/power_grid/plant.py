@@ -4,9 +4,10 @@ Every quarter of an hour the controller sets what each inverter withholds and it
 gives or takes, and which line of each loop is open; then load and sun move on and the AC power flow is solved.
 
 The feeder is Baran and Wu's (feeder33.py), the flow is that of power_flow.py, what is connected to it stands in
-grid_units.py. Voltages must stay within ±5 % (ANSI C84.1, range A), which the paper's own case (0.913 at full load and
-1.0 at the substation) does not hold: here the substation is at 1.02 and days peak at 70 to 80 % of the paper's loads,
-and then the resting feeder holds it. The paper gives no current limits, and none are made up.
+units.py. Voltages must stay within ±5 % (ANSI C84.1, range A), which the paper's own case (0.913 at full load and
+1.0 at the substation) does not hold: here the substation is at 1.02 and days peak at 80 to 100 % of the paper's loads,
+which the feeder holds with the right lines open, or with reactive power, and not at rest. The paper gives no current
+limits, and none are made up.
 """
 
 from __future__ import annotations
@@ -17,76 +18,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from neorl_core.control.greedy import GreedyParams, greedy
 from neorl_core.plants.base import AnyArray, clip_to
 from neorl_core.plants.power_grid import feeder33 as feeder
 from neorl_core.plants.power_grid import units
-from neorl_core.plants.power_grid.control import VoltVarParams, dispatch, volt_var
-from neorl_core.plants.power_grid.power_flow import Flow, is_radial, magnitude, path_matrix, solve
-from neorl_core.types import AgentView, Constraint, Panel, Plant, PlantSpec, Space, Timestep
+from neorl_core.plants.power_grid.control import TUNED, VoltVarParams, volt_var
+from neorl_core.plants.power_grid.power_flow import LOWEST, Flow, holds, is_radial, magnitude, path_matrix, solve
+from neorl_core.plants.power_grid.spec import SPEC
+from neorl_core.types import AgentView, Panel, Plant, Timestep
 
-_TOPS = tuple(float(len(loop) - 1) for loop in feeder.LOOP_LINES)
-_TIES = tuple(f"open_line_of_loop_{loop + 1}" for loop in range(units.SWITCHES))
-SPEC = PlantSpec(
-    name="power_grid",
-    observation=Space(
-        names=(
-            *("hour", "load_level", "clearness"),
-            *(f"energy_{bus}" for bus in units.BATTERY_BUSES),
-            *_TIES,
-            *(f"voltage_{unit}" for unit in units.UNITS),
-            *("lowest_voltage", "highest_voltage", "loss"),
-        ),
-        units=(
-            "h",
-            "1",
-            "1",
-            *("MWh",) * units.BATTERIES,
-            *("1",) * units.SWITCHES,
-            *("pu",) * (len(units.UNITS) + 2),
-            "MW",
-        ),
-        low=(0.0, 0.0, 0.0, *(0.0,) * units.BATTERIES, *(0.0,) * units.SWITCHES, *(0.0,) * (len(units.UNITS) + 2), 0.0),
-        high=(24.0, 2.0, 1.0, *(units.BATTERY_MWH,) * units.BATTERIES, *_TOPS, *(1.5,) * (len(units.UNITS) + 2), 10.0),
-    ),
-    action=Space(
-        names=(
-            *(f"withheld_{unit}" for unit in units.UNITS[: units.SOLAR]),
-            *(f"power_{unit}" for unit in units.UNITS[units.SOLAR :]),
-            *(f"reactive_{unit}" for unit in units.UNITS),
-            *_TIES,
-        ),
-        units=(*("MW",) * len(units.UNITS), *("Mvar",) * len(units.UNITS), *("1",) * units.SWITCHES),
-        low=(
-            *(0.0,) * units.SOLAR,
-            *(-units.BATTERY_MW,) * units.BATTERIES,
-            *(-mva for mva in units.RATING),
-            *(0.0,) * units.SWITCHES,
-        ),
-        high=(*(units.SOLAR_MW,) * units.SOLAR, *(units.BATTERY_MW,) * units.BATTERIES, *units.RATING, *_TOPS),
-    ),
-    constraints=(Constraint("bus voltage", "pu", 0.95, 1.05),),
-    dt=units.DT,
-    time_unit="h",
-    horizon=units.HORIZON,
-    # 0: nothing is done and the switches rest at the paper's topology; 100: the optimal flow. Over
-    # 1000 days each; the volt-var curve reaches 219.56, which is 78.9.
-    score_range=(-159.49, 320.86),
-)
 LIMIT = SPEC.constraints[0]
 
-ITERATIONS = 10
-"""Iterations of the power flow: within 1e-10 pu of its fixed point at the paper's full load."""
-FLOW_STEPS, FLOW_RATE = 5, 0.015
-"""Gradient steps of the optimal flow per control step, and their size [Mvar²/$]."""
-VOLTAGE_BUFFER, VOLTAGE_WEIGHT = 0.025, 4e3
-"""Margin [pu] below which the optimal flow pays, and how much [$/pu²]."""
+ITERATIONS = 20
+"""Iterations of the power flow: within 1e-6 pu of its fixed point wherever voltages are above 0.6 pu."""
 
 
 class Params(NamedTuple):
     """Physical constants and disturbances."""
 
-    load_scale: float | Float[Array, ""] = 0.8
+    load_scale: float | Float[Array, ""] = 0.9
     """The day's peak as a fraction of the paper's loads."""
     bus_load: float | Float[Array, " 32"] = 1.0
     """Each bus's share, relative to the paper's [1]."""
@@ -108,15 +57,19 @@ class Params(NamedTuple):
     """The deviation's time constant [h]."""
     start_energy_spread: float | Float[Array, ""] = 0.0
     """Half range of what batteries hold at midnight, around one half [1]."""
+    voltage_noise: float | Float[Array, ""] = 0.0
+    """Standard deviation of measured voltages, relative [1]."""
+    meter_noise: float | Float[Array, ""] = 0.0
+    """Standard deviation of measured powers, of the load level and of the sky's clearness, relative [1]."""
     topologies: float | Float[Array, ""] = 1.0
-    """How many of the topologies in `units.STARTS` a day may begin with [1]."""
+    """How many of `units.TOPOLOGIES`, from the first, a day may begin with [1]."""
 
 
 class Domain(NamedTuple):
     """The operating domain: how far days, feeders and batteries differ."""
 
-    load_scale_low: float = 0.7
-    load_scale_high: float = 0.8
+    load_scale_low: float = 0.8
+    load_scale_high: float = 1.0
     bus_load_spread: float = 0.1
     impedance_spread: float = 0.03
     efficiency_spread: float = 0.01
@@ -125,7 +78,9 @@ class Domain(NamedTuple):
     clearness_mean_high: float = 0.9
     clearness_sd: float = 0.15
     start_energy_spread: float = 0.2
-    topologies: float = 3.0
+    voltage_noise: float = 0.001
+    meter_noise: float = 0.005
+    topologies: float = 5.0
 
 
 class State(NamedTuple):
@@ -180,18 +135,29 @@ def switch(before: Int[Array, " 5"], command: Float[Array, " 5"]) -> Int[Array, 
     return jnp.where(is_radial(wanted), wanted, before)
 
 
-def _observe(state: State, found: Flow) -> Float[Array, " 19"]:
+def _observe(state: State, found: Flow, noise: Float[Array, " 13"]) -> Float[Array, " 21"]:
+    """What is measured, with relative noise as `_noise` has it; of a feeder that went dark nothing but zeros."""
     dtype = state.energy.dtype
     voltage = magnitude(found.voltage)
+    # By their places, for where a voltage is computed anew in another kernel the gradient of a minimum finds none.
+    ends = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], found.loss])
+    feeder_now = jnp.concatenate([voltage[jnp.asarray(units.UNIT_BUSES)], ends, found.supplied])
     return jnp.concatenate(
         [
-            jnp.stack([units.hour_of(state.step, dtype), state.load_level, state.clearness]),
+            units.hour_of(state.step, dtype)[None],
+            jnp.stack([state.load_level, state.clearness]) * (1 + noise[:2]),
             state.energy,
             state.positions.astype(dtype),
-            voltage[jnp.asarray(units.UNIT_BUSES)],
-            jnp.stack([jnp.min(voltage), jnp.max(voltage), found.loss]),
+            jnp.where(holds(found), feeder_now, 0.0) * (1 + noise[2:]),
         ]
     )
+
+
+def _noise(key: PRNGKeyArray, params: Params) -> Float[Array, " 13"]:
+    """Relative errors of load level and clearness, of eight voltages, and of losses and what is supplied."""
+    meter, voltage = (jnp.asarray(x, float) for x in (params.meter_noise, params.voltage_noise))
+    spread = jnp.stack([meter] * 2 + [voltage] * (len(units.UNITS) + 2) + [meter] * 3)
+    return spread * jax.random.normal(key, spread.shape)
 
 
 def operate(
@@ -218,12 +184,15 @@ def operate(
     power = units.battery_power(state.energy, command, params.efficiency)
     active = jnp.concatenate([sun - withheld, power])
     # Active power has priority: what it leaves of the inverter's rating bounds the reactive power.
-    most = jnp.sqrt(jnp.square(jnp.asarray(units.RATING, action.dtype)) - jnp.square(active))
+    rating, capability = (jnp.asarray(x, action.dtype) for x in (units.RATING, units.REACTIVE))
+    most = jnp.minimum(jnp.sqrt(jnp.square(rating) - jnp.square(active)), capability)
     positions = switch(state.positions, wanted)
     energy = units.charge(state.energy, power, params.efficiency)
     found = flow(load_level, active, jnp.clip(reactive, -most, most), positions, params)
     moved = jnp.sum(positions != state.positions).astype(action.dtype)
-    reward = units.earnings(hour, found.loss, withheld, power, energy - state.energy, moved)
+    lit = holds(found)
+    billed = jnp.where(lit, jnp.append(found.loss, found.supplied), 0.0)
+    reward = units.earnings(hour, billed, withheld, power, energy - state.energy, moved, ~lit)
     return State(state.step + 1, load_level, clearness, energy, positions), found, reward
 
 
@@ -259,13 +228,15 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
         clearness_mean=domain.clearness_mean_low + (domain.clearness_mean_high - domain.clearness_mean_low) * day[3],
         clearness_sd=domain.clearness_sd,
         start_energy_spread=domain.start_energy_spread,
+        voltage_noise=domain.voltage_noise,
+        meter_noise=domain.meter_noise,
         topologies=domain.topologies,
     )
 
 
-def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 19"]]:
+def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 21"]]:
     """Midnight, batteries about half full, in one of the topologies that a dispatcher may have left."""
-    key_weather, key_energy, key_topology = jax.random.split(key, 3)
+    key_weather, key_energy, key_topology, key_noise = jax.random.split(key, 4)
     load, sky = jax.random.normal(key_weather, (2,))
     half = 0.5 + params.start_energy_spread * jax.random.uniform(
         key_energy, (units.BATTERIES,), minval=-1.0, maxval=1.0
@@ -276,14 +247,15 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 19"]
         load_level=params.load_scale * (units.DAILY_LOAD[0] / 100) * (1 + params.load_sd * load),
         clearness=jnp.clip(params.clearness_mean + params.clearness_sd * sky, 0.05, 1.0),
         energy=units.BATTERY_MWH * half,
-        positions=jnp.asarray(units.STARTS, jnp.int32)[jnp.clip(chosen, 0, len(units.STARTS) - 1)],
+        positions=jnp.asarray(units.TOPOLOGIES, jnp.int32)[jnp.clip(chosen, 0, units.SUNNY - 1)],
     )
     idle = jnp.zeros((len(units.UNITS),))
-    return state, _observe(state, flow(state.load_level, idle, idle, state.positions, params))
+    found = flow(state.load_level, idle, idle, state.positions, params)
+    return state, _observe(state, found, _noise(key_noise, params))
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 17"], params: Params) -> tuple[State, Timestep]:
-    """A quarter of an hour; a collapse of the voltage is a violation but no end, and its loss is paid.
+    """A quarter of an hour; where no power flow exists, or units trip, the feeder is dark and the episode ends.
 
     Args:
         key: randomness of the step.
@@ -291,81 +263,79 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 17"], params: P
         action: (17,), powers [MW, Mvar] and switch positions.
         params: constants of the plant.
     """
-    load_level, clearness = drift(state, jax.random.normal(key, (2,), action.dtype), params)
+    key_day, key_noise = jax.random.split(key)
+    load_level, clearness = drift(state, jax.random.normal(key_day, (2,), action.dtype), params)
     following, found, reward = operate(state, action, load_level, clearness, params)
-    observation = _observe(following, found)
+    noise = _noise(key_noise, params)
     return following, Timestep(
-        observation=observation,
+        observation=_observe(following, found, noise),
         reward=reward,
-        margins=logged_margins(observation),
-        terminated=jnp.asarray(False),
+        margins=logged_margins(_observe(following, found, jnp.zeros_like(noise))),
+        terminated=~holds(found),
         truncated=following.step >= units.HORIZON,
     )
 
 
-def state_of(observation: Float[Array, " 19"]) -> State:
-    """The state, all of which is observed; at 24 h it is midnight again."""
+def state_of(observation: Float[Array, " 21"]) -> State:
+    """The state, all of which is observed, but for noise; at 24 h it is midnight again."""
     hour, load_level, clearness = observation[:3]
     positions = jnp.round(observation[5:10]).astype(jnp.int32)
     return State(jnp.round(hour / units.DT).astype(jnp.int32), load_level, clearness, observation[3:5], positions)
 
 
 def predict(
-    observation: Float[Array, " 19"], action: Float[Array, " 17"], params: Params
-) -> tuple[Float[Array, " 19"], Float[Array, " 1"]]:
+    observation: Float[Array, " 21"], action: Float[Array, " 17"], params: Params
+) -> tuple[Float[Array, " 21"], Float[Array, " 1"]]:
     """The next observation with load and sky on their expected course, and the margin [pu] then.
 
     Args:
-        observation: (19,), the observation, in its space's units.
+        observation: (21,), the observation, in its space's units.
         action: (17,), powers [MW, Mvar] and switch positions.
         params: constants of the plant.
     """
     state = state_of(observation)
     following, found, _ = operate(state, action, *drift(state, jnp.zeros(2, observation.dtype), params), params)
-    observation = _observe(following, found)
+    observation = _observe(following, found, jnp.zeros(13, observation.dtype))
     return observation, logged_margins(observation)
 
 
-def applied(observation: Float[Array, " 19"]) -> Float[Array, " 17"]:
+def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 21"], params: Params) -> tuple[State, Params]:
+    """The whole state is measured, load level and clearness with noise."""
+    load_level, clearness = observation[1:3] / (1 + _noise(key, params)[:2])
+    return state_of(observation)._replace(load_level=load_level, clearness=clearness), params
+
+
+def applied(observation: Float[Array, " 21"]) -> Float[Array, " 17"]:
     """The resting action with the switches as they are."""
     return jnp.concatenate([jnp.zeros_like(observation[: 2 * len(units.UNITS)]), observation[5:10]])
 
 
-def logged_margins(next_observation: Float[AnyArray, "*n 19"]) -> Float[Array, "*n 1"]:
+def logged_margins(next_observation: Float[AnyArray, "*n 21"]) -> Float[Array, "*n 1"]:
     """Distance [pu] of the lowest and highest voltage after the step to the nearer limit."""
     lowest, highest = next_observation[..., 16], next_observation[..., 17]
     return jnp.minimum(jnp.asarray(lowest) - LIMIT.low, LIMIT.high - jnp.asarray(highest))[..., None]
 
 
 def logged_reward(
-    observation: Float[AnyArray, "*n 19"], action: Float[AnyArray, "*n 17"], next_observation: Float[AnyArray, "*n 19"]
+    observation: Float[AnyArray, "*n 21"], action: Float[AnyArray, "*n 17"], next_observation: Float[AnyArray, "*n 21"]
 ) -> Float[Array, "*n"]:
     """The plant's reward [$] of logged rows, with the batteries' nominal efficiency.
 
     Args:
-        observation: (..., 19), the observation, in its space's units.
+        observation: (..., 21), the observation, in its space's units.
         action: (..., 17), powers [MW, Mvar] and switch positions.
-        next_observation: (..., 19), what was observed a step later.
+        next_observation: (..., 21), what was observed a step later.
     """
-    hour, clearness, loss = (next_observation[..., k] for k in (0, 2, 18))
+    hour, clearness, feeder_now = next_observation[..., 0], next_observation[..., 2], next_observation[..., 18:21]
     withheld = jnp.minimum(action[..., : units.SOLAR], units.available(hour, clearness)[..., None])
     power = units.battery_power(
         observation[..., 3:5], action[..., units.SOLAR : units.SOLAR + units.BATTERIES], NOMINAL.efficiency
     )
     stored = jnp.asarray(next_observation[..., 3:5]) - observation[..., 3:5]
     moved = jnp.sum(next_observation[..., 5:10] != observation[..., 5:10], -1).astype(stored.dtype)
-    return units.earnings(hour, loss, withheld, power, stored, moved)
+    dark = next_observation[..., 16] < LOWEST
+    return units.earnings(hour, feeder_now, withheld, power, stored, moved, dark)
 
-
-def _step_cost(observation: Float[Array, " 19"], action: Float[Array, " 17"]) -> Float[Array, ""]:
-    """What the nominal model says that an action costs [$], small margins included."""
-    following, margins = predict(observation, action, NOMINAL)
-    short = jnp.maximum(VOLTAGE_BUFFER - margins[0], 0.0)
-    return VOLTAGE_WEIGHT * short**2 - logged_reward(observation, action, following)
-
-
-optimal_flow = greedy(dispatch, _step_cost, steps=FLOW_STEPS)
-"""Optimal power flow: reactive power that loses least, by gradients through the power flow of the nominal feeder."""
 
 AGENTS = (
     *(AgentView(units.UNITS[k], (0, 1, 2, 10 + k), (k, 6 + k)) for k in range(units.SOLAR)),
@@ -385,16 +355,10 @@ PLANT = Plant(
     step=step,
     predict=predict,
     applied=applied,
-    resume=lambda key, state, observation, params: (state_of(observation), params),
+    resume=resume,
     fallback=volt_var,
-    fallback_params=VoltVarParams(),
-    oracle=optimal_flow,
-    oracle_params=GreedyParams(
-        base=(),
-        rate=(*(0.0,) * len(units.UNITS), *(FLOW_RATE,) * len(units.UNITS), *(0.0,) * units.SWITCHES),
-        low=SPEC.action.low,
-        high=SPEC.action.high,
-    ),
+    fallback_params=TUNED,
+    found_params=VoltVarParams(),
     agents=AGENTS,
     drawn=(Panel("lowest and highest voltage", ("lowest_voltage", "highest_voltage"), limit=LIMIT.name),),
 )

@@ -1,9 +1,12 @@
 """A peg, its hole and the impedance controller that holds it: a planar rigid body, Coulomb friction, compliant contact.
 
 m v' = F + Σ f,  J ω' = M + Σ (x − c) × f,  F = K (p* − p) + D (p*' − p') at the tip's centre p, and likewise M;
-f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Applied Mechanics 42, 1975), and across it
-−μ f tanh(v / vs). The peg's corners meet the block, the hole's edges meet the peg. The robot carries the weight.
-Lengths in the hole's frame: x across, z up from the block's face, angles counter-clockwise.
+f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Applied Mechanics 42, 1975). Across it a
+bristle of deflection s sticks up to the friction cone and slides on it (Cundall and Strack, Géotechnique 29, 1979;
+elasto-plastic as Dupont et al., IEEE Trans. Automatic Control 47(5), 2002, so that what sticks does not creep):
+s⁺ = clip(s + h v, ±μ f / kt),  ft = clip(−kt s⁺ − √(kt m) v, ±μ f). The peg's corners meet the block, the hole's
+edges meet the peg. The robot carries the weight. Lengths in the hole's frame: x across, z up from the block's face,
+angles counter-clockwise.
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ class Params(NamedTuple):
     """Depth of the hole [m]."""
     friction: float | Float[Array, ""] = 0.2
     """Coefficient of friction μ [1]."""
-    slip_speed: float | Float[Array, ""] = 1e-3
-    """vs [m/s], over which friction sets in."""
-    contact_stiffness: float | Float[Array, ""] = 1e5
-    """k [N/m]."""
+    contact_stiffness: float | Float[Array, ""] = 3e5
+    """k [N/m], of arm, tool, peg and block in series."""
+    bristle_stiffness: float | Float[Array, ""] = 0.82
+    """kt / k [1]."""
     contact_damping: float | Float[Array, ""] = 5.0
     """β [s/m]."""
     stiffness: float | Float[Array, ""] = 1500.0
@@ -86,21 +89,27 @@ def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity:
 
 
 class Contacts(NamedTuple):
-    """Where the peg's corners (-, +) and the hole's edges (-, +) touch, and how hard."""
+    """Where the peg's corners (-, +) and the hole's edges (-, +) touch, and how hard; of points apart all is zero."""
 
     point: Float[Array, "4 2"]
     depth: Float[Array, " 4"]
     """Penetration [m], 0 where there is none."""
     force: Float[Array, "4 2"]
     """Forces on the peg [N]."""
+    bristles: Float[Array, "4 2"]
+    """How far friction's bristles are bent [m]."""
 
 
-def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) -> Contacts:
+def contacts(
+    pose: Float[Array, " 3"], velocity: Float[Array, " 3"], bristles: Float[Array, "4 2"], h: float, p: Params
+) -> Contacts:
     """Where peg and block touch, and how hard. A point inside leaves by the nearer face.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
         velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        bristles: (4, 2), how far friction's bristles were bent before [m].
+        h: how long the points have moved since [s].
         p: constants of peg, hole and robot.
     """
     across, up = axes(pose[2])
@@ -129,11 +138,17 @@ def contacts(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], p: Params) 
     normal = jnp.concatenate([corner_normal, edge_normal])
     moving = velocity_at(point, pose, velocity)
     closing = -jnp.sum(moving * normal, axis=1)
-    pressed = p.contact_stiffness * depth * jnp.maximum(0.0, 1.0 + p.contact_damping * closing)
+    squeezed = depth * jnp.maximum(0.0, 1.0 + p.contact_damping * closing)
+    pressed = p.contact_stiffness * squeezed
     tangent = jnp.stack([-normal[:, 1], normal[:, 0]], axis=1)
     slip = jnp.sum(moving * tangent, axis=1)
-    rubbed = -p.friction * pressed * jnp.tanh(slip / p.slip_speed)
-    return Contacts(point, depth, pressed[:, None] * normal + rubbed[:, None] * tangent)
+    stiffness = p.bristle_stiffness * p.contact_stiffness
+    most, furthest = p.friction * pressed, p.friction * squeezed / p.bristle_stiffness
+    # A bristle keeps what lies along the face that its point is on now, and none stands where nothing presses.
+    bent = jnp.clip(jnp.sum(bristles * tangent, axis=1) + h * slip, -furthest, furthest)
+    rubbed = jnp.clip(-stiffness * bent - jnp.sqrt(stiffness * p.mass) * slip, -most, most)
+    force = pressed[:, None] * normal + rubbed[:, None] * tangent
+    return Contacts(point, depth, force, bent[:, None] * tangent)
 
 
 def wrench_about(
@@ -187,17 +202,19 @@ def accelerated(
 def advance(
     pose: Float[Array, " 3"],
     velocity: Float[Array, " 3"],
+    bristles: Float[Array, "4 2"],
     setpoint: Float[Array, " 3"],
     external: Float[Array, " 3"],
     seconds: float,
     substeps: int,
     p: Params,
-) -> tuple[Float[Array, " 3"], Float[Array, " 3"], Float[Array, "n 3"]]:
+) -> tuple[Float[Array, " 3"], Float[Array, " 3"], Float[Array, "4 2"], Float[Array, "n 3"]]:
     """Some time under a set point of the tip (in the hole's frame) and a further wrench about the tip.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
         velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        bristles: (4, 2), how far friction's bristles are bent [m].
         setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
         external: (3,), further wrench about the tip [N, N, N m].
         seconds: duration [s].
@@ -205,35 +222,68 @@ def advance(
         p: constants of peg, hole and robot.
 
     Returns:
-        Pose and velocity at the end, and the contacts' wrench about the tip [N, N, N m] in each substep.
+        Pose, velocity and bristles at the end, and the contacts' wrench about the tip [N, N, N m] in each substep.
     """
     h = seconds / substeps
 
     def substep(carry: Any, _: None) -> tuple[Any, Any]:
-        pose, velocity = carry
-        touch = contacts(pose, velocity, p)
+        pose, velocity, bristles = carry
+        touch = contacts(pose, velocity, bristles, h, p)
         tip = tip_of(pose, p)[:2]
         pushed = wrench_about(pose[:2], tip[None], external[None, :2]).at[2].add(external[2])
         total = wrench_about(pose[:2], touch.point, touch.force) + held(pose, velocity, setpoint, p) + pushed
-        return accelerated(pose, velocity, total, h, p), wrench_about(tip, touch.point, touch.force)
+        moved = accelerated(pose, velocity, total, h, p)
+        return (*moved, touch.bristles), wrench_about(tip, touch.point, touch.force)
 
-    (pose, velocity), wrenches = jax.lax.scan(substep, (pose, velocity), None, substeps)
-    return pose, velocity, wrenches
+    (pose, velocity, bristles), wrenches = jax.lax.scan(substep, (pose, velocity, bristles), None, substeps)
+    return pose, velocity, bristles, wrenches
 
 
-def energy(
-    pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params
-) -> Float[Array, ""]:
-    """Kinetic energy and that of the springs of contacts and impedance [J].
+def flown(
+    pose: Float[Array, " 3"],
+    velocity: Float[Array, " 3"],
+    setpoint: Float[Array, " 3"],
+    seconds: float,
+    substeps: int,
+    p: Params,
+) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
+    """Pose and velocity after some time under a set point of the tip where there is nothing to touch.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
         velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
         setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
+        seconds: duration [s].
+        substeps: integration steps.
+        p: constants of peg and robot.
+    """
+
+    def substep(carry: Any, _: None) -> tuple[Any, None]:
+        pose, velocity = carry
+        return accelerated(pose, velocity, held(pose, velocity, setpoint, p), seconds / substeps, p), None
+
+    return jax.lax.scan(substep, (pose, velocity), None, substeps)[0]
+
+
+def energy(
+    pose: Float[Array, " 3"],
+    velocity: Float[Array, " 3"],
+    bristles: Float[Array, "4 2"],
+    setpoint: Float[Array, " 3"],
+    p: Params,
+) -> Float[Array, ""]:
+    """Kinetic energy and that of the springs of contacts, bristles and impedance [J].
+
+    Args:
+        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
+        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
+        bristles: (4, 2), how far friction's bristles are bent [m].
+        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
         p: constants of peg, hole and robot.
     """
-    depth = contacts(pose, velocity, p).depth
+    touch = contacts(pose, velocity, bristles, 0.0, p)
     strain = setpoint - tip_of(pose, p)
     kinetic = p.mass * jnp.sum(velocity[:2] ** 2) + p.inertia * velocity[2] ** 2
     springs = p.stiffness * jnp.sum(strain[:2] ** 2) + p.turning_stiffness * strain[2] ** 2
-    return 0.5 * (kinetic + springs + p.contact_stiffness * jnp.sum(depth**2))
+    bent = jnp.sum(touch.depth**2) + p.bristle_stiffness * jnp.sum(touch.bristles**2)
+    return 0.5 * (kinetic + springs + p.contact_stiffness * bent)

@@ -1,23 +1,23 @@
 """A continuous furnace: sections of plate move through fired zones, take heat from them and conduct it across.
 
-ρ c ∂T/∂t = k ∂²T/∂y²,  k ∂T/∂y = ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts) at the surface,  ∂T/∂y = 0 at the middle,
+ρ ∂H/∂t = ∂/∂y (k ∂T/∂y),  k ∂T/∂y = ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts) at the surface,  ∂T/∂y = 0 at the middle,
 C dTz/dt = η P − U (Tz − Ta) − heat into the steel; the burners' powers P are the actions.
 
-Sections of the charge are followed on their way (Lagrange), half a section's thickness in finite volumes. Conduction is
-exact in the volumes' own modes, the exponential midpoint rule (Hochbruck and Ostermann, Acta Numerica 2010, section
-2.3) takes the surface's heat with order 2. Steel as EN 1993-1-2, 3.4.1 has it above 800 °C (k = 27.3 W/(m K), c = 650
-J/(kg K), ρ = 7850 kg/m³, ε = 0.7), taken as constant. Conduction: Carslaw and Jaeger, 1959; Incropera and DeWitt, 5.
+Sections of the charge are followed on their way (Lagrange), half a section's thickness in finite volumes of enthalpy
+H, whose temperature, conductivity and heat capacity are those of `steel`. In time ROS2, which is of order 2 whatever
+stands for the Jacobian (Verwer, Spee, Blom, Hundsdorfer, SIAM J. Scientific Computing 20(4), 1999): that of conduction,
+so that the surface's heat, and the zones with it, go by Heun's rule and no heat is lost between them.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
+
+from neorl_core.plants.steel_annealing.steel import CELSIUS, conductivity, enthalpy, temperature
 
 ZONES = 4
 PER_ZONE = 4
@@ -29,18 +29,21 @@ CELLS = 8
 SECONDS = 60.0
 """Seconds of a control step, which is a minute."""
 STEFAN_BOLTZMANN = 5.670374419e-8
-CELSIUS = 273.15
+GAMMA = 0.2928932188134524
+"""1 − 1/√2, which makes ROS2 L-stable."""
+LEAST_CAPACITY = 650.0
+"""The standard's above 900 °C [J/(kg K)]: no steel that is hotter than 450 °C has less."""
 
 
 class Params(NamedTuple):
     """Physical constants, disturbances and the schedule's ranges."""
 
-    conductivity: float | Float[Array, ""] = 27.3
-    """k [W/(m K)]."""
+    conductivity: float | Float[Array, ""] = 1.0
+    """Conductivity relative to the standard's [1]."""
     density: float | Float[Array, ""] = 7850.0
     """ρ [kg/m³]."""
-    heat_capacity: float | Float[Array, ""] = 650.0
-    """c [J/(kg K)]."""
+    heat_capacity: float | Float[Array, ""] = 1.0
+    """Heat capacity relative to the standard's [1]."""
     emissivity: float | Float[Array, ""] = 0.7
     """ε: emissivity of the exchange between zone and plate."""
     convection: float | Float[Array, ""] = 20.0
@@ -72,23 +75,27 @@ class Params(NamedTuple):
 
 
 class Furnace(NamedTuple):
-    """Temperatures of steel and zones."""
+    """Heat of the steel and temperatures of the zones."""
 
-    steel: Float[Array, "S M"]
-    """Temperatures of the volumes of each section [K], from the surface to the middle."""
+    heat: Float[Array, "S M"]
+    """Specific enthalpies of the volumes of each section [J/kg], from the surface to the middle."""
     zones: Float[Array, " Z"]
     """Temperatures of the zones [K]."""
 
 
-@cache
-def modes(cells: int) -> tuple[Float[np.ndarray, "M M"], Float[np.ndarray, " M"]]:
-    """Modes (columns) and eigenvalues of −Δy² ∂²/∂y² in M volumes between insulated ends.
+def heated_to(kelvin: Float[Array, "S M"], zones: Float[Array, " Z"]) -> Furnace:
+    """A furnace whose steel has given temperatures [K].
 
-    V_ij ∝ cos(π j (i + ½) / M),  λ_j = 4 sin²(π j / (2 M))  (Strang, SIAM Review 41, 1999: DCT-2.)
+    Args:
+        kelvin: (S, M), temperatures of the volumes [K].
+        zones: (Z,), temperatures of the zones [K].
     """
-    i, j = np.arange(cells)[:, None], np.arange(cells)
-    vectors = np.cos(np.pi * j * (i + 0.5) / cells)
-    return vectors / np.linalg.norm(vectors, axis=0), 4 * np.sin(np.pi * j / (2 * cells)) ** 2
+    return Furnace(enthalpy(kelvin), zones)
+
+
+def steel_temperatures(furnace: Furnace) -> Float[Array, "S M"]:
+    """Temperatures of the volumes [K]."""
+    return temperature(furnace.heat)[0]
 
 
 def overlap(offset: Float[Array, ""]) -> Float[Array, "S Z"]:
@@ -108,8 +115,8 @@ def surface(
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
     """Temperature [K] of the surfaces and the heat flux [W/m²] into them, from their outermost volumes.
 
-    Ts solves 2 k (Ts − T1) / Δy = Σ_z share_z (ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts)), by four steps of Newton's method, whose
-    left over is far below rounding.
+    Ts solves 2 k (Ts − T1) / Δy = Σ_z share_z (ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts)), k at T1, by four steps of Newton's
+    method, whose left over is far below rounding.
 
     Args:
         outer: temperature of the outermost volume [K].
@@ -121,7 +128,7 @@ def surface(
     inside = jnp.sum(share, axis=1)
     radiation = p.emissivity * STEFAN_BOLTZMANN
     gained = share @ (radiation * zones**4 + p.convection * zones)
-    into = 2 * p.conductivity / cell
+    into = 2 * p.conductivity * conductivity(outer) / cell
 
     def newton(_: Any, found: Float[Array, " S"]) -> Float[Array, " S"]:
         excess = into * (found - outer) - gained + inside * (radiation * found**4 + p.convection * found)
@@ -129,6 +136,30 @@ def surface(
 
     found = jax.lax.fori_loop(0, 4, newton, outer)
     return found, into * (found - outer)
+
+
+def _conducting(links: Float[Array, "S L"], capacity: Float[Array, "S M"]) -> Any:
+    """x of (I − J) x = b for conduction J over links [J/(kg K)] between volumes of heat capacity [J/(kg K)].
+
+    With z = x / capacity that is a symmetric tridiagonal system, (capacity + links) z − links of the neighbours = b, by
+    Thomas's elimination, volume after volume and all sections at once.
+    """
+    volumes = capacity.shape[1]
+    links = jnp.pad(links, ((0, 0), (1, 1)))
+    pivots = [capacity[:, 0] + links[:, 1]]
+    for i in range(1, volumes):
+        pivots.append(capacity[:, i] + links[:, i] + links[:, i + 1] - links[:, i] ** 2 / pivots[-1])
+
+    def solve(b: Float[Array, "S M"]) -> Float[Array, "S M"]:
+        found = [b[:, 0]]
+        for i in range(1, volumes):
+            found.append(b[:, i] + links[:, i] / pivots[i - 1] * found[-1])
+        found[-1] = found[-1] / pivots[-1]
+        for i in reversed(range(volumes - 1)):
+            found[i] = (found[i] + links[:, i + 1] * found[i + 1]) / pivots[i]
+        return jnp.stack(found, axis=1) * capacity
+
+    return solve
 
 
 class Passage(NamedTuple):
@@ -166,52 +197,54 @@ def advance(
         substeps: midpoint steps.
         p: constants.
     """
-    cells = furnace.steel.shape[1]
-    vectors, eigenvalues = (jnp.asarray(x, furnace.steel.dtype) for x in modes(cells))
+    cells = furnace.heat.shape[1]
     cell = thickness / 2000 / cells
-    capacity = p.density * p.heat_capacity
-    decay = p.conductivity / capacity / cell[:, None] ** 2 * eigenvalues[None]
-    source = vectors[:1] / (capacity * cell)[:, None]
+    # Columns of the steel are its volumes here, so that each is a vector over all sections.
+    per_volume = 1.0 / (p.density * p.heat_capacity * cell)
     area = 2 * p.width * SECTION
     h = seconds / substeps
 
-    def exchange(skin: Any, zones: Any) -> tuple[Any, Any]:
-        """Heat [MW] from each zone into the steel, and what burners and losses leave of the power."""
+    def slopes(heat: Any, zones: Any) -> tuple[Any, ...]:
+        """dH/dt and dT/dt, the links of conduction, and what else was found on the way."""
+        kelvin, per_joule = temperature(heat)
+        skin, flux = surface(kelvin[:, 0], cell, zones, share, p)
+        between = p.conductivity * conductivity((kelvin[:, 1:] + kelvin[:, :-1]) / 2) / cell[:, None]
+        through = between * (kelvin[:, :-1] - kelvin[:, 1:])
+        through = jnp.concatenate([flux[:, None], through, jnp.zeros_like(flux)[:, None]], axis=1)
+        rise = per_volume[:, None] * (through[:, :-1] - through[:, 1:])
         radiation = p.emissivity * STEFAN_BOLTZMANN * (zones[None] ** 4 - skin[:, None] ** 4)
         lost = jnp.sum(share * (radiation + p.convection * (zones[None] - skin[:, None])), axis=0) * area / 1e6
-        return lost, p.efficiency * power - p.zone_loss * (zones - p.ambient - CELSIUS) / 1e3
-
-    def facing(amplitudes: Any, zones: Any) -> tuple[Any, Any]:
-        return surface(amplitudes @ vectors[0], cell, zones, share, p)
-
-    def moved(amplitudes: Any, flux: Any, time: Any) -> Any:
-        x = decay * time
-        # φ1(x) = (1 − e^−x) / x, which is 1 at the mode of no decay.
-        phi = jnp.where(x > 0, -jnp.expm1(-x) / jnp.where(x > 0, x, 1.0), 1.0)
-        return jnp.exp(-x) * amplitudes + time * phi * source * flux[:, None]
+        supplied = p.efficiency * power - p.zone_loss * (zones - p.ambient - CELSIUS) / 1e3
+        return rise, (supplied - lost) / p.zone_capacity, per_volume[:, None] * between, per_joule, skin, flux, supplied
 
     def substep(carry: Any, _: None) -> tuple[Any, Passage]:
-        amplitudes, zones, skin, flux = carry
-        lost, supplied = exchange(skin, zones)
-        middle = zones + h / 2 * (supplied - lost) / p.zone_capacity
-        skin, flux = facing(moved(amplitudes, flux, h / 2), middle)
-        lost, supplied = exchange(skin, middle)
-        amplitudes, zones = moved(amplitudes, flux, h), zones + h * (supplied - lost) / p.zone_capacity
-        absorbed = jnp.sum(flux) * area * h / 1e6
-        skin, flux = facing(amplitudes, zones)
-        passed = Passage(skin, amplitudes @ vectors[-1], zones, absorbed, jnp.sum(supplied) * h)
-        return (amplitudes, zones, skin, flux), passed
+        heat, zones, (rise, warming, links, per_joule, _, flux, supplied) = carry
+        # Steel may leave the peak of its heat capacity within a step, and the Jacobian must not be too slow for it.
+        solve = _conducting(GAMMA * h * links, jnp.minimum(1.0 / per_joule, LEAST_CAPACITY))
+        first = solve(rise)
+        again = slopes(heat + h * first, zones + h * warming)
+        second = solve(again[0] - 2.0 * first)
+        heat = heat + 1.5 * h * first + 0.5 * h * second
+        zones = zones + h / 2 * (warming + again[1])
+        now = slopes(heat, zones)
+        passed = Passage(
+            surface=now[4],
+            middle=temperature(heat[:, -1])[0],
+            zones=zones,
+            absorbed=jnp.sum(flux + again[5]) / 2 * area * h / 1e6,
+            supplied=jnp.sum(supplied + again[6]) / 2 * h,
+        )
+        return (heat, zones, now), passed
 
-    amplitudes = furnace.steel @ vectors
-    start = (amplitudes, furnace.zones, *facing(amplitudes, furnace.zones))
-    (amplitudes, zones, *_), passage = jax.lax.scan(substep, start, None, substeps)
-    return Furnace(amplitudes @ vectors.T, zones), passage
+    start = (furnace.heat, furnace.zones, slopes(furnace.heat, furnace.zones))
+    (heat, zones, _), passage = jax.lax.scan(substep, start, None, substeps)
+    return Furnace(heat, zones), passage
 
 
 def stored_heat(
     furnace: Furnace, thickness: Float[Array, " S"], p: Params
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Heat [MJ] in the steel and in the zones, above 0 K.
+    """Heat [MJ] in the steel above 0 °C and in the zones above 0 K.
 
     Args:
         furnace: temperatures [K].
@@ -219,7 +252,7 @@ def stored_heat(
         p: constants of the furnace.
     """
     volume = thickness / 1000 * SECTION * p.width
-    steel = jnp.sum(p.density * p.heat_capacity * volume * jnp.mean(furnace.steel, axis=1)) / 1e6
+    steel = jnp.sum(p.density * p.heat_capacity * volume * jnp.mean(furnace.heat, axis=1)) / 1e6
     return steel, p.zone_capacity * jnp.sum(furnace.zones)
 
 
@@ -237,7 +270,7 @@ def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | floa
 def steady(
     thickness: Float[Array, ""], zones: Float[Array, " Z"], p: Params
 ) -> tuple[Float[Array, "S M"], Float[Array, " Z"]]:
-    """Temperatures [K] along a furnace full of one thickness [mm] with zones held [K], and the powers [MW] it takes.
+    """Heat [J/kg] along a furnace full of one thickness [mm] with zones held [K], and the powers [MW] it takes.
 
     One section is followed through, from place to place; in each it is seen halfway.
 
@@ -249,17 +282,17 @@ def steady(
     dwell = SECTION / line_speed(thickness[None], 0.0, p) * SECONDS
     # Zones of such a capacity feel neither burners nor steel.
     held = p._replace(zone_capacity=1e12)
-    cold = jnp.full((1, CELLS), p.ambient + CELSIUS, zones.dtype)
+    cold = enthalpy(jnp.full((1, CELLS), p.ambient + CELSIUS, zones.dtype))
     share = overlap(jnp.zeros((), zones.dtype))
 
-    def halfway(steel: Any, here: Any) -> tuple[Any, Any]:
+    def halfway(heat: Any, here: Any) -> tuple[Any, Any]:
         furnace, passage = advance(
-            Furnace(steel, zones), thickness[None], jnp.zeros_like(zones), here[None], dwell / 2, 2, held
+            Furnace(heat, zones), thickness[None], jnp.zeros_like(zones), here[None], dwell / 2, 4, held
         )
-        return furnace.steel, jnp.sum(passage.absorbed)
+        return furnace.heat, jnp.sum(passage.absorbed)
 
-    def onwards(steel: Any, here: Any) -> tuple[Any, Any]:
-        middle, first = halfway(steel, here)
+    def onwards(heat: Any, here: Any) -> tuple[Any, Any]:
+        middle, first = halfway(heat, here)
         following, second = halfway(middle, here)
         return following, (middle[0], first + second)
 

@@ -1,12 +1,12 @@
-"""Steel plate annealed in a continuous furnace whose burners are the actions: each product has a thickness and an exit
-temperature to meet, neither surface nor zones may overheat, and the steel may not be strained by heating too fast.
+"""Steel plate annealed in a continuous furnace whose burners are the actions: the core of each product has to reach a
+temperature and be held near it, neither surface nor zones may overheat, and the steel may not be strained by heating it
+too fast.
 
 The physics are those of `furnace`; products follow each other through it, and the line is paced by their thickness.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,6 @@ from neorl_core.plants.base import AnyArray, clip_to
 from neorl_core.plants.steel_annealing.drawn import DRAWN
 from neorl_core.plants.steel_annealing.furnace import (
     CELLS,
-    CELSIUS,
     SECONDS,
     SECTION,
     SECTIONS,
@@ -29,61 +28,32 @@ from neorl_core.plants.steel_annealing.furnace import (
     line_speed,
     overlap,
     steady,
+    steel_temperatures,
     surface,
 )
 from neorl_core.plants.steel_annealing.pyrometers import STATIONS, along, at_stations, reconstructed
-from neorl_core.plants.steel_annealing.zone_loops import ZoneParams, setpoints, setpoints_of, zone_loops
-from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
-
-DT = 1.0
-HORIZON = 180
-SUBSTEPS = 6
-PRODUCT_SECTIONS = 16
-"""Sections of a product; the furnace is full of the first one."""
-PRODUCTS = 12
-POWER = 6.0
-"""Full power of a zone's burners [MW]."""
-ERROR_SCALE = 10.0
-"""Error of the exit temperature [K] that costs 1 per step."""
-FUEL_COST = 0.2
-"""Cost of a step at full power of all zones."""
-NAMES = tuple(range(1, ZONES + 1))
-
-SPEC = PlantSpec(
-    name="steel_annealing",
-    observation=Space(
-        names=(
-            *(f"zone_temperature_{z}" for z in NAMES),
-            *(f"burner_power_{z}" for z in NAMES),
-            *(f"surface_temperature_{z}" for z in NAMES),
-            "thickness_entry",
-            *(f"thickness_{z}" for z in NAMES),
-            "target_entry",
-            *(f"target_{z}" for z in NAMES),
-            "speed",
-        ),
-        units=(*["degC"] * ZONES, *["MW"] * ZONES, *["degC"] * ZONES, *["mm"] * 5, *["degC"] * 5, "m/min"),
-        low=(*[0.0] * (3 * ZONES), *[5.0] * 5, *[700.0] * 5, 0.0),
-        high=(*[1400.0] * ZONES, *[POWER] * ZONES, *[1400.0] * ZONES, *[60.0] * 5, *[1000.0] * 5, 2.0),
-    ),
-    action=Space(
-        names=tuple(f"burner_power_{z}" for z in NAMES),
-        units=("MW",) * ZONES,
-        low=(0.0,) * ZONES,
-        high=(POWER,) * ZONES,
-    ),
-    constraints=(
-        Constraint("steel surface temperature", "K", -math.inf, 940.0 + CELSIUS),
-        Constraint("temperature difference across half the thickness", "K", -math.inf, 45.0),
-        Constraint("zone temperature", "K", -math.inf, 1150.0 + CELSIUS),
-    ),
-    dt=DT,
-    time_unit="min",
-    horizon=HORIZON,
-    # 0: the burners stay as they stood at the start; 100: the best known controller (1024 episodes each, standard
-    # errors 20 and 0.7). The furnace's own loops come to -119.9.
-    score_range=(-1101.1, -61.1),
+from neorl_core.plants.steel_annealing.spec import (
+    CORE,
+    DT,
+    ERROR_SCALE,
+    EXIT_TARGET,
+    EXIT_THICKNESS,
+    FUEL_COST,
+    HORIZON,
+    POWER,
+    PRODUCT_SECTIONS,
+    PRODUCTS,
+    SOAK,
+    SOAK_BAND,
+    SOAK_PER_MM,
+    SOAK_SCALE,
+    SPEC,
+    SPEED,
+    SUBSTEPS,
 )
+from neorl_core.plants.steel_annealing.steel import CELSIUS, conductivity, enthalpy
+from neorl_core.plants.steel_annealing.zone_loops import ZoneParams, setpoints, setpoints_of, zone_loops
+from neorl_core.types import Plant, Timestep
 
 
 class Domain(NamedTuple):
@@ -108,6 +78,8 @@ class State(NamedTuple):
     """Thickness of each section [mm]."""
     target: Float[Array, " S"]
     """Exit temperature wanted of each section [°C]."""
+    soak: Float[Array, " S"]
+    """How long each section's core has been within 20 K of its target, or above [min]."""
     power: Float[Array, " Z"]
     """Burner powers in force [MW]."""
     offset: Float[Array, ""]
@@ -138,20 +110,28 @@ def margins_of(
     return jnp.stack([limit.high - x for limit, x in zip(SPEC.constraints, hottest, strict=True)])
 
 
-def _observe(state: State, p: Params, noise: Float[Array, " 8"]) -> Float[Array, " 23"]:
-    """Noise in K on the zones' thermocouples and the pyrometers."""
+def _observe(state: State, p: Params, noise: Float[Array, " 9"]) -> Float[Array, " 25"]:
+    """Noise in K on the zones' thermocouples, the pyrometers, and what the furnace's model says of the core."""
     cell = state.thickness / 2000 / CELLS
-    skin, _ = surface(state.furnace.steel[:, 0], cell, state.furnace.zones, overlap(state.offset), p)
+    kelvin = steel_temperatures(state.furnace)
+    skin, _ = surface(kelvin[:, 0], cell, state.furnace.zones, overlap(state.offset), p)
     return jnp.concatenate(
         [
             state.furnace.zones - CELSIUS + noise[:ZONES],
             state.power,
-            at_stations(skin, state.offset)[1:] - CELSIUS + noise[ZONES:],
+            at_stations(skin, state.offset)[1:] - CELSIUS + noise[ZONES : 2 * ZONES],
             at_stations(state.thickness, state.offset),
             at_stations(state.target, state.offset),
             line_speed(state.thickness, state.deviation, p)[None],
+            at_stations(kelvin[:, -1], state.offset)[-1:] - CELSIUS + noise[-1:],
+            at_stations(state.soak, state.offset)[-1:],
         ]
     )
+
+
+def _hot_enough(core: Float[Array, "*n S"], target: Float[Array, " S"]) -> Float[Array, "*n S"]:
+    """1 where a core [K] is within the soaking band of its target [°C], or above, else 0."""
+    return (core - CELSIUS >= jnp.broadcast_to(target, core.shape) - SOAK_BAND).astype(core.dtype)
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
@@ -170,7 +150,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
     )
 
 
-def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 23"]]:
+def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]]:
     """The furnace full of one product, in the steady state of the table's zone temperatures."""
     key_products, key_rest, key_noise = jax.random.split(key, 3)
     drawn = jax.random.uniform(key_products, (2, PRODUCTS))
@@ -180,11 +160,14 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 23"]
     thickness, target = schedule[0, 0], schedule[1, 0]
     speed = line_speed(thickness[None], 0.0, params)
     zones = jnp.stack([setpoints(thickness, target, speed, z) for z in range(ZONES)]) + CELSIUS
-    steel, power = steady(thickness, zones, params)
+    heat, power = steady(thickness, zones, params)
+    furnace = Furnace(heat, zones)
+    soaking = _hot_enough(steel_temperatures(furnace)[:, -1], jnp.full(SECTIONS + 1, target))
     state = State(
-        furnace=Furnace(steel, zones),
+        furnace=furnace,
         thickness=jnp.full(SECTIONS + 1, thickness),
         target=jnp.full(SECTIONS + 1, target),
+        soak=jnp.cumsum(soaking) * SECTION / speed,
         power=jnp.clip(power, 0.0, POWER),
         offset=jnp.zeros_like(thickness),
         deviation=params.speed_sd * jax.random.normal(key_rest),
@@ -192,7 +175,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 23"]
         schedule=schedule,
         step=jnp.int32(0),
     )
-    return state, _observe(state, params, params.noise_sd * jax.random.normal(key_noise, (2 * ZONES,)))
+    return state, _observe(state, params, params.noise_sd * jax.random.normal(key_noise, (2 * ZONES + 1,)))
 
 
 def carried(state: State, minutes: float, params: Params) -> State:
@@ -207,31 +190,35 @@ def carried(state: State, minutes: float, params: Params) -> State:
     shift = offset >= SECTION
     product = jnp.minimum(1 + state.entered // PRODUCT_SECTIONS, PRODUCTS - 1)
     thickness, target = state.schedule[:, product]
-    cold = jnp.full_like(state.furnace.steel[0], params.ambient + CELSIUS)
+    cold = enthalpy(jnp.full_like(state.furnace.heat[0], params.ambient + CELSIUS))
 
     def moved(line: Array, new: Array) -> Array:
         return jnp.where(shift, jnp.concatenate([new[None], line[:-1]]), line)
 
     return state._replace(
-        furnace=state.furnace._replace(steel=moved(state.furnace.steel, cold)),
+        furnace=state.furnace._replace(heat=moved(state.furnace.heat, cold)),
         thickness=moved(state.thickness, thickness),
         target=moved(state.target, target),
+        soak=moved(state.soak, jnp.zeros_like(thickness)),
         offset=jnp.where(shift, offset - SECTION, offset),
         entered=state.entered + shift.astype(state.entered.dtype),
     )
 
 
-def cost(
-    exit_temperature: Float[AnyArray, "*n"], target: Float[AnyArray, "*n"], power: Float[AnyArray, "*n 4"]
-) -> Float[Array, "*n"]:
-    """((T − target) / 10 K)² + 0.2 · mean power / full power, T [°C] the exit's surface temperature.
+def cost(observation: Float[AnyArray, "*n 25"], power: Float[AnyArray, "*n 4"]) -> Float[Array, "*n"]:
+    """((T − target) / 10 K)² + (max(s − soak, 0) / 2 min)² + 0.2 · mean power / full power, at the exit.
+
+    T is the core's temperature, s a fifth of a minute per millimetre of thickness.
 
     Args:
-        exit_temperature: (...), surface temperature at the exit [°C].
-        target: (...), their exit temperatures [°C].
+        observation: (..., 25), the observation, in its space's units.
         power: (..., 4), powers of the burners [MW].
     """
-    return jnp.square((exit_temperature - target) / ERROR_SCALE) + FUEL_COST * jnp.mean(power, axis=-1) / POWER
+    core, target, thickness, soak = (
+        jnp.asarray(observation)[..., k] for k in (CORE, EXIT_TARGET, EXIT_THICKNESS, SOAK)
+    )
+    short = jnp.maximum(SOAK_PER_MM * thickness - soak, 0.0) / SOAK_SCALE
+    return jnp.square((core - target) / ERROR_SCALE) + jnp.square(short) + FUEL_COST * jnp.mean(power, axis=-1) / POWER
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Params) -> tuple[State, Timestep]:
@@ -246,42 +233,35 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Pa
         action: (4,), burner powers [MW].
         params: constants of the plant.
     """
-    noise = jax.random.normal(key, (2 * ZONES + 1,), action.dtype)
+    noise = jax.random.normal(key, (2 * ZONES + 2,), action.dtype)
     power = clip_to(SPEC.action, action)
     state = carried(state, DT / 2, params)
     share = overlap(state.offset)
     furnace, passage = advance(state.furnace, state.thickness, power, share, SECONDS, SUBSTEPS, params)
     phi = jnp.exp(-DT / jnp.asarray(params.speed_time_constant, action.dtype))
-    following = carried(state._replace(furnace=furnace, power=power, step=state.step + 1), DT / 2, params)
+    soak = state.soak + DT * jnp.mean(_hot_enough(passage.middle, state.target), axis=0)
+    heated = state._replace(furnace=furnace, soak=soak, power=power, step=state.step + 1)
+    following = carried(heated, DT / 2, params)
     following = following._replace(
         deviation=phi * state.deviation + params.speed_sd * jnp.sqrt(1 - phi**2) * noise[-1],
     )
     exact = _observe(following, params, jnp.zeros_like(noise[:-1]))
-    observation = (
-        exact
-        + jnp.pad(params.noise_sd * noise[:ZONES], (0, 19))
-        + jnp.pad(params.noise_sd * noise[ZONES:-1], (2 * ZONES, 11))
-    )
     return following, Timestep(
-        observation=observation,
-        reward=-cost(exact[EXIT], exact[EXIT_TARGET], power),
+        observation=_observe(following, params, params.noise_sd * noise[:-1]),
+        reward=-cost(exact, power),
         margins=margins_of(passage.surface, passage.middle, passage.zones),
         terminated=jnp.asarray(False),
         truncated=following.step >= HORIZON,
     )
 
 
-EXIT = 3 * ZONES - 1
-EXIT_TARGET = SPEC.observation.size - 2
-
-
 def predict(
-    observation: Float[Array, " 23"], action: Float[Array, " 4"], params: Params
-) -> tuple[Float[Array, " 23"], Float[Array, " 3"]]:
-    """The next observation from what the stations show, and the least margins [K] on the way; products stay.
+    observation: Float[Array, " 25"], action: Float[Array, " 4"], params: Params
+) -> tuple[Float[Array, " 25"], Float[Array, " 3"]]:
+    """The next observation from what the stations show, and the least margins [K] on the way; products and soak stay.
 
     Args:
-        observation: (23,), the observation, in its space's units.
+        observation: (25,), the observation, in its space's units.
         action: (4,), burner powers [MW].
         params: constants of the plant.
     """
@@ -291,52 +271,60 @@ def predict(
     following, passage = advance(furnace, thickness, power, share, SECONDS, SUBSTEPS, params)
     places = jnp.arange(SECTIONS + 1, dtype=observation.dtype) * SECTION
     stations = (jnp.asarray(STATIONS, observation.dtype)[1:] - 0.5) * SECTION
-    skin = jnp.interp(stations, places + observation[-1] * DT, passage.surface[-1])
-    parts = [following.zones - CELSIUS, power, skin - CELSIUS, observation[3 * ZONES :]]
+    places = places + observation[SPEED] * DT
+    skin = jnp.interp(stations, places, passage.surface[-1])
+    core = jnp.interp(stations[-1:], places, passage.middle[-1])
+    stay = observation[3 * ZONES : CORE]
+    parts = [following.zones - CELSIUS, power, skin - CELSIUS, stay, core - CELSIUS, observation[SOAK:]]
     return jnp.concatenate(parts), margins_of(passage.surface, passage.middle, passage.zones)
 
 
-def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 23"], params: Params) -> tuple[State, Params]:
+def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], params: Params) -> tuple[State, Params]:
     """Zones, powers, speed and what comes in are measured; the steel is as much hotter as the pyrometers show.
 
     Its temperatures follow their own development otherwise, shifted at all depths by what the pyrometers show more
-    than the state, linearly between them. Thickness and target of the charge are those of what has come in. Of the
-    first step nothing earlier is known: the charge is one product, as far through as `reconstructed` has it.
+    than the state, linearly between them, and what has soaked did so as much longer as the exit tells. Thickness and
+    target of the charge are those of what has come in. Of the first step nothing earlier is known: the charge is one
+    product, as far through as `reconstructed` has it.
     """
-    noise = params.noise_sd * jax.random.normal(key, (2 * ZONES,), observation.dtype)
+    noise = params.noise_sd * jax.random.normal(key, (2 * ZONES + 1,), observation.dtype)
     zones = observation[:ZONES] - noise[:ZONES] + CELSIUS
     first = state.step == 0
     thickness, target = (
         jnp.where(first, now, charge.at[0].set(now))
         for charge, now in ((state.thickness, observation[12]), (state.target, observation[17]))
     )
-    steel = jnp.where(first, reconstructed(observation, params)[0].steel, state.furnace.steel)
+    kelvin = steel_temperatures(state.furnace)
+    kelvin = jnp.where(first, steel_temperatures(reconstructed(observation, params)[0]), kelvin)
     speed = line_speed(thickness, 0.0, params)
     at = state._replace(
-        furnace=Furnace(steel, zones),
+        furnace=Furnace(enthalpy(kelvin), zones),
         thickness=thickness,
         target=target,
         power=observation[ZONES : 2 * ZONES],
-        deviation=observation[22] / speed - 1,
+        deviation=observation[SPEED] / speed - 1,
     )
-    shown = _observe(at, params, jnp.zeros_like(noise))[2 * ZONES : 3 * ZONES]
-    hotter = observation[2 * ZONES : 3 * ZONES] - noise[ZONES:] - shown
-    steel = steel + along(jnp.append(0.0, hotter))[:, None]
-    return at._replace(furnace=Furnace(steel, zones)), params
+    shown = _observe(at, params, jnp.zeros_like(noise))
+    hotter = observation[2 * ZONES : 3 * ZONES] - noise[ZONES : 2 * ZONES] - shown[2 * ZONES : 3 * ZONES]
+    kelvin = kelvin + along(jnp.append(0.0, hotter))[:, None]
+    behind = jnp.arange(SECTIONS, -1, -1, dtype=zones.dtype) * SECTION / observation[SPEED]
+    later = jnp.where(state.soak > 0, state.soak + observation[SOAK] - shown[SOAK], 0.0)
+    soak = jnp.maximum(jnp.where(first, observation[SOAK] - behind, later), 0.0)
+    return at._replace(furnace=Furnace(enthalpy(kelvin), zones), soak=soak), params
 
 
-def applied(observation: Float[Array, " 23"]) -> Float[Array, " 4"]:
+def applied(observation: Float[Array, " 25"]) -> Float[Array, " 4"]:
     """The burner powers [MW] in force."""
     return observation[ZONES : 2 * ZONES]
 
 
-def logged_margins(next_observation: Float[AnyArray, "*n 23"]) -> Float[Array, "*n 3"]:
+def logged_margins(next_observation: Float[AnyArray, "*n 25"]) -> Float[Array, "*n 3"]:
     """Margins [K] of logged rows: the hottest pyrometer and zone, and q L / (2 k) where cold steel enters."""
     zones = next_observation[..., :ZONES] + CELSIUS
     cold = NOMINAL.ambient + CELSIUS
     flux = NOMINAL.emissivity * STEFAN_BOLTZMANN * (zones[..., 0] ** 4 - cold**4)
     flux = flux + NOMINAL.convection * (zones[..., 0] - cold)
-    across = flux * next_observation[..., 3 * ZONES] / 4000 / NOMINAL.conductivity
+    across = flux * next_observation[..., 3 * ZONES] / 4000 / conductivity(jnp.asarray(cold))
     hottest = (
         jnp.max(next_observation[..., 2 * ZONES : 3 * ZONES], axis=-1) + CELSIUS,
         across,
@@ -346,24 +334,24 @@ def logged_margins(next_observation: Float[AnyArray, "*n 23"]) -> Float[Array, "
 
 
 def logged_reward(
-    observation: Float[AnyArray, "*n 23"], action: Float[AnyArray, "*n 4"], next_observation: Float[AnyArray, "*n 23"]
+    observation: Float[AnyArray, "*n 25"], action: Float[AnyArray, "*n 4"], next_observation: Float[AnyArray, "*n 25"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward of logged rows, by what the exit's pyrometer showed.
+    """The plant's reward of logged rows, by what the furnace's model said of the core at the exit.
 
     Args:
-        observation: (..., 23), the observation, in its space's units.
+        observation: (..., 25), the observation, in its space's units.
         action: (..., 4), burner powers [MW].
-        next_observation: (..., 23), what was observed a step later.
+        next_observation: (..., 25), what was observed a step later.
     """
-    return -cost(next_observation[..., EXIT], next_observation[..., EXIT_TARGET], action)
+    return -cost(next_observation, action)
 
 
-def _wanted(observation: Float[Array, " 23"]) -> Float[Array, " Z"]:
+def _wanted(observation: Float[Array, " 25"]) -> Float[Array, " Z"]:
     """The table's set points [°C] for what is in the zones and comes next."""
-    return setpoints_of(observation[12:17], observation[17:22], observation[22])
+    return setpoints_of(observation[12:17], observation[17:22], observation[SPEED])
 
 
-zone_control = zone_loops(_wanted, EXIT, EXIT_TARGET, DT, SPEC.action)
+zone_control = zone_loops(_wanted, CORE, EXIT_TARGET, DT, SPEC.action)
 """A PI loop for each zone on the furnace's table of set points."""
 
 PLANT = Plant(
@@ -377,9 +365,18 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=zone_control,
+    # By the cross-entropy method from the best known, with a penalty on margins below a kelvin; then the second zone,
+    # where the plate is strained most, set 12 K lower, until 5,317 episodes kept the limits.
+    fallback_params=ZoneParams(
+        kp=(0.041, 0.03, 0.045, 0.11),
+        ki=(0.012, 0.018, 0.0115, 0.0265),
+        feedforward=(0.016, 0.053, 0.079, -0.031),
+        trim=(0.06, 0.18, 0.27, 0.78),
+        lift=(6.2, 5.0, 9.1, -3.5),
+    ),
     # A zone is 6 MJ/K against some 5 to 12 kW/K of steel: a gain of about half of η⁻¹ C per minute of response, and an
     # integral time of eight minutes.
-    fallback_params=ZoneParams(
+    found_params=ZoneParams(
         kp=(0.05,) * ZONES,
         ki=(0.006,) * ZONES,
         feedforward=(0.0,) * ZONES,
@@ -387,8 +384,8 @@ PLANT = Plant(
         lift=(0.0,) * ZONES,
     ),
     # The best known: the same loops with all gains found by the cross-entropy method over 37 rounds of 40 draws.
-    oracle=zone_control,
-    oracle_params=ZoneParams(
+    reference=zone_control,
+    reference_params=ZoneParams(
         kp=(0.031, 0.028, 0.043, 0.092),
         ki=(0.0125, 0.0186, 0.0107, 0.0297),
         feedforward=(0.019, 0.0505, 0.0778, -0.0386),

@@ -8,7 +8,6 @@ from jaxtyping import Array, Float
 
 from neorl_core.plants.steel_annealing.furnace import (
     CELLS,
-    CELSIUS,
     PER_ZONE,
     SECTION,
     SECTIONS,
@@ -16,8 +15,10 @@ from neorl_core.plants.steel_annealing.furnace import (
     ZONES,
     Furnace,
     Params,
+    heated_to,
     overlap,
 )
+from neorl_core.plants.steel_annealing.steel import CELSIUS, conductivity
 
 STATIONS = tuple(range(0, SECTIONS + 1, PER_ZONE))
 """Sections at the entry and at the end of each zone, where pyrometers look."""
@@ -36,7 +37,7 @@ def along(seen: Float[Array, " 5"]) -> Float[Array, " S"]:
     return jnp.interp(jnp.arange(SECTIONS + 1, dtype=seen.dtype), stations, seen)
 
 
-def reconstructed(observation: Float[Array, " 23"], params: Params) -> tuple[Furnace, Float[Array, " S"]]:
+def reconstructed(observation: Float[Array, " 25"], params: Params) -> tuple[Furnace, Float[Array, " S"]]:
     """Temperatures [K] and thickness [mm] of the charge as far as stations tell: between them linear along the furnace,
     across the steel the parabola of a steady heat flux q, T = Ts − q L / (2 k) (1 − η²), L half the thickness."""
     zones = observation[:ZONES] + CELSIUS
@@ -48,5 +49,5 @@ def reconstructed(observation: Float[Array, " 23"], params: Params) -> tuple[Fur
     gained = share @ (radiation * zones**4 + params.convection * zones)
     flux = gained - jnp.sum(share, axis=1) * (radiation * skin**4 + params.convection * skin)
     depth = 1 - (jnp.arange(CELLS, dtype=zones.dtype) + 0.5) / CELLS
-    drop = (flux * thickness / 4000 / params.conductivity)[:, None] * (1 - depth**2)[None]
-    return Furnace(skin[:, None] - drop, zones), thickness
+    drop = (flux * thickness / 4000 / (params.conductivity * conductivity(skin)))[:, None] * (1 - depth**2)[None]
+    return heated_to(skin[:, None] - drop, zones), thickness

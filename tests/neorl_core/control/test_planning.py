@@ -7,23 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.control.greedy import GreedyParams, greedy
 from neorl_core.control.receding import RecedingParams, receding
-from neorl_core.types import Controller
-
-IDLE = Controller(lambda params, observation: (), lambda params, state, observation, applied: ((), 0 * applied))
-
-
-def test_the_greedy_action_is_the_projected_minimiser() -> None:
-    # min (a − t)' D (a − t) within ±1 with D diagonal: each component is clip(t, ±1). A rate of 0 leaves one alone.
-    def objective(target: jax.Array, action: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.asarray([1.0, 4.0, 1.0]) * (action - target) ** 2)
-
-    controller = greedy(IDLE, objective, steps=60)
-    params = GreedyParams((), rate=(0.1, 0.1, 0.0), low=(-1.0,) * 3, high=(1.0,) * 3)
-    target = jnp.asarray([0.3, 5.0, 0.7])
-    _, action = controller.act(params, controller.init(params, target), target, jnp.zeros(3))
-    np.testing.assert_allclose(action, [0.3, 1.0, 0.0], atol=1e-5)
 
 
 def test_the_plan_is_that_of_the_finite_horizon_regulator() -> None:

@@ -1,4 +1,4 @@
-"""The reactor's feed concentration and its NMPC oracle (truth 1.1); the rest of its truths are in test_plants.py."""
+"""The reactor's feed concentration and its NMPC (truth 1.1); the rest of its truths are in test_plants.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neorl_core.plants.base import rollouts
 from tests.conftest import Truth
 
 
-def test_the_oracle_s_cost_of_the_tracking_task(truth: Truth) -> None:
+def test_the_planner_s_cost_of_the_tracking_task(truth: Truth) -> None:
     # Truth 1.1: horizon 17, no move penalty, no preview: cost 0.0798, IAE 0.236, T in [318.5, 327.9].
     controller = reactor.nmpc
     with jax.enable_x64(True):
@@ -43,10 +43,10 @@ def test_the_oracle_s_cost_of_the_tracking_task(truth: Truth) -> None:
 
 
 @pytest.mark.slow
-def test_the_top_of_the_scale_is_the_oracle_s() -> None:
+def test_the_top_of_the_scale_is_the_planner_s() -> None:
     plant = reactor.PLANT
     keys = jax.random.split(jax.random.key(1), 8)
-    best = rollouts(plant, plant.oracle, plant.oracle_params, keys, plant.domain)
+    best = rollouts(plant, plant.reference, plant.reference_params, keys, plant.domain)
     assert not best.violated.any()
     # Over 1,000 episodes the spread is 0.0052 an episode.
     assert best.ret.mean() == pytest.approx(plant.spec.score_range[1], abs=4 * 0.0052 / 8**0.5)

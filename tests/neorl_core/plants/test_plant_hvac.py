@@ -210,7 +210,7 @@ def test_planning_costs_less_than_thermostats_and_both_keep_the_limits() -> None
     )
     day = plant.sample_params(jax.random.key(0), plant.domain)
     pi = run(plant.fallback_params, jax.random.key(1), day, plant.fallback)
-    planned = run(plant.oracle_params, jax.random.key(1), day, plant.oracle)
+    planned = run(plant.reference_params, jax.random.key(1), day, plant.reference)
     assert min(pi.margins.min(), planned.margins.min()) > 0
     assert planned.rewards.sum() > 0.85 * pi.rewards.sum()
     # It cools while electricity is cheap: less than a quarter of the thermostats' cooling from 15 to 16 h.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -261,6 +262,15 @@ def test_every_plant_keeps_the_contract(name: str) -> None:
     end = step(jax.random.key(2), state, jnp.asarray(spec.action.high), params)[1]
     np.testing.assert_array_equal(far.observation, end.observation)
     assert np.isnan(clip_to(spec.action, jnp.full(spec.action.size, jnp.nan))).all()
+
+
+def test_every_constant_has_a_source_or_is_marked_as_ours() -> None:
+    for name, plant in PLANTS.items():
+        rows = [
+            line for line in (import_module(PLANTS.module(name)).__doc__ or "").splitlines() if line.startswith("|")
+        ]
+        named = {word.strip() for row in rows[2:] for word in row.split("|")[1].replace(" and ", ", ").split(",")}
+        assert {*plant.params._fields, *plant.domain._fields} - named - {"non_minimum_phase"} == set(), name
 
 
 HIDDEN = {"steel_annealing"}

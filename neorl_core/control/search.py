@@ -1,0 +1,221 @@
+"""A search over a controller's own parameters: successive halving from many starts, then the cross-entropy method.
+
+Jamieson and Talwalkar: Non-stochastic best arm identification and hyperparameter optimization (AISTATS 2016);
+Rubinstein and Kroese: The Cross-Entropy Method, 2004, section 2.3. All candidates of a round are played on the same
+episodes, so that what is compared are paired differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
+
+from neorl_core.plants.base import rollout, summarise
+from neorl_core.types import Controller, Params, Plant
+
+Floats = npt.NDArray[np.float64]
+GEOMETRIC = 10.0
+"""A range whose ends have one sign and differ by this factor or more is searched by orders of magnitude."""
+VIOLATION_COST = 10_000.0
+"""Points for a violated episode: a share of 1e-4, a tenth of what certificates allow, costs one point of 100."""
+CHUNK = 512
+"""Episodes played at once; their steps are in memory together."""
+LEAST, NEAR = 0.01, 0.1
+"""Standard deviations of draws, as shares of the range: the least of a round, and the first around given numbers."""
+STAY = 0.3
+"""Share of a round's mean and spread that is kept in the next, which damps its noise."""
+
+
+class Space(NamedTuple):
+    """What is searched: numbers by name, their ranges, and what they make of a controller."""
+
+    names: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    params: Callable[[Float[Array, " n"]], Params]
+    """(n,) numbers -> parameters of the controller."""
+
+    def _orders(self) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+        low, high = np.asarray(self.low, float), np.asarray(self.high, float)
+        sizes = np.sort(np.abs([low, high]), axis=0)
+        return low, high, (low * high > 0) & (sizes[1] >= GEOMETRIC * sizes[0])
+
+    def numbers(self, place: npt.ArrayLike) -> Floats:
+        """Places in the unit cube (..., n) as numbers in their own units."""
+        (low, high, many), place = self._orders(), np.asarray(place, float)
+        ratio = np.where(many, high / np.where(many, low, 1.0), 1.0)
+        return np.asarray(np.where(many, low * ratio**place, low + (high - low) * place))
+
+    def place(self, numbers: npt.ArrayLike) -> Floats:
+        """Numbers (..., n) as places in the unit cube: the inverse of `numbers`."""
+        (low, high, many), own = self._orders(), np.asarray(numbers, float)
+        ratio = np.where(many, high / np.where(many, low, 1.0), np.e)
+        return np.where(
+            many,
+            np.log(np.where(many, own / np.where(many, low, 1.0), 1.0)) / np.log(ratio),
+            (own - low) / (high - low),
+        )
+
+
+class Effort(NamedTuple):
+    """How much is tried."""
+
+    starts: int = 1_000
+    """Uniform draws from the space."""
+    episodes: int = 8
+    """Episodes of each start; each halving of the starts doubles them."""
+    finalists: int = 16
+    """Where halving ends."""
+    rounds: int = 24
+    """Of the cross-entropy method."""
+    draws: int = 64
+    """Of each round, a quarter of which makes the next."""
+    draw_episodes: int = 32
+    """Episodes of each draw."""
+    fresh: int = 1_024
+    """Episodes on which winners are judged, which nothing was chosen by."""
+
+
+class Judged(NamedTuple):
+    """One set of parameters on the fresh episodes."""
+
+    numbers: Floats
+    """(n,)"""
+    returns: Floats
+    """(fresh,) undiscounted, in the order of the episodes."""
+    violated: npt.NDArray[np.bool_]
+    """(fresh,)"""
+
+
+@partial(jax.jit, static_argnames=("plant", "controller", "build"))
+def _play(
+    plant: Plant,
+    controller: Controller,
+    build: Callable[[Float[Array, " n"]], Params],
+    numbers: Float[Array, "C n"],
+    keys: Key[Array, " C"],
+) -> tuple[Float[Array, " C"], Bool[Array, " C"]]:
+    """Returns of episodes, each with numbers of its own; the same key gives the episode that `rollouts` plays."""
+
+    def episode(own: Float[Array, " n"], key: PRNGKeyArray) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+        key_constants, key_run = jax.random.split(key)
+        constants = plant.sample_params(key_constants, plant.domain)
+        result = summarise(rollout(plant, controller, build(own), key_run, constants))
+        return result.ret, result.violated
+
+    return jax.vmap(episode)(numbers, keys)
+
+
+def play(
+    plant: Plant, controller: Controller, space: Space, numbers: npt.ArrayLike, keys: Key[Array, " E"]
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Returns and violations (P, E) of P sets of numbers on the same E episodes, in chunks of one compiled program.
+
+    Args:
+        plant: the plant, in its own operating domain.
+        controller: whose parameters are tried.
+        space: says what numbers mean.
+        numbers: (P, n), in their own units.
+        keys: (E,), one per episode.
+    """
+    rows = np.asarray(numbers, np.float32)
+    pairs, each = len(rows) * len(keys), len(keys)
+    returns, violated = np.empty(pairs), np.empty(pairs, bool)
+    for start in range(0, pairs, CHUNK):
+        # The last chunk is filled up with the last pair, so that all have one shape.
+        which = np.minimum(np.arange(start, start + CHUNK), pairs - 1)
+        found = _play(plant, controller, space.params, jnp.asarray(rows[which // each]), keys[which % each])
+        kept = slice(start, min(start + CHUNK, pairs))
+        for whole, part in zip((returns, violated), found, strict=True):
+            whole[kept] = np.asarray(part)[: kept.stop - start]
+    return returns.reshape(len(rows), each), violated.reshape(len(rows), each)
+
+
+def objective(plant: Plant, returns: Floats, violated: npt.NDArray[np.bool_]) -> Floats:
+    """Mean score (P,) from 0 to 100 less `VIOLATION_COST` times the share of violated episodes.
+
+    Args:
+        plant: gives the scale.
+        returns: (P, E).
+        violated: (P, E).
+    """
+    worst, best = plant.spec.score_range
+    scores = 100.0 * (returns - worst) / (best - worst) - VIOLATION_COST * violated
+    # A controller whose return is not finite is the worst of all.
+    return np.asarray(np.where(np.isfinite(scores), scores, -np.inf).mean(axis=1))
+
+
+def search(
+    plant: Plant,
+    controller: Controller,
+    space: Space,
+    key: PRNGKeyArray,
+    effort: Effort,
+    around: npt.ArrayLike | None = None,
+    told: Callable[[str], None] | None = None,
+) -> Judged:
+    """The best parameters that a search finds, judged on fresh episodes.
+
+    From uniform starts the better half by mean objective stays, with twice the episodes, until few are left. From
+    their mean and spread the cross-entropy method goes on: normal draws, the best quarter of which makes the next
+    round's mean and spread. The finalists and the last mean are judged on fresh episodes.
+
+    Args:
+        plant: the plant, in its own operating domain.
+        controller: whose parameters are searched.
+        space: where.
+        key: randomness of the starts, of the episodes and of the draws.
+        effort: how much.
+        around: (n,) numbers near which the cross-entropy method begins, in place of the starts.
+        told: called with a line after each round.
+    """
+    key_starts, key_episodes, key_draws, key_fresh = jax.random.split(key, 4)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key_draws)))
+    turns = count()
+
+    def ranked(places: Floats, episodes: int) -> Floats:
+        keys = jax.random.split(jax.random.fold_in(key_episodes, next(turns)), episodes)
+        found = objective(plant, *play(plant, controller, space, space.numbers(places), keys))
+        if told:
+            told(f"{len(places)} on {episodes} episodes: best {found.max():.2f}, median {np.median(found):.2f}")
+        return places[np.argsort(-found, kind="stable")]
+
+    if around is None:
+        finalists = np.asarray(jax.random.uniform(key_starts, (effort.starts, len(space.names))), np.float64)
+        episodes = effort.episodes
+        while len(finalists) > effort.finalists:
+            finalists = ranked(finalists, episodes)[: max(len(finalists) // 2, effort.finalists)]
+            episodes *= 2
+        mean, spread = finalists.mean(axis=0), finalists.std(axis=0)
+    else:
+        finalists = space.place(around)[None]
+        mean, spread = finalists[0], np.full(len(space.names), NEAR)
+    for _ in range(effort.rounds):
+        drawn = np.clip(rng.normal(mean, np.maximum(spread, LEAST), (effort.draws, len(mean))), 0.0, 1.0)
+        elite = ranked(drawn, effort.draw_episodes)[: effort.draws // 4]
+        mean, spread = STAY * mean + (1 - STAY) * elite.mean(axis=0), STAY * spread + (1 - STAY) * elite.std(axis=0)
+    numbers = space.numbers(np.vstack([mean, finalists[:4]]))
+    return best_of(judge(plant, controller, space, numbers, key_fresh, effort.fresh), plant)
+
+
+def judge(
+    plant: Plant, controller: Controller, space: Space, numbers: npt.ArrayLike, key: PRNGKeyArray, fresh: int
+) -> list[Judged]:
+    """Sets of numbers (P, n) on the same fresh episodes."""
+    rows = np.atleast_2d(np.asarray(numbers, np.float64))
+    returns, violated = play(plant, controller, space, rows, jax.random.split(key, fresh))
+    return [Judged(*each) for each in zip(rows, returns, violated, strict=True)]
+
+
+def best_of(found: list[Judged], plant: Plant) -> Judged:
+    """The one with the greatest objective."""
+    returns, violated = (np.stack([getattr(each, field) for each in found]) for field in ("returns", "violated"))
+    return found[int(np.argmax(objective(plant, returns, violated)))]
