@@ -62,6 +62,11 @@ class PlantSpec(NamedTuple):
     """Names of what a discrete action chooses among: its one component is their number, from 0 on. None of continuous
     actions."""
 
+    @property
+    def acting(self) -> int:
+        """Numbers of an action as learners see it: its components, or one for each choice of a discrete one."""
+        return self.action.size if self.choices is None else len(self.choices)
+
 
 class Transition(NamedTuple):
     """Logged steps, flat over time; leading axes are (N,) or (B,)."""
@@ -148,9 +153,15 @@ class Plant(NamedTuple):
     fallback: Controller
     """The plant's own controller (PI or LQR)."""
     fallback_params: Params
-    oracle: Controller | None = None
-    """The top of the scale: what the true model allows (NMPC, LQR), for comparison only."""
-    oracle_params: Params = None
+    """As a good practitioner tunes it: what the shield hands over to, and gates and tables compare with."""
+    found_params: Params = None
+    """As it was found on the plant, whose logs it wrote; None where that is `fallback_params`."""
+    reference: Controller | None = None
+    """The best known controller, the top of the scale: found by a search or a planner, for comparison only."""
+    reference_params: Params = None
+    idle: tuple[float, ...] | None = None
+    """(A,) the action of a sensible idle, held throughout, which scores 0; None where the action in force at the start
+    is held."""
     resume: Callable[[PRNGKeyArray, Params, Float[Array, " O"], Params], tuple[Params, Params]] | None = None
     """(key, state, observation, params) -> (state, params) as an observation of the plant tells them: measurement noise
     is drawn by the key and taken off, and what the observation does not tell stays. None where nobody wrote it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
-from neorl_core.plants.base import rollouts
+from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
 from neorl_core.types import Controller, Params, Plant
 
 SEED_DOMAIN = b"neorl certification seed v1:"
 """Keeps a seed that is used elsewhere, too, from giving the same episodes."""
+BATCH = 512
+"""Episodes per compiled call."""
 
 
 class CertificationCounts(NamedTuple):
@@ -27,7 +30,7 @@ class CertificationCounts(NamedTuple):
     episodes: int
     violations: int
     violating: tuple[int, ...]
-    """Indices of the violated episodes: with `episodes` all that the test needs to be repeated."""
+    """Indices of the violated episodes, once the test has stopped: with `episodes` all that repeating it needs."""
     log_e: float
     log_threshold: float
     """log(1/alpha); certified when `log_e` reaches it."""
@@ -41,6 +44,12 @@ class CertificationCounts(NamedTuple):
     handovers: int
     mean_return: float | None
     """Mean return of the counted episodes whose return is finite."""
+    crashed: int = 0
+    """How many of the violations are episodes of batches without a result: they crashed, or took too long."""
+
+
+Run = Callable[[Plant, Controller, Params, PRNGKeyArray, Params], EpisodeResult | None]
+"""(plant, controller, its parameters, keys, domain) -> the episodes' results, or None where a batch has none."""
 
 
 def key_of(seed: bytes | int) -> PRNGKeyArray:
@@ -66,8 +75,15 @@ def episode_keys(seed: bytes | int, start: int, count: int) -> PRNGKeyArray:
         start: number of the first episode.
         count: how many.
     """
-    indices = jnp.arange(start, start + count, dtype=jnp.uint32)
-    keys: PRNGKeyArray = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key_of(seed), indices)
+    keys: PRNGKeyArray = _folded(key_of(seed), np.uint32(start), count)
+    return keys
+
+
+# Compiled, for as single operations it takes longer than the episodes of a small plant.
+@partial(jax.jit, static_argnames="count")
+def _folded(key: PRNGKeyArray, start: np.uint32, count: int) -> PRNGKeyArray:
+    indices = start + jnp.arange(count, dtype=jnp.uint32)
+    keys: PRNGKeyArray = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
     return keys
 
 
@@ -85,20 +101,67 @@ def violations_allowed(p0: float, alpha: float, max_episodes: int) -> int:
     return allowed
 
 
-def _stop_index(violated: npt.NDArray[np.bool_], p0: float, alpha: float, max_episodes: int) -> tuple[int, str]:
-    """How many episodes count, and why the test stops there; the earliest reason holds."""
-    lost = np.cumsum(violated)
-    # Thresholds as whole numbers of episodes, so that no rounding of a sum of logarithms can move the stop.
-    allowed = violations_allowed(p0, alpha, max_episodes)
-    boundaries = np.array([betting_episodes(p0, k, alpha) for k in range(allowed + 1)])
-    count = np.arange(1, violated.size + 1)
-    hopeless = lost > allowed
-    certified = ~hopeless & (count >= boundaries[np.minimum(lost, allowed)])
-    ended = np.flatnonzero(hopeless | certified | (count >= max_episodes))
-    if not ended.size:
-        return int(violated.size), "running"
-    at = int(ended[0])
-    return at + 1, "certified" if certified[at] else "futile" if hopeless[at] else "max_episodes"
+class _Tally:
+    """The test as it goes on: every episode is looked at once, so that counting costs no more as episodes add up."""
+
+    def __init__(self, constraints: int, p0: float, alpha: float, max_episodes: int) -> None:
+        allowed = violations_allowed(p0, alpha, max_episodes)
+        # Thresholds as whole numbers of episodes, so that no rounding of a sum of logarithms can move the stop.
+        self._boundaries = np.array([betting_episodes(p0, k, alpha) for k in range(allowed + 1)])
+        self._p0, self._alpha, self._max_episodes = p0, alpha, max_episodes
+        self._violating: list[int] = []
+        self._margins = np.full(constraints, np.inf)
+        self._episodes = self._crashed = self._handovers = self._returned = 0
+        self._return = 0.0
+        self.stop = "running"
+
+    def take(self, result: EpisodeResult | None, size: int) -> None:
+        """Count a batch up to where the test stops, if it does; one without a result is violated as a whole."""
+        flags = np.ones(size, dtype=bool) if result is None else np.asarray(result.violated)
+        counted = self._until_stop(flags)
+        self._violating += (self._episodes + np.flatnonzero(flags[:counted])).tolist()
+        self._episodes += counted
+        if result is None:
+            self._crashed += counted
+            return
+        margins = np.asarray(result.min_margins, dtype=np.float64)[:counted]
+        self._margins = np.minimum(self._margins, np.where(np.isfinite(margins), margins, np.inf).min(axis=0))
+        self._handovers += int(np.asarray(result.handovers)[:counted].sum())
+        returns = np.asarray(result.ret, dtype=np.float64)[:counted]
+        returns = returns[np.isfinite(returns)]
+        self._return, self._returned = self._return + float(returns.sum()), self._returned + returns.size
+
+    def _until_stop(self, flags: npt.NDArray[np.bool_]) -> int:
+        """How many episodes of a batch count, and why the test stops there; the earliest reason holds."""
+        allowed = len(self._boundaries) - 1
+        lost = len(self._violating) + np.cumsum(flags)
+        count = self._episodes + np.arange(1, flags.size + 1)
+        hopeless = lost > allowed
+        certified = ~hopeless & (count >= self._boundaries[np.minimum(lost, allowed)])
+        ended = np.flatnonzero(hopeless | certified | (count >= self._max_episodes))
+        if not ended.size:
+            return int(flags.size)
+        at = int(ended[0])
+        self.stop = "certified" if certified[at] else "futile" if hopeless[at] else "max_episodes"
+        return at + 1
+
+    def counts(self) -> CertificationCounts:
+        """What was counted so far; the violated episodes are listed once the test has stopped."""
+        violations = len(self._violating)
+        return CertificationCounts(
+            episodes=self._episodes,
+            violations=violations,
+            violating=() if self.stop == "running" else tuple(self._violating),
+            log_e=log_e_value(self._episodes - violations, violations, self._p0),
+            log_threshold=-math.log(self._alpha),
+            upper_bound=clopper_pearson_upper(violations, self._episodes, self._alpha),
+            certified=self.stop == "certified",
+            stop=self.stop,
+            min_margins=tuple(float(least) if np.isfinite(least) else None for least in self._margins),
+            handovers=self._handovers,
+            mean_return=self._return / self._returned if self._returned else None,
+            crashed=self._crashed,
+        )
 
 
 def certify_batches(
@@ -111,7 +174,8 @@ def certify_batches(
     p0: float,
     alpha: float,
     max_episodes: int,
-    batch: int = 512,
+    batch: int = BATCH,
+    run: Run = rollouts,
 ) -> Iterator[CertificationCounts]:
     """Test "P(an episode under `domain` is violated) >= p0" episode by episode, and report after every batch.
 
@@ -119,7 +183,8 @@ def certify_batches(
     reaches 1/alpha. The test also stops when the violations so far leave it no way to certify within `max_episodes`.
     Both are valid: the e-value holds at any stopping time, and stopping for futility only ever refuses, so it can
     but lower the probability of a false certificate. Episodes computed beyond the stop are not counted, so the
-    counts do not depend on `batch`. NaN and infinity count as violations (`plants.base.summarise`).
+    counts do not depend on `batch`. NaN and infinity count as violations (`plants.base.summarise`), and so do all
+    episodes of a batch of which `run` has no result.
 
     Args:
         plant: the simulator.
@@ -131,9 +196,10 @@ def certify_batches(
         alpha: what this attempt may spend (`bounds.alpha_spent`).
         max_episodes: number of episodes after which it gives up.
         batch: episodes per compiled call.
+        run: runs a batch; one that finds crashes and time-outs gives None for it.
 
     Yields:
-        The counts so far; the last one has the verdict.
+        The counts so far; the last one has the verdict, and lists the violated episodes.
 
     Raises:
         ValueError: when `max_episodes` could not certify even without a violation.
@@ -144,38 +210,11 @@ def certify_batches(
             f"expected at least {least} episodes, which p0 = {p0} at alpha = {alpha:.3g} needs without a violation, "
             f"got max_episodes = {max_episodes}; raise max_episodes"
         )
-    flags = np.zeros(0, dtype=bool)
-    margins = np.zeros((0, len(plant.spec.constraints)))
-    handovers, returns = np.zeros(0, dtype=np.int64), np.zeros(0)
-    stop = "running"
-    while stop == "running":
-        keys = episode_keys(seed, flags.size, batch)
-        result = rollouts(plant, controller, controller_params, keys, domain)
-        flags = np.concatenate([flags, np.asarray(result.violated)])
-        margins = np.concatenate([margins, np.asarray(result.min_margins, dtype=np.float64)])
-        handovers = np.concatenate([handovers, np.asarray(result.handovers, dtype=np.int64)])
-        returns = np.concatenate([returns, np.asarray(result.ret, dtype=np.float64)])
-        episodes, stop = _stop_index(flags, p0, alpha, max_episodes)
-        violating = np.flatnonzero(flags[:episodes])
-        finite_returns = returns[:episodes][np.isfinite(returns[:episodes])]
-        yield CertificationCounts(
-            episodes=episodes,
-            violations=int(violating.size),
-            violating=tuple(int(i) for i in violating),
-            log_e=log_e_value(episodes - int(violating.size), int(violating.size), p0),
-            log_threshold=-math.log(alpha),
-            upper_bound=clopper_pearson_upper(int(violating.size), episodes, alpha),
-            certified=stop == "certified",
-            stop=stop,
-            min_margins=tuple(_least_finite(column) for column in margins[:episodes].T),
-            handovers=int(handovers[:episodes].sum()),
-            mean_return=float(finite_returns.mean()) if finite_returns.size else None,
-        )
-
-
-def _least_finite(values: npt.NDArray[np.float64]) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.min()) if finite.size else None
+    tally, started = _Tally(len(plant.spec.constraints), p0, alpha, max_episodes), 0
+    while tally.stop == "running":
+        tally.take(run(plant, controller, controller_params, episode_keys(seed, started, batch), domain), batch)
+        started += batch
+        yield tally.counts()
 
 
 def certify(
@@ -188,7 +227,7 @@ def certify(
     p0: float,
     alpha: float,
     max_episodes: int,
-    batch: int = 512,
+    batch: int = BATCH,
 ) -> CertificationCounts:
     """The last of `certify_batches`: the verdict.
 

@@ -12,10 +12,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.control.fallbacks import FALLBACK
 from neorl_core.history import begun, followed
-from neorl_core.networks import Policy, policy_act
+from neorl_core.networks import Policy, policy_act, preferences
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.shield import (
     ShieldParams,
+    counted,
     default_shield,
     enough,
     inside_envelope,
@@ -57,6 +58,8 @@ class PolicyState(NamedTuple):
     """The state of the fallback, which watches all the time so that it can take over at any step."""
     seen: Params = ()
     """(S,) the last observation with its history, of a policy that has one."""
+    since: Params = ()
+    """Steps for which `action` is in force after the coming one, where actions are discrete; up to the dwell time."""
 
 
 def make_composite(
@@ -87,7 +90,8 @@ def _choose(condition: Bool[Array, ""], yes: Params, no: Params) -> Params:
 def _rest(shield: ShieldParams | SupportShield, action: Float[Array, " A"]) -> Float[Array, " A"]:
     """`action` within the bounds; where it is not finite the shield's `rest`, or mid-range for want of anything."""
     middle = shield.rest if isinstance(shield, SupportShield) else (shield.action_low + shield.action_high) / 2
-    return jnp.clip(jnp.where(jnp.isfinite(action), action, middle), shield.action_low, shield.action_high)
+    known = jnp.where(jnp.isfinite(action), action, middle)
+    return jnp.clip(known if shield.dwell is None else jnp.round(known), shield.action_low, shield.action_high)
 
 
 def first_applied(plant: Plant | Process, composite: Composite, observation: Float[Array, " O"]) -> Float[Array, " A"]:
@@ -104,6 +108,7 @@ def _trusted(
     memory: Params,
     observation: Float[Array, " O"],
     action: Float[Array, " A"],
+    since: Params,
 ) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
     """Whether the policy may keep control with this action, and whether it may get control back.
 
@@ -113,6 +118,7 @@ def _trusted(
         memory: the fallback's state, after it saw `observation`.
         observation: (O,) now.
         action: (A,) for the coming step.
+        since: steps for which a discrete action will have been in force after it.
     """
     shield = composite.shield
     if isinstance(shield, SupportShield):
@@ -122,9 +128,55 @@ def _trusted(
         return stays, returns
     assert isinstance(plant, Plant)
     enclosed = inside_envelope(shield, observation)
-    margins = predicted_margins(plant, shield, composite.fallback, memory, composite.model, observation, action)
+    margins = predicted_margins(plant, shield, composite.fallback, memory, composite.model, observation, action, since)
     stays = enclosed & enough(margins, shield.margin_buffer)
     return stays, enclosed & enough(margins, shield.margin_buffer + shield.return_buffer)
+
+
+class _Now(NamedTuple):
+    """What a step of the composite knows before the policy is asked."""
+
+    observation: Float[Array, " O"]
+    seen: Float[Array, " S"]
+    """The observation as the policy sees it."""
+    applied: Float[Array, " A"]
+    since: Params
+    memory: Params
+    """The fallback's state, after it saw the observation."""
+    returning: Bool[Array, ""]
+    """Whether the fallback has control, so that the policy must leave more to get it back."""
+
+
+def _limited(
+    plant: Plant | Process, composite: Composite, propose: Propose, now: _Now
+) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
+    """The policy's action within the limits, and whether it is trusted."""
+    proposed = propose(composite.policy, now.seen)
+    sound = jnp.all(jnp.isfinite(proposed))
+    action = limit_action(composite.shield, jnp.where(sound, proposed, now.applied), now.applied)
+    stays, returns = _trusted(plant, composite, now.memory, now.observation, action, ())
+    return action, sound & jnp.where(now.returning, returns, stays)
+
+
+def _masked(plant: Plant | Process, composite: Composite, now: _Now) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
+    """The choice that the policy likes best among those that can be had now and are trusted, and whether there is one.
+
+    Huang & Ontañón 2022 (arXiv 2006.14171) mask invalid actions in the same place, by the outputs of the network.
+    """
+    policy, shield = composite.policy, composite.shield
+    assert policy is not None
+    assert policy.normaliser.choices is not None
+    liked, choices = preferences(policy, now.seen), policy.normaliser.choices[:, None]
+
+    def possible(choice: Float[Array, " A"]) -> Bool[Array, ""]:
+        had = jnp.all(limit_action(shield, choice, now.applied, now.since) == choice)
+        since = counted(shield, now.since, now.applied, choice)
+        stays, returns = _trusted(plant, composite, now.memory, now.observation, choice, since)
+        return had & jnp.where(now.returning, returns, stays)
+
+    allowed = jax.vmap(possible)(choices)
+    best = jnp.argmax(jnp.where(allowed, liked, -jnp.inf))
+    return choices[best], jnp.all(jnp.isfinite(liked)) & jnp.any(allowed)
 
 
 def _with_history(
@@ -148,7 +200,9 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     2. The policy's action is limited in rate and range. Its future is predicted with the fallback taking over after
        one step. The fallback takes over now if a predicted margin is less than its buffer, if the observation is out
        of the policy's envelope, or if the policy's action is not finite. Of a process nothing is predicted: the
-       fallback takes over where nothing near this observation and action was logged.
+       fallback takes over where nothing near this observation and action was logged. Of a discrete action every
+       choice is judged so; the policy's next best takes the place of those that are not trusted, or that the dwell
+       time does not let it have, and the fallback takes over where no choice is left.
     3. The policy gets control back after `hold` steps, when its prediction leaves `return_buffer` more than the
        buffer (of a process, when it is within `return_radius`), so that the two do not chatter.
 
@@ -158,6 +212,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     Args:
         plant: gives the prediction model and the fallback; those of a process are the composite's own.
         propose: the policy's function of `Composite.policy`; networks' `policy_act` unless another kind is shielded.
+            Discrete policies are networks.
 
     Returns:
         The controller. The same arguments give the same object, so that what is compiled for it is found again.
@@ -173,6 +228,8 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
             action=action,
             fallback=fallback.init(composite.fallback, observation),
             seen=() if composite.history is None else begun(composite.history, observation, action),
+            # For how long it has been in force is not known: the first change is free.
+            since=() if composite.shield.dwell is None else jnp.maximum(composite.shield.dwell, 1),
         )
 
     def act(
@@ -180,29 +237,29 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     ) -> tuple[PolicyState, Float[Array, " A"]]:
         shield = composite.shield
         applied = _rest(shield, jnp.where(jnp.isfinite(applied), applied, state.action))
+        # What somebody else put in force has been so for a step.
+        since = jnp.where(jnp.all(applied == state.action), state.since, 1) if shield.dwell is not None else ()
         readable = jnp.all(jnp.isfinite(observation))
 
         # A first observation that was not finite left no usable memory: begin again with this one.
         memory = _choose(_all_finite(state.fallback), state.fallback, fallback.init(composite.fallback, observation))
         memory, command = fallback.act(composite.fallback, memory, observation, applied)
-        safe = limit_action(shield, jnp.where(jnp.isfinite(command), command, applied), applied)
+        safe = limit_action(shield, jnp.where(jnp.isfinite(command), command, applied), applied, since)
 
         if composite.policy is None:
             handed_over, held, action, seen = state.handed_over, state.held, safe, state.seen
         else:
             stacked = _with_history(composite, state, observation, applied)
             seen = () if composite.history is None else stacked
-            proposed = propose(composite.policy, stacked)
-            sound = jnp.all(jnp.isfinite(proposed))
-            candidate = limit_action(shield, jnp.where(sound, proposed, applied), applied)
-            stays, returns = _trusted(plant, composite, memory, observation, candidate)
-            returns &= state.held >= shield.hold
-            handed_over = ~(sound & jnp.where(state.handed_over, returns, stays))
+            now = _Now(observation, stacked, applied, since, memory, state.handed_over)
+            discrete = shield.dwell is not None
+            found, trusted = _masked(plant, composite, now) if discrete else _limited(plant, composite, propose, now)
+            handed_over = ~(trusted & (~state.handed_over | (state.held >= shield.hold)))
             held = jnp.where(handed_over, state.held + 1, 0)
-            action = jnp.where(handed_over, safe, candidate)
+            action = jnp.where(handed_over, safe, found)
 
-        following = PolicyState(handed_over, held, action, memory, seen)
-        unmoved = state._replace(action=applied)
+        following = PolicyState(handed_over, held, action, memory, seen, counted(shield, since, applied, action))
+        unmoved = state._replace(action=applied, since=counted(shield, since, applied, applied))
         return _choose(readable, following, unmoved), jnp.where(readable, action, applied)
 
     return Controller(init, act)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ class Limits(Protocol):
     @property
     def rate_limit(self) -> Float[Array, " A"]: ...
 
+    @property
+    def dwell(self) -> Int[Array, ""] | None: ...
+
 
 class ShieldParams(NamedTuple):
     """Everything that limits a policy, as arrays, so that a digest covers it."""
@@ -43,6 +46,9 @@ class ShieldParams(NamedTuple):
     observation_low: Float[Array, " O"]
     """The envelope in which the policy is trusted."""
     observation_high: Float[Array, " O"]
+    dwell: Int[Array, ""] | None = None
+    """Least number of steps between two changes of a discrete action, a minimum run or dwell time, which binds policy
+    and fallback; None of continuous actions."""
 
 
 def default_shield(
@@ -53,6 +59,7 @@ def default_shield(
     return_buffer: float | Sequence[float] | None = None,
     rate_limit: float | Sequence[float] | None = None,
     hold: int = 5,
+    dwell: int = 1,
     envelope: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
 ) -> ShieldParams:
     """A shield for a plant.
@@ -65,6 +72,7 @@ def default_shield(
         return_buffer: additional margin before the policy returns; half of `buffer` unless given.
         rate_limit: largest change of an action in a step; its whole range unless given.
         hold: least number of steps in the fallback.
+        dwell: least number of steps between two changes of a discrete action; 1 lets it change at every step.
         envelope: lowest and highest trusted observation; the spec's bounds unless given (see `envelope_of`).
 
     Returns:
@@ -92,6 +100,7 @@ def default_shield(
         hold=jnp.asarray(hold, dtype=jnp.int32),
         observation_low=jnp.asarray(trusted[0], dtype=float),
         observation_high=jnp.asarray(trusted[1], dtype=float),
+        dwell=None if spec.choices is None else jnp.asarray(dwell, dtype=jnp.int32),
     )
 
 
@@ -113,16 +122,38 @@ def inside_envelope(shield: ShieldParams, observation: Float[Array, " O"]) -> Bo
     return jnp.all((observation >= shield.observation_low) & (observation <= shield.observation_high))
 
 
-def limit_action(shield: Limits, action: Float[Array, " A"], applied: Float[Array, " A"]) -> Float[Array, " A"]:
+def limit_action(
+    shield: Limits, action: Float[Array, " A"], applied: Float[Array, " A"], since: Params = ()
+) -> Float[Array, " A"]:
     """The nearest action within the rate limit of what is applied now, then within the bounds (which win).
 
+    Of a discrete action it is a whole number, and what is applied now as long as that has not been for `dwell` steps.
+
     Args:
-        shield: rate limits and bounds.
+        shield: rate limits, bounds and dwell time.
         action: (A,), what the policy asks for, physical units.
         applied: (A,), action in force.
+        since: steps for which a discrete action has been in force.
     """
+    if shield.dwell is not None:
+        action = jnp.where(since >= shield.dwell, jnp.round(action), applied)
     action = jnp.clip(action, applied - shield.rate_limit, applied + shield.rate_limit)
     return jnp.clip(action, shield.action_low, shield.action_high)
+
+
+def counted(shield: Limits, since: Params, applied: Float[Array, " A"], action: Float[Array, " A"]) -> Params:
+    """Steps for which a discrete action will have been in force after the coming step; nothing of continuous ones.
+
+    Args:
+        shield: whether actions are discrete.
+        since: steps for which `applied` has been in force.
+        applied: (A,), action in force.
+        action: (A,), for the coming step.
+    """
+    if shield.dwell is None:
+        return ()
+    # Beyond the dwell time nothing depends on the count, which so never overflows.
+    return jnp.minimum(jnp.where(jnp.all(action == applied), since, 0) + 1, jnp.maximum(shield.dwell, 1))
 
 
 def predicted_margins(
@@ -133,6 +164,7 @@ def predicted_margins(
     model: Params,
     observation: Float[Array, " O"],
     action: Float[Array, " A"],
+    since: Params = (),
 ) -> Float[Array, "L K"]:
     """Margins predicted for this action in the coming step and the fallback in the L - 1 steps after it.
 
@@ -147,19 +179,21 @@ def predicted_margins(
         model: the constants that the shield predicts with.
         observation: (O,) now.
         action: (A,) for the coming step.
+        since: steps for which a discrete action will have been in force after it (`counted`).
 
     Returns:
         (L, K) least margins during each predicted step.
     """
 
-    def step(carry: tuple[Params, Array, Array], _: None) -> tuple[tuple[Params, Array, Array], Float[Array, " K"]]:
-        memory, seen, action = carry
+    def step(carry: tuple[Params, Array, Array, Params], _: None) -> tuple[Any, Float[Array, " K"]]:
+        memory, seen, action, since = carry
         following, margins = plant.predict(seen, action, model)
         memory, command = plant.fallback.act(fallback_params, memory, following, action)
-        return (memory, following, limit_action(shield, command, action)), margins
+        then = limit_action(shield, command, action, since)
+        return (memory, following, then, counted(shield, since, action, then)), margins
 
     steps = shield.margin_buffer.shape[0]
-    return jax.lax.scan(step, (fallback_state, observation, action), None, length=steps)[1]
+    return jax.lax.scan(step, (fallback_state, observation, action, since), None, length=steps)[1]
 
 
 def enough(margins: Float[Array, "L K"], buffer: Float[Array, "L K"]) -> Bool[Array, ""]:

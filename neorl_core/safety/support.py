@@ -44,6 +44,11 @@ class SupportShield(NamedTuple):
     return_radius: Float[Array, ""]
     """Largest score at which the policy gets control back."""
 
+    @property
+    def dwell(self) -> None:
+        """A process's actions are continuous."""
+        return None
+
 
 def support_score(
     shield: SupportShield, observation: Float[Array, " O"], action: Float[Array, " A"]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from neorl_core.algorithms import check_actions, usual
 from neorl_core.fit import Fitted, fitted, known_algorithm
 from neorl_core.history import begins, stacked_spec, stacked_transitions
 from neorl_core.networks import Policy, policy_act
@@ -51,7 +52,7 @@ class Agent:
         params: a policy, or a composite of policy, shield and fallback.
         spec: names and bounds of what it observes and does.
         plant: whose fallback and model the composite uses; a bare policy needs none.
-        algorithm: what `train` goes on with.
+        algorithm: what `train` goes on with; without one what is usual for its kind of actions.
         hyperparameters: that differ from the algorithm's defaults.
 
     Raises:
@@ -67,14 +68,16 @@ class Agent:
         params: Policy | Composite,
         spec: PlantSpec,
         plant: Plant | Process | None = None,
-        algorithm: str | Algorithm = "td3_bc",
+        algorithm: str | Algorithm | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(params, Composite) and plant is None:
             raise ValueError("expected the plant of a composite, got none: its fallback and model belong to it.")
         self.params, self.spec, self.plant = params, spec, plant
+        algorithm = usual(spec) if algorithm is None else algorithm
         self.algorithm = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
-        self.config = configure(self.algorithm, hyperparameters or {})
+        self._hyperparameters = dict(hyperparameters or {})
+        self.config = configure(self.algorithm, self._hyperparameters)
         shielded = isinstance(params, Composite) and plant is not None
         self._controller = composite_controller(plant) if shielded and plant else POLICY_ALONE
         self._learner: TrainState | None = None
@@ -153,11 +156,15 @@ class Agent:
 
         Raises:
             FloatingPointError: when training diverged; the agent is then as it was.
+            ValueError: when the algorithm is of another kind of actions.
         """
         policy, algorithm, spec = self.policy, self.algorithm, stacked_spec(self.spec, self.history)
+        check_actions(algorithm, spec)
         dataset = self._stacked(dataset)
-        fresh = init_population(algorithm, spec, self.config, [seed], {})
         begun = self._learner is not None
+        if not begun:
+            self.config = configure(algorithm, self._hyperparameters, updates)
+        fresh = init_population(algorithm, spec, self.config, [seed], {})
         learner = (
             jax.tree.map(jnp.copy, self._learner.learner) if self._learner else _with_policy(algorithm, fresh, policy)
         )
@@ -207,8 +214,8 @@ def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any
         return [jnp.where(mark != 0, new, old) for mark, new, old in zip(marks, values, numbers, strict=True)]
 
     learner = _joined(placed(numbers, policy.params), rest)
-    if hasattr(learner, "actor_target"):
-        learner = learner._replace(actor_target=jax.tree.map(jnp.copy, policy.params))
+    for target in {"actor_target", "critic_target"} & set(learner._fields):
+        learner = learner._replace(**{target: jax.tree.map(jnp.copy, policy.params)})
     return jax.tree.map(lambda x: x[None], learner)
 
 

@@ -98,17 +98,22 @@ def action_box(space: Space, physical: bool, indices: tuple[int, ...] | None = N
     return bounds if physical else gymnasium.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
 
 
-def to_command(space: Space, action: Float[Array, " A"], physical: bool) -> Float[Array, " A"]:
+def action_space(spec: PlantSpec, physical: bool) -> gymnasium.Space[Any]:
+    """What an environment of a plant takes: `action_box`, or the numbers of a discrete action's choices."""
+    return action_box(spec.action, physical) if spec.choices is None else gymnasium.spaces.Discrete(len(spec.choices))
+
+
+def to_command(spec: PlantSpec, action: Float[Array, " A"], physical: bool) -> Float[Array, " A"]:
     """The physical command that an action stands for: middle + half range · clip(action, -1, 1), or the action.
 
     Args:
-        space: the plant's action space.
+        spec: the plant's.
         action: (A,), action of the agent.
-        physical: whether actions are in physical units rather than between -1 and 1.
+        physical: whether actions are in physical units rather than between -1 and 1; the number of a choice always is.
     """
-    if physical:
+    if physical or spec.choices is not None:
         return action
-    low, high = (jnp.asarray(x, action.dtype) for x in (space.low, space.high))
+    low, high = (jnp.asarray(x, action.dtype) for x in (spec.action.low, spec.action.high))
     return (low + high) / 2 + (high - low) / 2 * jnp.clip(action, -1.0, 1.0)
 
 
@@ -151,7 +156,7 @@ def advance(
         action: (A,), action of the agent.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
-    command = clip_to(plant.spec.action, to_command(plant.spec.action, action, physical))
+    command = clip_to(plant.spec.action, to_command(plant.spec, action, physical))
     state, now = plant.step(key, running.state, command, running.params)
     seen = followed(history, running.seen, command, clip_to(plant.spec.observation, now.observation))
     kept = () if history is None else seen
@@ -188,6 +193,28 @@ def as_action(action: Any, shape: tuple[int, ...]) -> Float[np.ndarray, ...]:
     if np.isnan(found).any():
         raise ValueError(f"expected numbers in an action, got NaN in {found.tolist()}: look at the policy that acts.")
     return found
+
+
+def as_vectors(spec: PlantSpec, action: Any, plants: tuple[int, ...] = ()) -> Float[np.ndarray, "*n A"]:
+    """What an environment was given as vectors of the plant's actions: `as_action`, or of each choice its number.
+
+    Args:
+        spec: the plant's.
+        action: one for each plant.
+        plants: (N,) how many are stepped together; () for one.
+
+    Raises:
+        ValueError: as `as_action`, and on what is no number of a choice.
+    """
+    if spec.choices is None:
+        return as_action(action, (*plants, spec.action.size))
+    found = as_action(action, plants)
+    if not np.isin(found, np.arange(len(spec.choices))).all():
+        raise ValueError(
+            f"expected numbers of choices, 0 to {len(spec.choices) - 1}, got {np.asarray(action).tolist()}: "
+            f"they stand for {', '.join(spec.choices)}."
+        )
+    return found[..., None]
 
 
 def check_options(options: Mapping[str, Any] | None, known: tuple[str, ...] = ()) -> None:

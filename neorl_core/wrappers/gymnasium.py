@@ -20,8 +20,8 @@ from neorl_core.plants import PLANTS
 from neorl_core.types import Plant
 from neorl_core.wrappers.episodes import (
     Running,
-    action_box,
-    as_action,
+    action_space,
+    as_vectors,
     box,
     check_options,
     domain_of,
@@ -46,8 +46,9 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
     """One plant. Each episode draws its constants from the operating domain; a seed fixes all that follows it.
 
     Observations are in physical units, within their sensors' ranges. Actions are -1 to 1 over the actuators' ranges, as
-    Gymnasium recommends, or physical. `info` holds `margins` (signed distance to each limit, by its name), `costs`
-    (amount by which each is violated) and `cost` (1 where any is). Environments pickle, in an episode too.
+    Gymnasium recommends, or physical; discrete ones are numbers of choices. `info` holds `margins` (signed distance to
+    each limit, by its name), `costs` (amount by which each is violated) and `cost` (1 where any is). Environments
+    pickle, in an episode too.
 
     Args:
         plant: a key of `PLANTS`, or a plant of your own.
@@ -78,7 +79,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         self.render_mode = render_mode
         seen = seen_of(self.plant, history)
         self.observation_space = box(seen.observation)
-        self.action_space = action_box(self.plant.spec.action, physical)
+        self.action_space = action_space(self.plant.spec, physical)
         self._domain = domain_of(self.plant, domain)
         self._physical, self._history = physical, seen.history
         self._programs = programs(self.plant, physical, seen.history)
@@ -109,7 +110,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         return np.array(observation), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """One control period under an action (A,).
+        """One control period under an action (A,), or the number of a choice.
 
         Raises:
             ValueError: on an action of another shape, or with NaN.
@@ -117,7 +118,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         """
         if self._running is None:
             raise gymnasium.error.ResetNeeded("expected reset() before step(), got none: call it first.")
-        chosen = as_action(action, (self.plant.spec.action.size,))
+        chosen = as_vectors(self.plant.spec, action)
         self._running, now = self._programs.step(self._running, chosen)
         now = jax.device_get(now)
         self._keep(np.array(now.observation), chosen, np.array(now.margins))
@@ -135,7 +136,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
             return
         spec = self.plant.spec
         if action is not None and margins is not None:
-            command = np.asarray(to_command(spec.action, jnp.asarray(action), self._physical))
+            command = np.asarray(to_command(spec, jnp.asarray(action), self._physical))
             within = np.clip(command, spec.action.low, spec.action.high)
             self._moments[-1] = self._moments[-1]._replace(action=within, margins=margins)
         nothing = np.full(spec.action.size, np.nan), np.full(len(spec.constraints), np.nan)

@@ -18,9 +18,9 @@ from neorl_core.plants.base import AnyArray
 from neorl_core.types import Constraint, History, Params, Plant, Timestep
 from neorl_core.wrappers.episodes import (
     Running,
-    action_box,
+    action_space,
     advance,
-    as_action,
+    as_vectors,
     box,
     check_options,
     domain_of,
@@ -142,7 +142,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.metadata = {"render_modes": [], "autoreset_mode": self.autoreset_mode}
         seen = seen_of(self.plant, history)
         self.single_observation_space = box(seen.observation)
-        self.single_action_space = action_box(self.plant.spec.action, physical)
+        self.single_action_space = action_space(self.plant.spec, physical)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._domain = domain_of(self.plant, domain)
@@ -205,7 +205,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return np.array(self._shown), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One control period under actions (N, A).
+        """One control period under actions (N, A), or the numbers (N,) of choices.
 
         Returns:
             Observations (N, O), rewards, terminations and truncations (N,), and infos as Gymnasium batches them:
@@ -223,7 +223,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"expected plants under way, got ended ones {np.flatnonzero(self._ended).tolist()}: reset them with "
                 "options={'reset_mask': mask}."
             )
-        actions = as_action(actions, (self.num_envs, self.plant.spec.action.size))
+        actions = as_vectors(self.plant.spec, actions, (self.num_envs,))
         self._running, now, self._shown = self._step(self._domain, self._running, self._ended, actions, self._longest)
         now, shown = jax.device_get((now, self._shown))
         ends = now.terminated | now.truncated

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from neorl_core.networks import Normaliser, Policy, policy_act
 from neorl_core.plants import PLANTS
-from neorl_core.plants.base import rollouts
+from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety import bounds
 from neorl_core.safety.certify import CertificationCounts, certify, certify_batches, episode_keys, key_of
 from neorl_core.safety.composite import bare_controller, composite_controller, make_composite
@@ -152,6 +152,28 @@ def test_max_episodes_end_a_test_that_is_still_open() -> None:
         assert counts.certified == (counts.log_e >= counts.log_threshold)
 
 
+def test_a_million_episodes_are_counted_batch_by_batch() -> None:
+    """What is kept of a batch is a few numbers: the simulator's own work is all that grows."""
+    size, sizes = 16_384, []
+
+    def sound(plant: Plant, controller: Controller, params: Any, keys: Array, domain: Any) -> EpisodeResult:
+        sizes.append(len(keys))
+        zeros = np.zeros(size)
+        # One violation in 280,000, where a claim of 1e-5 has room for it.
+        violated = (np.arange(size) + size * (len(sizes) - 1)) % 280_000 == 279_999
+        return EpisodeResult(zeros, zeros, violated, np.ones((size, 1)), zeros)  # type: ignore[arg-type]
+
+    *_, last = certify_batches(
+        AUTOREGRESSION, REST, (), Band(), 0, p0=1e-5, alpha=0.05, max_episodes=10**7, batch=size, run=sound
+    )
+    assert last.certified
+    assert last.violating == (279_999, 559_999, 839_999)
+    # By hand: log(20) + k log(10) over log((1 - 1e-6)/(1 - 1e-5)), and the violations themselves.
+    gain = math.log1p(-1e-6) - math.log1p(-1e-5)
+    assert last.episodes == math.ceil((math.log(20) + 3 * math.log(10)) / gain) + 3
+    assert sum(sizes) >= last.episodes > 10**6
+
+
 def test_not_a_number_counts_as_a_violation() -> None:
     # The limit is never reached, but the measurement fails where |x| > .9: p = .00968 as for a limit of .9.
     blind = run_ar(5.0, 1, blind=0.9, batch=1000, most=6000)
@@ -221,7 +243,8 @@ def run_reactor(controller: Controller, params: Any) -> CertificationCounts:
 def test_the_reactors_own_controller_is_certified() -> None:
     counts = run_reactor(composite_controller(REACTOR), make_composite(REACTOR))
     assert (counts.certified, counts.episodes, counts.violations, counts.handovers) == (True, 3327, 0, 0)
-    assert counts.min_margins[0] > 3.0
+    # Tuned for speed, it comes 0.3 K nearer to its limits than as it was found.
+    assert counts.min_margins[0] > 2.5
 
 
 def test_unshielded_random_and_stale_policies_are_refused() -> None:

@@ -13,6 +13,7 @@ from configs.home import Home
 from configs.load import load_yaml
 from configs.process import FileSpec
 from tasks.adapters.formats.exports import export
+from tasks.adapters.formats.options import SourceOptions
 from tasks.adapters.store.cards.card import read_card
 from tasks.ingest import ingest_file
 from tests.benchmark_files import Arrays, walk, with_choices, write_d3rlpy, write_d3rlpy_1, write_d4rl, write_dsrl
@@ -48,7 +49,9 @@ def excess_by_hand(arrays: Arrays) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
 
 def test_a_file_gets_names_units_limits_and_costs(tmp_path: Path, home: Path) -> None:
     arrays = walk(200)
-    reference = ingest_file(Home(home), write_d4rl(tmp_path / "a.hdf5", arrays), declared=spec_file(tmp_path))
+    reference = ingest_file(
+        Home(home), write_d4rl(tmp_path / "a.hdf5", arrays), SourceOptions(spec=spec_file(tmp_path))
+    )
     held = opened(reference)
     assert reference.plant == "kettle"
     assert (held.spec.observation.names, held.spec.observation.units) == (
@@ -84,18 +87,18 @@ def test_every_library_s_files_take_a_spec(tmp_path: Path, home: Path) -> None:
     arrays = walk(200)
     arrays["timeouts"][-1] = True
     spec = spec_file(tmp_path)
-    flat = ingest_file(Home(home), write_d4rl(tmp_path / "a.hdf5", arrays), declared=spec)
+    flat = ingest_file(Home(home), write_d4rl(tmp_path / "a.hdf5", arrays), SourceOptions(spec=spec))
     files = [write_d3rlpy(tmp_path / "b.h5", arrays), write_d3rlpy_1(tmp_path / "c.h5", arrays)]
     for to in ("minari", "neorl", "neorl2"):
         export(opened(flat), to, tmp_path / f"{to}-v0")
         files.append(tmp_path / f"{to}-v0")
     for file in files:
-        made = opened(ingest_file(Home(tmp_path / "other"), file, declared=spec))
+        made = opened(ingest_file(Home(tmp_path / "other"), file, SourceOptions(spec=spec)))
         assert made.spec.constraints == opened(flat).spec.constraints, file.name
         assert made.spec.observation.names == ("pressure", "speed", "level"), file.name
         assert "constraint_costs" in made.keys, file.name
     # The costs that a file has itself stay, and the limits' excess comes beside them.
-    own = opened(ingest_file(Home(home), write_dsrl(tmp_path / "d.hdf5", arrays), declared=spec)).arrays()
+    own = opened(ingest_file(Home(home), write_dsrl(tmp_path / "d.hdf5", arrays), SourceOptions(spec=spec))).arrays()
     np.testing.assert_array_equal(own["costs"], arrays["observations"][:, 0] > 1)
     assert own["constraint_costs"].shape == (200, 2)
 
@@ -112,7 +115,7 @@ def test_signals_keep_their_order(tmp_path: Path, home: Path) -> None:
     names = [f"z{11 - i}" for i in range(12)]
     text = "observations:\n" + "".join(f"  {name}: {{}}\n" for name in names)
     text += "actions:\n" + "".join(f"  u{i}: {{}}\n" for i in range(11))
-    made = opened(ingest_file(Home(home), path, declared=spec_file(tmp_path, text)))
+    made = opened(ingest_file(Home(home), path, SourceOptions(spec=spec_file(tmp_path, text))))
     assert made.spec.observation.names == tuple(names)
     assert made.spec.constraints == ()
     np.testing.assert_array_equal(made.arrays()["observations"], plain.arrays()["observations"])
@@ -121,7 +124,9 @@ def test_signals_keep_their_order(tmp_path: Path, home: Path) -> None:
 def test_choices_get_names(tmp_path: Path, home: Path) -> None:
     text = SPEC.replace("valve: {unit: '%', range: [-2, 2]}", "gear: {choices: [idle, low, high, reverse]}")
     arrays = with_choices(walk(100), 3)
-    held = opened(ingest_file(Home(home), write_d3rlpy(tmp_path / "a.h5", arrays), declared=spec_file(tmp_path, text)))
+    held = opened(
+        ingest_file(Home(home), write_d3rlpy(tmp_path / "a.h5", arrays), SourceOptions(spec=spec_file(tmp_path, text)))
+    )
     assert (held.spec.action.names, held.spec.choices) == (("gear",), ("idle", "low", "high", "reverse"))
     card = read_card(held.root, held.digest)
     shares = np.bincount(held.arrays(["actions"])["actions"][:, 0], minlength=4) / held.rows
@@ -129,9 +134,11 @@ def test_choices_get_names(tmp_path: Path, home: Path) -> None:
     assert "Choice 'reverse' is never taken: its effect cannot be learned." in card.cannot_learn
     fewer = text.replace("idle, low, high, reverse", "idle, low")
     with pytest.raises(BadInput, match="expected no choices, for the log's actions are continuous"):
-        ingest_file(Home(home), write_d4rl(tmp_path / "b.hdf5", walk(100)), declared=spec_file(tmp_path, fewer))
+        ingest_file(
+            Home(home), write_d4rl(tmp_path / "b.hdf5", walk(100)), SourceOptions(spec=spec_file(tmp_path, fewer))
+        )
     with pytest.raises(BadInput, match="expected 'choices', for the log's action is discrete, got a unit or a range"):
-        ingest_file(Home(home), write_d3rlpy(tmp_path / "a.h5", arrays), declared=spec_file(tmp_path))
+        ingest_file(Home(home), write_d3rlpy(tmp_path / "a.h5", arrays), SourceOptions(spec=spec_file(tmp_path)))
 
 
 WRONG = [
@@ -159,7 +166,7 @@ WRONG = [
 def test_a_wrong_spec_is_one_sentence(tmp_path: Path, home: Path, change: tuple[str, str], says: str) -> None:
     path = write_d4rl(tmp_path / "a.hdf5", walk(60))
     with pytest.raises(BadInput, match=says) as caught:
-        ingest_file(Home(home), path, declared=spec_file(tmp_path, SPEC.replace(*change, 1)))
+        ingest_file(Home(home), path, SourceOptions(spec=spec_file(tmp_path, SPEC.replace(*change, 1))))
     assert "\n" not in str(caught.value)
     assert not list(home.rglob("manifests/*"))
 
@@ -167,9 +174,9 @@ def test_a_wrong_spec_is_one_sentence(tmp_path: Path, home: Path, change: tuple[
 def test_a_spec_stands_alone(tmp_path: Path, home: Path) -> None:
     path = save(tmp_path / "a.npz", archive())
     with pytest.raises(BadInput, match=r"expected a plant or --spec, got double_mass and kettle\.yaml"):
-        ingest_file(Home(home), path, "double_mass", declared=spec_file(tmp_path))
+        ingest_file(Home(home), path, SourceOptions("double_mass", spec=spec_file(tmp_path)))
     with pytest.raises(BadInput, match="expected 6 observation"):
-        ingest_file(Home(home), path, declared=spec_file(tmp_path))
+        ingest_file(Home(home), path, SourceOptions(spec=spec_file(tmp_path)))
 
 
 def test_the_example_of_the_docs_is_a_spec(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Discrete actions: Minari's CartPole form through ingestion, card, validation and export; no learner takes them."""
+"""Discrete actions: Minari's CartPole form through ingestion, card, validation and export."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from tasks.adapters.files.spec import spec_of_record, spec_record
 from tasks.adapters.formats.exports import export
+from tasks.adapters.formats.options import SourceOptions
 from tasks.adapters.formats.sources import recognise
 from tasks.adapters.store.cards.card import build_card
 from tasks.adapters.store.cards.page import card_markdown
@@ -35,22 +36,24 @@ from tests.small_archives import opened
 EPISODES, STEPS = 12, 9
 
 
-def cart_pole(folder: Path, start: int = 0, choices: int = 2, name: str = "classic/cartpole/random-v0") -> Path:
+def cart_pole(
+    folder: Path, start: int = 0, choices: int = 2, name: str = "classic/cartpole/random-v0", steps: int = STEPS
+) -> Path:
     """A dataset that Minari itself writes, with a Discrete action space of its own; actions[i] = start + i mod 2."""
     rng = np.random.default_rng(0)
     buffers = []
     for i in range(EPISODES):
-        observations = rng.uniform(-1, 1, (STEPS + 1, 4)).astype(np.float32)
-        terminations = np.zeros(STEPS, bool)
+        observations = rng.uniform(-1, 1, (steps + 1, 4)).astype(np.float32)
+        terminations = np.zeros(steps, bool)
         terminations[-1] = i % 2 == 0
-        truncations = np.zeros(STEPS, bool)
+        truncations = np.zeros(steps, bool)
         truncations[-1] = i % 2 == 1
         buffers.append(
             EpisodeBuffer(
                 id=i,
                 observations=list(observations),
-                actions=list(start + np.arange(STEPS, dtype=np.int64) % 2),
-                rewards=list(rng.normal(size=STEPS)),
+                actions=list(start + np.arange(steps, dtype=np.int64) % 2),
+                rewards=list(rng.normal(size=steps)),
                 terminations=list(terminations),
                 truncations=list(truncations),
             )
@@ -66,6 +69,11 @@ def cart_pole(folder: Path, start: int = 0, choices: int = 2, name: str = "class
             observation_space=gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32),
         )
     return folder / name
+
+
+def test_episodes_may_be_longer_than_a_folder_is_large(tmp_path: Path, home: Path) -> None:
+    # 500 steps of CartPole are 8 kB of observations, where a folder itself counts as 4 kB.
+    assert opened(ingest_file(Home(home), cart_pole(tmp_path, steps=500))).rows == EPISODES * 500
 
 
 @pytest.fixture
@@ -164,14 +172,15 @@ def test_minari_reads_the_export_of_what_it_wrote(tmp_path: Path, dataset: Store
 
 def test_what_needs_continuous_actions_refuses_before_it_computes(tmp_path: Path, dataset: StoredDataset) -> None:
     run = RunConfig(plant="double_mass")
-    with pytest.raises(BadInput, match="expected continuous actions for td3_bc, got a discrete one of 2 choices in"):
+    fitting = "expected an algorithm of discrete actions for classic_cartpole_random_v0, such as discrete_bc, .* td3_bc"
+    with pytest.raises(ValueError, match=fitting):
         training_data(run, dataset, dataset.spec, ALGORITHMS["td3_bc"])
     rows = dataset.arrays()
     transitions = transitions_of({**rows, "costs": np.zeros(len(rows["rewards"]), np.float32)})
-    with pytest.raises(ValueError, match="expected continuous actions, got a discrete one of 2 choices"):
+    with pytest.raises(ValueError, match=fitting):
         fit(transitions, dataset.spec)
     with pytest.raises(BadInput, match="expected continuous actions of double_mass"):
-        ingest_file(Home(tmp_path / "third"), cart_pole(tmp_path / "m"), "double_mass")
+        ingest_file(Home(tmp_path / "third"), cart_pole(tmp_path / "m"), SourceOptions("double_mass"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""CQL(H) (Kumar et al. 2020, arXiv 2006.04779) of a discrete action: double DQN, pushed down where the data are not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from neorl_core.algorithms import double_dqn, losses
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import Hyperparameters, Metrics
+from neorl_core.types import Transition
+
+
+class Config(NamedTuple):
+    """Defaults of discrete CQL; a population may vary the floats. The paper's critic for Atari is distributional."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    alpha: float = 1.0
+    """Weight of the conservative loss beside a TD error without the paper's factor of one half."""
+    discount: float = 0.99
+    tau: float = 0.005
+    critic_lr: float = 3e-4
+    critic_recipe: Recipe = optimisers.TD3
+
+
+def critic_loss(
+    q: Float[Array, "B C"], batch: Transition, target: Float[Array, " B"], h: Hyperparameters
+) -> tuple[Float[Array, ""], Metrics]:
+    """Double DQN's loss plus alpha times the mean over the batch of `losses.discrete_conservative_loss`.
+
+    Args:
+        q: (B, C), values of the choices.
+        batch: transitions (B, ...).
+        target: (B,), what the critic is drawn towards.
+        h: hyper-parameters.
+    """
+    conservative = jnp.mean(jax.vmap(losses.discrete_conservative_loss)(q, batch.action))
+    error = double_dqn.td_loss(q, batch, target)
+    return error + h["alpha"] * conservative, {"critic_loss": error, "conservative_loss": conservative}
+
+
+DISCRETE_CQL = double_dqn.DOUBLE_DQN._replace(
+    name="discrete_cql", Config=Config, update=double_dqn.make_update(critic_loss)
+)

@@ -1,0 +1,59 @@
+"""Implicit Q-learning (Kostrikov, Nair & Levine 2021, arXiv 2110.06169) of a discrete action.
+
+Value and critics are those of `iql`, whose equations ask for no action but logged ones; a critic has an output for each
+choice, and the policy extracted by weighted regression is a softmax over them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from neorl_core.algorithms import iql, losses
+from neorl_core.algorithms.iql import Config, State
+from neorl_core.networks import Ensemble, Params, mlp_apply, mlp_init
+from neorl_core.training.population import Algorithm
+from neorl_core.types import PlantSpec, Transition
+
+
+def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
+    """Fresh actor, value and critics, the critics' targets equal to them, and optimisers.
+
+    Args:
+        key: randomness of all draws.
+        spec: names, units and bounds of observations, and the choices.
+        config: hyper-parameters.
+    """
+    actor_key, value_key, critic_key = jax.random.split(key, 3)
+    observed, layers = spec.observation.size, (*config.hidden, spec.acting)
+    critics = tuple(mlp_init(k, observed, layers) for k in jax.random.split(critic_key, config.critics))
+    value = mlp_init(value_key, observed, (*config.hidden, 1))
+    return iql.fresh(config, mlp_init(actor_key, observed, layers), value, critics)
+
+
+def logged_values(critics: Ensemble, batch: Transition) -> Float[Array, "C B"]:
+    """Each critic's value of the logged choices."""
+    return jnp.stack([jnp.sum(mlp_apply(critic, batch.observation) * batch.action, axis=-1) for critic in critics])
+
+
+def logged_log_prob(actor: Params, batch: Transition) -> Float[Array, " B"]:
+    """Log probability of the logged choices."""
+    return -jax.vmap(losses.cross_entropy_loss)(mlp_apply(actor, batch.observation), batch.action)
+
+
+def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n C"]:
+    """Logits of the choices for a normalised observation."""
+    return mlp_apply(DISCRETE_IQL.actor(state), observation)
+
+
+DISCRETE_IQL = Algorithm(
+    name="discrete_iql",
+    Config=Config,
+    batches_per_update=1,
+    init=init,
+    update=iql.make_update(logged_values, logged_log_prob),
+    act=act,
+    actor=lambda s: s.actor,
+    discrete=True,
+)
