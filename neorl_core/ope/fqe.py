@@ -1,9 +1,10 @@
-"""Fitted Q evaluation on reward and cost, with its fixed point in closed form and an episode bootstrap.
+"""Fitted Q evaluation on reward and cost over a finite horizon, in closed form, with an episode bootstrap.
 
-FQE (Le, Voloshin & Yue 2019, arXiv 1903.08738, algorithm 3) repeats a regression whose error shrinks by only the
-discount per round. On features that are linear in the last layer the limit of those rounds is one linear solve
-(Duan, Jia & Wang 2020, arXiv 2002.09516, section 3), and its derivative with respect to the weight of an episode is
-known, so that thousands of resamples of episodes cost one matrix product.
+FQE (Le, Voloshin & Yue 2019, arXiv 1903.08738, algorithm 3) regresses the value with h steps to go on that with h - 1.
+On features that are linear in the last layer a round is one matrix product (Duan, Jia & Wang 2020, arXiv 2002.09516,
+section 3), and the derivative of the last round with respect to the weight of an episode is known, so that thousands
+of resamples of episodes cost one more. The value is that of an episode of the plant's own length: where the features
+let the rounds grow by some hundredths each, an infinite sum has no value and a hundred steps have one.
 
 The features are the last layer of a network that is trained on the logged controller's own returns at several
 discounts (a plain regression, as in Fedus et al. 2019, arXiv 1902.06865), and the monomials of degree up to two.
@@ -21,40 +22,25 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from neorl_core.ope.logged import Decisions as Decisions
+from neorl_core.ope.logged import LoggedSteps as LoggedSteps
+from neorl_core.ope.logged import known_rows as known_rows
+from neorl_core.ope.logged import logged_decisions as logged_decisions
+
 Layers = tuple[tuple[Float[Array, "..."], Float[Array, "..."]], ...]
 
+REWARD, COST = 0, 1
+"""Positions in a value."""
 HORIZON_DISCOUNTS = (0.0, 0.5, 0.8, 0.9, 0.95)
 """Discounts of the returns that shape the features."""
 UNSEEN_TAIL = 0.1
 """A return counts as seen when less than this share of its weight lies beyond the end of the logged window."""
+SLACK = 0.02
+"""Share of the range that rewards allow by which an estimate may lie beyond it before it counts as none."""
+MOST_GROWTH = 2.0
+"""The rounds of a horizon may grow by this factor; beyond it they amplify what the features cannot express."""
 MOST_QUADRATIC = 24
 """Inputs beyond this number get no products of pairs, whose count grows with its square."""
-
-
-class LoggedSteps(NamedTuple):
-    """Logged episodes in order, one after the other; observations normalised, actions in [-1, 1]."""
-
-    observation: Float[Array, "N O"]
-    action: Float[Array, "N A"]
-    reward: Float[Array, " N"]
-    cost: Float[Array, " N"]
-    next_observation: Float[Array, "N O"]
-    terminated: Float[Array, " N"]
-    followed: Bool[Array, " N"]
-    """Whether the next row is the next step of the same episode."""
-    episode: Int[Array, " N"]
-    """Episode of each row, from 0 to E - 1."""
-    starts: Int[Array, " E"]
-    """First row of each episode."""
-
-
-class Decisions(NamedTuple):
-    """What a policy does on the logs, in [-1, 1]."""
-
-    next_action: Float[Array, "*p N A"]
-    """Actions at each next observation."""
-    initial_action: Float[Array, "*p E A"]
-    """Actions at the first observation of each episode."""
 
 
 class FeatureState(NamedTuple):
@@ -66,26 +52,17 @@ class FeatureState(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A policy's discounted value from the initial states: index 0 is reward, 1 is cost."""
+    """A policy's discounted value over the horizon from the initial states: index 0 is reward, 1 is cost."""
 
     value: Float[Array, "*p 2"]
     draws: Float[Array, "*p B 2"]
     """Bootstrap draws of `value`. Same key, same resamples: subtract two policies' draws to compare them in pairs."""
     spectral_radius: Float[Array, "*p"]
-    """Growth per round of FQE on these features; at 1 or above the rounds diverge and `value` means nothing."""
+    """Growth per round of FQE on these features."""
     effective_rows: Float[Array, "*p"]
     """Kish's effective number of rows behind `value`: how much of the logs resembles where the policy goes."""
     supported: Bool[Array, "*p"]
-    """Whether the rounds converge, to a value that the logged rewards and costs could add up to."""
-
-
-def logged_decisions(logs: LoggedSteps) -> Decisions:
-    """The logged controller's own actions, whose evaluation is the value to beat.
-
-    Rows that are not followed repeat their own action; they are left out of every fit unless they terminate.
-    """
-    following = jnp.roll(logs.action, -1, axis=0)
-    return Decisions(jnp.where(logs.followed[:, None], following, logs.action), logs.action[logs.starts])
+    """Whether the rounds grow little, to a value that the logged rewards and costs could add up to."""
 
 
 def horizon_returns(
@@ -264,63 +241,114 @@ def resample_weights(key: PRNGKeyArray, episodes: int) -> Float[Array, " E"]:
     return jnp.zeros(episodes).at[drawn].add(1.0)
 
 
-@partial(jax.jit, static_argnames=("bootstraps",))
+class _Rounds(NamedTuple):
+    """FQE's rounds: values with h steps to go, and the sums over them that the influence of a row is made of."""
+
+    theta: Float[Array, "D 2"]
+    """Weights with all steps to go."""
+    nu: Float[Array, " D"]
+    """Sum over steps of what the features of a row count there."""
+    before: Float[Array, "2 D D"]
+    """Sum over steps of `d_t theta_{H - t}^T`, for reward and cost."""
+    after: Float[Array, "2 D D"]
+    """Sum over steps of `d_t theta_{H - t - 1}^T`."""
+
+
+def _rounds(
+    gram: Float[Array, "D D"],
+    cross: Float[Array, "D D"],
+    target: Float[Array, "D 2"],
+    start: Float[Array, " D"],
+    horizon: int,
+) -> _Rounds:
+    """`theta_h = G^-1 (b + C theta_{h-1})`, and the last round's dual: `d_0 = G^-1 phi_0`, `d_{t+1} = G^-1 C^T d_t`."""
+    factor = jax.scipy.linalg.cho_factor(gram)
+    step, first = jax.scipy.linalg.cho_solve(factor, cross), jax.scipy.linalg.cho_solve(factor, target)
+
+    def back(theta: Float[Array, "D 2"], _: None) -> tuple[Float[Array, "D 2"], Float[Array, "D 2"]]:
+        return first + step @ theta, theta
+
+    theta, shorter = jax.lax.scan(back, jnp.zeros_like(first), length=horizon)
+    longer = jnp.concatenate([shorter[1:], theta[None]])
+
+    def forward(d: Float[Array, " D"], _: None) -> tuple[Float[Array, " D"], Float[Array, " D"]]:
+        return jax.scipy.linalg.cho_solve(factor, cross.T @ d), d
+
+    _, dual = jax.lax.scan(forward, jax.scipy.linalg.cho_solve(factor, start), length=horizon)
+    backward = dual[::-1]
+    return _Rounds(
+        theta,
+        dual.sum(axis=0),
+        jnp.einsum("hd,hes->sde", backward, longer),
+        jnp.einsum("hd,hes->sde", backward, shorter),
+    )
+
+
+@partial(jax.jit, static_argnames=("horizon", "bootstraps"))
 def evaluate(
     layers: Layers,
     logs: LoggedSteps,
     decisions: Decisions,
     key: PRNGKeyArray,
+    horizon: int,
     discount: float = 0.99,
     bootstraps: int = 1000,
     ridge: float = 1e-6,
 ) -> Evaluation:
-    """Value of one policy from the initial states, with a bootstrap over episodes.
+    """Value of one policy over the horizon from the initial states, with a bootstrap over episodes.
 
-    With features whitened on the logs, theta solves `mean phi (r + discount (1 - terminated) phi'^T theta - phi^T
-    theta) = ridge theta` and the value is `mean phi_0^T theta`. Windows cut by time bootstrap, so it is the value of
-    going on for ever. A resample with episode counts w has, to first order, `V + sum_e (w_e - 1) psi_e` with `psi_e`
-    the influence of an episode: its TD errors weighted by `nu^T phi`, `nu = A^-T phi_0`, and its own initial state.
+    With features whitened on the logs `theta_h` solves `mean phi (r + discount (1 - terminated) phi'^T theta_{h-1} -
+    phi^T theta_h) = ridge theta_h`, `theta_0 = 0`, and the value is `mean phi_0^T theta_H`. A resample with episode
+    counts w has, to first order, `V + sum_e (w_e - 1) psi_e` with `psi_e` the influence of an episode: its TD errors
+    in all rounds, weighted by what its features count there, and its own initial state.
 
     Args:
         layers: weights of the trained features.
-        logs: (N, ...) rows in E episodes; a row without a successor counts only if it terminates, the same rows for
-            every policy, so that differences are of policies and not of rows.
+        logs: (N, ...) rows in E episodes, of which those of `known_rows` count: the same rows for every policy, so
+            that differences are of policies and not of rows.
         decisions: the policy's actions on these logs.
         key: randomness of the resamples; use one for all policies that are compared.
+        horizon: steps H of an episode.
         discount: discount factor per step.
         bootstraps: resamples B.
         ridge: on whitened features.
 
     Returns:
-        Value of reward and cost, draws, and what tells whether the logs support them. The interval covers what
-        another set of episodes would have given; it does not cover what the features cannot express.
+        Value of reward and cost, draws, and what tells whether the logs support them, none of them beyond what rewards
+        allow. The interval covers what another set of episodes would have given; it does not cover what the features
+        cannot express.
 
     Source: Duan, Jia & Wang 2020 (arXiv 2002.09516); Hao et al. 2021, bootstrapping FQE (arXiv 2102.03607).
     """
-    weight = (logs.followed | (logs.terminated > 0)).astype(logs.observation.dtype)
+    known = known_rows(logs)
+    weight = known.astype(logs.observation.dtype)
     rows = jnp.maximum(weight.sum(), 1.0)
     phi = features(layers, logs.observation, logs.action)
     white = _whitening(phi, weight)
     phi = phi @ white
+    onward = known & (logs.terminated <= 0)
     phi_next = features(layers, logs.next_observation, decisions.next_action) @ white
-    phi_next = phi_next * (discount * (1.0 - logs.terminated))[:, None]
+    phi_next = jnp.where(onward[:, None], discount * phi_next, 0.0)
     phi_0 = features(layers, logs.observation[logs.starts], decisions.initial_action) @ white
     signal = jnp.stack([logs.reward, logs.cost], axis=-1)
 
     weighted = phi * (weight / rows)[:, None]
     gram, cross = weighted.T @ phi, weighted.T @ phi_next
     # Directions without power have a zero row in both; the identity there gives them a zero weight.
-    matrix = gram - cross + ridge * jnp.eye(gram.shape[0], dtype=gram.dtype)
-    matrix = matrix + jnp.diag(jnp.where(jnp.diag(gram) > 0, 0.0, 1.0)).astype(gram.dtype)
-    theta = jnp.linalg.solve(matrix, weighted.T @ signal)
-    nu = jnp.linalg.solve(matrix.T, phi_0.mean(axis=0))
-    value = phi_0.mean(axis=0) @ theta
+    padding = ridge + jnp.where(jnp.diag(gram) > 0, 0.0, 1.0)
+    found = _rounds(
+        gram + jnp.diag(padding).astype(gram.dtype), cross, weighted.T @ signal, phi_0.mean(axis=0), horizon
+    )
+    value = phi_0.mean(axis=0) @ found.theta
 
     episodes = logs.starts.shape[0]
-    density = (phi @ nu) * weight
-    error = signal + phi_next @ theta - phi @ theta
-    influence = jax.ops.segment_sum((density / rows)[:, None] * error, logs.episode, episodes)
-    influence = influence + (phi_0 @ theta - value) / episodes
+    density = (phi @ found.nu) * weight
+    moved = jnp.einsum("nd,sde,ne->ns", phi, found.after, phi_next) - jnp.einsum(
+        "nd,sde,ne->ns", phi, found.before, phi
+    )
+    influence = (density[:, None] * signal + weight[:, None] * moved) / rows
+    influence = jax.ops.segment_sum(influence, logs.episode, episodes)
+    influence = influence + (phi_0 @ found.theta - value) / episodes
 
     def draw(key: PRNGKeyArray) -> Float[Array, " 2"]:
         drawn: Float[Array, " 2"] = value + (resample_weights(key, episodes).astype(value.dtype) - 1.0) @ influence
@@ -329,25 +357,36 @@ def evaluate(
     draws = jax.vmap(draw)(jax.random.split(key, bootstraps))
     radius = _spectral_radius(cross)
     effective = jnp.sum(density) ** 2 / jnp.maximum(jnp.sum(density**2), np.finfo(phi.dtype).tiny)
-    return Evaluation(value, draws, radius, effective, (radius < 1.0) & _reachable(value, signal, weight, discount))
+    least, most = reachable(signal, weight, jnp.any(logs.terminated > 0), horizon, discount)
+    slack = SLACK * (most - least) + 1e-6
+    possible = jnp.all(jnp.isfinite(value) & (value <= most + slack) & (value >= least - slack))
+    supported = (horizon * jnp.log(radius) < np.log(MOST_GROWTH)) & possible
+    return Evaluation(jnp.clip(value, least, most), jnp.clip(draws, least, most), radius, effective, supported)
 
 
-def _reachable(
-    value: Float[Array, " 2"], signal: Float[Array, "N 2"], weight: Float[Array, " N"], discount: float
-) -> Bool[Array, ""]:
-    """Whether sums of logged rewards and costs, of any length, could reach the value (to a tenth of their range)."""
+def reachable(
+    signal: Float[Array, "N S"],
+    weight: Float[Array, " N"],
+    ends: Bool[Array, ""],
+    horizon: int,
+    discount: float | Float[Array, ""],
+) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
+    """Least and most that logged rewards and costs add up to over the horizon: `[low, high] sum_{t<H} discount^t`.
+
+    Where episodes terminate the sum may stop after its first step. Rewards that are never positive so allow no positive
+    value, and rewards that are never negative no negative one.
+
+    Args:
+        signal: (N, S) rewards and costs.
+        weight: (N,) zero at rows that do not count.
+        ends: whether any row terminates.
+        horizon: steps H.
+        discount: per step.
+    """
     seen = weight[:, None] > 0
     high = jnp.where(seen, signal, -jnp.inf).max(axis=0)
     low = jnp.where(seen, signal, jnp.inf).min(axis=0)
-    most, least = jnp.maximum(high, 0.0) / (1.0 - discount), jnp.minimum(low, 0.0) / (1.0 - discount)
-    slack = 0.1 * (most - least) + 1e-6
-    reachable: Bool[Array, ""] = jnp.all(jnp.isfinite(value) & (value <= most + slack) & (value >= least - slack))
-    return reachable
-
-
-def interval(draws: Float[Array, "*b B"], confidence: float = 0.95) -> tuple[Float[Array, "*b"], Float[Array, "*b"]]:
-    """Percentile interval of bootstrap draws: the quantiles that leave (1 - confidence)/2 on each side."""
-    tail = (1.0 - confidence) / 2.0
-    lower: Float[Array, "*b"] = jnp.quantile(draws, tail, axis=-1)
-    upper: Float[Array, "*b"] = jnp.quantile(draws, 1.0 - tail, axis=-1)
-    return lower, upper
+    steps = jnp.sum(jnp.asarray(discount, signal.dtype) ** jnp.arange(horizon, dtype=signal.dtype))
+    least = jnp.where(ends, jnp.minimum(low, low * steps), low * steps)
+    most = jnp.where(ends, jnp.maximum(high, high * steps), high * steps)
+    return least, most

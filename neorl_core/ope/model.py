@@ -1,8 +1,15 @@
-"""Model-based evaluation: a policy's value by rollouts in an ensemble that was fitted to held-out episodes.
+"""Model-based evaluation: what a policy would have made of each logged episode, by models of two families.
 
-The ensemble must not be one that the policy was trained in: a policy goes where its own model errs to its favour
-(optimiser's curse). Fitted to other episodes, the errors are others. Rewards are standardised for the fit and put back
-into their units for the value.
+A model is fitted to held-out episodes, never to those that a policy was trained on: a policy goes where its own model
+errs to its favour (optimiser's curse). Half of the members are networks, half are ridge regressions of the dynamics,
+which no policy is trained in; each is given a resample of episodes.
+
+An episode is replayed: at each step the policy's action moves the model, and what the logged step was beside the
+model's prediction of it is added. So disturbances and set points come as they were logged, and a policy that acts as
+was logged gets exactly the logged return, however wrong the model is. It is Pearl's abduction, action and prediction
+(2009, Causality, section 7.1) with additive noise, and the difference to the logged return has a model's errors in it
+only as far as the policy differs: the logged return is the control variate that a doubly robust estimator has.
+Where logged episodes terminated, a policy may survive them: its replay goes on with the steps of another episode.
 """
 
 from __future__ import annotations
@@ -12,45 +19,77 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from scipy.stats import norm, t
 
-from neorl_core.networks import Ensemble, Normaliser, Policy, policy_act, to_unit
+from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
+from neorl_core.ope import ridge as regression
+from neorl_core.ope.ridge import Ridge
 from neorl_core.training.optimisers import Recipe
-from neorl_core.types import History, Transition
+from neorl_core.types import History, Params, Transition
 from neorl_core.world_model import dynamics
-from neorl_core.world_model.dynamics import Model
-from neorl_core.world_model.rollouts import expected_rollouts
+from neorl_core.world_model.dynamics import Model, Reach
 
-MEMBERS = 3
-HIDDEN = (32, 32)
+MEMBERS = 5
+"""Members of each family."""
+HIDDEN = (48, 48)
+"""Not the widths of the models that policies are trained in."""
+INSIDE = 0.99
+"""Share of the logged steps that count as inside the data's support."""
 
 
 class LearnedModel(NamedTuple):
-    """An ensemble in normalised units and what turns its rewards back into the plant's."""
+    """Networks and regressions in normalised units, and what turns their rewards back into the plant's."""
 
     model: Model
+    ridge: Ridge
+    radius: Float[Array, ""]
+    """Leverage that `INSIDE` of the logged steps do not exceed."""
     reward_mean: Float[Array, ""]
     reward_scale: Float[Array, ""]
+    ends: Bool[Array, ""]
+    """Whether any logged step terminated: where none did, none does in a replay."""
+
+
+_Three = tuple[Array, Array, Array]
+
+
+class Windows(NamedTuple):
+    """Logged episodes of at most H steps side by side, normalised; rewards in their own unit."""
+
+    observation: Float[Array, "W H S"]
+    action: Float[Array, "W H A"]
+    reward: Float[Array, "W H"]
+    next_observation: Float[Array, "W H O"]
+    terminated: Float[Array, "W H"]
+    logged: Bool[Array, "W H"]
+    """False beyond a window's end."""
+    known: Bool[Array, "W H"]
+    """Beyond a window that terminated there are steps of other windows, as long as one reaches as far."""
 
 
 class ModelValue(NamedTuple):
-    """A policy's discounted return over the horizon from the initial states of held-out episodes."""
+    """A policy's discounted return over held-out windows: one value for each family, and their draws together."""
 
-    value: Float[Array, "*p"]
-    draws: Float[Array, "*p B"]
-    """Draws of `value` over members and initial states. Same key, same resamples: subtract two policies' draws."""
+    value: Float[Array, "*p 2"]
+    """Of the networks and of the regressions."""
+    draws: Float[Array, "*p 2 B"]
+    """Draws of `value` over members and windows. Same key, same resamples: subtract two policies' draws."""
+    outside: Float[Array, "*p"]
+    """Share of the steps visited in the networks that lie outside the data's support."""
     disagreement: Float[Array, "*p"]
-    """How far the members lie apart, a mean over all steps, in standard deviations of an observation."""
+    """Deviation of the members' values about their mean, as a share of that of the windows' logged returns."""
 
 
-@partial(jax.jit, static_argnames=("updates", "history"))
 def init(
     key: PRNGKeyArray, data: Transition, updates: int, history: History | None = None
-) -> tuple[LearnedModel, Transition]:
-    """A learned model before its training, and the data as `dynamics.train` takes them.
+) -> tuple[Model, Transition, tuple[Float[Array, ""], Float[Array, ""]]]:
+    """Networks before their training, the data as `bootstrap.train` takes them, and mean and scale of rewards.
 
     Args:
-        key: randomness of the ensemble's initial weights.
+        key: randomness of the initial weights.
         data: (N, ...), observations and actions normalised, rewards in their own unit.
         updates: gradient steps that will be made, over which the learning rate falls.
         history: which earlier values stand behind the observations.
@@ -60,52 +99,211 @@ def init(
     mean = jnp.mean(data.reward)
     sizes = data.observation.shape[-1], data.action.shape[-1]
     model = dynamics.init(key, *sizes, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=updates), history)
-    return LearnedModel(model, mean, scale), data._replace(reward=(data.reward - mean) / scale)
+    return model, data._replace(reward=(data.reward - mean) / scale), (mean, scale)
 
 
-@partial(jax.jit, static_argnames=("horizon", "bootstraps"))
+@partial(jax.jit, static_argnames=("episodes",))
+def completed(
+    key: PRNGKeyArray,
+    model: Model,
+    data: Transition,
+    rewards: tuple[Float[Array, ""], Float[Array, ""]],
+    episode: Int[Array, " N"],
+    episodes: int,
+) -> LearnedModel:
+    """Trained networks with the regressions beside them.
+
+    Args:
+        key: randomness of the regressions.
+        model: the networks.
+        data: (N, ...), observations and actions normalised.
+        rewards: mean and scale of the rewards, from `init`.
+        episode: (N,) from 0.
+        episodes: E.
+    """
+    x = jnp.concatenate([data.observation, data.action], axis=-1)
+    plain = model.low.shape[0]
+    change = data.next_observation[:, :plain] - data.observation[:, :plain]
+    fitted = regression.fit(key, x, change, episode, episodes, MEMBERS)
+    radius = jnp.quantile(regression.leverage(fitted, x), INSIDE)
+    return LearnedModel(model, fitted, radius, *rewards, jnp.any(data.terminated > 0))
+
+
+def side_by_side(data: Transition, starts: npt.NDArray[np.int64], plain: int, horizon: int) -> Windows:
+    """Rows as windows; one that terminated goes on with the rows of the windows after it that reach as far.
+
+    Args:
+        data: (N, ...), normalised, rewards in their own unit.
+        starts: (W,) first row of each window, ascending.
+        plain: numbers O of an observation without its history.
+        horizon: the most steps H of a window.
+    """
+    lengths = np.minimum(np.diff(np.append(starts, len(data.reward))), horizon)
+    longest, terminated = int(lengths.max()), np.asarray(data.terminated) > 0
+    died = terminated[starts + lengths - 1]
+    source = np.broadcast_to(np.arange(len(starts))[:, None], (len(starts), longest)).copy()
+    known = np.arange(longest) < lengths[:, None]
+    for step in range(int(lengths.min()), longest):
+        reaching = np.flatnonzero(lengths > step)
+        before = source[:, step - 1]
+        # Who took another window's steps keeps to it as long as it goes on.
+        following = reaching[np.searchsorted(reaching, before + 1) % len(reaching)]
+        source[:, step] = np.where(lengths[before] > step, before, following)
+        known[:, step] |= died
+    at = starts[source] + np.arange(longest)
+    logged = np.arange(longest) < lengths[:, None]
+    o, a, r, n, t = (
+        np.asarray(x)[at] for x in (data.observation, data.action, data.reward, data.next_observation, data.terminated)
+    )
+    return Windows(*(jnp.asarray(x) for x in (o, a, r, n[..., :plain], t, logged, known)))
+
+
+def logged_returns(found: Windows, discount: float) -> Float[Array, " W"]:
+    """What each window's logged rewards add up to, discounted."""
+    weight = jnp.asarray(discount, found.reward.dtype) ** jnp.arange(found.reward.shape[1])
+    return jnp.where(found.logged, found.reward, 0.0) @ weight
+
+
+def termination(logit: Float[Array, ""], of_logged: Float[Array, ""], terminated: Float[Array, ""]) -> Float[Array, ""]:
+    """Probability that a step terminates, given whether the logged step did: `P(u < p | u < q)` or `P(u < p | u >= q)`.
+
+    One uniform number u decides both, p and q being the model's probabilities: who acts as was logged ends where the
+    log did. It is monotonicity (Pearl 2009, Causality, section 9.2), which for two outcomes is the counterfactual
+    stability of Oberst & Sontag 2019 (arXiv 1905.05824).
+
+    Args:
+        logit: of p, of the step in the model.
+        of_logged: of q, of the logged step.
+        terminated: 1 where the logged step terminated, else 0.
+    """
+    p, q = jax.nn.log_sigmoid(logit), jax.nn.log_sigmoid(of_logged)
+    survives = jnp.exp(jnp.minimum(jax.nn.log_sigmoid(-logit) - jax.nn.log_sigmoid(-of_logged), 0.0))
+    return jnp.where(terminated > 0, jnp.exp(jnp.minimum(p - q, 0.0)), 1.0 - survives)
+
+
+class _Replay(NamedTuple):
+    """What came of one window under one member."""
+
+    ret: Float[Array, "*n"]
+    outside: Float[Array, "*n"]
+
+
+@jax.jit
+def _replayed(
+    learned: LearnedModel, normaliser: Normaliser, policy: Policy, found: Windows, discount: float
+) -> _Replay:
+    """Every window under every member, the networks first: (2 M, W)."""
+    reach: Reach = dynamics.reach(learned.model)
+    stacked: Params = jax.tree.map(lambda *x: jnp.stack(x), *learned.model.members)
+    low = jnp.min(jnp.where(found.logged, found.reward, jnp.inf))
+    high = jnp.max(jnp.where(found.logged, found.reward, -jnp.inf))
+    plain = found.next_observation.shape[-1]
+
+    def moved(network: Params, of_ridge: Array, regressed: bool, s: Array, a: Array) -> Array:
+        if regressed:
+            phi = regression.features(learned.ridge, jnp.concatenate([s, a], axis=-1))
+            return s[:plain] + phi @ of_ridge
+        return dynamics.transition(network, s, a)[0]
+
+    def paid(network: Params, s: Array, a: Array, after: Array) -> tuple[Array, Array]:
+        reward, logit = dynamics.reward_and_termination(network, s, a, after)
+        return learned.reward_mean + learned.reward_scale * reward, logit
+
+    def one(network: Params, of_ridge: Array, window: Windows, regressed: bool) -> _Replay:
+        def step(carry: _Three, row: Windows) -> tuple[_Three, _Three]:
+            x, alive, weight = carry
+            noise = row.next_observation - moved(network, of_ridge, regressed, row.observation, row.action)
+            expected, of_logged = paid(network, row.observation, row.action, row.next_observation)
+            u = to_unit(normaliser, policy_act(policy, x * normaliser.scale + normaliser.mean))
+            after = dynamics.within(reach, moved(network, of_ridge, regressed, x, u) + noise)
+            reward, logit = paid(network, x, u, after)
+            reward = jnp.clip(reward + row.reward - expected, low, high)
+            away = regression.leverage(learned.ridge, jnp.concatenate([x, u])) > learned.radius
+            out = jnp.zeros_like(weight) if regressed else away.astype(weight.dtype)
+            here = jnp.where(row.known, alive, 0.0)
+            ending = jnp.where(learned.ends, termination(logit, of_logged, row.terminated), 0.0)
+            told = weight * here * reward, here * out, here
+            return (dynamics.onward(reach, x, u, after), alive * (1.0 - ending), weight * discount), told
+
+        begun = (window.observation[0], jnp.ones((), low.dtype), jnp.ones((), low.dtype))
+        rewards, outside, steps = jax.lax.scan(step, begun, window)[1]
+        return _Replay(jnp.sum(rewards), jnp.sum(outside) / jnp.maximum(jnp.sum(steps), 1.0))
+
+    def family(regressed: bool) -> _Replay:
+        def windows(member: tuple[Params, Array]) -> _Replay:
+            came: _Replay = jax.vmap(lambda window: one(*member, window, regressed))(found)
+            return came
+
+        every: _Replay = jax.lax.map(windows, (stacked, learned.ridge.coefficients))
+        return every
+
+    families = [family(regressed) for regressed in (False, True)]
+    both: _Replay = jax.tree.map(lambda *x: jnp.stack(x), *families)
+    return both
+
+
 def evaluate(
     learned: LearnedModel,
     normaliser: Normaliser,
     policy: Policy,
-    starts: Float[Array, "E S"],
+    found: Windows,
     key: PRNGKeyArray,
-    horizon: int,
     discount: float = 0.99,
     bootstraps: int = 1000,
 ) -> ModelValue:
-    """Value of one policy, a mean over all members and initial states.
+    """Value of one policy, of each family a mean over its members and all windows.
 
-    `V = mean_{m,e} sum_{t<H} discount^t alive_t r_t`; draws resample members and initial states, each with
-    replacement, as two crossed factors of which both were drawn by chance (Owen 2007, The pigeonhole bootstrap).
+    `V_f = mean_{m,w} sum_t discount^t r_t`; draws resample members and windows, each with replacement, as two crossed
+    factors of which both were drawn by chance (Owen 2007, The pigeonhole bootstrap).
 
     Args:
-        learned: trained on episodes that the policy was not.
-        normaliser: scale of the model's observations and actions; the policy has its own.
+        learned: fitted to episodes that the policy was not trained on.
+        normaliser: scale of the models' observations and actions; the policy has its own.
         policy: whose value is asked for.
-        starts: (E, S) normalised initial states.
+        found: W windows of logged steps.
         key: randomness of the resamples; use one for all policies that are compared.
-        horizon: steps H.
         discount: discount factor per step.
-        bootstraps: resamples B.
+        bootstraps: resamples B of each family.
     """
-    members: Ensemble = learned.model.members
-    count, episodes = len(members), starts.shape[0]
+    came = _replayed(learned, normaliser, policy, found, discount)
+    value: ModelValue = _resampled(came, logged_returns(found, discount), key, bootstraps)
+    return value
 
-    def act(observation: Float[Array, " S"]) -> Float[Array, " A"]:
-        physical = observation * normaliser.scale + normaliser.mean
-        return to_unit(normaliser, policy_act(policy, physical))
 
-    steps = expected_rollouts(
-        members, dynamics.reach(learned.model), act, jnp.broadcast_to(starts, (count, *starts.shape)), horizon
-    )
-    weight = jnp.asarray(discount, starts.dtype) ** jnp.arange(horizon, dtype=starts.dtype)
-    returns = (steps.alive * (learned.reward_mean + learned.reward_scale * steps.reward)) @ weight
+@partial(jax.jit, static_argnames=("bootstraps",))
+def _resampled(came: _Replay, logged: Float[Array, " W"], key: PRNGKeyArray, bootstraps: int) -> ModelValue:
+    members, windows = came.ret.shape[1:]
 
-    def draw(key: PRNGKeyArray) -> Float[Array, ""]:
-        of_members, of_starts = jax.random.split(key)
-        chosen = returns[jax.random.randint(of_members, (count,), 0, count)]
-        return jnp.mean(chosen[:, jax.random.randint(of_starts, (episodes,), 0, episodes)])
+    def draw(key: PRNGKeyArray) -> Float[Array, " 2"]:
+        of_members, of_windows = jax.random.split(key)
+        chosen = came.ret[:, jax.random.randint(of_members, (members,), 0, members)]
+        return jnp.mean(chosen[:, :, jax.random.randint(of_windows, (windows,), 0, windows)], axis=(1, 2))
 
-    draws = jax.vmap(draw)(jax.random.split(key, bootstraps))
-    return ModelValue(jnp.mean(returns), draws, jnp.mean(steps.disagreement))
+    value = jnp.mean(came.ret, axis=(1, 2))
+    draws = jax.vmap(draw)(jax.random.split(key, bootstraps)).T
+    apart = jnp.std(jnp.mean(came.ret, axis=2)) / jnp.maximum(jnp.std(logged), 1e-12)
+    return ModelValue(value, draws, jnp.mean(came.outside[0]), apart)
+
+
+def logged_value(found: Windows, key: PRNGKeyArray, discount: float = 0.99, bootstraps: int = 1000) -> ModelValue:
+    """The logged controller's value and draws, of the same resamples as `evaluate` with the same key."""
+    returns = logged_returns(found, discount)
+    every = jnp.broadcast_to(returns, (2, MEMBERS, returns.shape[0]))
+    value: ModelValue = _resampled(_Replay(every, jnp.zeros_like(every)), returns, key, bootstraps)
+    return value
+
+
+def spread(count: int, confidence: float = 0.95) -> float:
+    """How much wider than a bootstrap's an interval must be whose draws come from few.
+
+    `sqrt(n / (n - 1)) t / z`, with Student's and the normal quantile (Hesterberg 2015, What teachers should know about
+    the bootstrap, section 3.3).
+
+    Args:
+        count: n members or windows that are resampled.
+        confidence: two-sided.
+    """
+    if count < 2:
+        return np.inf
+    level = (1.0 + confidence) / 2.0
+    return float(np.sqrt(count / (count - 1)) * t.ppf(level, count - 1) / norm.ppf(level))

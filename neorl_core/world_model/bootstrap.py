@@ -8,17 +8,21 @@ Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 8; Chua et 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from neorl_core.networks import Ensemble
 from neorl_core.training import optimisers
-from neorl_core.types import Transition
+from neorl_core.training.optimisers import Optimiser
+from neorl_core.types import Params, Transition
 from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model
+
+PARTS = 4
+"""Parts that the steps of a member are cut into, so that progress can be told."""
 
 
 @partial(jax.jit, static_argnames=("episodes", "members"))
@@ -42,69 +46,73 @@ def resample(key: PRNGKeyArray, episode: Int[Array, " N"], episodes: int, member
     return jax.vmap(one)(jax.random.split(key, members))
 
 
-def update(model: Model, batches: tuple[Transition, ...], learning_rate: Float[Array, ""]) -> tuple[Model, Array]:
-    """One gradient step of every member on a batch of its own.
-
-    Args:
-        model: the ensemble and its optimiser.
-        batches: M prepared batches (B, ...).
-        learning_rate: step length.
-
-    Returns:
-        The new state and the members' mean loss.
-    """
-
-    def total(members: Ensemble) -> Float[Array, ""]:
-        each = [
-            jnp.mean(jax.vmap(dynamics.loss, in_axes=(None, 0))(member, batch))
-            for member, batch in zip(members, batches, strict=True)
-        ]
-        return jnp.sum(jnp.stack(each))
-
-    value, gradient = jax.value_and_grad(total)(model.members)
-    members, optimiser = optimisers.step(model.members, gradient, model.optimiser, learning_rate)
-    return model._replace(members=members, optimiser=optimiser), value / len(batches)
-
-
-@partial(jax.jit, static_argnames=("updates", "batch_size"))
 def train(
     model: Model,
     key: PRNGKeyArray,
     data: Transition,
     counts: Int[Array, "M N"],
-    first: Int[Array, ""],
     updates: int,
+    report: Callable[[int, int], None] | None = None,
     learning_rate: float = 1e-2,
     batch_size: int = 256,
-) -> tuple[Model, Float[Array, ""]]:
-    """Some gradient steps of all members, each on its own resample; chunks of any size make the same result.
+) -> Model:
+    """Gradient steps of every member on its own resample, one member after the other: one small program serves all.
 
     Args:
-        model: where training stands.
-        key: the same in every chunk.
+        model: fresh, with the recipe of its optimiser.
+        key: randomness of the batches.
         data: (N, ...) prepared transitions, in the order of `counts`.
         counts: what `resample` made.
-        first: gradient steps made before.
-        updates: gradient steps of this chunk.
+        updates: gradient steps of each member.
+        report: told before each part, and at the end, how many steps of how many are made.
         learning_rate: what the recipe multiplies.
         batch_size: rows per step and member.
-
-    Returns:
-        The new state and the chunk's mean loss.
     """
+    low, high = dynamics.seen(model, data)
+    count, chunk = len(model.members), max(updates // PARTS, 1)
+    trained: list[Params] = []
+    for number, member in enumerate(model.members):
+        optimiser = optimisers.init(model.optimiser.recipe, member)
+        for first in range(0, updates, chunk):
+            if report:
+                report((number * updates + first) // count, updates)
+            drawn = batch_keys(key, first, min(chunk, updates - first), number, count)
+            member, optimiser = _steps(member, optimiser, drawn, data, counts[number], learning_rate, batch_size)
+            jax.block_until_ready(member)  # type: ignore[no-untyped-call]
+        trained.append(member)
+    if report:
+        report(updates, updates)
+    return model._replace(members=tuple(trained), low=low, high=high)
 
-    def batch(key: PRNGKeyArray, running: Int[Array, " N"]) -> Transition:
+
+@partial(jax.jit, static_argnames=("steps", "members"))
+def batch_keys(key: PRNGKeyArray, first: int, steps: int, number: int, members: int) -> Key[Array, " U"]:
+    """The key of each of some batches of one of the members, which no cut of the steps into parts changes."""
+    return jax.vmap(lambda at: jax.random.split(jax.random.fold_in(key, at), members)[number])(
+        first + jnp.arange(steps)
+    )
+
+
+@partial(jax.jit, static_argnames=("batch_size",))
+def _steps(
+    member: Params,
+    optimiser: Optimiser,
+    keys: Key[Array, " U"],
+    data: Transition,
+    running: Int[Array, " N"],
+    learning_rate: float,
+    batch_size: int,
+) -> tuple[Params, Optimiser]:
+    """Gradient steps of one member, one for each key."""
+
+    def mean_loss(member: Params, batch: Transition) -> Float[Array, ""]:
+        return jnp.mean(jax.vmap(dynamics.loss, in_axes=(None, 0))(member, batch))
+
+    def one(state: tuple[Params, Optimiser], key: PRNGKeyArray) -> tuple[tuple[Params, Optimiser], None]:
         drawn = jax.random.randint(key, (batch_size,), 0, running[-1])
         rows = jnp.searchsorted(running, drawn, side="right")
-        found: Transition = jax.tree.map(lambda x: x[rows], data)
-        return found
+        gradient = jax.grad(mean_loss)(state[0], jax.tree.map(lambda x: x[rows], data))
+        return optimisers.step(state[0], gradient, state[1], jnp.asarray(learning_rate, data.reward.dtype)), None
 
-    def one(model: Model, number: Int[Array, ""]) -> tuple[Model, Float[Array, ""]]:
-        keys = jax.random.split(jax.random.fold_in(key, number), counts.shape[0])
-        batches = tuple(batch(keys[m], counts[m]) for m in range(counts.shape[0]))
-        return update(model, batches, jnp.asarray(learning_rate, data.reward.dtype))
-
-    low, high = dynamics.seen(model, data)
-    model = model._replace(low=low, high=high)
-    model, values = jax.lax.scan(one, model, first + jnp.arange(updates))
-    return model, jnp.mean(values)
+    end: tuple[Params, Optimiser] = jax.lax.scan(one, (member, optimiser), keys)[0]
+    return end

@@ -245,29 +245,40 @@ def held_out(batch: Transition) -> Bool[Array, " B"]:
     return phase - jnp.floor(phase) < HELD_OUT
 
 
-def update(model: Model, batch: Transition, learning_rate: Float[Array, ""]) -> tuple[Model, dict[str, Array]]:
-    """One gradient step of all members on the same batch, less what is held out.
+def update(
+    model: Model, batch: Transition, learning_rate: Float[Array, ""], key: PRNGKeyArray
+) -> tuple[Model, dict[str, Array]]:
+    """One gradient step of every member on rows of its own, drawn with replacement from what is not held out.
+
+    On the same rows members would err together, and their disagreement would say too little (Efron & Tibshirani 1993,
+    An Introduction to the Bootstrap, chapter 6).
 
     Args:
         model: the ensemble and its optimiser.
         batch: prepared transitions (B, ...).
         learning_rate: step length.
+        key: randomness of the draws.
     """
     apart = held_out(batch).astype(batch.reward.dtype)
-    count, rest = jnp.sum(apart), jnp.sum(1.0 - apart)
+    count, members = jnp.sum(apart), model.error.shape[0]
+    running = jnp.cumsum(1.0 - apart)
+    drawn = jax.random.uniform(key, (members, apart.shape[0]), apart.dtype) * running[-1]
+    rows = jnp.minimum(jnp.searchsorted(running, drawn, side="right"), apart.shape[0] - 1)
+    own = jax.vmap(lambda at: jnp.zeros_like(apart).at[at].add(1.0) * (1.0 - apart))(rows)
+    own = own / jnp.maximum(jnp.sum(own, axis=1, keepdims=True), 1.0)
 
     def total(members: Ensemble) -> tuple[Float[Array, ""], Float[Array, " M"]]:
         each = jnp.stack([jax.vmap(loss, in_axes=(None, 0))(member, batch) for member in members])
-        return jnp.sum(each @ (1.0 - apart)) / jnp.maximum(rest, 1.0), each @ apart / jnp.maximum(count, 1.0)
+        return jnp.sum(each * own), each @ apart / jnp.maximum(count, 1.0)
 
     (value, error), gradient = jax.value_and_grad(total, has_aux=True)(model.members)
-    members, optimiser = optimisers.step(model.members, gradient, model.optimiser, learning_rate)
+    weights, optimiser = optimisers.step(model.members, gradient, model.optimiser, learning_rate)
     known = jnp.where(count > 0, FORGET, 0.0).astype(error.dtype)
-    running = model.error + known * (error - model.error)
+    running_error = model.error + known * (error - model.error)
     low, high = seen(model, batch)
     low, high = jnp.minimum(model.low, low), jnp.maximum(model.high, high)
-    return Model(members, optimiser, running, low, high, model.history), {
-        "model_loss": value / model.error.shape[0],
+    return Model(weights, optimiser, running_error, low, high, model.history), {
+        "model_loss": value / members,
         "model_error": jnp.mean(error),
     }
 
@@ -340,9 +351,10 @@ def train(
     """
 
     def one(model: Model, number: Int[Array, ""]) -> tuple[Model, Float[Array, ""]]:
-        drawn = jax.random.randint(jax.random.fold_in(key, number), (batch_size,), 0, data.reward.shape[0])
+        of_batch, of_members = jax.random.split(jax.random.fold_in(key, number))
+        drawn = jax.random.randint(of_batch, (batch_size,), 0, data.reward.shape[0])
         batch: Transition = jax.tree.map(lambda x: x[drawn], data)
-        model, metrics = update(model, batch, jnp.asarray(learning_rate, data.reward.dtype))
+        model, metrics = update(model, batch, jnp.asarray(learning_rate, data.reward.dtype), of_members)
         return model, metrics["model_loss"]
 
     model, values = jax.lax.scan(one, model, first + jnp.arange(updates))

@@ -83,10 +83,10 @@ def expected_rollouts(
     return together
 
 
-def uncertainty(log_deviations: Float[Array, "M O"]) -> Float[Array, ""]:
+def uncertainty(log_deviations: Float[Array, "M D"]) -> Float[Array, ""]:
     """The largest of the members' own deviations: `max_m |sigma_m(s, a)|`.
 
-    The norm is taken over the observation; the reward's deviation is one number for all states here.
+    The norm is taken over the observation and the reward; of a member's reward the deviation is one for all states.
 
     Yu et al. 2020 (arXiv 2005.13239), section 4.3.
     """
@@ -122,6 +122,7 @@ def branched_rollouts(
     """
     rows, observations = starts.shape[0], dynamics.predicted(members)
     of_member, of_noise = jax.random.split(key)
+    paid = jnp.stack([member["reward_log_deviation"] for member in members])[:, None]
     numbers = jax.random.randint(of_member, (rows, horizon), 0, len(members))
     noises = jax.random.normal(of_noise, (rows, horizon, actions + observations), starts.dtype)
 
@@ -144,7 +145,10 @@ def branched_rollouts(
             ended = logit > 0.0
             done = ended.astype(start.dtype)
             made = Transition(observation, action, reward, jnp.zeros_like(reward), following, done)
-            return jnp.where(ended, start, following), (made, uncertainty(log_deviations))
+            return jnp.where(ended, start, following), (
+                made,
+                uncertainty(jnp.concatenate([log_deviations, paid], axis=-1)),
+            )
 
         return jax.lax.scan(step, start, (numbers, noises))[1]
 

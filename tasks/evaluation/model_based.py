@@ -14,76 +14,90 @@ from configs.run import RunConfig
 from neorl_core.networks import Normaliser, Policy, normalise, to_unit
 from neorl_core.ope import model as model_based
 from neorl_core.ope.fqe import LoggedSteps
-from neorl_core.types import Transition
-from neorl_core.world_model import dynamics
+from neorl_core.types import History, Transition
+from neorl_core.world_model import bootstrap
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
-from tasks.adapters.store.histories import observed_spec
 
 if TYPE_CHECKING:
     from tasks.progress import Report
 
-CHUNKS = 20
-"""Parts that a fit is cut into, so that its progress can be told."""
-
 
 class LearnedModelEvaluator(NamedTuple):
-    """A model that is learned from held-out episodes, and where these begin."""
+    """Models of two families that are learned from held-out episodes, and these episodes side by side."""
 
     model: model_based.LearnedModel
     normaliser: Normaliser
-    starts: Array
-    """(E, S), initial observations, normalised."""
+    windows: model_based.Windows
     key: Array
     """Key of the resamples."""
-    horizon: int
-    """Steps of a rollout."""
     discount: float
     """Per step."""
     bootstraps: int
+    """Of each family."""
 
     def evaluate(self, policy: Policy) -> model_based.ModelValue:
-        """A policy's value in the model, on the host; every policy meets the same resamples."""
-        settings = (self.horizon, self.discount, self.bootstraps)
+        """A policy's value in the models, on the host; every policy meets the same resamples."""
+        settings = (self.key, self.discount, self.bootstraps)
         found: model_based.ModelValue = jax.device_get(
-            model_based.evaluate(self.model, self.normaliser, policy, self.starts, self.key, *settings)
+            model_based.evaluate(self.model, self.normaliser, policy, self.windows, *settings)
         )
+        return found
+
+    def logged(self) -> model_based.ModelValue:
+        """The logged controller's value, of the same resamples."""
+        settings = (self.key, self.discount, self.bootstraps)
+        found: model_based.ModelValue = jax.device_get(model_based.logged_value(self.windows, *settings))
         return found
 
     def best(self, policies: Sequence[Policy]) -> float:
         """The highest value among policies; one that is not finite counts as none, and -inf is of no policy."""
-        values = [float(self.evaluate(policy).value) for policy in policies]
+        values = [float(np.mean(self.evaluate(policy).value)) for policy in policies]
         return max((value for value in values if np.isfinite(value)), default=-np.inf)
 
 
 def fit_learned_model(
-    run: RunConfig, steps: LoggedSteps, normaliser: Normaliser, progress: Report | None = None
+    run: RunConfig,
+    steps: LoggedSteps,
+    normaliser: Normaliser,
+    history: History | None,
+    progress: Report | None = None,
 ) -> LearnedModelEvaluator:
-    """Learn a model of the plant from logged steps.
+    """Learn models of the plant from logged steps.
 
     Args:
         run: its plant, seed and evaluation.
-        steps: logged steps of held-out episodes, with the run's history.
+        steps: logged steps of held-out windows, with their history.
         normaliser: scale by which `steps` are normalised.
+        history: which earlier values stand behind the observations.
         progress: told of gradient steps made.
     """
-    init_key, train_key = jax.random.split(jax.random.key(run.seed + 2))
+    of_weights, of_resample, of_batches, of_ridge = jax.random.split(jax.random.key(run.seed + 2), 4)
     data = Transition(
         steps.observation, steps.action, steps.reward, steps.cost, steps.next_observation, steps.terminated
     )
-    chunk = max(run.evaluate.model_updates // CHUNKS, 1)
-    learned, data = model_based.init(init_key, data, chunk * CHUNKS, observed_spec(run).history)
-    model = learned.model
-    for done in range(0, chunk * CHUNKS, chunk):
-        if progress:
-            progress(done, chunk * CHUNKS, "updates of the learned model")
-        model, _ = dynamics.train(model, train_key, data, jnp.int32(done), chunk)
-        jax.block_until_ready(model)  # type: ignore[no-untyped-call]
-    if progress:
-        progress(chunk * CHUNKS, chunk * CHUNKS, "updates of the learned model")
-    settings = (plant_of(run).spec.horizon, run.evaluate.discount, run.evaluate.bootstraps)
-    starts = steps.observation[steps.starts]
-    return LearnedModelEvaluator(learned._replace(model=model), normaliser, starts, jax.random.key(run.seed), *settings)
+    updates = run.evaluate.model_updates
+    model, scaled, rewards = model_based.init(of_weights, data, updates, history)
+    starts = np.asarray(steps.starts)
+    counts = bootstrap.resample(of_resample, steps.episode, len(starts), model_based.MEMBERS)
+    report = None if progress is None else lambda done, of: progress(done, of, "updates of the learned model")
+    model = bootstrap.train(model, of_batches, scaled, counts, updates, report)
+    found = model_based.side_by_side(data, starts, len(model.low), plant_of(run).spec.horizon)
+    learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, len(starts))
+    settings = (run.evaluate.discount, run.evaluate.bootstraps)
+    return LearnedModelEvaluator(learned, normaliser, found, jax.random.key(run.seed), *settings)
+
+
+def windows(logs: Logs, horizon: int) -> Logs:
+    """Logs whose episodes are at most a horizon long: what is estimated is the return of that many steps.
+
+    Args:
+        logs: in the order of time.
+        horizon: steps of an episode of the plant.
+    """
+    at = np.arange(len(logs.episode)) - logs.starts[logs.episode]
+    begins = at % horizon == 0
+    return logs._replace(episode=np.cumsum(begins) - 1, starts=np.flatnonzero(begins))
 
 
 def logged_steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:

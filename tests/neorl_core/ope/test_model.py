@@ -1,9 +1,8 @@
-"""Model-based evaluation of policies: a linear plant whose returns are known in closed form, and paired intervals."""
+"""Replays of logged episodes in learned models: exact where nothing differs, and a linear plant in closed form."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,74 +11,210 @@ import pytest
 
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.ope import model as model_based
-from neorl_core.ope.model import LearnedModel
+from neorl_core.ope import ridge
+from neorl_core.ope.model import LearnedModel, Windows
 from neorl_core.types import Transition
-from neorl_core.world_model import dynamics
+from neorl_core.world_model import bootstrap
 
-UPDATES = 1500
-NORMALISER = Normaliser(jnp.float32([10.0]), jnp.float32([2.0]), jnp.float32([0.0]), jnp.float32([3.0]))
-HORIZON, DISCOUNT = 12, 0.9
+NORMALISER = Normaliser(jnp.float32([10.0, 10.0]), jnp.float32([2.0, 2.0]), jnp.float32([0.0]), jnp.float32([3.0]))
+HORIZON, EPISODES, DISCOUNT = 12, 40, 0.9
 
 
 def policy(gain: float) -> Policy:
-    """u = 3 tanh(gain z), z the normalised state."""
-    return Policy({"Dense_0": {"kernel": jnp.float32([[gain]]), "bias": jnp.zeros(1)}}, NORMALISER)
+    """u = 3 tanh(gain (x - set point) / 2)."""
+    kernel = jnp.float32([[gain], [-gain]])
+    return Policy({"Dense_0": {"kernel": kernel, "bias": jnp.zeros(1)}}, NORMALISER)
+
+
+class Logged(NamedTuple):
+    data: Transition
+    noise: np.ndarray
+    set_point: np.ndarray
+
+
+def played(gain: float, noise: np.ndarray, set_point: np.ndarray, blend: np.ndarray | float = 0.0) -> Logged:
+    """Normalised z' = .8 z + 1.5 a + noise beside a set point that jumps, reward 100 - 20 (z' - set point)^2."""
+    z, rows = np.zeros(len(noise)), []
+    for t in range(HORIZON):
+        a = np.tanh(gain * (z - set_point[:, t])) + (0.0 if np.isscalar(blend) else np.asarray(blend)[:, t])
+        after = 0.8 * z + 1.5 * a + noise[:, t]
+        s, following = np.stack([z, set_point[:, t]], 1), np.stack([after, set_point[:, t + 1]], 1)
+        reward = 100 - 20 * (after - set_point[:, t + 1]) ** 2
+        rows.append((s, a[:, None], reward, 0 * reward, following, 0 * reward))
+        z = after
+    columns = [np.stack(column, 1) for column in zip(*rows, strict=True)]
+    flat = (jnp.float32(column.reshape(-1, *column.shape[2:])) for column in columns)
+    return Logged(Transition(*flat), noise, set_point)
+
+
+def world(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Disturbances and set points of all episodes; the latter jump halfway."""
+    rng = np.random.default_rng(seed)
+    steps = np.repeat(rng.uniform(-1, 1, (EPISODES, 2)), [6, HORIZON - 5], axis=1)
+    return 0.2 * rng.normal(size=(EPISODES, HORIZON)), steps
+
+
+def learned(data: Transition, updates: int) -> tuple[LearnedModel, Windows]:
+    return fitted(data, np.arange(EPISODES) * HORIZON, updates)
+
+
+def fitted(data: Transition, starts: np.ndarray, updates: int) -> tuple[LearnedModel, Windows]:
+    episode = jnp.asarray(np.repeat(np.arange(EPISODES), np.diff(np.append(starts, len(data.reward)))))
+    keys = jax.random.split(jax.random.key(0), 4)
+    model, scaled, rewards = model_based.init(keys[0], data, max(updates, 1))
+    if updates:
+        counts = bootstrap.resample(keys[1], episode, EPISODES, model_based.MEMBERS)
+        model = bootstrap.train(model, keys[2], scaled, counts, updates, batch_size=64)
+    found = model_based.completed(keys[3], model, data, rewards, episode, EPISODES)
+    return found, model_based.side_by_side(data, starts, 2, HORIZON)
+
+
+def value(found: LearnedModel, rows: Windows, gain: float, seed: int = 0) -> model_based.ModelValue:
+    key = jax.random.key(seed)
+    return jax.device_get(model_based.evaluate(found, NORMALISER, policy(gain), rows, key, DISCOUNT, 200))
 
 
 @pytest.fixture(scope="module")
-def learned() -> LearnedModel:
-    """Fitted to x' = 10 + 0.8 (x - 10) + u and a reward of 100 - 5 (x' - 10)^2 in the plant's units."""
+def exploring() -> tuple[LearnedModel, Windows, Logged]:
+    """Logs of a controller of gain -.3 with noise on its actions, and models that were trained on them."""
+    noise, set_point = world(0)
+    blend = np.random.default_rng(1).uniform(-0.4, 0.4, (EPISODES, HORIZON))
+    logs = played(-0.3, noise, set_point, blend)
+    return (*learned(logs.data, 800), logs)
+
+
+def true_value(gain: float, logs: Logged) -> float:
+    """The return of another controller under the same disturbances and set points."""
+    rewards = np.asarray(played(gain, logs.noise, logs.set_point).data.reward).reshape(EPISODES, HORIZON)
+    return float((rewards @ DISCOUNT ** np.arange(HORIZON)).mean())
+
+
+def test_who_acts_as_was_logged_gets_the_logged_return_however_wrong_the_model_is() -> None:
+    # Source: the logged rewards themselves. The networks are untrained, and set points and disturbances no model knows.
+    logs = played(-0.5, *world(2))
+    found, rows = learned(logs.data, 0)
+    expected = np.asarray(logs.data.reward).reshape(EPISODES, HORIZON) @ DISCOUNT ** np.arange(HORIZON)
+    same = value(found, rows, -0.5)
+    np.testing.assert_allclose(same.value, expected.mean(), rtol=1e-4)
+    np.testing.assert_allclose(model_based.logged_returns(rows, DISCOUNT), expected, rtol=1e-5)
+    logged = jax.device_get(model_based.logged_value(rows, jax.random.key(0), DISCOUNT, 200))
+    # The same key draws the same windows: the paired difference is nothing, draw by draw.
+    np.testing.assert_allclose(same.draws, logged.draws, rtol=1e-4)
+    assert same.draws.std() > 1.0
+
+
+@pytest.mark.slow
+def test_other_controllers_are_worth_what_they_would_have_made_of_the_same_episodes(
+    exploring: tuple[LearnedModel, Windows, Logged],
+) -> None:
+    found, rows, logs = exploring
+    gains = (-0.6, -0.45, -0.2, 0.0)
+    values = [value(found, rows, gain) for gain in gains]
+    truth = [true_value(gain, logs) for gain in gains]
+    for estimate, true in zip(values, truth, strict=True):
+        np.testing.assert_allclose(estimate.value, true, rtol=0.02)
+        low, high = np.quantile(estimate.draws, [0.025, 0.975])
+        assert low < true < high
+        assert estimate.outside < 0.2
+    assert np.argsort([v.value.mean() for v in values]).tolist() == np.argsort(truth).tolist()
+
+
+@pytest.mark.slow
+def test_what_leaves_the_logged_states_is_seen_to(exploring: tuple[LearnedModel, Windows, Logged]) -> None:
+    found, rows, _ = exploring
+    away = value(found, rows, 3.0)
+    assert away.outside > 0.5
+    # No reward is beyond the logged ones, so that no return is beyond their sum.
+    least, most = float(jnp.min(rows.reward)), float(jnp.max(rows.reward))
+    steps = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
+    assert np.all(away.draws <= most * steps + 1e-3)
+    assert np.all(away.draws >= least * steps - 1e-3)
+
+
+def test_windows_are_cut_at_their_ends() -> None:
+    column = np.arange(5.0, dtype=np.float32)
+    data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, 0 * column)
+    rows = model_based.side_by_side(data, np.array([0, 3]), 1, 10)
+    assert rows.logged.tolist() == [[True, True, True], [True, True, False]]
+    # Worked by hand: 0 + 1/2 + 2/4, and 3 + 4/2.
+    assert model_based.logged_returns(rows, 0.5).tolist() == [1.0, 5.0]
+
+
+def test_a_window_that_terminated_goes_on_with_the_steps_of_the_next_that_reach_as_far() -> None:
+    # Worked by hand: windows of rows 0, 1-2, 3-6 and 7-8; the first two terminated, the last was cut by time.
+    column, terminated = np.arange(9.0, dtype=np.float32), np.float32([1, 0, 1, 0, 0, 0, 0, 0, 0])
+    data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, terminated)
+    rows = model_based.side_by_side(data, np.array([0, 1, 3, 7]), 1, 10)
+    assert rows.reward[:3].tolist() == [[0, 2, 5, 6], [1, 2, 5, 6], [3, 4, 5, 6]]
+    assert rows.logged.sum(axis=1).tolist() == [1, 2, 4, 2]
+    assert rows.known.sum(axis=1).tolist() == [4, 4, 4, 2]
+    assert model_based.logged_returns(rows, 0.5).tolist() == [0.0, 2.0, 3 + 2 + 5 / 4 + 6 / 8, 7 + 4]
+
+
+def test_a_step_terminates_as_the_logged_one_did_unless_the_model_knows_a_difference() -> None:
+    # Source: P(u < p | u < q) and P(u < p | u >= q) of one uniform u, by counting.
+    u = (np.arange(100_000) + 0.5) / 100_000
+    for p, q in ((0.2, 0.5), (0.5, 0.2), (0.3, 0.3), (0.9, 0.999)):
+        logits = (jnp.log(p / (1 - p)), jnp.log(q / (1 - q)))
+        for ended, given in ((1.0, u < q), (0.0, u >= q)):
+            found = model_based.termination(*logits, jnp.float32(ended))
+            assert float(found) == pytest.approx(np.mean(u[given] < p), abs=2e-3)
+
+
+def crossing(blend: float) -> tuple[Logged, np.ndarray]:
+    """z' = z + a + noise, a about .1, ends beyond 1; each step is worth 1. Rows until the end, and their numbers."""
+    rng = np.random.default_rng(4)
+    noise, nothing = 0.2 * rng.normal(size=(EPISODES, HORIZON)), np.zeros((EPISODES, HORIZON + 1))
+    action = np.tanh(0.1) + rng.uniform(-blend, blend, (EPISODES, HORIZON))
+    z = np.concatenate([nothing[:, :1], np.cumsum(action + noise, axis=1)], axis=1)
+    over = z[:, 1:] > 1
+    lengths = np.where(over.any(axis=1), over.argmax(axis=1) + 1, HORIZON)
+    alive, one = np.arange(HORIZON) < lengths[:, None], np.ones((EPISODES, HORIZON))
+    pair = np.stack([z, nothing], axis=-1)
+    columns = pair[:, :-1], action[..., None], one, 0 * one, pair[:, 1:], over.astype(float)
+    return Logged(Transition(*(jnp.float32(column[alive]) for column in columns)), noise, nothing), lengths
+
+
+def crossed(blend: float, updates: int, gain: float, bias: float) -> tuple[model_based.ModelValue, np.ndarray]:
+    """What a = tanh(gain z + bias) is worth after such logs, and each logged episode's return."""
+    logs, lengths = crossing(blend)
+    assert 0.2 < np.mean(lengths < HORIZON) < 0.8
+    found, rows = fitted(logs.data, np.concatenate([[0], np.cumsum(lengths)[:-1]]), updates)
+    acting = Policy({"Dense_0": {"kernel": jnp.float32([[gain], [0.0]]), "bias": jnp.full(1, bias)}}, NORMALISER)
+    came = model_based.evaluate(found, NORMALISER, acting, rows, jax.random.key(0), DISCOUNT, 20)
+    return came, (1 - DISCOUNT**lengths) / (1 - DISCOUNT)
+
+
+@pytest.mark.slow
+def test_a_log_that_terminates_gives_who_acts_as_logged_the_logged_return() -> None:
+    # Source: the number of steps, discounted. The networks are untrained: none of them knows when an episode ends.
+    same, returns = crossed(0.0, 0, 0.0, 0.1)
+    np.testing.assert_allclose(same.value, returns.mean(), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_policy_that_survives_where_the_logs_end_is_worth_the_whole_horizon() -> None:
+    # Source: a step is worth 1, and who draws back by the whole of z crosses 1 in no episode: the sum of discounts.
+    safe, returns = crossed(0.5, 400, -1.0, 0.0)
+    whole = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
+    assert returns.mean() < 0.9 * whole
+    np.testing.assert_allclose(safe.value, whole, rtol=0.03)
+
+
+def test_a_ridge_regression_is_that_of_numpy_and_its_leverage_grows_away_from_the_data() -> None:
     rng = np.random.default_rng(0)
-    z, a = rng.normal(size=(5000, 1)), rng.uniform(-1, 1, size=(5000, 1))
-    after = 0.8 * z + 1.5 * a
-    data = Transition(*map(jnp.float32, (z, a, 100 - 20 * after[:, 0] ** 2, z[:, 0] * 0, after, z[:, 0] * 0)))
-    fresh, data = model_based.init(jax.random.key(0), data, UPDATES)
-    np.testing.assert_allclose([np.mean(data.reward), np.std(data.reward)], [0.0, 1.0], atol=1e-4)
-    model, _ = dynamics.train(fresh.model, jax.random.key(1), data, jnp.int32(0), UPDATES, batch_size=64)
-    return fresh._replace(model=model)
+    x, change = rng.normal(size=(500, 3)).astype(np.float32), rng.normal(size=(500, 2)).astype(np.float32)
+    found = ridge.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(change), jnp.arange(500), 500, 2)
+    phi = np.asarray(ridge.features(found, jnp.asarray(x)), np.float64)
+    moments = phi.T @ phi / 500 + np.diag([ridge.RIDGE] * 4 + [ridge.HINGE_RIDGE] * ridge.HINGES)
+    expected = np.einsum("nd,de,ne->n", phi, np.linalg.inv(moments), phi)
+    np.testing.assert_allclose(ridge.leverage(found, jnp.asarray(x)), expected, rtol=0.02)
+    far = ridge.leverage(found, jnp.asarray(4 * x))
+    assert float(jnp.median(far)) > 3 * float(np.median(expected))
 
 
-def true_returns(gain: float, starts: np.ndarray) -> np.ndarray:
-    z, total = starts[:, 0], np.zeros(len(starts))
-    for t in range(HORIZON):
-        z = 0.8 * z + 1.5 * np.tanh(gain * z)
-        total += DISCOUNT**t * (100 - 20 * z**2)
-    return total
-
-
-STARTS = np.random.default_rng(1).normal(size=(40, 1)).astype(np.float32)
-
-
-def value(learned: LearnedModel, gain: float, seed: int = 0, starts: Any = STARTS) -> model_based.ModelValue:
-    run = partial(model_based.evaluate, horizon=HORIZON, discount=DISCOUNT, bootstraps=400)
-    return jax.device_get(run(learned, NORMALISER, policy(gain), jnp.asarray(starts), jax.random.key(seed)))
-
-
-@pytest.mark.slow
-def test_values_are_the_plants_own_and_order_the_policies(learned: LearnedModel) -> None:
-    gains = [-0.6, -0.5, -0.2, 0.0]
-    found = [value(learned, gain) for gain in gains]
-    truth = [true_returns(gain, STARTS).mean() for gain in gains]
-    np.testing.assert_allclose([v.value for v in found], truth, rtol=0.02)
-    assert np.argsort([v.value for v in found]).tolist() == np.argsort(truth).tolist()
-
-
-@pytest.mark.slow
-def test_intervals_are_as_wide_as_starts_and_members_make_them(learned: LearnedModel) -> None:
-    found = value(learned, 0.0)
-    # Members that agree: what is left is the sampling of the starts, sd / sqrt(40).
-    assert found.draws.std() == pytest.approx(true_returns(0.0, STARTS).std() / np.sqrt(40), rel=0.15)
-    assert found.draws.mean() == pytest.approx(found.value, rel=0.01)
-    # The same key draws the same starts for every policy, so that the same policy differs from itself by nothing.
-    np.testing.assert_array_equal(found.draws, value(learned, 0.0).draws)
-    assert not np.array_equal(found.draws, value(learned, 0.0, seed=1).draws)
-    # From one start alone members make all the difference: here one believes in rewards that are higher by one scale.
-    first, *others = learned.model.members
-    last = first["outcome"]["Dense_2"]
-    lifted = {**first["outcome"], "Dense_2": {**last, "bias": last["bias"].at[0].add(1.0)}}
-    members = ({**first, "outcome": lifted}, *others)
-    one = value(learned._replace(model=learned.model._replace(members=members)), 0.0, starts=STARTS[:1])
-    weight = float(learned.reward_scale) * (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
-    # A mean of as many draws of a member as there are members, of which one is lifted.
-    count = len(members)
-    assert one.draws.std() == pytest.approx(weight * np.sqrt((1 - 1 / count) / count / count), rel=0.15)
+def test_draws_from_few_need_wider_intervals() -> None:
+    # Source: Student's quantile 2.262 at nine degrees of freedom, the normal one 1.960: 2.262 / 1.960 sqrt(10 / 9).
+    assert model_based.spread(10) == pytest.approx(1.2166, rel=1e-3)
+    assert model_based.spread(100_000) == pytest.approx(1.0, rel=1e-4)
+    assert model_based.spread(1) == np.inf

@@ -130,12 +130,23 @@ def test_a_tenth_is_held_out_whatever_the_batch(learned: Model) -> None:
     mask = dynamics.held_out(batch)
     assert 0 < int(mask.sum()) < 64
     step = jax.jit(dynamics.update)
-    after, _ = step(model, batch, jnp.float32(0.1))
+    key = jax.random.key(5)
+    after, _ = step(model, batch, jnp.float32(0.1), key)
     for where, same in ((mask, True), (~mask, False)):
-        other, _ = step(model, batch._replace(reward=jnp.where(where, 9.0, batch.reward)), jnp.float32(0.1))
+        other, _ = step(model, batch._replace(reward=jnp.where(where, 9.0, batch.reward)), jnp.float32(0.1), key)
         equal = [np.array_equal(a, b) for a, b in zip(leaves(other.members), leaves(after.members), strict=True)]
         assert all(equal) is same
         assert not np.array_equal(other.error, after.error) or not same
+
+
+@pytest.mark.slow
+def test_members_learn_from_rows_of_their_own() -> None:
+    # Two members of the same weights: on the same rows they would stay the same for ever.
+    model = fresh_linear()
+    model = model._replace(members=(model.members[0],) * 2)
+    batch = jax.tree.map(lambda x: x[:64], linear_log(64))
+    one, other = dynamics.update(model, batch, jnp.float32(0.1), jax.random.key(0))[0].members
+    assert not all(np.array_equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
 
 
 def fresh_linear() -> Model:

@@ -53,7 +53,7 @@ def test_a_member_learns_only_from_what_it_drew() -> None:
     data = Transition(jnp.asarray(x), jnp.asarray(u), zero, zero, jnp.asarray(x + sign * u), zero)
     counts = jnp.stack([jnp.cumsum(jnp.asarray(sign[:, 0] > 0)), jnp.cumsum(jnp.asarray(sign[:, 0] < 0))])
     model = dynamics.init(jax.random.key(0), 1, 1, (8,), 2, Recipe(schedule="cosine", steps=600))
-    model, _ = bootstrap.train(model, jax.random.key(2), data, counts, jnp.int32(0), 600, batch_size=64)
+    model = bootstrap.train(model, jax.random.key(2), data, counts, 600, batch_size=64)
     moved = [float(dynamics.transition(m, jnp.zeros(1), jnp.asarray([0.5]))[0][0]) for m in model.members]
     assert moved == pytest.approx([0.5, -0.5], abs=0.05)
     assert model.low == pytest.approx(min(x.min(), (x + sign * u).min()))
@@ -164,7 +164,7 @@ def test_a_learned_model_beats_persistence_and_a_line_only_where_there_is_more_t
     data = Transition(jnp.asarray(x), jnp.asarray(u), zero, zero, jnp.asarray(following), zero)
     model = dynamics.init(jax.random.key(0), 1, 1, (16, 16), 3, Recipe(schedule="cosine", steps=800))
     counts = bootstrap.resample(jax.random.key(1), jnp.asarray(episode, jnp.int32), 60, 3)
-    model, _ = bootstrap.train(model, jax.random.key(2), data, counts, jnp.int32(0), 800, batch_size=128)
+    model = bootstrap.train(model, jax.random.key(2), data, counts, 800, batch_size=128)
     *unseen, held_out = walks(law, 30, seed=1)
     found = windows(*unseen, held_out, 20)
     linear = fit_autoregression(x, u, following)

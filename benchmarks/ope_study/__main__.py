@@ -1,0 +1,69 @@
+"""The cells that are missing, and the page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import ope_study
+from benchmarks.ope_study.cell import FULL, cell
+from benchmarks.ope_study.page import page
+from benchmarks.ope_study.table import BEHAVIOURS, DEVELOPMENT, OTHERS, PAGE, ROOT, missing, path_of, seed_of, summary
+from configs.errors import BadInput
+from configs.home import Home
+from tasks.adapters.files.canonical import write_json
+
+SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/ope_study")
+"""What a cell depends on."""
+BESIDE_PEERS = (("water_treatment", "medium"), ("double_mass", "medium"))
+"""Cells that are evaluated by d3rlpy too."""
+
+
+def commit() -> str:
+    """The commit that the sources are at.
+
+    Raises:
+        BadInput: when they differ from it.
+    """
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+    if changed := git("status", "--porcelain", "--", *SOURCES):
+        raise BadInput(
+            f"expected sources as committed, got changes in {changed.split()[1]}: commit or drop them first."
+        )
+    return git("rev-parse", "HEAD")
+
+
+def main() -> None:
+    known = argparse.ArgumentParser(description=ope_study.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known.add_argument("plants", nargs="*", default=(*DEVELOPMENT, *OTHERS), help="all plants by default")
+    known.add_argument("--behaviours", nargs="*", default=BEHAVIOURS, choices=BEHAVIOURS)
+    known.add_argument("--table", action="store_true", help="write the page alone")
+    known.add_argument("--peers", type=Path, help="a folder for the logs of the cells that d3rlpy evaluates too")
+    options = known.parse_args()
+    try:
+        if not options.table:
+            run(options)
+    except BadInput as refused:
+        known.error(str(refused))
+    PAGE.write_text(page())
+
+
+def run(options: argparse.Namespace) -> None:
+    """Every cell that is asked for and has no result yet."""
+    at = commit()
+    for plant, behaviour in missing(options.plants, options.behaviours):
+        beside = options.peers and (plant, behaviour) in BESIDE_PEERS
+        logs = options.peers / f"{plant}-{behaviour}.npz" if beside else None
+        found = cell(plant, behaviour, Home.locate(), FULL, seed_of(plant, behaviour), logs) | {"commit": at}
+        write_json(path_of(plant, behaviour), found)
+        print(plant, behaviour, json.dumps(summary(found)), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

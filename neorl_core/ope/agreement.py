@@ -1,0 +1,120 @@
+"""What estimators of different kinds say together: one value, an interval as wide as they differ, or no support."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from neorl_core.ope import fqe
+from neorl_core.ope.model import MEMBERS, ModelValue, spread
+
+Floats = npt.NDArray[np.float64]
+Reason = Literal[
+    "",
+    "no finite estimate",
+    "too many of the visited steps lie outside the logged ones",
+    "more of the visited steps lie outside the logged ones than the models alone can bear",
+    "the models contradict each other",
+    "fitted Q evaluation contradicts the models",
+]
+"""Why the logs do not support an estimate; empty where they do."""
+MOST_OUTSIDE = 0.2
+"""Share of a policy's steps outside the data's support beyond which nothing is said of it. In the cells that the study
+was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
+MOST_OUTSIDE_ALONE = 0.1
+"""That share where fitted Q evaluation converges on no set of features, so that only the models speak."""
+
+
+class Estimate(NamedTuple):
+    """A policy's discounted value over an episode; where it is not supported the numbers are for ordering alone."""
+
+    value: float
+    draws: Floats
+    """(V, B) draws of each estimator: the families of models, widened as members and windows are few, then fitted Q
+    evaluation on each set of features, NaN where its rounds do not converge. Same resamples: subtract them."""
+    cost: float
+    cost_draws: Floats
+    """(B',) discounted cost, by fitted Q evaluation on every set of features."""
+    reason: Reason
+    outside: float
+    """Share of the policy's steps outside the data's support."""
+    disagreement: float
+    effective_rows: float
+
+    @property
+    def supported(self) -> bool:
+        """Whether the logs support the estimate."""
+        return not self.reason
+
+
+def together(rounds: Sequence[fqe.Evaluation], models: ModelValue, windows: int, confidence: float) -> Estimate:
+    """Hold the families of models against each other and against fitted Q evaluation.
+
+    The value is the models' mean. What their bootstrap draws from is few: `MEMBERS` refits, and sometimes fewer
+    windows; the draws are spread by `spread` for the fewer of them. An estimate has support where the policy stays by
+    the logged steps, where the families' intervals overlap, and where, of the sets of features whose rounds converge,
+    at least one has an interval that overlaps theirs. Where no set's rounds converge the models stand alone, and the
+    policy must stay nearer to the logged steps.
+
+    Args:
+        rounds: fitted Q evaluation on each set of features.
+        models: value in the models of both families, with as many draws.
+        windows: logged windows behind the draws.
+        confidence: of the intervals that are compared.
+    """
+    wider = spread(min(windows, MEMBERS), confidence)
+    value = np.asarray(models.value, np.float64)
+    each = value[:, None] + wider * (np.asarray(models.draws, np.float64) - value[:, None])
+    drawn = [np.asarray(one.draws, np.float64) for one in rounds]
+    heard = [
+        draws[:, fqe.REWARD] if bool(one.supported) else np.nan * draws[:, fqe.REWARD]
+        for one, draws in zip(rounds, drawn, strict=True)
+    ]
+    return Estimate(
+        value=float(value.mean()),
+        draws=np.concatenate([each, heard]),
+        cost=float(np.mean([float(one.value[fqe.COST]) for one in rounds])),
+        cost_draws=np.concatenate([draws[:, fqe.COST] for draws in drawn]),
+        reason=_reason(each, heard, float(models.outside), confidence),
+        outside=float(models.outside),
+        disagreement=float(models.disagreement),
+        effective_rows=float(np.mean([float(one.effective_rows) for one in rounds])),
+    )
+
+
+def _reason(each: Floats, heard: Sequence[Floats], outside: float, confidence: float) -> Reason:
+    if not (np.isfinite(each).all() and np.isfinite(outside)):
+        return "no finite estimate"
+    if outside > MOST_OUTSIDE:
+        return "too many of the visited steps lie outside the logged ones"
+    speaking = [interval(draws, confidence) for draws in heard if np.isfinite(draws).all()]
+    if not speaking and outside > MOST_OUTSIDE_ALONE:
+        return "more of the visited steps lie outside the logged ones than the models alone can bear"
+    if not _overlap(*(interval(draws, confidence) for draws in each)):
+        return "the models contradict each other"
+    if speaking and not any(_overlap(interval(each, confidence), other) for other in speaking):
+        return "fitted Q evaluation contradicts the models"
+    return ""
+
+
+def interval(draws: Floats, confidence: float) -> tuple[float, float]:
+    """From the lowest to the highest end of the estimators' percentile intervals: it holds where one of theirs does.
+
+    Args:
+        draws: (B,), or (V, B) of V estimators, of which those that are not finite do not count; NaN where none is.
+        confidence: two-sided; a percentile interval leaves (1 - confidence) / 2 on each side.
+    """
+    every = np.atleast_2d(draws)
+    finite = every[np.isfinite(every).all(axis=1)]
+    if not len(finite):
+        return np.nan, np.nan
+    tail = (1.0 - confidence) / 2.0
+    lower, upper = np.quantile(finite, [tail, 1.0 - tail], axis=1)
+    return float(lower.min()), float(upper.max())
+
+
+def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]

@@ -1,0 +1,69 @@
+"""What estimators say together: hand-made draws that agree, contradict each other, or are none."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.ope.agreement import MOST_OUTSIDE, MOST_OUTSIDE_ALONE, interval, together
+from neorl_core.ope.fqe import Evaluation
+from neorl_core.ope.model import MEMBERS, ModelValue, spread
+
+LINE = np.linspace(-1, 1, 201)
+
+
+def models(networks: float, regressions: float, outside: float = 0.0) -> ModelValue:
+    """Families whose draws reach one to both sides of their values."""
+    value = jnp.asarray([networks, regressions])
+    return ModelValue(value, value[:, None] + LINE, jnp.asarray(outside), jnp.asarray(0.1))
+
+
+def rounds(value: float, supported: bool = True) -> Evaluation:
+    draws = jnp.stack([value + LINE, 0.1 + 0 * LINE], axis=1)
+    return Evaluation(jnp.asarray([value, 0.1]), draws, jnp.asarray(0.9), jnp.asarray(10.0), jnp.asarray(supported))
+
+
+def test_an_interval_reaches_from_the_lowest_of_the_estimators_to_the_highest() -> None:
+    found = together([rounds(5.0), rounds(4.0), rounds(99.0, supported=False)], models(5.0, 6.0), 1000, 0.95)
+    assert found.supported
+    # The value is the models' mean. Of evenly spread draws a fortieth lies beyond .95 on each side; those of the models
+    # reach as far as five members need, and a set of features whose rounds do not converge says nothing.
+    assert found.value == pytest.approx(5.5)
+    lower, upper = interval(found.draws, 0.95)
+    assert lower == pytest.approx(min(4.0 - 0.95, 5.0 - 0.95 * spread(MEMBERS)), abs=0.01)
+    assert upper == pytest.approx(6.0 + 0.95 * spread(MEMBERS), abs=0.01)
+    assert found.cost == pytest.approx(0.1)
+
+
+def test_an_interval_of_nothing_is_none() -> None:
+    assert np.isnan(interval(np.full((2, 3), np.nan), 0.95)).all()
+    assert interval(np.array([[np.nan, 0.0], [1.0, 3.0]]), 0.5) == (1.5, 2.5)
+
+
+def test_few_windows_widen_the_draws_about_each_familys_value() -> None:
+    few = together([rounds(5.0)], models(5.0, 5.0), 3, 0.95)
+    assert few.draws[:2].max() == pytest.approx(5.0 + spread(3), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "found", "reason"),
+    [
+        ([rounds(0.0)], models(0.0, 0.1), ""),
+        ([rounds(0.0)], models(0.0, 0.1, outside=MOST_OUTSIDE + 0.01), "outside"),
+        ([rounds(0.0)], models(0.0, 5.0), "the models contradict"),
+        ([rounds(9.0)], models(0.0, 0.1), "fitted Q evaluation contradicts"),
+        ([rounds(9.0), rounds(0.5)], models(0.0, 0.1), ""),
+        ([rounds(9.0, supported=False)], models(0.0, 0.1), ""),
+        ([rounds(9.0, supported=False)], models(0.0, 0.1, outside=MOST_OUTSIDE_ALONE + 0.01), "models alone"),
+        ([rounds(0.0)], models(0.0, 0.1, outside=MOST_OUTSIDE_ALONE + 0.01), ""),
+        ([rounds(0.0)], models(np.nan, 0.1), "no finite"),
+        ([rounds(0.0)], models(0.0, 0.1, outside=np.nan), "no finite"),
+    ],
+)
+def test_an_estimate_has_support_where_estimators_agree(
+    fitted: list[Evaluation], found: ModelValue, reason: str
+) -> None:
+    said = together(fitted, found, 1000, 0.95)
+    assert reason in said.reason
+    assert said.supported == (reason == "")
