@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import getpass
 import os
 import stat
 from dataclasses import dataclass
@@ -14,6 +15,14 @@ OWNER_ONLY = 0o700
 PASSPHRASE = "NEORL_KEY_PASSPHRASE"
 """Variable with the passphrase of the signing key."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def login() -> str:
+    """The name that this machine knows its user by; nothing where it knows none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 @dataclass(frozen=True)

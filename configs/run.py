@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from configs.code import CodeReference, Origin, UserCode
 from configs.fallback import Fallback, Shadow, Support
-from configs.plant import Origin, PlantReference
 from configs.strict import Count, FilePath, Name, Strict
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+Rare = Annotated[float, Field(ge=1e-9, lt=1.0)]
+"""A probability of violation: one that is smaller takes more episodes than a year has seconds for."""
+Confidence = Annotated[float, Field(gt=0.0, le=1.0 - 1e-9)]
 # A number, sizes of layers, a name, or a recipe of an optimiser: the algorithm says which of its settings takes what.
 Setting = float | int | Name | list[float | int] | dict[Name, float | int | str | None]
 
 ConstantName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\[[0-9]{1,4}\])?$")]
 """A field of the plant's `Params`; of a field with several entries, which one, counted from 0: `pump[1]`."""
 
+PLACES = ("project", "spec")
+"""Of a source, what is no setting: where it lies on this machine, and a whole document."""
 ALWAYS = ("plant", "source", "seed")
 """Keys that every part of a run keeps."""
 
@@ -65,13 +70,38 @@ class Identify(Strict):
     """Signals that act on the plant from outside and that it does not predict: taken as measured at every step."""
 
 
-class Train(Strict):
-    """The population that is trained."""
+class Learner(Strict):
+    """One algorithm, and the members of a population that are trained by it."""
 
-    algorithm: Name = "bptt"
+    algorithm: CodeReference = "bptt"
+    """One of ours by its name, or where its code is, as for a plant. An opened run has the name."""
+    source: UserCode | None = Field(default=None, repr=False)
+    """Where the algorithm comes from, which opening a run finds out; None of one of ours."""
     updates: Count = 4_000
-    batch_size: Count = 256
     seeds: Count = 2
+    hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
+    """Overrides of the algorithm's own defaults, the same for all its members."""
+    grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = Field(default_factory=dict)
+    """Hyper-parameters that its members differ in; there are seeds x the product of these lists."""
+
+
+BESIDE = (Learner(algorithm="iql", updates=8_000, seeds=1), Learner(algorithm="td3_bc", updates=8_000, seeds=1))
+"""What learns beside the default learner, in a run that names none: logs differ in what they can teach, and evaluation
+on the held-out episodes chooses."""
+CHOOSING = (
+    Learner(algorithm="discrete_cql", updates=8_000, seeds=2),
+    Learner(algorithm="discrete_iql", updates=8_000, seeds=1),
+    Learner(algorithm="discrete_bc", updates=4_000, seeds=1),
+)
+"""What learns where a plant's action is discrete and a run names no algorithm."""
+
+
+class Train(Learner):
+    """The population that is trained: a first learner, and others beside it."""
+
+    beside: list[Learner] = Field(default_factory=list)
+    """Further learners. A run that says nothing of any learner trains the default one with `BESIDE`."""
+    batch_size: Count = 256
     checkpoint_every: Count = 2_000
     """Updates between checkpoints: what a killed run may lose."""
     ships: Literal["last", "best"] = "last"
@@ -84,10 +114,26 @@ class Train(Strict):
     """Devices that the members are spread over; batches are spread where the members do not divide evenly."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; bfloat16 only on accelerators that have it."""
-    hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
-    """Overrides of the algorithm's own defaults, the same for all members."""
-    grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = Field(default_factory=dict)
-    """Hyper-parameters that members differ in; the population is seeds x the product of these lists."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mixed_by_default(cls, given: object) -> object:
+        untold = isinstance(given, dict) and not given.keys() & {"beside", *Learner.model_fields}
+        return {**given, "beside": list(BESIDE)} if isinstance(given, dict) and untold else given
+
+    def choosing(self) -> Train:
+        """The same training of a discrete action: `CHOOSING`, as far as nothing else was said."""
+        if "algorithm" in self.model_fields_set:
+            return self
+        first, *beside = CHOOSING
+        untold = {"algorithm", "updates", "seeds"} - self.model_fields_set
+        change: dict[str, object] = {name: getattr(first, name) for name in untold}
+        return self.model_copy(update=change | ({"beside": beside} if self.beside == list(BESIDE) else {}))
+
+    def alone(self) -> tuple[Train, ...]:
+        """The same training with each of its learners alone."""
+        first = self.model_copy(update={"beside": []})
+        return first, *(first.model_copy(update=dict(learner)) for learner in self.beside)
 
 
 class Shield(Strict):
@@ -97,6 +143,8 @@ class Shield(Strict):
     """Predicted steps, in which the plant's own controller must be able to turn the plant around."""
     hold: Annotated[int, Field(ge=0)] = 5
     """Least number of steps for which the plant's own controller keeps control."""
+    dwell: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Least number of steps between two changes of a discrete action, which bind the plant's own controller too."""
     buffers: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
     """What must be left of a limit at every predicted step, by the limit's name and in its unit; an eighth of the width
     between two limits by default. A limit on one side has no width, so its buffer must be given."""
@@ -124,9 +172,10 @@ class Evaluate(Strict):
 class Certify(Strict):
     """The statistical certificate: P(violation) <= p0 with this confidence, over this operating domain."""
 
-    p0: Fraction = 1e-3
-    confidence: Fraction = 0.95
-    max_episodes: Count = 30_000
+    p0: Rare = 1e-3
+    confidence: Confidence = 0.95
+    max_episodes: Count | None = None
+    """Episodes after which the test gives up; by default what the claim needs with ten violations."""
     domain: dict[Name, float] = Field(default_factory=dict)
     """Overrides of the plant's default operating domain."""
 
@@ -141,7 +190,7 @@ class Gates(Strict):
 class RunConfig(Strict):
     """One run of the retraining flow."""
 
-    plant: PlantReference
+    plant: CodeReference
     """A plant's name, or where its code is: a file of the project, or `package.module:PLANT`. An opened run
     (`tasks.adapters.plants.opening`) has the name."""
     source: Origin | None = Field(default=None, repr=False)
@@ -216,18 +265,22 @@ class RunConfig(Strict):
             >>> dict(RunConfig(plant="double_mass").settings())["train.algorithm"]
             'td3_bc'
         """
-        paths = {"data": {"mapping"}, "source": {"project", "spec"} if self.source else True}
-        kept = self.model_dump(mode="json", exclude={**paths, "approval": True, "concurrency": True})
-        yield from named(kept)
+        kept = self.model_dump(mode="json", exclude={"data": {"mapping"}, "approval": True, "concurrency": True})
+        for name, value in named(kept):
+            *_, part, last = ("", *name.split("."))
+            if last != "source" and not (part == "source" and last in PLACES):
+                yield name, value
 
 
 def named(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Nested mappings as dotted names with the text of what they hold.
+    """Nested mappings, and lists of such, as dotted names with the text of what they hold.
 
     Example:
-        >>> list(named({"a": {"b": 1}}))
-        [('a.b', '1')]
+        >>> list(named({"a": {"b": 1}, "c": [{"d": 2}]}))
+        [('a.b', '1'), ('c.0.d', '2')]
     """
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        value = dict(enumerate(value))
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from named(item, f"{name}.{key}" if name else str(key))

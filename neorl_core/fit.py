@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
-from neorl_core.algorithms import ALGORITHMS
+from neorl_core.algorithms import ALGORITHMS, check_actions
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.training import sharding
 from neorl_core.training.loop import Plan, RunState, on_host, resident, schedule, train
@@ -88,7 +88,8 @@ def fit(
         Policies and curves, ordered as `members`.
 
     Raises:
-        ValueError: on an unknown algorithm or hyper-parameter, transitions that do not fit, or discrete actions.
+        ValueError: on an unknown algorithm or hyper-parameter, an algorithm of another kind of actions, or transitions
+            that do not fit.
         FloatingPointError: when every member diverged; the state that `report` was told of last is the last good one.
 
     Example:
@@ -96,8 +97,9 @@ def fit(
         >>> action = policy_act(learned.policies[0], observation)  # doctest: +SKIP
     """
     learner = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    check_actions(learner, spec)
     _check(transitions, spec)
-    config = configure(learner, overrides or {})
+    config = configure(learner, overrides or {}, updates)
     fresh = init_population(learner, spec, config, seeds, grid or {})
     plan = schedule(updates, chunk, learner.batches_per_update, warm_up_updates(learner, config))
     normaliser, data = prepare(transitions, spec)
@@ -153,11 +155,6 @@ def _check(transitions: Transition, spec: PlantSpec) -> None:
     rows = np.shape(transitions.reward)[0] if np.ndim(transitions.reward) else 0
     if rows == 0:
         raise ValueError("expected at least one transition, got none: check what was read.")
-    if spec.choices is not None:
-        raise ValueError(
-            f"expected continuous actions, got a discrete one of {len(spec.choices):,} choices: fit data of continuous "
-            "actions."
-        )
     widths = {"observation": (spec.observation.size,), "action": (spec.action.size,)}
     widths["next_observation"] = widths["observation"]
     widths["next_action"] = widths["action"]
@@ -170,3 +167,8 @@ def _check(transitions: Transition, spec: PlantSpec) -> None:
         # Infinity is how a next action says that none was logged.
         if not (np.isfinite(values) | ((name == "next_action") & np.isposinf(values))).all():
             raise ValueError(f"expected finite numbers in {name}, got NaN or infinity: leave those rows out.")
+    if spec.choices is not None and not np.isin(transitions.action, np.arange(len(spec.choices))).all():
+        raise ValueError(
+            f"expected actions of {spec.name} that are numbers of its choices, 0 to {len(spec.choices) - 1}, got "
+            "others: check what was read."
+        )

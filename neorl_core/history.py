@@ -57,6 +57,10 @@ def history_of(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
             )
     if not counts:
         return None
+    if spec.choices is not None and (chosen := spec.action.names[0]) in counts:
+        raise ValueError(
+            f"expected a history of signals, got one of '{chosen}', whose choices are no quantities: drop it."
+        )
     acting = tuple(counts.get(name, 0) for name in spec.action.names)
     observed = tuple(0 if name in spec.action.names else counts.get(name, 0) for name in spec.observation.names)
     history = History(observed, acting)

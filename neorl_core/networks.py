@@ -246,6 +246,9 @@ class Normaliser(NamedTuple):
     scale: Float[Array, " O"]
     action_centre: Float[Array, " A"]
     action_half_range: Float[Array, " A"]
+    choices: Float[Array, " C"] | None = None
+    """Numbers of the choices of a discrete action, whose unit action has a component for each: a logged one is one-hot,
+    and of any other the greatest component counts. None of continuous actions."""
 
 
 def _along(x: Float[Array, "*n D"], vector: Float[Array, " D"]) -> Float[Array, "*n D"]:
@@ -257,13 +260,22 @@ def normalise(n: Normaliser, observation: Float[Array, "*n O"]) -> Float[Array, 
     return (observation - _along(observation, n.mean)) / _along(observation, n.scale)
 
 
-def to_physical(n: Normaliser, unit_action: Float[Array, "*n A"]) -> Float[Array, "*n A"]:
-    """Action in the plant's units; -1 and 1 are the bounds of the action space."""
+def to_physical(n: Normaliser, unit_action: Float[Array, "*n U"]) -> Float[Array, "*n A"]:
+    """Action in the plant's units; -1 and 1 are the bounds of the action space. Of a discrete one the number of the
+    choice with the greatest component, NaN where a component is not finite."""
+    if n.choices is not None:
+        chosen = n.choices[jnp.argmax(unit_action, axis=-1, keepdims=True)]
+        return jnp.where(jnp.all(jnp.isfinite(unit_action), axis=-1, keepdims=True), chosen, jnp.nan)
     return _along(unit_action, n.action_centre) + _along(unit_action, n.action_half_range) * unit_action
 
 
-def to_unit(n: Normaliser, action: Float[Array, "*n A"]) -> Float[Array, "*n A"]:
-    """Unit action; the inverse of `to_physical`."""
+def to_unit(n: Normaliser, action: Float[Array, "*n A"]) -> Float[Array, "*n U"]:
+    """Unit action (U = A), or one-hot of a discrete one (U = C); the inverse of `to_physical`. What is not finite stays
+    what it is."""
+    if n.choices is not None:
+        each = jnp.broadcast_to(action, (*action.shape[:-1], n.choices.size))
+        hot = (each == _along(each, n.choices.astype(each.dtype))).astype(n.choices.dtype)
+        return jnp.where(jnp.isfinite(each), hot, each)
     return (action - _along(action, n.action_centre)) / _along(action, n.action_half_range)
 
 
@@ -272,6 +284,18 @@ class Policy(NamedTuple):
 
     params: Params
     normaliser: Normaliser
+
+
+def preferences(policy: Policy, observation: Float[Array, "*n O"]) -> Float[Array, "*n U"]:
+    """The unit action for physical observations; of a discrete policy its network's outputs, of which the greatest is
+    chosen: logits, or values of the choices.
+
+    Args:
+        policy: weights and normaliser.
+        observation: (..., O), in the plant's units.
+    """
+    apply = actor_apply if policy.normaliser.choices is None else mlp_apply
+    return apply(policy.params, normalise(policy.normaliser, observation))
 
 
 def policy_act(policy: Policy, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
@@ -284,4 +308,4 @@ def policy_act(policy: Policy, observation: Float[Array, "*n O"]) -> Float[Array
     Returns:
         (..., A), in the plant's units, within the bounds of the action space.
     """
-    return to_physical(policy.normaliser, actor_apply(policy.params, normalise(policy.normaliser, observation)))
+    return to_physical(policy.normaliser, preferences(policy, observation))

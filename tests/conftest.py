@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ if platform.machine() == "x86_64":
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_max_isa=AVX",
     )
 
+OWN = Path(__file__).parent / "own_project"
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -89,6 +91,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "home"
     monkeypatch.setenv("NEORL_HOME", str(root))
     return root
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of a user's own, with a plant, a helper module in a sub-package, and an algorithm; a home beside it."""
+    monkeypatch.setenv("NEORL_HOME", str(tmp_path / "home"))
+    return Path(shutil.copytree(OWN, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__")))
 
 
 @pytest.fixture(scope="session")

@@ -25,11 +25,11 @@ from neorl_core.world_model.rollouts import ModelSteps, expected_rollouts
 
 
 class Config(NamedTuple):
-    """Defaults; a population may vary the floats. A whole run is `warm_up_updates` and the actor's steps together."""
+    """Defaults of a run of 4,000 updates; a population may vary the floats. Four fifths of a run teach the model."""
 
     hidden: tuple[int, ...] = (64, 64)
     model_hidden: tuple[int, ...] = (32, 32)
-    members: int = 3
+    members: int = 5
     elites: int = 2
     warm_up_updates: int = 3200
     horizon: int = 25
@@ -146,7 +146,7 @@ def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State
         key: randomness of all draws.
     """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
-    model, found = dynamics.update(state.model, batch, state.hyper["model_lr"])
+    model, found = dynamics.update(state.model, batch, state.hyper["model_lr"], key)
     gradient = jax.grad(cloning_loss)(state.actor, batch)
     actor, optimiser = optimisers.step(state.actor, gradient, state.clone_optimiser, state.hyper["clone_lr"])
     nothing = jnp.zeros_like(found["model_error"])
@@ -168,4 +168,5 @@ BPTT = Algorithm(
     act=act,
     actor=lambda s: s.actor,
     warm_up=warm_up,
+    usual_updates=4_000,
 )

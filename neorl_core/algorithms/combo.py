@@ -20,11 +20,11 @@ from neorl_core.types import Transition
 
 
 class Config(NamedTuple):
-    """Defaults of COMBO; a population may vary the floats."""
+    """Defaults of COMBO in a run of 6,000 updates; a population may vary the floats."""
 
     hidden: tuple[int, ...] = (64, 64)
     model_hidden: tuple[int, ...] = (32, 32)
-    members: int = 3
+    members: int = 5
     elites: int = 2
     warm_up_updates: int = 3000
     horizon: int = 5
@@ -81,4 +81,5 @@ COMBO = Algorithm(
     act=mopo.act,
     actor=mopo.MOPO.actor,
     warm_up=mopo.make_warm_up((*mopo.METRICS, "gap")),
+    usual_updates=6_000,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ class Config(NamedTuple):
 class State(NamedTuple):
     """All that IQL remembers between two updates."""
 
-    actor: NormalActor
+    actor: NormalActor | Params
     value: Params
     critics: Ensemble
     critics_target: Ensemble
@@ -75,6 +76,11 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     actor = normal_init(actor_key, *sizes, config.hidden)
     value = mlp_init(value_key, spec.observation.size, (*config.hidden, 1))
     critics = critics_init(critic_key, *sizes, config.hidden, config.critics)
+    return fresh(config, actor, value, critics)
+
+
+def fresh(config: Any, actor: NormalActor | Params, value: Params, critics: Ensemble) -> State:
+    """The state of fresh networks; `config` has the fields of `Config`."""
     return State(
         actor,
         value,
@@ -85,6 +91,20 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
         critics_optimiser=optimisers.init(config.critic_recipe, critics),
         hyper=hyperparameters(config),
     )
+
+
+def logged_values(critics: Ensemble, batch: Transition) -> Float[Array, "C B"]:
+    """Each critic's value of the logged actions."""
+    return critics_apply(critics, batch.observation, batch.action)
+
+
+def logged_log_prob(actor: Any, batch: Transition) -> Float[Array, " B"]:
+    """Log density of the logged actions under a `NormalActor`."""
+    return normal_log_prob(normal_apply(actor, batch.observation), batch.action)
+
+
+Values = Callable[[Ensemble, Transition], Float[Array, "C B"]]
+LogProb = Callable[[Any, Transition], Float[Array, " B"]]
 
 
 def value_loss(
@@ -109,66 +129,81 @@ def targets(state: State, batch: Transition) -> Float[Array, " B"]:
     return target(batch.reward, state.hyper["discount"], batch.terminated, v_next)
 
 
-def critic_loss(critics: Ensemble, batch: Transition, target: Float[Array, " B"]) -> Float[Array, ""]:
+def critic_loss(
+    critics: Ensemble, batch: Transition, target: Float[Array, " B"], values: Values = logged_values
+) -> Float[Array, ""]:
     """Mean over the batch of `losses.td_loss` (equation 6).
 
     Args:
         critics: weights of the critics.
         batch: transitions (B, ...).
         target: (B,), what the critics are drawn towards.
+        values: of the logged actions.
     """
-    q = critics_apply(critics, batch.observation, batch.action)
-    return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
+    return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(values(critics, batch), target))
 
 
-def actor_loss(actor: NormalActor, batch: Transition, weight: Float[Array, " B"]) -> Float[Array, ""]:
+def actor_loss(
+    actor: NormalActor | Params, batch: Transition, weight: Float[Array, " B"], log_prob: LogProb = logged_log_prob
+) -> Float[Array, ""]:
     """Mean over the batch of `losses.weighted_regression_loss` on the logged actions.
 
     Args:
         actor: weights of the actor.
         batch: transitions (B, ...).
         weight: (B,), weight of each logged action.
+        log_prob: of the logged actions.
     """
-    log_prob = normal_log_prob(normal_apply(actor, batch.observation), batch.action)
-    return jnp.mean(jax.vmap(losses.weighted_regression_loss)(log_prob, weight))
+    return jnp.mean(jax.vmap(losses.weighted_regression_loss)(log_prob(actor, batch), weight))
 
 
-def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of everything on one batch; `batches` is (1, B, ...).
+def make_update(
+    values: Values = logged_values, log_prob: LogProb = logged_log_prob
+) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
+    """One step of everything on one batch, for critics and an actor of any kind; `batches` is (1, B, ...).
 
     Every gradient is taken at the parameters before the step, so that V(s) is evaluated once. The paper's code steps
     the value first; its algorithm 1 extracts the policy after all else.
 
     Args:
-        state: the learner's state.
-        batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: randomness of all draws.
+        values: the critics' values of the logged actions.
+        log_prob: the actor's log probability of them.
     """
-    batch: Transition = jax.tree.map(lambda x: x[0], batches)
-    h = state.hyper
-    q = jnp.min(critics_apply(state.critics_target, batch.observation, batch.action), axis=0)
-    value_step = jax.value_and_grad(value_loss, has_aux=True)(state.value, batch, q, h["expectile"])
-    (v_loss, advantage), value_gradient = value_step
-    target = targets(state, batch)
-    q_loss, critics_gradient = jax.value_and_grad(critic_loss)(state.critics, batch, target)
-    weight = jax.vmap(losses.advantage_weight, in_axes=(0, None))(advantage, h["beta"])
-    pi_loss, actor_gradient = jax.value_and_grad(actor_loss)(state.actor, batch, weight)
 
-    value, value_optimiser = optimisers.step(state.value, value_gradient, state.value_optimiser, h["critic_lr"])
-    critics, critics_optimiser = optimisers.step(
-        state.critics, critics_gradient, state.critics_optimiser, h["critic_lr"]
-    )
-    actor, actor_optimiser = optimisers.step(state.actor, actor_gradient, state.actor_optimiser, h["actor_lr"])
-    critics_target = polyak(state.critics_target, critics, h["tau"])
-    state = State(actor, value, critics, critics_target, actor_optimiser, value_optimiser, critics_optimiser, h)
-    return state, {"actor_loss": pi_loss, "critic_loss": q_loss, "value_loss": v_loss, "q": jnp.mean(target)}
+    def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
+        batch: Transition = jax.tree.map(lambda x: x[0], batches)
+        h = state.hyper
+        q = jnp.min(values(state.critics_target, batch), axis=0)
+        value_step = jax.value_and_grad(value_loss, has_aux=True)(state.value, batch, q, h["expectile"])
+        (v_loss, advantage), value_gradient = value_step
+        target = targets(state, batch)
+        q_loss, critics_gradient = jax.value_and_grad(critic_loss)(state.critics, batch, target, values)
+        weight = jax.vmap(losses.advantage_weight, in_axes=(0, None))(advantage, h["beta"])
+        pi_loss, actor_gradient = jax.value_and_grad(actor_loss)(state.actor, batch, weight, log_prob)
+
+        value, value_optimiser = optimisers.step(state.value, value_gradient, state.value_optimiser, h["critic_lr"])
+        critics, critics_optimiser = optimisers.step(
+            state.critics, critics_gradient, state.critics_optimiser, h["critic_lr"]
+        )
+        actor, actor_optimiser = optimisers.step(state.actor, actor_gradient, state.actor_optimiser, h["actor_lr"])
+        critics_target = polyak(state.critics_target, critics, h["tau"])
+        state = State(actor, value, critics, critics_target, actor_optimiser, value_optimiser, critics_optimiser, h)
+        return state, {"actor_loss": pi_loss, "critic_loss": q_loss, "value_loss": v_loss, "q": jnp.mean(target)}
+
+    return update
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
     """The mean, a unit action, for a normalised observation."""
-    return actor_apply(state.actor.mean, observation)
+    return actor_apply(IQL.actor(state), observation)
 
 
 IQL = Algorithm(
-    name="iql", Config=Config, batches_per_update=1, init=init, update=update, act=act, actor=lambda s: s.actor.mean
+    name="iql",
+    Config=Config,
+    batches_per_update=1,
+    init=init,
+    update=make_update(),
+    act=act,
+    actor=lambda s: s.actor.mean,
 )

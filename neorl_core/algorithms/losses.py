@@ -61,10 +61,28 @@ def behaviour_cloning_loss(action: Float[Array, " A"], logged: Float[Array, " A"
     return jnp.mean((action - logged) ** 2)
 
 
+def cross_entropy_loss(logits: Float[Array, " C"], chosen: Float[Array, " C"]) -> Float[Array, ""]:
+    """Negative log likelihood of the logged choice: `-log pi(a | s)`, `pi = softmax(logits)`.
+
+    Bishop 2006, Pattern Recognition and Machine Learning, equation 4.108: behaviour cloning of a discrete action.
+
+    Args:
+        logits: (C,), one for each choice.
+        chosen: (C,), one-hot, the logged choice.
+    """
+    return -jnp.sum(chosen * jax.nn.log_softmax(logits))
+
+
 def q_weight(alpha: Float[Array, ""], q: Float[Array, " B"]) -> Float[Array, ""]:
     """Weight of Q against behaviour cloning over a batch: `lambda = alpha / mean |Q(s, a)|`.
 
     Fujimoto & Gu 2021 (arXiv 2106.06860), equation 5. Not differentiated through.
+
+    Here Q is of rewards that `preparation.scaling` has centred and divided by their deviation, where no episode
+    terminates. A constant on every reward moves no policy but moves `mean |Q|`, by the constant over 1 - discount: in
+    the paper, whose rewards are as they come, two tasks that differ by such a constant get different weights. Centred
+    they get the same one, `mean |Q|` is how much values differ, and one alpha means the same on plants of any unit. It
+    is not the paper's alpha, which is larger for the same weight the farther rewards are from zero.
     """
     return alpha / jnp.maximum(jnp.mean(jnp.abs(q)), 1e-12)
 
@@ -169,6 +187,39 @@ def conservative_loss(
         q_logged: value of the logged action.
     """
     return jax.nn.logsumexp(q - log_density) - math.log(q.shape[0]) - q_logged
+
+
+def discrete_conservative_loss(q: Float[Array, " C"], chosen: Float[Array, " C"]) -> Float[Array, ""]:
+    """How far Q over all choices lies above Q of the logged one: `log sum_a exp Q(s, a) - Q(s, a_logged)`.
+
+    Kumar et al. 2020 (arXiv 2006.04779), equation 4, whose sum over a discrete action is exact.
+
+    Args:
+        q: (C,), value of each choice.
+        chosen: (C,), one-hot, the logged choice.
+    """
+    return jax.nn.logsumexp(q) - jnp.sum(chosen * q)
+
+
+def double_q_target(
+    r_t: Float[Array, ""],
+    discount: Float[Array, ""],
+    terminated: Float[Array, ""],
+    q_online: Float[Array, " C"],
+    q_target: Float[Array, " C"],
+) -> Float[Array, ""]:
+    """`y = r + discount (1 - terminated) Q'(s', argmax_a Q(s', a))`: one network chooses, the other one values.
+
+    van Hasselt, Guez & Silver 2015 (arXiv 1509.06461), section 4, the target of double DQN.
+
+    Args:
+        r_t: reward of the step.
+        discount: discount factor per step.
+        terminated: 1 where the step ended the episode, else 0.
+        q_online: (C,), values of the choices at the next step by the network that learns.
+        q_target: (C,), by the target network.
+    """
+    return td_target(r_t, discount, terminated, q_target[jnp.argmax(q_online)][None])
 
 
 def multiplier_loss(
@@ -305,6 +356,9 @@ def penalised_reward(
 def model_gap(q_modelled: Float[Array, " C"], q_logged: Float[Array, " C"]) -> Float[Array, ""]:
     """Q in the learned model above Q of a logged step, summed over critics: `Q(s_m, a_m) - Q(s, a)`.
 
-    Yu et al. 2021 (arXiv 2102.08363), section 4, the factor of beta, with rho the steps of the ensemble (COMBO).
+    Yu et al. 2021 (arXiv 2102.08363), section 4, the factor of beta, with rho the steps of the ensemble (COMBO): the
+    form that its theory is about. Its experiments take, as CQL(H) does, the soft maximum over actions in place of the
+    mean over the policy's own, `log sum_a exp Q(s_m, a)`; that adds a choice of rho which the theory leaves open, and
+    thirty more critic calls for each row.
     """
     return jnp.sum(q_modelled - q_logged)

@@ -2,6 +2,10 @@
 
 An update draws fresh rollouts from the states of its first batch, then makes a gradient step on each batch, some of
 whose rows are replaced by steps in the learned model. COMBO has the same functions and another loss of the critics.
+
+The paper keeps imagined steps of earlier policies in a buffer, for it draws rollouts once in a thousand steps and
+needs them in between. Here an update of four gradient steps draws more rows (batch times horizon) than it uses, so that
+nothing has to last: all are of the present policy, and an interrupted run has no buffer to lose.
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ STEPS = 4
 
 
 class Config(NamedTuple):
-    """Defaults of MOPO; a population may vary the floats."""
+    """Defaults of MOPO in a run of 9,000 updates; a population may vary the floats."""
 
     hidden: tuple[int, ...] = (64, 64)
     model_hidden: tuple[int, ...] = (32, 32)
-    members: int = 3
+    members: int = 5
     """The paper has seven, five of them elites, of four layers of 200."""
     elites: int = 2
     warm_up_updates: int = 3000
@@ -204,10 +208,12 @@ def make_warm_up(names: tuple[str, ...]) -> Callable[[State, Transition, PRNGKey
     """`STEPS` steps of the ensemble, each on a batch of its own; the metrics of `names` are zero meanwhile."""
 
     def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        def one(model: Model, batch: Transition) -> tuple[Model, Metrics]:
-            return dynamics.update(model, batch, state.sac.hyper["model_lr"])
+        def one(model: Model, given: tuple[Transition, PRNGKeyArray]) -> tuple[Model, Metrics]:
+            batch, key = given
+            return dynamics.update(model, batch, state.sac.hyper["model_lr"], key)
 
-        model, found = jax.lax.scan(one, state.model, batches)
+        keys = jax.random.split(key, batches.reward.shape[0])
+        model, found = jax.lax.scan(one, state.model, (batches, keys))
         error = jnp.mean(found["model_error"])
         return state._replace(model=model), {**dict.fromkeys(names, jnp.zeros_like(error)), "model_error": error}
 
@@ -230,4 +236,5 @@ MOPO = Algorithm(
     act=act,
     actor=lambda s: sac_n.SAC_N.actor(s.sac),
     warm_up=make_warm_up(METRICS),
+    usual_updates=9_000,
 )

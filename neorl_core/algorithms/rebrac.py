@@ -82,7 +82,7 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
 
 
 def actor_loss(actor: Params, critics: Ensemble, batch: Transition, penalty: Float[Array, ""]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.rebrac_actor_loss`.
+    """Mean over the batch of `losses.rebrac_actor_loss`, its weight of centred rewards' Q (`losses.q_weight`).
 
     Args:
         actor: weights of the actor.

@@ -24,7 +24,8 @@ class Recipe(NamedTuple):
     method: str = "adam"
     """A key of METHODS."""
     clip: float = 0.0
-    """The group's gradient is shrunk to this global norm before the method sees it; 0 leaves it as it is."""
+    """The gradient is shrunk to this global norm before the method sees it; 0 leaves it as it is. Each network of an
+    ensemble has a norm of its own: what one critic has to learn must not depend on how many others there are."""
     schedule: str = "constant"
     """A key of SCHEDULES: what the learning rate is multiplied by."""
     warmup: int = 0
@@ -147,7 +148,7 @@ def _transformation(recipe: Recipe, precision: Any) -> optax.GradientTransformat
     check(recipe)
     parts = [METHODS[recipe.method]()]
     if recipe.clip > 0.0:
-        parts.insert(0, optax.clip_by_global_norm(recipe.clip))
+        parts.insert(0, _clipped(recipe.clip))
     if recipe.warmup or recipe.steps:
         parts.append(optax.scale_by_schedule(lambda count: rate(recipe, count)))
     whole = optax.chain(*parts) if len(parts) > 1 else parts[0]
@@ -158,3 +159,17 @@ def _transformation(recipe: Recipe, precision: Any) -> optax.GradientTransformat
 
 def _precision(params: Params) -> Any:
     return jax.tree.leaves(params)[0].dtype
+
+
+def _clipped(norm: float) -> optax.GradientTransformation:
+    """`g min(1, norm / |g|)`, of an ensemble, which is a plain tuple, for each of its networks."""
+    whole = optax.clip_by_global_norm(norm)
+
+    def update(
+        gradient: optax.Updates, memory: optax.OptState, params: Params = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        each = gradient if type(gradient) is tuple else (gradient,)
+        clipped: tuple[optax.Updates, ...] = tuple(whole.update(one, memory)[0] for one in each)
+        return clipped if type(gradient) is tuple else clipped[0], memory
+
+    return optax.GradientTransformation(whole.init, update)

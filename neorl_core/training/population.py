@@ -40,12 +40,18 @@ class Algorithm(NamedTuple):
     """(key, spec, config) -> state."""
     update: Update
     act: Callable[[Any, Float[Array, "*n O"]], Float[Array, "*n A"]]
-    """(state, normalised observation) -> unit action."""
+    """(state, normalised observation) -> unit action; of a discrete one numbers of which the greatest is chosen."""
     actor: Callable[[Any], Params]
-    """state -> weights of the deterministic actor that ships: `actor_apply` of them equals `act`."""
+    """state -> weights of the deterministic actor that ships: `actor_apply` of them equals `act`, or `mlp_apply` where
+    actions are discrete."""
     warm_up: Update | None = None
     """What `update` is in the first `config.warm_up_updates` gradient steps, where there is such a part: a model that
     must be learned first. It returns metrics of the same names."""
+    usual_updates: int = 0
+    """Gradient steps of a whole run of which the defaults of `warm_up_updates` and of falling schedules are; 0 where
+    no default depends on a run's length."""
+    discrete: bool = False
+    """Whether it learns to choose among named choices, seen as one-hot, instead of continuous actions."""
 
 
 def wrapped(algorithm: Algorithm, wrap: Callable[[Update], Update]) -> Algorithm:
@@ -75,13 +81,15 @@ class TrainState(NamedTuple):
     """Gradient steps made."""
 
 
-def configure(algorithm: Algorithm, overrides: Mapping[str, Any]) -> Any:
+def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int | None = None) -> Any:
     """The algorithm's defaults with some values replaced.
 
     Args:
         algorithm: whose `Config` is meant.
         overrides: values by field name; integers pass for floats, lists for tuples, and what `optimisers.parse` reads
             for recipes.
+        updates: gradient steps of the whole run, to which a warm-up and the schedules that fall over it and over what
+            follows are fitted where they are not given; None for the run that the defaults are of.
 
     Returns:
         A `Config`.
@@ -107,7 +115,22 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any]) -> Any:
                 raise ValueError(f"in {name} of {algorithm.name}: {error}") from error
         else:
             raise ValueError(f"expected {name} of {algorithm.name} to be like {defaults[name]!r}, got {value!r}.")
+    if updates is not None and algorithm.usual_updates:
+        defaults |= _fitted(algorithm, defaults, updates, given=set(overrides))
     return algorithm.Config(**defaults)
+
+
+def _fitted(algorithm: Algorithm, config: Mapping[str, Any], updates: int, given: set[str]) -> dict[str, Any]:
+    """The warm-up of a run of this length, and the schedules of what learns in it (the model) and after it."""
+    warm_up, found = config["warm_up_updates"], {}
+    if "warm_up_updates" not in given:
+        share = warm_up / algorithm.usual_updates
+        warm_up = found["warm_up_updates"] = max(min(round(share * updates), updates - 1), 1)
+    for name, recipe in config.items():
+        if isinstance(recipe, optimisers.Recipe) and recipe.steps and name not in given:
+            steps = warm_up if name == "model_recipe" else updates - warm_up
+            found[name] = recipe._replace(steps=max(steps, recipe.warmup + 1))
+    return found
 
 
 def hyperparameters(config: Any) -> Hyperparameters:

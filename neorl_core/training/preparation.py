@@ -94,7 +94,7 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     action space's bounds: a policy cannot command what the plant has never been near. Where no transition
     terminates, the rewards' mean is taken off as well, which shifts every value alike and moves no policy; with
     terminations it would change what ending an episode is worth, so there it stays. Earlier values, where the spec has
-    a history, are scaled as present ones.
+    a history, are scaled as present ones. A discrete action becomes one-hot.
 
     Args:
         known: moments of all training rows, in physical units; of stacked observations only the plain ones count.
@@ -103,12 +103,15 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     """
     plain = spec.observation.size if spec.history is None else len(spec.history.observation)
     mean, deviation = known.observation_mean[:plain], known.observation_deviation[:plain]
-    low, high = explored_range(known.action_low, known.action_high, spec)
+    discrete = spec.choices is not None
+    explored = explored_range(known.action_low, known.action_high, spec)
+    low, high = (np.asarray(bound) for bound in (spec.action[2:] if discrete else explored))
     normaliser = Normaliser(
         mean=jnp.asarray(mean, dtype),
         scale=jnp.asarray(np.where(deviation > 1e-6, deviation, 1.0), dtype),
         action_centre=jnp.asarray((high + low) / 2, dtype),
         action_half_range=jnp.asarray((high - low) / 2, dtype),
+        choices=jnp.arange(spec.acting, dtype=dtype) if discrete else None,
     )
     shift = 0.0 if known.terminates else known.reward_mean
     return Scaling(

@@ -15,7 +15,7 @@ from tasks.adapters.files.locks import exclusive
 from tasks.adapters.models.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
-    from tasks.progress import Report
+    from tasks.progress import CurveLog, Report
 
 
 def sole_training(folder: Path) -> AbstractContextManager[None]:
@@ -40,6 +40,7 @@ class Checkpointing:
         updates: least number of gradient steps between two checkpoints.
         score: an estimate by which checkpoints are compared, from off-policy evaluation and never from rollouts on the
             simulator; the best one outlives the newest.
+        log: takes the learning curves as they grow.
 
     Example:
         >>> with Checkpoints(folder, identity) as checkpoints:  # doctest: +SKIP
@@ -55,8 +56,9 @@ class Checkpointing:
         seconds: float = 0.0,
         updates: int = 0,
         score: Callable[[RunState], float] | None = None,
+        log: CurveLog | None = None,
     ) -> None:
-        self._checkpoints, self._progress, self._score = checkpoints, progress, score
+        self._checkpoints, self._progress, self._score, self._log = checkpoints, progress, score, log
         self._seconds, self._updates = seconds, updates
         self.last: RunState | None = None
         """The state that was reported last."""
@@ -87,6 +89,8 @@ class Checkpointing:
         due = time.monotonic() - self._saved_at >= self._seconds and done - self._saved_step >= self._updates
         if done == updates or due:
             self._save(state)
+        if self._log is not None:
+            self._log.log(state.curves, updates)
         if self._progress:
             self._progress(done, updates, "updates")
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from configs.errors import BadInput
 from configs.run import RunConfig
+from neorl_core.algorithms import check_actions
 from neorl_core.training import sharding
 from neorl_core.training.loop import Plan, TrainingRows, resident, schedule
 from neorl_core.training.population import Algorithm
@@ -48,14 +49,11 @@ def training_data(
         warm_up: gradient steps of the algorithm's warm-up.
 
     Raises:
-        BadInput: when the dataset's actions are discrete.
-        ValueError: when no gradient step is left after the warm-up.
+        ValueError: when the algorithm is of another kind of actions than the plant or the dataset, or no gradient step
+            is left after the warm-up.
     """
-    if (choices := store.spec.choices) is not None:
-        raise BadInput(
-            f"expected continuous actions for {algorithm.name}, got a discrete one of {len(choices):,} choices in "
-            f"dataset {store.digest[:12]}: train on a dataset of continuous actions."
-        )
+    for of in (spec, store.spec):
+        check_actions(algorithm, of)
     episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
     past = past_of(run, store)
     ring = Ring(store, episodes, past)

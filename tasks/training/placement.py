@@ -32,7 +32,7 @@ from tasks.references import Dataset, Placement, Reference
 from tasks.training.population import TrainingRun, train_members, training_run
 
 if TYPE_CHECKING:
-    from tasks.progress import Report
+    from tasks.progress import CurveLog, Report
 
 TRIAL_PAYS = 60.0
 """Seconds that must be left of a run before it is worth some of them to find out what is faster."""
@@ -62,11 +62,16 @@ class Job(Reference):
     """Whether to measure for a moment how fast the member trains, rather than to train it."""
 
 
-def train_population(training: TrainingRun, progress: Report | None = None) -> Trained:
+def train_population(training: TrainingRun, progress: Report | None = None, log: CurveLog | None = None) -> Trained:
     """Train all members, in the placement that is faster.
 
+    Args:
+        training: what to train.
+        progress: told of gradient steps made, of all that each member makes.
+        log: takes the learning curves as they grow, where members share one program.
+
     Raises:
-        Refused: when every member's training diverged.
+        Diverged: when every member's training diverged.
     """
     written = training.folder / "placement.json"
     placement = _prescribed(training)
@@ -85,7 +90,7 @@ def train_population(training: TrainingRun, progress: Report | None = None) -> T
     if placement is None or not placement.processes:
         try:
             with training.data.open(training.mesh) as rows:
-                state, rate = train_members(training, rows, progress=progress, observe=observe)
+                state, rate = train_members(training, rows, progress=progress, observe=observe, log=log)
             placement = placement or Placement(processes=False, reason="too short a run to measure")
             return Trained(state, placement, rate * len(training.members))
         except _Switch:

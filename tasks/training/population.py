@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from configs.errors import Refused
 from configs.home import Home
 from configs.run import Evaluate, RunConfig, Train
-from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training import sharding
 from neorl_core.training.loop import RunState, TrainingRows, on_host, train
 from neorl_core.training.population import (
@@ -27,19 +26,24 @@ from neorl_core.training.population import (
     warm_up_updates,
 )
 from neorl_core.training.precision import mixed
+from tasks.adapters.code.algorithms import algorithm_of
 from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.adapters.plants.known import run_sources
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
 from tasks.adapters.store.histories import observed_spec, past_of
-from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, logged_steps
+from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, logged_steps, windows
 from tasks.references import Dataset, Reference
 from tasks.training.checkpointing import Checkpointing
 from tasks.training.data import TrainingData, mesh_for, training_data
 
 if TYPE_CHECKING:
-    from tasks.progress import Report
+    from tasks.progress import CurveLog, Report
+
+
+class Diverged(Refused):
+    """No member of a learner stayed finite."""
 
 
 class Identity(Reference):
@@ -91,7 +95,8 @@ class TrainingRun(NamedTuple):
 
 def learning_sources(run: RunConfig) -> str:
     """Digest of the sources on which a training's result depends."""
-    return run_sources(run, "tasks.training.train", ALGORITHMS.module(run.train.algorithm))
+    known = algorithm_of(run.train)
+    return digest_json([run_sources(run, "tasks.training.train"), known.sources()])
 
 
 def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
@@ -105,15 +110,15 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
     Raises:
         ValueError: on an unknown hyper-parameter, or devices that are not there.
     """
-    algorithm, spec = ALGORITHMS[run.train.algorithm], observed_spec(run)
-    config = configure(algorithm, run.train.hyperparameters)
+    algorithm, spec = algorithm_of(run.train).algorithm, observed_spec(run)
+    config = configure(algorithm, run.train.hyperparameters, run.train.updates)
     found = members([run.seed + i for i in range(run.train.seeds)], run.train.grid)
     jax.eval_shape(lambda: init_population(algorithm, spec, config, [0], run.train.grid))
     mesh = mesh_for(run, len(found))
     identity = Identity(
         dataset=dataset.digest,
-        # Neither of the two changes a result to more than the last bits.
-        train=run.train.model_copy(update={"checkpoint_every": 1, "members": "auto"}),
+        # Neither of the first two changes a result to more than the last bits; code counts by its digest, below.
+        train=run.train.model_copy(update={"checkpoint_every": 1, "members": "auto", "source": None}),
         evaluate=run.evaluate if run.train.ships == "best" else None,
         history=run.history,
         held_out=run.data.held_out,
@@ -131,6 +136,7 @@ def train_members(
     only: int | None = None,
     progress: Report | None = None,
     observe: Callable[[float, int], None] | None = None,
+    log: CurveLog | None = None,
 ) -> tuple[RunState, float]:
     """All members in one program, or one of them alone.
 
@@ -140,19 +146,22 @@ def train_members(
         only: index of the one member to train, without the others; all by default.
         progress: told of gradient steps made, of all that each member makes.
         observe: told of the gradient steps per second, once known, and of the steps left; what it raises ends the run.
+        log: takes the learning curves as they grow.
 
     Returns:
         The state at the end, on the host (of a member alone that diverged, its last good state, whose curves end
         there), and gradient steps of each member per second; 0 where there was too little to measure.
 
     Raises:
-        Refused: when all members were trained and every one diverged.
+        Diverged: when all members were trained and every one diverged.
     """
     run, (algorithm, fresh) = training.run, _fresh(training, only)
     folder = training.folder if only is None else training.folder / f"member-{only}"
     identity = training.identity.model_copy(update={"member": only})
     with Checkpoints(folder, identity.model_dump_json()) as checkpoints:
-        saved = Checkpointing(checkpoints, progress, updates=run.train.checkpoint_every, score=_score(training))
+        saved = Checkpointing(
+            checkpoints, progress, updates=run.train.checkpoint_every, score=_score(training), log=log
+        )
 
         def report(state: RunState, updates: int) -> None:
             saved.report(state, updates)
@@ -165,7 +174,7 @@ def train_members(
         except FloatingPointError as error:
             left = saved.leave()
             if only is None or saved.last is None:
-                raise Refused(f"{str(error).rstrip('.')} in 'train.hyperparameters' ({left}).") from error
+                raise Diverged(f"{str(error).rstrip('.')} in 'train.hyperparameters' ({left}).") from error
             end = saved.last
         return _shipped(training, checkpoints, RunState(*on_host(end))), saved.rate()
 
@@ -188,7 +197,7 @@ def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainSta
 
 def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
     """The value of a checkpoint's best member in the learned model, where the run ships the best checkpoint."""
-    run, normaliser = training.run, training.data.scaling.normaliser
+    run, normaliser, spec = training.run, training.data.scaling.normaliser, observed_spec(training.run)
     if run.train.ships == "last":
         return None
 
@@ -197,7 +206,8 @@ def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
         # A run that is resumed at its end has nothing to compare, and fits no model.
         store = reader.StoredDataset.open(training.dataset.store, training.dataset.digest)
         held_out = past_of(run, store).stacked(read_logs(store, store.split(run.data.held_out)[1]))
-        return fit_learned_model(run, logged_steps(held_out, normaliser), normaliser)
+        steps = logged_steps(windows(held_out, spec.horizon), normaliser)
+        return fit_learned_model(run, steps, normaliser, spec.history)
 
     return lambda state: evaluator().best(policies(training.algorithm, state.population, normaliser))
 

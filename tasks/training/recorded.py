@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.formats.hdf5.isolated import has_signature, read_isolated
+from tasks.adapters.formats.options import UNTOLD, SourceOptions
 from tasks.adapters.formats.recordings import Recording, RecordingAccount, per_episode, read
 from tasks.adapters.store.episodes import KEYS, transitions_of
 
@@ -21,45 +21,37 @@ DIRECT = ("D4RL", "DSRL")
 def open_recording(
     home: Home,
     named: Path,
-    plant: str | None = None,
-    mapping: Path | None = None,
-    horizon: int | None = None,
+    options: SourceOptions = UNTOLD,
     folder: Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
-    declared: Path | None = None,
 ) -> Recording:
     """The log that an argument names: a dataset by its digest or plant, or a source of any format.
 
-    A D4RL or DSRL file without a plant is read as it is; any other source becomes a dataset of the home, whose rows
-    have passed its checks.
+    A D4RL or DSRL file of continuous actions without a plant is read as it is; any other source becomes a dataset of
+    the home, whose rows have passed its checks.
 
     Args:
         home: holds the datasets.
         named: as `tasks.ingest.find_dataset` takes it.
-        plant: whose names, units and limits apply to a source.
-        mapping: what the tags of a source mean.
-        horizon: steps after which a source's episodes were cut, where it does not tell.
+        options: what a source does not tell by itself.
         folder: where the dataset is, if it was generated outside of the home.
         progress: called with (done, total, unit).
-        declared: YAML that names the signals of a file of transitions.
 
     Raises:
-        BadInput: as `recordings.read` and `find_dataset`, and on discrete actions.
+        BadInput: as `recordings.read` and `find_dataset`.
         Refused: as `find_dataset`.
     """
-    as_it_is = all(x is None for x in (plant, mapping, folder, declared)) and named.is_file() and has_signature(named)
-    if as_it_is and read_isolated(named, horizon).family in DIRECT:
-        return read(named, horizon, progress)
+    horizon = options.horizon
+    untold = folder is None and options == SourceOptions(horizon=horizon)
+    if untold and named.is_file() and has_signature(named):
+        found_layout = read_isolated(named, horizon)
+        if found_layout.family in DIRECT and found_layout.choices is None:
+            return read(named, horizon, progress)
     # A recording is learned from where the pipeline's own dependencies are not installed.
     from tasks.ingest import find_dataset
 
-    found = find_dataset(home, named, plant, mapping, horizon, folder, progress, declared)
+    found = find_dataset(home, named, options, folder, progress)
     held = found.held
-    if held.spec.choices is not None:
-        raise BadInput(
-            f"expected continuous actions in dataset {held.digest[:12]}, which all algorithms need, got "
-            f"one of {len(held.spec.choices):,} choices: train on data of continuous actions."
-        )
     keys = [key for key in KEYS if key in held.keys]
     rows = held.arrays(keys)
     starts = rows.pop("episode_starts")

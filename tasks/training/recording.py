@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,12 +16,12 @@ import jax
 import numpy as np
 
 from configs.errors import BadInput, Refused
-from neorl_core.algorithms import ALGORITHMS
-from neorl_core.fit import Fitted, fit, known_algorithm
-from neorl_core.training.population import configure
+from neorl_core.algorithms import check_actions
+from neorl_core.fit import Fitted, fit
+from neorl_core.training.population import Algorithm, configure
+from tasks.adapters.code.known import KnownAlgorithm
 from tasks.adapters.files.arrays import npz_bytes
-from tasks.adapters.files.canonical import write_atomic, write_json
-from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.files.canonical import digest_json, write_atomic, write_json
 from tasks.adapters.formats.recordings import Recording, RecordingAccount
 from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.adapters.models.policy_file import MadeBy, save_policy
@@ -30,7 +30,8 @@ from tasks.training.checkpointing import Checkpointing, sole_training
 
 if TYPE_CHECKING:
     from configs.run import Setting
-    from tasks.progress import Report
+    from tasks.progress import FollowLearning, Report
+    from tasks.references import Learning
 
 SCHEMA = "neorl/run/1"
 SAVE_SECONDS = 10.0
@@ -92,14 +93,14 @@ class TrainedRecording(Record):
         return "\n".join([*lines, f"  {self.folder}: curves.png, curves.npz, run.json and the policies"])
 
 
-def check_overrides(algorithm: str, overrides: Mapping[str, Setting]) -> None:
+def check_overrides(algorithm: Algorithm, overrides: Mapping[str, Setting]) -> None:
     """Find a wrong name before a file is read.
 
     Raises:
-        BadInput: on an unknown algorithm or hyper-parameter.
+        BadInput: on an unknown hyper-parameter.
     """
     with _settings_are_input():
-        configure(known_algorithm(algorithm), overrides)
+        configure(algorithm, overrides)
 
 
 @contextmanager
@@ -113,13 +114,14 @@ def _settings_are_input() -> Iterator[None]:
 def fit_recording(
     log: Recording,
     out: Path,
-    algorithm: str,
+    known: KnownAlgorithm,
     *,
     updates: int,
     seeds: int = 1,
     overrides: Mapping[str, Setting] | None = None,
     batch_size: int = 256,
     progress: Report | None = None,
+    learning: FollowLearning | None = None,
     save_seconds: float = SAVE_SECONDS,
 ) -> TrainedRecording:
     """Train one policy for each seed and write what came of it; a run that was killed goes on where it was.
@@ -128,44 +130,47 @@ def fit_recording(
         log: what to learn from.
         out: folder for policy.npz (policy-<seed>.npz when there are several), curves.npz, curves.png, run.json and
             the checkpoints.
-        algorithm: a key of `ALGORITHMS`.
+        known: the algorithm.
         updates: gradient steps.
         seeds: how many, from 0.
         overrides: hyper-parameters that differ from the algorithm's defaults.
         batch_size: transitions per gradient step.
         progress: told of gradient steps made.
+        learning: keeps the learning curves as they grow.
         save_seconds: least time between two checkpoints.
 
     Returns:
         What was written, and how fast training was.
 
     Raises:
-        BadInput: on an unknown algorithm or hyper-parameter.
+        BadInput: on an unknown algorithm or hyper-parameter, or an algorithm of another kind of actions.
         Refused: when every seed diverged, or the folder holds another run.
     """
     settings = overrides or {}
     with _settings_are_input():
-        config = configure(known_algorithm(algorithm), settings)
+        check_actions(known.algorithm, log.spec)
+        config = configure(known.algorithm, settings, updates)
     identity = MadeBy(
         data=log.about.sha256,
         ends_by_time=log.about.ends_by_time,
-        algorithm=algorithm,
+        algorithm=known.algorithm.name,
         hyperparameters=json.loads(json.dumps(config._asdict())),
         updates=updates,
         batch_size=batch_size,
         seeds=seeds,
-        code=sources_digest("neorl_core.fit", ALGORITHMS.module(algorithm)),
+        code=known.sources("neorl_core.fit"),
     )
     with (
         sole_training(out / "checkpoints"),
         Checkpoints(out / "checkpoints", json.dumps(identity.record())) as checkpoints,
+        learning(_told(log, identity)) if learning else nullcontext() as shown,
     ):
-        saved = Checkpointing(checkpoints, progress, seconds=save_seconds)
+        saved = Checkpointing(checkpoints, progress, seconds=save_seconds, log=shown)
         try:
             fitted = fit(
                 log.transitions,
                 log.spec,
-                algorithm,
+                known.algorithm,
                 updates=updates,
                 seeds=range(seeds),
                 overrides=settings,
@@ -173,6 +178,8 @@ def fit_recording(
                 resume=saved.resume,
                 report=saved.report,
             )
+            if shown is not None:
+                shown.end(fitted.sound)
         except FloatingPointError as error:
             raise Refused(f"{str(error).rstrip('.')} with --set ({saved.leave()}).") from error
         except KeyboardInterrupt:
@@ -182,6 +189,27 @@ def fit_recording(
         raise Refused("expected a seed whose training stayed finite, got none: lower the learning rates with --set.")
     record = _write(out, fitted, log, identity)
     return TrainedRecording(**vars(record), folder=str(out), steps_per_second=seeds * saved.rate())
+
+
+def _told(log: Recording, made_by: MadeBy) -> Learning:
+    """The training as a record of its curves names it."""
+    # Imported here, for a training without a record needs the core's libraries alone.
+    from tasks.references import Learning, LearningMember
+
+    own = {"algorithm": made_by.algorithm, "updates": made_by.updates, "batch_size": made_by.batch_size}
+    settings = {**own, **made_by.hyperparameters}
+    return Learning(
+        plant=log.about.name,
+        key=digest_json(made_by.record())[:16],
+        dataset=log.about.sha256,
+        members=tuple(
+            LearningMember(
+                name=f"{made_by.algorithm} seed {seed}",
+                params={name: str(value) for name, value in {**settings, "seed": seed}.items()},
+            )
+            for seed in range(made_by.seeds or 0)
+        ),
+    )
 
 
 def _write(out: Path, fitted: Fitted, log: Recording, identity: MadeBy) -> Record:

@@ -24,7 +24,8 @@ def shield_of(
         envelope: lowest and highest trusted observation, (O,) each; the spec's bounds unless given.
 
     Raises:
-        BadInput: for a name that the plant does not have, or a limit on one side without a buffer.
+        BadInput: for a name that the plant does not have, a limit on one side without a buffer, or a dwell time of
+            continuous actions.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -32,6 +33,11 @@ def shield_of(
         Array([1.5], dtype=float32)
     """
     limits = [limit.name for limit in spec.constraints]
+    if settings.dwell > 1 and spec.choices is None:
+        raise BadInput(
+            f"expected no shield.dwell for {spec.name}, whose actions are continuous, got {settings.dwell}: limit "
+            "their rates by shield.rate_limits."
+        )
     for limit in spec.constraints:
         if not math.isfinite(limit.high - limit.low) and limit.name not in settings.buffers:
             raise BadInput(
@@ -45,6 +51,7 @@ def shield_of(
         spec,
         look_ahead=settings.look_ahead,
         hold=settings.hold,
+        dwell=settings.dwell,
         buffer=buffers,
         return_buffer=_by_name("return_buffers", limits, settings.return_buffers, [b / 2 for b in buffers]),
         rate_limit=_by_name("rate_limits", spec.action.names, settings.rate_limits, usual.rate_limit),

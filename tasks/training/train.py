@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 
-from configs.errors import BadInput, Refused
+from configs.errors import BadInput
 from configs.home import Home
 from configs.run import RunConfig, Shield
-from neorl_core.algorithms import ALGORITHMS
 from neorl_core.networks import Policy
 from neorl_core.safety.composite import Composite, make_composite
 from neorl_core.safety.shield import envelope_of
 from neorl_core.training.population import diverged, policies
 from neorl_core.training.preparation import Moments
+from tasks.adapters.code.algorithms import algorithm_of
 from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.models.bundle import composite_digest, load_bundle, save_bundle
 from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of
 from tasks.adapters.store.histories import observed_spec
 from tasks.identify import simulator_of
-from tasks.references import KNOWN, Bundle, Dataset, Identification, Member, Population
+from tasks.references import (
+    KNOWN,
+    Bundle,
+    Dataset,
+    Identification,
+    Learning,
+    LearningMember,
+    Member,
+    Population,
+    TrainedLearner,
+)
 from tasks.stages import cached
 from tasks.training.placement import train_population
-from tasks.training.population import training_run
+from tasks.training.population import Diverged, TrainingRun, training_run
 from tasks.training.shielding import shield_of
 
 if TYPE_CHECKING:
-    from tasks.progress import Report
+    from tasks.progress import FollowLearning, Report
 
 
-def algorithm_module(run: RunConfig) -> list[str]:
-    """The module of the algorithm that a run trains with."""
-    return [ALGORITHMS.module(run.train.algorithm)] if run.train.algorithm in ALGORITHMS else []
+def algorithm_modules(run: RunConfig) -> list[str]:
+    """Our modules that the algorithms of a run are made of; code of a user's own counts by its digest, in the run."""
+    return list(dict.fromkeys(name for alone in run.train.alone() for name in algorithm_of(alone).modules))
 
 
-@cached(also=algorithm_module)
+@cached(also=algorithm_modules)
 def train(
     home: Home,
     run: RunConfig,
@@ -46,8 +56,9 @@ def train(
     progress: Report | None = None,
     protection: Bundle | None = None,
     identification: Identification = KNOWN,
+    learning: FollowLearning | None = None,
 ) -> Population:
-    """Train a member for every seed and point of the grid, and keep each as a composite that could ship.
+    """Train the members of every learner, one for each seed and point of its grid, and keep each as a composite.
 
     Args:
         home: where checkpoints, curves and bundles are kept.
@@ -57,6 +68,7 @@ def train(
         progress: told of gradient steps made, of all that each member makes.
         identification: of the constants that the shield predicts with.
         protection: fallback and shield of a process without a simulator; a simulated plant brings its own.
+        learning: keeps the learning curves as they grow.
 
     Returns:
         The members whose training stayed finite, and the learning curves of all.
@@ -65,41 +77,117 @@ def train(
         BadInput: on an unknown algorithm or hyper-parameter, or devices that are not there.
         Refused: when every member's training diverged.
     """
-    if run.train.algorithm not in ALGORITHMS:
-        raise BadInput(
-            f"expected train.algorithm among {', '.join(ALGORITHMS)}, got '{run.train.algorithm}': correct the name."
-        )
-    try:
-        training = training_run(home, run, dataset)
-    except ValueError as error:
-        raise BadInput(f"in 'train': {error}") from error
-    trained = train_population(training, progress)
-    plan, moments = training.data.plan, training.data.moments
-    # What has diverged once is left out, whatever it came to later; the curves, saved with the state, remember it.
-    sound = ~np.asarray(diverged(trained.state.curves))
-    if not sound.any():
-        raise Refused(
-            "expected a member whose training stayed finite, got none: lower the learning rates in "
-            "'train.hyperparameters'."
-        )
-    found = policies(ALGORITHMS[run.train.algorithm], trained.state.population, training.data.scaling.normaliser)
-    members, plant, history = [], plant_of(run), observed_spec(run).history
-    for member, policy in zip(training.members, found, strict=True):
-        if sound[member.index]:
-            composite = _shielded(plant, identification, policy, moments, run.shield, protection)
-            bundle = keep_bundle(home, composite._replace(history=history), plant)
-            members.append(Member(**asdict(member), bundle=bundle))
-    folder = home.folder("runs", run.plant, "populations", training.key)
+    members: list[Member] = []
+    learners: list[TrainedLearner] = []
+    lost: list[Diverged] = []
+    keys, index, rows = [], 0, 0
+    for place, alone in enumerate(run.train.alone()):
+        training = _training(home, run.model_copy(update={"train": alone}), dataset)
+        keys.append(training.key)
+        rows = training.data.moments.rows
+        shown = _named(progress, alone.algorithm) if run.train.beside else progress
+        try:
+            learner, found = _trained(training, place, shown, learning)
+        except Diverged as error:
+            lost.append(error)
+        else:
+            learners.append(learner)
+            for member, policy in zip(training.members, found, strict=True):
+                if policy is not None:
+                    position = {"index": index + member.index, "learner": len(learners) - 1, "row": member.index}
+                    bundle = _kept(training, policy, protection, identification)
+                    members.append(
+                        Member(
+                            **position,
+                            algorithm=alone.algorithm,
+                            seed=member.seed,
+                            hyperparameters=member.hyperparameters,
+                            bundle=bundle,
+                        )
+                    )
+        index += len(training.members)
+    if not members:
+        raise lost[0]
     return Population(
-        digest=digest_json({"training": training.key, "members": [member.bundle.digest for member in members]}),
-        folder=folder,
+        digest=digest_json({"training": keys, "members": [member.bundle.digest for member in members]}),
+        folder=home.folder("runs", run.plant, "populations", keys[0]),
+        learners=tuple(learners),
         members=tuple(members),
-        curves=write_atomic(folder / "curves.npz", npz_bytes({"step": plan.steps, **trained.state.curves})),
+        diverged=tuple(str(error) for error in lost),
+        rows=rows,
+    )
+
+
+def _named(progress: Report | None, algorithm: str) -> Report | None:
+    """Progress that says whose updates they are, where there are several learners."""
+    return progress and (lambda done, total, unit: progress(done, total, f"{unit} of {algorithm}"))
+
+
+def _training(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
+    try:
+        return training_run(home, run, dataset)
+    except ValueError as error:
+        raise BadInput(f"in 'train' of {run.train.algorithm}: {error}") from error
+
+
+def _trained(
+    training: TrainingRun, place: int, progress: Report | None, learning: FollowLearning | None
+) -> tuple[TrainedLearner, list[Policy | None]]:
+    """One learner at the end of its training, and the policy of each member, None of one that diverged."""
+    plan = training.data.plan
+    with learning(_told(training)) if learning else nullcontext() as log:
+        trained = train_population(training, progress, log)
+        # What has diverged once is left out, whatever it came to later; the curves, saved with the state, remember it.
+        sound = ~np.asarray(diverged(trained.state.curves))
+        if log is not None:
+            log.log(trained.state.curves, plan.updates)
+            log.end(sound)
+    if not sound.any():
+        raise Diverged(
+            f"expected a member of {training.algorithm.name} whose training stayed finite, got none: lower the "
+            "learning rates in 'train.hyperparameters'."
+        )
+    found = policies(training.algorithm, trained.state.population, training.data.scaling.normaliser)
+    folder = training.home.folder("runs", training.run.plant, "populations", training.key)
+    learner = TrainedLearner(
+        algorithm=training.algorithm.name,
+        key=training.key,
+        place=place,
         updates=plan.updates,
+        curves=write_atomic(folder / "curves.npz", npz_bytes({"step": plan.steps, **trained.state.curves})),
         steps_per_second=trained.rate,
         placement=trained.placement,
-        rows=moments.rows,
     )
+    return learner, [policy if good else None for policy, good in zip(found, sound, strict=True)]
+
+
+def _told(training: TrainingRun) -> Learning:
+    """A training as a record of its curves names it: each member with its own settings."""
+    run, config = training.run, training.config._asdict()
+    members = []
+    for member in training.members:
+        own = {"algorithm": training.algorithm.name, "seed": member.seed, "updates": training.data.plan.updates}
+        settings = {**own, "batch_size": run.train.batch_size, **config, **member.hyperparameters}
+        varied = "".join(f" {name} {value:g}" for name, value in member.hyperparameters.items())
+        members.append(
+            LearningMember(
+                name=f"{training.algorithm.name} seed {member.seed}{varied}",
+                params={name: str(value) for name, value in settings.items()},
+            )
+        )
+    return Learning(
+        plant=run.plant,
+        key=training.key,
+        dataset=training.dataset.digest,
+        members=tuple(members),
+    )
+
+
+def _kept(training: TrainingRun, policy: Policy, protection: Bundle | None, identification: Identification) -> Bundle:
+    """A member's composite, as it could ship."""
+    run, plant = training.run, plant_of(training.run)
+    composite = _shielded(plant, identification, policy, training.data.moments, run.shield, protection)
+    return keep_bundle(training.home, composite._replace(history=observed_spec(run).history), plant)
 
 
 def _shielded(

@@ -28,7 +28,8 @@ def test_a_run_says_only_what_differs(tmp_path: Path) -> None:
     run = load_run(write(tmp_path, SMALLEST))
     # Defaults as the working agreement and design.md fix them.
     assert (run.train.algorithm, run.train.batch_size, run.evaluate.discount) == ("bptt", 256, 0.99)
-    assert (run.certify.p0, run.certify.confidence, run.certify.max_episodes) == (1e-3, 0.95, 30000)
+    assert [learner.algorithm for learner in run.train.alone()] == ["bptt", "iql", "td3_bc"]
+    assert (run.certify.p0, run.certify.confidence, run.certify.max_episodes) == (1e-3, 0.95, None)
     assert (run.data.max_quarantined, run.data.held_out, run.concurrency) == (0.05, 0.2, "refuse")
     assert run.approval == "required"  # promotion without a person has to be asked for
 
@@ -38,6 +39,21 @@ def test_whole_numbers_are_numbers_and_lists_nest(tmp_path: Path) -> None:
     train = load_run(write(tmp_path, text)).train
     assert train.hyperparameters == {"alpha": 1, "hidden": [64, 64]}
     assert train.grid == {"tau": [1.0, 0.0025]}
+
+
+def test_a_run_that_names_a_learner_trains_no_other_unasked(tmp_path: Path) -> None:
+    train = load_run(write(tmp_path, SMALLEST + "train: {algorithm: bc, batch_size: 64}\n")).train
+    assert [learner.algorithm for learner in train.alone()] == ["bc"]
+    beside = "  beside:\n  - {algorithm: iql, updates: 9, hyperparameters: {expectile: 0.8}}\n"
+    train = load_run(write(tmp_path, SMALLEST + "train:\n  algorithm: bc\n  batch_size: 64\n" + beside)).train
+    first, second = train.alone()
+    assert (first.algorithm, first.beside, first.batch_size) == ("bc", [], 64)
+    assert (second.algorithm, second.updates, second.batch_size) == ("iql", 9, 64)
+    assert second.hyperparameters == {"expectile": 0.8}
+    # What is kept of a run says it all: read again, it trains the same.
+    whole = load_run(write(tmp_path, SMALLEST))
+    assert RunConfig.model_validate_json(whole.model_dump_json()) == whole
+    assert dict(whole.settings())["train.beside.0.algorithm"] == "iql"
 
 
 def test_a_recipe_of_an_optimiser_is_a_name_or_its_fields(tmp_path: Path) -> None:
@@ -58,7 +74,7 @@ def test_a_part_of_a_run_keeps_what_is_named_and_nothing_else(tmp_path: Path) ->
     bare = RunConfig(plant="double_mass", seed=3)
     assert run.part() == bare
     assert run.part("train") == bare.model_copy(update={"train": run.train})
-    assert run.part("train.updates", "train.seeds") == run.part("train")
+    assert run.part("train.updates", "train.seeds", "train.beside") == run.part("train")
     assert run.part("train.updates", "train") == run.part("train", "train.updates") == run.part("train")
     assert run.part("approval") == bare.model_copy(update={"approval": "auto"})
     held_out = run.part("data.held_out")
@@ -111,7 +127,21 @@ def test_settings_hold_what_results_depend_on_and_no_path(tmp_path: Path) -> Non
         (SMALLEST + "train:\n  updates: 2.5\n", 5, ["'train.updates'", "valid integer", "2.5"]),
         (SMALLEST + "train:\n  updates: 0\n", 5, ["'train.updates'", "greater than or equal to 1", "got 0"]),
         (SMALLEST + "certify:\n  p0: .nan\n", 5, ["'certify.p0'", "finite number", "nan"]),
-        (SMALLEST + "certify:\n  confidence: 1\n", 5, ["'certify.confidence'", "less than 1"]),
+        (
+            SMALLEST + "certify:\n  confidence: 1\n",
+            5,
+            ["'certify.confidence'", "less than or equal to 0.999999999", "got 1 "],
+        ),
+        (
+            SMALLEST + "certify:\n  confidence: 0.9999999999999\n",
+            5,
+            ["'certify.confidence'", "0.999999999 for", "got 0.9999999999999"],
+        ),
+        (
+            SMALLEST + "certify:\n  p0: 1.0e-300\n",
+            5,
+            ["'certify.p0'", "greater than or equal to 0.000000001", "1e-300"],
+        ),
         (SMALLEST + "train:\n  hyperparameters:\n    alpha: [a]\n", 6, ["'train.hyperparameters.alpha'"]),
         (SMALLEST + "train: 3\n", 4, ["'train'", "keys and values", "got 3"]),
         (SMALLEST + "train:\n", 4, ["'train'", "keys and values", "got a null"]),

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tasks.adapters.code.loading import find_code
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.plants.code import find_code
 from tests.installed_plant import install
 
 if TYPE_CHECKING:

@@ -117,7 +117,7 @@ def test_the_limits_that_reviewers_missed_are_drawn_as_they_bind() -> None:
     for name, panel, expected in (
         ("robot_assembly", 0, lambda x: np.hypot(x["force_x"], x["force_z"])),
         ("power_grid", 0, lambda x: np.stack([x["lowest_voltage"], x["highest_voltage"]], axis=-1)),
-        ("steel_annealing", 1, lambda x: np.max([x[f"zone_temperature_{z}"] for z in range(1, 5)], axis=0)),
+        ("steel_annealing", 2, lambda x: np.max([x[f"zone_temperature_{z}"] for z in range(1, 5)], axis=0)),
     ):
         plant = PLANTS[name]
         space = plant.spec.observation

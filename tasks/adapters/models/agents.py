@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from configs.code import UserCode
 from configs.errors import BadInput
-from configs.plant import PlantCode
 from configs.run import Setting
 from neorl_core.fit import known_algorithm
 from neorl_core.history import stacked_spec
@@ -26,14 +26,14 @@ class Agent(agent.Agent):
         path: Path | str,
         expected_digest: str | None = None,
         *,
-        source: PlantCode | None = None,
+        source: UserCode | None = None,
         algorithm: str | Algorithm | None = None,
         hyperparameters: Mapping[str, Setting] | None = None,
     ) -> Agent:
         """The agent of a policy file (`policy.npz` of `neorl train`) or of a bundle (a folder).
 
         A policy goes on training with the algorithm and hyper-parameters that it was made by, unless given others; a
-        bundle with TD3+BC.
+        bundle with what is usual for its kind of actions.
 
         Args:
             path: the file or folder.
@@ -50,11 +50,11 @@ class Agent(agent.Agent):
         try:
             if path.is_dir():
                 plant, params = load_bundle(path, expected_digest, source)
-                return cls(params, plant.spec, plant, algorithm or "td3_bc", hyperparameters)
+                return cls(params, plant.spec, plant, algorithm, hyperparameters)
             policy, spec, made_by = load_policy(path)
             if hyperparameters is None and made_by.algorithm is not None:
                 hyperparameters = _given(made_by.algorithm, made_by.hyperparameters)
-            return cls(policy, spec, None, algorithm or made_by.algorithm or "td3_bc", hyperparameters)
+            return cls(policy, spec, None, algorithm or made_by.algorithm, hyperparameters)
         except (ValueError, TypeError) as error:
             raise BadInput(str(error)) from error
 
@@ -65,10 +65,16 @@ class Agent(agent.Agent):
 
 
 def _given(algorithm: str, hyperparameters: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Hyper-parameters as they were given; JSON made lists of the optimisers' recipes."""
-    values = dict(hyperparameters)
-    for name, default in known_algorithm(algorithm).Config()._asdict().items():
+    """Hyper-parameters as they were given; JSON made lists of the optimisers' recipes.
+
+    A warm-up and schedules that fall were fitted to the length of the run that is over: the next one has its own.
+    """
+    values, known = dict(hyperparameters), known_algorithm(algorithm)
+    for name, default in known.Config()._asdict().items():
         value = values.get(name)
+        if known.usual_updates and (name == "warm_up_updates" or (isinstance(default, Recipe) and default.steps)):
+            values.pop(name, None)
+            continue
         if isinstance(default, Recipe) and isinstance(value, list):
             recipe: dict[str, float | int | str | None] = dict(zip(Recipe._fields, value, strict=True))
             values[name] = recipe

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from configs.code import Described, Origin, UserCode
 from configs.errors import BadInput, Refused
-from configs.plant import Described, Origin, PlantCode
 from neorl_core.plants import NAMES
 from neorl_core.safety.support import SupportShield
 from neorl_core.types import Params, Plant, PlantSpec, Process
+from tasks.adapters.code.loading import changed, find_installed
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, file_sha256, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_of_record, spec_record
 from tasks.adapters.models.structure import CURE, Arrays, build_composite, flatten, of_process
-from tasks.adapters.plants.code import changed, find_installed
 from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of_code
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
         Refused: when the plant is not known here, or its code is not that with which the bundle was made.
     """
     name = manifest.spec.name
-    if name not in NAMES and not isinstance(source, PlantCode) and of_process(manifest.structure):
+    if name not in NAMES and not isinstance(source, UserCode) and of_process(manifest.structure):
         if manifest.code:
             raise Refused(f"expected a process of which there is no code in {folder}, got a digest of some: {CURE}.")
         if isinstance(source, Described) and source.spec != canonical_json(spec_record(manifest.spec)).decode():
@@ -313,13 +313,13 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
         known = plant_named(name)
     else:
         code = source if source is not None else find_installed(name)
-        if not isinstance(code, PlantCode):
+        if not isinstance(code, UserCode):
             raise Refused(
                 f"expected the code of plant {name[:80]!r}, for which {folder} was made, got none: name its file in "
                 "the project, or install the package that offers it."
             )
         if code.digest != manifest.code:
-            raise changed(name, manifest.code, code.digest)
+            raise changed(f"plant {name}", manifest.code, code.digest)
         known = plant_of_code(code)
     if (known.spec, known.code) != (manifest.spec, manifest.code):
         raise Refused(
@@ -352,7 +352,7 @@ def load_bundle(
     Args:
         folder: the bundle.
         expected_digest: the composite digest that the registry, the ledger or the certificate names.
-        source: the plant's code, where it is in a project of the user's own (`tasks.adapters.plants.code.find_code`).
+        source: the plant's code, where it is in a project of the user's own (`tasks.adapters.code.loading.find_code`).
 
     Returns:
         (plant, composite), arrays on JAX's default device.

@@ -32,7 +32,7 @@ class MadeBy(NamedTuple):
     """How a policy was trained; what is not known is None."""
 
     algorithm: str | None = None
-    """A key of `ALGORITHMS`."""
+    """Its name."""
     hyperparameters: Mapping[str, Setting] = {}
     """By name, as JSON: all of the algorithm's, or those that differ from its defaults."""
     seed: int | None = None
@@ -75,7 +75,8 @@ def save_policy(path: Path, policy: Policy, spec: PlantSpec, made_by: MadeBy) ->
     Returns:
         The policy's digest: of its arrays and spec, not of `made_by`.
     """
-    arrays = _flat({"params": policy.params, "normaliser": policy.normaliser._asdict()})
+    scales = {name: value for name, value in policy.normaliser._asdict().items() if value is not None}
+    arrays = _flat({"params": policy.params, "normaliser": scales})
     record = spec_record(spec)
     digest = _digest(arrays, record)
     about = {"schema": SCHEMA, "digest": digest, "spec": record, "made_by": made_by.record()}
@@ -138,9 +139,10 @@ def _policy(path: Path, arrays: Arrays, spec: PlantSpec) -> Policy:
                 raise _no_policy(path, f"an array '{name[:80]}'")
     observed, acting = spec.observation.size, spec.action.size
     sizes = {"mean": observed, "scale": observed, "action_centre": acting, "action_half_range": acting}
+    sizes |= {"choices": spec.acting} if spec.choices else {}
     if {name: array.shape for name, array in normaliser.items()} != {name: (size,) for name, size in sizes.items()}:
         raise _no_policy(path, "a normaliser of other signals")
-    if not is_network(params, observed, acting):
+    if not is_network(params, observed, spec.acting):
         raise _no_policy(path, "a network of other signals")
     return Policy(params, Normaliser(**normaliser))
 

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from configs.code import Origin, UserCode
 from configs.errors import BadInput, Refused
-from configs.plant import Origin, PlantCode
 from neorl_core.safety.composite import composite_controller
 from tasks.adapters.models.bundle import load_bundle, load_examples
 
@@ -116,7 +116,7 @@ def serve_check(
         The findings, with a reason for each that speaks against serving it.
     """
     arguments = [str(folder.resolve()), expected_digest or "", str(calls)]
-    arguments += [source.model_dump_json()] if isinstance(source, PlantCode) else []
+    arguments += [source.model_dump_json()] if isinstance(source, UserCode) else []
     command = [sys.executable, "-m", "tasks.adapters.models.servability", *arguments]
     root = Path(__file__).resolve().parents[3]
     served, reasons = Served(), []
@@ -146,7 +146,7 @@ def _findings(served: Served, tolerance: float, budget_us: float) -> list[str]:
 
 def _main(folder: str, digest: str, calls: str, code: str = "") -> int:
     try:
-        source = PlantCode.model_validate_json(code) if code else None
+        source = UserCode.model_validate_json(code) if code else None
         served = check_bundle(Path(folder), digest or None, int(calls), source)
     except (BadInput, Refused) as error:
         print(error, file=sys.stderr)

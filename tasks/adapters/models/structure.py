@@ -136,6 +136,14 @@ def of_process(structure: Any) -> bool:
     return False
 
 
+def has_policy(structure: Any) -> bool:
+    """Whether a structure is more than the plant's own controller."""
+    match structure:
+        case {"fields": {"policy": {"constant": None}}}:
+            return False
+    return True
+
+
 def _known_types(plant: Plant | Process) -> dict[str, Branch]:
     """The NamedTuples a bundle may hold, by name: a file never says which module to import."""
     from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops
@@ -193,6 +201,8 @@ def _misfit_of_plant(composite: Composite, plant: Plant) -> str | None:
 
     observed, acting, limits = plant.spec.observation.size, plant.spec.action.size, len(plant.spec.constraints)
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(ShieldParams._fields, (acting,))
+    shapes.pop("dwell")
+    shapes |= {"dwell": ()} if plant.spec.choices else {}
     shapes |= {"observation_low": (observed,), "observation_high": (observed,), "return_buffer": (limits,), "hold": ()}
     # The shield's look-ahead is its own to choose; all other lengths are the plant's.
     margins = getattr(composite.shield, "margin_buffer", None)
@@ -260,9 +270,11 @@ def _misfit_of_policy(policy: Params, spec: PlantSpec, history: History | None =
 
     observed, acting = spec.observation.size if history is None else stacked_size(history), spec.action.size
     normaliser = Normaliser(*(_zeros((size,)) for size in (observed, observed, acting, acting)))
+    if spec.choices is not None:
+        normaliser = normaliser._replace(choices=_zeros((spec.acting,)))
     if not isinstance(policy, Policy) or not _alike(policy.normaliser, normaliser):
         return "another policy"
-    return None if is_network(policy.params, observed, acting) else "another network"
+    return None if is_network(policy.params, observed, spec.acting) else "another network"
 
 
 def is_network(params: Params, inputs: int, outputs: int) -> bool:

@@ -94,8 +94,6 @@ def _check_spec(spec: Any, place: str) -> None:
     for name, low, high in bounds:
         if not low < high:
             raise _wrong(place, f"a low below the high of {name}", f"{low:g} and {high:g}", "correct the bounds")
-    if spec.choices is not None:
-        raise _wrong(place, "continuous actions", "choices", "give the action its bounds")
     if not (spec.observation.size and spec.action.size):
         raise _wrong(place, "at least one observation and one action", "none", "name them")
     if not np.isfinite([spec.action.low, spec.action.high]).all():
@@ -118,7 +116,9 @@ def _check_constants(plant: Plant, place: str) -> None:
             raise _wrong(
                 f"{place}.{name}", "Python's finite numbers", _line(error), "leave arrays to sample_params"
             ) from error
-    for controller in ("fallback", "oracle"):
+    if plant.idle is not None and np.shape(plant.idle) != (plant.spec.action.size,):
+        raise _wrong(f"{place}.idle", f"{plant.spec.action.size} actions", f"{plant.idle}", "name one for each")
+    for controller in ("fallback", "reference"):
         found = getattr(plant, controller)
         if not isinstance(found, Controller) and (found is not None or controller == "fallback"):
             raise _wrong(
@@ -139,7 +139,8 @@ def _check_functions(plant: Plant, place: str) -> None:
     """Shapes by abstract evaluation, then a few starts and steps in numbers."""
     spec, key = plant.spec, jax.random.key(0)
     observed, acting, limits = (spec.observation.size,), (spec.action.size,), (len(spec.constraints),)
-    action = jnp.asarray((np.asarray(spec.action.low) + np.asarray(spec.action.high)) / 2, jnp.float32)
+    middle = (np.asarray(spec.action.low) + np.asarray(spec.action.high)) / 2
+    action = jnp.asarray(middle if spec.choices is None else np.round(middle), jnp.float32)
     params = _traced(place, "sample_params", lambda: plant.sample_params(key, plant.domain))
     state, _ = _pair(place, "reset", lambda p: plant.reset(key, p), params)
     _shaped(place, "reset", lambda p: plant.reset(key, p)[1], observed, params)

@@ -9,16 +9,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
+from configs.code import Described, Origin, UserCode
 from configs.errors import BadInput, Refused, nearest
-from configs.plant import Described, Origin, PlantCode
 from configs.strict import NAME
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Panel, Plant, PlantSpec, Process
+from tasks.adapters.code.loading import find_code, find_installed, import_code, installed, is_code, tree_of
 from tasks.adapters.files.canonical import digest_json, parse_json
 from tasks.adapters.files.provenance import modules_of, sources_digest
 from tasks.adapters.files.spec import spec_of_record
-from tasks.adapters.plants.code import find_code, find_installed, import_code, installed_plants, is_code, tree_of
 from tasks.adapters.plants.contract import logged_signals, read_plant
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def plant_of(run: RunConfig) -> KnownPlant:
         BadInput: when there is none of its name, or its code cannot be used.
         Refused: when its code has changed since the run was opened.
     """
-    if isinstance(run.source, PlantCode):
+    if isinstance(run.source, UserCode):
         return _same_name(plant_of_code(run.source), run.plant)
     if isinstance(run.source, Described):
         return KnownPlant(spec_of_record(parse_json(run.source.spec.encode())), None, None, source=run.source)
@@ -99,10 +99,10 @@ def plant_named(name: str) -> KnownPlant:
     """
     if name in PLANTS:
         return _ours(name)
-    if re.fullmatch(NAME, name, re.ASCII) and (installed := find_installed(name)) is not None:
-        return _same_name(plant_of_code(installed), name)
+    if re.fullmatch(NAME, name, re.ASCII) and (offered := find_installed(name)) is not None:
+        return _same_name(plant_of_code(offered), name)
     raise BadInput(
-        f"expected a known plant, got '{name[:80]}': {nearest(name, [*PLANTS, *installed_plants()])} A plant that is "
+        f"expected a known plant, got '{name[:80]}': {nearest(name, [*PLANTS, *installed()])} A plant that is "
         "not simulated here is a file of your own, or is described by the mapping's 'process'."
     )
 
@@ -117,7 +117,7 @@ def plant_at(reference: str) -> KnownPlant:
 
 
 @cache
-def plant_of_code(code: PlantCode) -> KnownPlant:
+def plant_of_code(code: UserCode) -> KnownPlant:
     """A user's own plant, once its code has been held against its digest, and the plant against the contract.
 
     Raises:
@@ -135,7 +135,7 @@ def plant_of_code(code: PlantCode) -> KnownPlant:
 
 def run_sources(run: RunConfig, *modules: str) -> str:
     """Digest of modules of ours and of a run's plant; a plant that is not known adds nothing."""
-    if isinstance(run.source, PlantCode) or run.plant in PLANTS:
+    if isinstance(run.source, UserCode) or run.plant in PLANTS:
         return plant_of(run).sources(*modules)
     return sources_digest(*modules)
 
@@ -154,7 +154,7 @@ def _about(module: ModuleType) -> str:
 def _same_name(found: KnownPlant, name: str) -> KnownPlant:
     if found.name != name:
         raise BadInput(
-            f"expected plant {name} of {found.source.module if isinstance(found.source, PlantCode) else name} to have "
+            f"expected plant {name} of {found.source.module if isinstance(found.source, UserCode) else name} to have "
             f"that name in its spec, got '{found.name}': give both the same name."
         )
     return found

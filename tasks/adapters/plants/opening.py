@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configs.code import Described
 from configs.errors import BadInput
 from configs.load import load_run, load_yaml
 from configs.mapping import HistorianMapping
-from configs.plant import Described
 from configs.process import described_spec
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
+from tasks.adapters.code.algorithms import opened_learner
+from tasks.adapters.code.loading import find_code, find_installed, is_code, project_of
 from tasks.adapters.files.canonical import canonical_json
 from tasks.adapters.files.spec import spec_record
-from tasks.adapters.plants.code import find_code, find_installed, is_code, project_of
-from tasks.adapters.plants.known import plant_of_code
+from tasks.adapters.plants.known import plant_of, plant_of_code
 
 
 def open_run(config: Path | str) -> RunConfig:
@@ -23,7 +24,25 @@ def open_run(config: Path | str) -> RunConfig:
     Raises:
         BadInput: when the file or the plant cannot be used.
     """
-    return opened(load_run(config), project_of(Path(config)))
+    project = project_of(Path(config))
+    return opened_learners(opened(load_run(config), project), project)
+
+
+def opened_learners(run: RunConfig, project: Path) -> RunConfig:
+    """The run with its algorithms' names and where those come from; of a discrete plant the defaults are others.
+
+    Args:
+        run: as its file says.
+        project: the folder in which the algorithms' code is looked up.
+
+    Raises:
+        BadInput: when there is no such algorithm, or its code cannot be used.
+    """
+    told = run.train if plant_of(run).spec.choices is None else run.train.choosing()
+    first = opened_learner(told, project)
+    beside = [opened_learner(each, project) for each in told.beside]
+    train = told.model_copy(update={"algorithm": first.algorithm, "source": first.source, "beside": beside})
+    return run.model_copy(update={"train": train})
 
 
 def opened(run: RunConfig, project: Path | None = None) -> RunConfig:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from neorl_core.algorithms import BC, BPTT, bptt, losses
+from neorl_core.algorithms import BC, BPTT, COMBO, MOPO, bptt, losses
 from neorl_core.control.lqr import riccati_gain
 from neorl_core.fit import fit
 from neorl_core.training import optimisers
 from neorl_core.training.loop import schedule
 from neorl_core.training.optimisers import Recipe
-from neorl_core.training.population import phase, warm_up_updates
+from neorl_core.training.population import configure, phase, warm_up_updates
 from neorl_core.types import Transition
 from neorl_core.world_model import dynamics
 from tests.by_hand import batch_of, spec, start
@@ -122,6 +122,23 @@ def test_the_warm_up_is_the_update_of_its_phase() -> None:
     assert phase(BPTT, False) is BPTT
     assert warm_up_updates(BC, BC.Config()) == 0
     assert phase(BC, True) is BC
+
+
+def test_the_defaults_fit_a_run_of_any_length() -> None:
+    def lengths(updates: int, **given: object) -> tuple[int, int, int]:
+        config = configure(BPTT, given, updates)
+        return config.warm_up_updates, config.model_recipe.steps, config.actor_recipe.steps
+
+    assert configure(BPTT, {}, 4_000) == configure(BPTT, {}) == bptt.Config()
+    assert lengths(100_000) == (80_000, 80_000, 20_000)
+    assert lengths(1_000) == (800, 800, 200)
+    assert lengths(2) == (1, 1, 1)
+    # What is given stays, and the rest fits it.
+    assert lengths(100, warm_up_updates=30) == (30, 30, 70)
+    assert lengths(100, actor_recipe={"schedule": "cosine", "steps": 7}) == (80, 80, 7)
+    assert configure(MOPO, {}, 900).warm_up_updates == configure(MOPO, {}, 900).model_recipe.steps == 300
+    assert configure(COMBO, {}, 900).warm_up_updates == 450
+    assert configure(BC, {}, 7) == BC.Config()
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.algorithms import ALGORITHMS
-from neorl_core.networks import Policy, actor_apply, normalise, policy_act, to_physical
+from neorl_core.algorithms import ALGORITHMS, CONTINUOUS
+from neorl_core.networks import Policy, actor_apply, mlp_apply, normalise, policy_act, to_physical
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, configure, prepare
 from neorl_core.types import PlantSpec, Space, Transition
@@ -114,8 +114,9 @@ def test_actions_stay_within_bounds_and_are_those_of_the_actor_that_ships(name: 
     for observation in (batches.observation, 1e4 * batches.observation, batches.observation[0, 0]):
         action = algorithm.act(state, observation)
         assert action.shape == (*observation.shape[:-1], 2)
-        assert np.all(np.abs(action) <= 1.0)
-        np.testing.assert_allclose(actor_apply(algorithm.actor(state), observation), action, rtol=1e-6, atol=1e-7)
+        assert algorithm.discrete or np.all(np.abs(action) <= 1.0)
+        apply = mlp_apply if algorithm.discrete else actor_apply
+        np.testing.assert_allclose(apply(algorithm.actor(state), observation), action, rtol=1e-6, atol=1e-7)
     assert np.ptp(algorithm.act(state, batches.observation), axis=1).min() > 1e-3, "the policy must look at the plant"
 
 
@@ -224,7 +225,7 @@ def test_only_a_termination_stops_bootstrapping(name: str) -> None:
     assert gap(after(0.0, 1.0), after(0.0, 0.1)) > 1e-5
 
 
-@members
+@pytest.mark.parametrize("name", sampled(sorted(CONTINUOUS), FEW_ALGORITHMS))
 def test_units_of_actions_and_rewards_are_handled_once_outside(name: str) -> None:
     """The same plant written down in other units gets the same policy in those units.
 
@@ -252,7 +253,7 @@ def test_units_of_actions_and_rewards_are_handled_once_outside(name: str) -> Non
 def test_recipes_reach_every_group_of_parameters(name: str) -> None:
     algorithm = ALGORITHMS[name]
     fields = [field for field, value in algorithm.Config()._asdict().items() if isinstance(value, Recipe)]
-    assert "actor_recipe" in fields
+    assert {"actor_recipe", "critic_recipe"} & set(fields)
     recipes = {field: Recipe(clip=1.0 + i, schedule="cosine", steps=9, accumulate=2) for i, field in enumerate(fields)}
     config = small(algorithm, **recipes)
     state = jax.eval_shape(lambda key: algorithm.init(key, PLANT, config), jax.random.key(0))

@@ -102,4 +102,6 @@ def test_model_steps_are_the_models_and_the_policys() -> None:
     np.testing.assert_allclose(steps.reward, expected.reward, rtol=1e-3, atol=1e-4)
     assert np.all(np.abs(steps.action) <= 1.0)
     assert np.std(steps.action) > 0.1
-    np.testing.assert_allclose(uncertain, np.linalg.norm(np.exp(expected.log_deviation), axis=-1), rtol=1e-3)
+    paid = np.exp(member["reward_log_deviation"])
+    deviations = np.append(np.exp(expected.log_deviation), np.full((48, 1), paid), axis=1)
+    np.testing.assert_allclose(uncertain, np.linalg.norm(deviations, axis=-1), rtol=1e-3)

@@ -78,6 +78,16 @@ def test_the_presets_are_adam_and_adam_of_clipped_gradients() -> None:
     assert_close(descend(SAC, small), adam(small, [0.1] * 3), rtol=1e-7)
 
 
+def test_each_network_of_an_ensemble_is_clipped_by_itself() -> None:
+    # Worked by hand: lengths 5 and 0.5, clipped to 1; together they would both be shrunk by a fifth.
+    ensemble = ({"kernel": jnp.array([3.0, 4.0])}, {"kernel": jnp.array([0.3, 0.4])})
+    nothing = jax.tree.map(jnp.zeros_like, ensemble)
+    recipe = Recipe(method="sgd", clip=1.0)
+    moved, _ = optimisers.step(nothing, ensemble, optimisers.init(recipe, nothing), jnp.float32(1.0))
+    np.testing.assert_allclose(moved[0]["kernel"], [-0.6, -0.8], rtol=1e-6)
+    np.testing.assert_allclose(moved[1]["kernel"], [-0.3, -0.4], rtol=1e-6)
+
+
 def test_sgd_subtracts_the_gradient_and_clipping_bounds_its_length() -> None:
     (gradient,) = gradients(1, size=3.0)
     assert_close(descend(Recipe(method="sgd"), [gradient])[0], jax.tree.map(lambda p, g: p - 0.1 * g, START, gradient))
@@ -147,9 +157,10 @@ def test_actor_and_critics_follow_recipes_of_their_own() -> None:
     batches = jax.tree.map(jnp.float32, batch_of(np.random.default_rng(2), 2, 8))
     after, _ = jax.jit(TD3_BC.update)(state, batches, jax.random.key(1))
     assert_close(after.actor, state.actor)
-    # Two steps of 3, along gradients of length 1e-3.
-    moved = norm(jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), after.critics, state.critics))
-    assert 3e-3 < moved <= 2 * 3e-3 * 1.001
+    # Two steps of 3 for each critic, along gradients of length 1e-3.
+    for critic, before in zip(after.critics, state.critics, strict=True):
+        moved = norm(jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), critic, before))
+        assert 3e-3 < moved <= 2 * 3e-3 * 1.001
     again, _ = jax.jit(TD3_BC.update)(after, batches, jax.random.key(2))
     assert norm(jax.tree.map(lambda a, b: np.asarray(a - b), again.actor, state.actor)) > 1e-4
 

@@ -173,7 +173,8 @@ def test_cuts_and_kills_leave_no_trace_and_nothing_is_traced_twice(name: str, tm
     assert bits(resumed.population) == bits(whole)
     assert bits(resumed.curves) == bits(whole_metrics)
     # Another seed gives other bits.
-    assert bits(member(whole, 0).learner.actor) != bits(member(whole, 1).learner.actor)
+    one, other = (algorithm.actor(member(whole, i).learner) for i in range(2))
+    assert bits(one) != bits(other)
 
 
 @pytest.mark.parametrize("name", ["td3_bc", pytest.param("sac_n", marks=pytest.mark.slow)])

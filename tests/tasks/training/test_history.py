@@ -79,6 +79,7 @@ def test_the_bundle_has_the_history_and_answers_by_it(population: Population, co
     np.testing.assert_array_equal(found, examples.actions)
 
 
+@pytest.mark.slow
 def test_along_every_logged_step_the_controller_sees_what_the_policy_was_trained_on(
     reference: Dataset, composite: Composite
 ) -> None:
@@ -113,7 +114,9 @@ def test_members_and_a_champion_without_a_history_are_compared(
     plain = train(home, reactor_run(train={"seeds": 1}), reference).members[0].bundle
     found = evaluate(home, run_of(), reference, population, Champion(digest=plain.digest, bundle=plain))
     assert found.champion_difference is not None
-    assert np.isfinite([found.champion_difference.value, found.members[0].model.value]).all()
+    # Small networks leave the logged steps, and what the logs do not support has no number.
+    assert np.isfinite(found.champion_difference.value) == found.supported
+    assert np.isfinite(found.members[0].disagreement)
     alone = fallback_composite(home, run_of())
     assert load_bundle(alone.folder, alone.digest)[1].history is None
 

@@ -12,6 +12,7 @@ from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.main import run
 from tasks.adapters.files.arrays import npz_bytes
+from tasks.adapters.formats.options import SourceOptions
 from tasks.adapters.formats.recordings import read
 from tasks.adapters.store.reader import StoredDataset
 from tasks.ingest import find_dataset, logs_of
@@ -37,7 +38,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_a_historians_log_its_dataset_and_its_plant_are_one(home: Home, log: Path) -> None:
-    found = open_recording(home, log, mapping=log.parent / "mapping.yaml")
+    found = open_recording(home, log, SourceOptions(mapping=log.parent / "mapping.yaml"))
     assert found.about.dataset is not None
     held = StoredDataset.open(home.folder("datasets", "kettle"), found.about.dataset)
     rows = held.arrays()
@@ -93,7 +94,7 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
     mapping = log.parent / "mapping.yaml"
     with pytest.raises(BadInput, match=r"a plant that has one, got 'kettle': ingest its logs first\."):
         find_dataset(home, Path("kettle"))
-    find_dataset(home, log, mapping=mapping)
+    find_dataset(home, log, SourceOptions(mapping=mapping))
     for named, options, says in (
         (
             "kettl",
@@ -106,16 +107,20 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
         ("*" * 8, {"folder": log.parent}, "expected a file, six or more digits"),
         (
             "none.csv",
-            {"mapping": mapping},
+            {"options": SourceOptions(mapping=mapping)},
             "expected a file for --plant, --mapping, --spec or --horizon, got none at none.csv",
         ),
-        ("kettle", {"horizon": 5}, "expected a file for --plant, --mapping, --spec or --horizon, got none at kettle"),
+        (
+            "kettle",
+            {"options": SourceOptions(horizon=5)},
+            "expected a file for --plant, --mapping, --spec or --horizon, got none at kettle",
+        ),
         (str(log), {}, "expected a mapping for log.csv, which is a table"),
     ):
         with pytest.raises(BadInput, match=says):
             find_dataset(home, Path(named), **options)
     frame()[:500].write_csv(log)
-    find_dataset(home, log, mapping=mapping)
+    find_dataset(home, log, SourceOptions(mapping=mapping))
     with pytest.raises(
         BadInput, match=r"expected one dataset of kettle, got 2: name one of [0-9a-f]{12}, [0-9a-f]{12}, newest"
     ):
@@ -123,7 +128,7 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
 
 
 def test_a_runs_logs_may_be_a_dataset_where_no_mapping_reads_them(home: Home, log: Path) -> None:
-    held = find_dataset(home, log, mapping=log.parent / "mapping.yaml").held
+    held = find_dataset(home, log, SourceOptions(mapping=log.parent / "mapping.yaml")).held
     assert logs_of(home, log, mapped=True) == log
     assert logs_of(home, Path("nothing.csv"), mapped=False) == Path("nothing.csv")
     for named in (held.digest[:10], "kettle"):

@@ -18,7 +18,7 @@ from tasks.adapters.files.provenance import modules_of
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
-from tasks.evaluation.model_based import fit_learned_model, logged_steps
+from tasks.evaluation.model_based import fit_learned_model, logged_steps, windows
 from tasks.references import Dataset, Placement, Population
 from tasks.training.population import training_run
 from tasks.training.train import keep_bundle, train
@@ -57,10 +57,10 @@ def test_every_member_is_a_composite_that_could_ship(undisturbed: Population, re
         plant, composite = load_bundle(member.bundle.folder, member.bundle.digest)
         assert plant.spec.name == PLANT
         assert composite.policy is not None
-    assert undisturbed.updates == 40
+    assert undisturbed.learners[0].updates == 40
     assert 0 < undisturbed.rows < reference.rows
     assert undisturbed.complete
-    with np.load(undisturbed.curves) as curves:
+    with np.load(undisturbed.learners[0].curves) as curves:
         assert curves["step"][-1] == 40
         assert set(curves) > {"step", "critic_loss", "actor_loss"}
         for name in curves:
@@ -74,7 +74,7 @@ def test_the_config_alone_says_how_many_updates(
     told: list[tuple[int, int, str]] = []
     run = reactor_run(train={"checkpoint_every": checkpoint_every})
     found = train(Home(tmp_path), run, reference, lambda *args: told.append(args))
-    assert found.updates == 40
+    assert found.learners[0].updates == 40
     assert told[0] == (0, 40, "updates")
     assert told[-1] == (40, 40, "updates")
     # How often a checkpoint is kept changes nothing in what is learnt.
@@ -87,7 +87,7 @@ def test_another_shield_trains_nothing_again(reference: Dataset, tmp_path: Path)
     usual = train(home, reactor_run(), reference)
     found = train(home, reactor_run(shield={"hold": 9}), reference, lambda done, *_: told.append(done))
     assert set(told) <= {40}
-    assert found.curves == usual.curves
+    assert found.learners[0].curves == usual.learners[0].curves
     for member, before in zip(found.members, usual.members, strict=True):
         assert member.bundle.digest != before.bundle.digest
         held, other = (load_bundle(x.bundle.folder, x.bundle.digest)[1] for x in (member, before))
@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
     found = train(home, reactor_run(), reference, lambda done, *_: told.append(done))
     assert told[0] == 20
     assert found.digest == undisturbed.digest
-    with np.load(found.curves) as resumed, np.load(undisturbed.curves) as whole:
+    with np.load(found.learners[0].curves) as resumed, np.load(undisturbed.learners[0].curves) as whole:
         for name in whole:
             np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
     # Once more, and nothing is left to do.
@@ -127,11 +127,11 @@ def test_members_in_processes_are_those_of_one_program(
     reference: Dataset, undisturbed: Population, tmp_path: Path
 ) -> None:
     """To 1e-5 after 40 updates."""
-    assert not undisturbed.placement.processes
-    assert "too few to try" in undisturbed.placement.reason
+    assert not undisturbed.learners[0].placement.processes
+    assert "too few to try" in undisturbed.learners[0].placement.reason
     apart = train(Home(tmp_path), reactor_run(train={"members": "processes"}), reference)
-    assert apart.placement == Placement(processes=True, reason="the run's configuration says so")
-    with np.load(undisturbed.curves) as one, np.load(apart.curves) as other:
+    assert apart.learners[0].placement == Placement(processes=True, reason="the run's configuration says so")
+    with np.load(undisturbed.learners[0].curves) as one, np.load(apart.learners[0].curves) as other:
         for name in one:
             np.testing.assert_allclose(other[name], one[name], rtol=1e-5, atol=1e-5, err_msg=name)
     for a, b in zip(undisturbed.members, apart.members, strict=True):
@@ -194,7 +194,7 @@ def test_a_file_that_a_bundle_lost_is_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"algorithm": "dqn"}, ["train.algorithm", "bc", "td3_bc", "'dqn'"]),
+        ({"algorithm": "dqn"}, ["an algorithm among", "bc", "td3_bc", "'dqn'"]),
         ({"hyperparameters": {"learning_rate": 0.1}}, ["learning_rate", "critic_lr"]),
         ({"hyperparameters": {"critics": 2.5}}, ["critics", "2.5"]),
         ({"grid": {"temperature": [1.0]}}, ["temperature"]),
@@ -223,6 +223,34 @@ def test_a_population_that_diverged_is_refused(reference: Dataset, tmp_path: Pat
     assert not (tmp_path / "bundles").exists()
 
 
+def test_learners_side_by_side_are_what_they_are_alone(
+    reference: Dataset, undisturbed: Population, tmp_path: Path
+) -> None:
+    """Of three learners one diverges: it costs its own members, and is told; the others' have the same bits."""
+    clone = {"algorithm": "bc", "updates": 20, "seeds": 1, "hyperparameters": {"hidden": [8]}}
+    wild = {**clone, "hyperparameters": {"hidden": [8], "actor_lr": 1e30}}
+    told: list[str] = []
+    run = reactor_run(train={"beside": [wild, clone]})
+    found = train(Home(tmp_path / "mixed"), run, reference, lambda done, total, unit: told.append(unit))
+    assert [(m.index, m.learner, m.row, m.algorithm, m.seed) for m in found.members] == [
+        (0, 0, 0, "td3_bc", 0),
+        (1, 0, 1, "td3_bc", 1),
+        (3, 1, 0, "bc", 0),
+    ]
+    assert [m.bundle.digest for m in found.members[:2]] == [m.bundle.digest for m in undisturbed.members]
+    assert [(one.algorithm, one.updates) for one in found.learners] == [("td3_bc", 40), ("bc", 20)]
+    assert len(found.diverged) == 1
+    assert "lower the learning rates" in found.diverged[0]
+    assert found.found.endswith("; 1 learner(s) diverged")
+    assert set(told) == {"updates of td3_bc", "updates of bc"}
+    alone = train(Home(tmp_path / "alone"), reactor_run(train=clone), reference)
+    assert alone.members[0].bundle.digest == found.members[2].bundle.digest
+    # What one learner has learned does not depend on who learns beside it, and is found again.
+    fewer = train(Home(tmp_path / "mixed"), reactor_run(train={"beside": [clone]}), reference)
+    assert [m.bundle.digest for m in fewer.members] == [m.bundle.digest for m in found.members]
+    assert fewer.diverged == ()
+
+
 @pytest.mark.slow
 def test_a_member_that_diverged_is_left_out(reference: Dataset, tmp_path: Path) -> None:
     settings = {"seeds": 1, "grid": {"critic_lr": [3e-4, 1e30]}}
@@ -238,13 +266,15 @@ def test_the_best_checkpoint_ships_where_the_run_says_so(
     half = train(Home(tmp_path / "half"), reactor_run(train={"updates": 20}), reference)
     found = train(Home(tmp_path / "best"), reactor_run(train={"ships": "best", "checkpoint_every": 20}), reference)
     store = reader.StoredDataset.open(reference.store, reference.digest)
-    logs = read_logs(store, store.split(reactor_run().data.held_out)[1])
+    logs = windows(
+        read_logs(store, store.split(reactor_run().data.held_out)[1]), PLANTS["chemical_reactor"].spec.horizon
+    )
     policies = {
         name: [load_bundle(m.bundle.folder, m.bundle.digest)[1].policy for m in run.members]
         for name, run in (("half", half), ("whole", undisturbed))
     }
     normaliser = policies["whole"][0].normaliser
-    learned = fit_learned_model(reactor_run(), logged_steps(logs, normaliser), normaliser)
+    learned = fit_learned_model(reactor_run(), logged_steps(logs, normaliser), normaliser, None)
     best = max(policies, key=lambda name: learned.best(policies[name]))
     meant = {"half": half, "whole": undisturbed}[best]
     assert [m.bundle.digest for m in found.members] == [m.bundle.digest for m in meant.members]

@@ -16,14 +16,17 @@ import pytest
 
 from configs.errors import Refused
 from flows.cli.main import run
+from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from neorl_core.networks import policy_act
+from tasks.adapters.code.known import KnownAlgorithm
 from tasks.adapters.formats.recordings import read
 from tasks.adapters.models.policy_file import load_policy
 from tasks.training.recording import fit_recording
 from tests.benchmark_files import walk, write_d4rl, write_dsrl
 from tests.tasks.adapters.models.test_policy_file import by_numpy
 
+TD3_BC = KnownAlgorithm(ALGORITHMS["td3_bc"], (ALGORITHMS.module("td3_bc"),))
 PROJECT = Path(__file__).parents[3]
 SETTINGS: dict[str, Any] = {"updates": 1200, "seeds": 2, "overrides": {"hidden": [8], "alpha": 1}, "batch_size": 16}
 OPTIONS = ["--updates", "1200", "--seeds", "2", "--set", "hidden=[8]", "--set", "alpha=1", "--batch-size", "16"]
@@ -101,6 +104,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_without_servers_or_their_package
         from pathlib import Path
         import flows.cli.main
         from tasks.adapters.formats.recordings import read
+        from tasks.adapters.code.known import our_algorithm
         from tasks.training.recording import fit_recording
 
         def die(done, *_):
@@ -110,7 +114,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes_without_servers_or_their_package
             if done:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        fit_recording(read({str(file)!r}), Path({str(out)!r}), "td3_bc", **{SETTINGS!r}, progress=die, save_seconds=0)
+        known = our_algorithm("td3_bc")
+        fit_recording(read({str(file)!r}), Path({str(out)!r}), known, **{SETTINGS!r}, progress=die, save_seconds=0)
     """
     killed = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], cwd=PROJECT, capture_output=True, text=True
@@ -133,7 +138,7 @@ def test_an_interrupted_run_says_where_it_goes_on(
         nonlocal reached
         if updates:
             with pytest.raises(Refused, match=f"expected nobody else to train in {tmp_path}, got another run"):
-                fit_recording(log, tmp_path, "td3_bc", **SETTINGS)
+                fit_recording(log, tmp_path, TD3_BC, **SETTINGS)
             reached = updates
             signal.raise_signal(signal.SIGINT)
 
@@ -141,12 +146,12 @@ def test_an_interrupted_run_says_where_it_goes_on(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            fit_recording(log, tmp_path, "td3_bc", **SETTINGS, progress=interrupt)
+            fit_recording(log, tmp_path, TD3_BC, **SETTINGS, progress=interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
     assert f"kept at update {reached:,} in {tmp_path / 'checkpoints'}: give the same" in capsys.readouterr().err
     told: list[int] = []
-    fit_recording(log, tmp_path, "td3_bc", **SETTINGS, progress=lambda updates, *_: told.append(updates))
+    fit_recording(log, tmp_path, TD3_BC, **SETTINGS, progress=lambda updates, *_: told.append(updates))
     assert told[0] == reached > 0
     for name in WRITTEN:
         assert (tmp_path / name).read_bytes() == (done / name).read_bytes(), name
@@ -188,9 +193,9 @@ def test_divergence_is_refused_and_leaves_no_policy(
     ("options", "says"),
     [
         (["--algorithm", "td3bc"], "expected an algorithm among bc, "),
-        (["--set", "temperature=1"], "expected a hyper-parameter of td3_bc"),
-        (["--set", "hidden=8"], "expected hidden of td3_bc to be like (64, 64), got 8"),
-        (["--set", "alpha=two"], "expected alpha of td3_bc to be like 2.5, got 'two'"),
+        (["--algorithm", "td3_bc", "--set", "temperature=1"], "expected a hyper-parameter of td3_bc"),
+        (["--algorithm", "td3_bc", "--set", "hidden=8"], "expected hidden of td3_bc to be like (64, 64), got 8"),
+        (["--algorithm", "td3_bc", "--set", "alpha=two"], "expected alpha of td3_bc to be like 2.5, got 'two'"),
         (["--set", "alpha"], "expected --set name=value, got 'alpha'"),
         (["--updates", "0"], "'--updates'"),
         (["--horizon", "100"], "expected no horizon for toy-v0.hdf5"),

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from configs.code import UserCode
 from configs.errors import Refused
-from configs.plant import PlantCode
 from neorl_core.safety.composite import make_composite
+from tasks.adapters.code.loading import find_code
 from tasks.adapters.files.canonical import canonical_json, digest_json
 from tasks.adapters.models.bundle import MANIFEST, is_current, load_bundle, save_bundle, stored_digest
 from tasks.adapters.models.servability import serve_check
-from tasks.adapters.plants.code import find_code
 from tasks.adapters.plants.known import plant_of_code
 
 OWN = Path(__file__).parents[3] / "own_project"
 
 
 @pytest.fixture
-def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, str, PlantCode]:
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, str, UserCode]:
     """(project, bundle, its digest, the plant's code)."""
     monkeypatch.setenv("NEORL_HOME", str(tmp_path / "home"))
     project = Path(shutil.copytree(OWN, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__")))
@@ -40,7 +40,7 @@ def rewritten(folder: Path, **changed: str) -> None:
 
 
 def test_a_bundle_is_loaded_and_served_with_the_code_that_it_was_made_with(
-    saved: tuple[Path, Path, str, PlantCode],
+    saved: tuple[Path, Path, str, UserCode],
 ) -> None:
     _, folder, digest, code = saved
     plant, _ = load_bundle(folder, digest, code)
@@ -53,7 +53,7 @@ def test_a_bundle_is_loaded_and_served_with_the_code_that_it_was_made_with(
 
 
 @pytest.mark.parametrize("file", ["plants/tank.py", pytest.param("plants/physics/outflow.py", marks=pytest.mark.slow)])
-def test_changed_code_is_refused_before_it_is_executed(saved: tuple[Path, Path, str, PlantCode], file: str) -> None:
+def test_changed_code_is_refused_before_it_is_executed(saved: tuple[Path, Path, str, UserCode], file: str) -> None:
     project, folder, digest, code = saved
     path = project / file
     path.write_text(path.read_text() + "\nraise RuntimeError('executed')\n")
@@ -68,7 +68,7 @@ def test_changed_code_is_refused_before_it_is_executed(saved: tuple[Path, Path, 
     assert f"got {now.digest}" in found.reasons[0]
 
 
-def test_a_bundle_names_no_code(saved: tuple[Path, Path, str, PlantCode], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_names_no_code(saved: tuple[Path, Path, str, UserCode], monkeypatch: pytest.MonkeyPatch) -> None:
     project, folder, digest, code = saved
     monkeypatch.chdir(project)
     text = (folder / MANIFEST).read_text()
@@ -90,7 +90,7 @@ def test_a_bundle_names_no_code(saved: tuple[Path, Path, str, PlantCode], monkey
         load_bundle(folder, digest, code)
 
 
-def test_the_digest_of_a_composite_covers_the_code(saved: tuple[Path, Path, str, PlantCode], tmp_path: Path) -> None:
+def test_the_digest_of_a_composite_covers_the_code(saved: tuple[Path, Path, str, UserCode], tmp_path: Path) -> None:
     project, _, digest, _ = saved
     path = project / "plants" / "physics" / "outflow.py"
     path.write_text(path.read_text() + "# Nothing that changes a number.\n")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs.errors import BadInput
-from tasks.adapters.plants.code import find_code
+from tasks.adapters.code.loading import find_code
 from tasks.adapters.plants.known import KnownPlant, plant_of_code
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import BadInput, Refused
-from tasks.adapters.plants.code import find_code, import_code, project_of
+from tasks.adapters.code.loading import find_code, import_code, project_of
 from tasks.adapters.plants.known import plant_named
 from tasks.adapters.plants.opening import open_run
 from tests.installed_plant import install
@@ -39,7 +39,7 @@ def test_a_file_and_a_module_name_the_same_code_and_nothing_runs_to_find_it(proj
         for file in FILES
     }
     # The digest by hand: canonical JSON of the plant's name, the modules' names and the SHA-256 of their files.
-    text = json.dumps({"plant": "plants.tank:PLANT", "sources": sources}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps({"code": "plants.tank:PLANT", "sources": sources}, sort_keys=True, separators=(",", ":"))
     assert found.digest == hashlib.sha256(text.encode()).hexdigest()
     with pytest.raises(BadInput, match=r"tank\.py to be imported, got RuntimeError 'executed': correct it"):
         import_code(found)
@@ -98,7 +98,7 @@ def test_what_is_not_in_the_project_is_refused(project: Path, reference: str) ->
 def test_code_in_the_home_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_HOME", str(project / "state"))
     put(project, "state/datasets/tank.py", "raise RuntimeError\n")
-    with pytest.raises(BadInput, match=r"expected a plant's code outside of the home .*state, got .*datasets"):
+    with pytest.raises(BadInput, match=r"expected the code of a plant outside of the home .*state, got .*datasets"):
         find_code("state/datasets/tank.py", project)
 
 

@@ -1,4 +1,4 @@
-"""How a run names its plant, and where one that is not ours comes from."""
+"""Where a run's plant and algorithms come from: code of a user's own, an installed package, or a mapping alone."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ REFERENCE = re.compile(rf"{NAME}|[\w.]+:\w+|[^:]+\.py(:\w+)?", re.ASCII)
 def _reference(text: str) -> str:
     if not REFERENCE.fullmatch(text):
         raise ValueError(
-            f"expected a plant's name, a file such as plants/tank.py or package.module:PLANT, got '{text[:80]}': "
-            "correct it"
+            f"expected a name, a file such as plants/tank.py or package.module:NAME, got '{text[:80]}': correct it"
         )
     return text
 
 
-PlantReference = Annotated[str, AfterValidator(_reference)]
+CodeReference = Annotated[str, AfterValidator(_reference)]
+"""A name of one of ours or of an installed package's, or where the user's own code is."""
 
 
-class PlantCode(Strict):
-    """Python that builds a plant of the user's own, pinned by the digest of its sources."""
+class UserCode(Strict):
+    """Python that builds a plant or an algorithm of the user's own, pinned by the digest of its sources."""
 
     module: str
     """Its full name, such as `plants.tank`."""
-    attribute: str = "PLANT"
+    attribute: str
+    """What is meant in it, such as `PLANT`."""
     project: FilePath | None = None
     """The only folder that it is loaded from; None where an installed package offers it as an entry point."""
     digest: str
@@ -43,5 +44,5 @@ class Described(Strict):
     """Its `neorl_core.types.PlantSpec` as canonical JSON."""
 
 
-Origin = PlantCode | Described
+Origin = UserCode | Described
 """Where a plant that is not ours comes from."""

@@ -1,4 +1,4 @@
-"""A plant's code outside of this package: found in the user's project or an installed package, digested, then imported.
+"""Code of a user's own, a plant or an algorithm: found in the project or an installed package, digested, then imported.
 
 Nothing is executed while it is found. What is executed are the bytes that were digested, and of the project's modules
 only those that the digest covers: a module that is imported by a computed name is not found.
@@ -16,15 +16,30 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
+from typing import NamedTuple
 
+from configs.code import UserCode
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import Home
-from configs.plant import PlantCode
 from tasks.adapters.files.canonical import digest_json, sha256_hex
 from tasks.adapters.files.provenance import Tree, tree_sources
 
-GROUP = "neorl.plants"
-"""Entry points of installed packages that offer plants, by the plants' names."""
+
+class Kind(NamedTuple):
+    """What code of a user's own may build."""
+
+    word: str
+    """For messages."""
+    article: str
+    """The same with its article."""
+    group: str
+    """Entry points of installed packages that offer such, by its names."""
+    attribute: str
+    """What it is called in its module where nothing else is said."""
+
+
+PLANT = Kind("plant", "a plant", "neorl.plants", "PLANT")
+ALGORITHM = Kind("algorithm", "an algorithm", "neorl.algorithms", "ALGORITHM")
 
 
 def project_of(config: Path) -> Path:
@@ -39,7 +54,7 @@ def project_of(config: Path) -> Path:
 
 
 def is_code(reference: str) -> bool:
-    """Whether a plant is given by its code, rather than by its name.
+    """Whether a plant or an algorithm is given by its code, rather than by its name.
 
     Example:
         >>> is_code("plants/tank.py"), is_code("tank")
@@ -48,12 +63,13 @@ def is_code(reference: str) -> bool:
     return ":" in reference or reference.endswith(".py")
 
 
-def find_code(reference: str, project: Path) -> PlantCode:
-    """Where a plant's code is, and its digest; nothing of it is executed.
+def find_code(reference: str, project: Path, kind: Kind = PLANT) -> UserCode:
+    """Where code is, and its digest; nothing of it is executed.
 
     Args:
         reference: `plants/tank.py`, `plants/tank.py:OTHER` or `package.module:PLANT`.
         project: the folder that it is looked up in, and never left.
+        kind: what it builds.
 
     Raises:
         BadInput: when there is no such file in the project, or it is no Python.
@@ -64,47 +80,48 @@ def find_code(reference: str, project: Path) -> PlantCode:
     outside = relative.is_absolute() or ".." in relative.parts
     if outside or not (tree.folder / relative).resolve().is_relative_to(tree.folder):
         raise BadInput(
-            f"expected a plant's code in the project {project}, got '{reference}', which leaves it: move "
+            f"expected the code of {kind.article} in the project {project}, got '{reference}', which leaves it: move "
             "the file there."
         )
     home = Home.locate().root
     if (tree.folder / relative).resolve().is_relative_to(home):
         raise BadInput(
-            f"expected a plant's code outside of the home {home}, got '{reference}': move it to the project."
+            f"expected the code of {kind.article} outside of the home {home}, got '{reference}': move it to the "
+            "project."
         )
     module = ".".join(relative.with_suffix("").parts)
     if tree.file(module) is None:
         raise BadInput(
-            f"expected a plant's code '{reference}' in the project {project}, got no module of that name: check the "
-            "path; its parts are Python's names, and none of the standard library's or of ours."
+            f"expected the code of {kind.article} '{reference}' in the project {project}, got no module of that name: "
+            "check the path; its parts are Python's names, and none of the standard library's or of ours."
         )
-    found = PlantCode(module=module, attribute=attribute or "PLANT", project=tree.folder, digest="")
+    found = UserCode(module=module, attribute=attribute or kind.attribute, project=tree.folder, digest="")
     return found.model_copy(update={"digest": _digest(found, _sources(found, tree, reference))})
 
 
-def find_installed(name: str) -> PlantCode | None:
-    """The code of a plant that an installed package offers by the entry-point group `neorl.plants`; None without one.
+def find_installed(name: str, kind: Kind = PLANT) -> UserCode | None:
+    """What an installed package offers under this name as an entry point of the kind's group; None without one.
 
     Raises:
         BadInput: when two packages offer the same name, or what is offered is not there.
     """
-    found = {point.value for point in metadata.entry_points(group=GROUP, name=name)}
+    found = {point.value for point in metadata.entry_points(group=kind.group, name=name)}
     if not found:
         return None
     if len(found) > 1:
-        raise BadInput(f"expected one package to offer plant {name}, got {', '.join(sorted(found))}: remove one.")
+        raise BadInput(f"expected one package to offer {kind.word} {name}, got {', '.join(sorted(found))}: remove one.")
     module, _, attribute = found.pop().partition(":")
-    code = PlantCode(module=module, attribute=attribute.split(" ")[0] or "PLANT", digest="")
+    code = UserCode(module=module, attribute=attribute.split(" ")[0] or kind.attribute, digest="")
     return code.model_copy(update={"digest": _digest(code, _sources(code, tree_of(code), f"entry point {name}"))})
 
 
-def installed_plants() -> list[str]:
-    """Names of the plants that installed packages offer."""
-    return sorted({point.name for point in metadata.entry_points(group=GROUP)})
+def installed(kind: Kind = PLANT) -> list[str]:
+    """Names of what installed packages offer."""
+    return sorted({point.name for point in metadata.entry_points(group=kind.group)})
 
 
-def tree_of(code: PlantCode) -> Tree:
-    """Where a plant's modules are looked up.
+def tree_of(code: UserCode) -> Tree:
+    """Where the modules of a user's code are looked up.
 
     Raises:
         BadInput: when the package is not installed any more.
@@ -119,8 +136,8 @@ def tree_of(code: PlantCode) -> Tree:
     return Tree(Path(places[0] if places else str(spec.origin)).resolve().parent, (top,))
 
 
-def import_code(code: PlantCode) -> ModuleType:
-    """Import a plant's module, once per process.
+def import_code(code: UserCode) -> ModuleType:
+    """Import a module of a user's own, once per process.
 
     Raises:
         Refused: when its sources are not those that were digested.
@@ -151,13 +168,13 @@ def import_code(code: PlantCode) -> ModuleType:
 def changed(what: str, expected: str, got: str) -> Refused:
     """The refusal of code that is not what a digest names."""
     return Refused(
-        f"expected the code of plant {what} with the digest {expected}, got {got}: restore the sources that it was "
+        f"expected the code of {what} with the digest {expected}, got {got}: restore the sources that it was "
         "made with, or retrain."
     )
 
 
 _lock = RLock()
-_imported: dict[PlantCode, ModuleType] = {}
+_imported: dict[UserCode, ModuleType] = {}
 
 
 class _ProjectFinder(MetaPathFinder):
@@ -212,14 +229,19 @@ class _VerifiedLoader(SourceLoader):
         return data
 
 
-def _import_project(code: PlantCode, tree: Tree, sources: Mapping[str, str]) -> ModuleType:
+def _import_project(code: UserCode, tree: Tree, sources: Mapping[str, str]) -> ModuleType:
     for top in sorted({name.partition(".")[0] for name in sources}):
         if _taken(top, tree):
             raise BadInput(
                 f"expected a module name in {tree.folder} that no installed package has, got '{top}': rename it."
             )
-    # What an earlier project of this process, or another state of this one, has left under the same names goes.
     earlier = [found for found in sys.meta_path if isinstance(found, _ProjectFinder)]
+    for finder in earlier:
+        # A plant and an algorithm of one project stay beside each other, and share the modules that both import.
+        if finder.tree == tree and all(finder.sources.get(name, sha256) == sha256 for name, sha256 in sources.items()):
+            finder.sources = {**finder.sources, **sources}
+            return importlib.import_module(code.module)
+    # What an earlier project of this process, or another state of this one, has left under the same names goes.
     for finder in earlier:
         sys.meta_path.remove(finder)
     for name in {*sources, *(name for finder in earlier for name in finder.sources)}:
@@ -237,13 +259,13 @@ def _taken(top: str, tree: Tree) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _digest(code: PlantCode, sources: Mapping[str, str]) -> str:
-    """A file may build several plants: the digest is of its modules, and of which plant is meant."""
-    return digest_json({"plant": f"{code.module}:{code.attribute}", "sources": sources})
+def _digest(code: UserCode, sources: Mapping[str, str]) -> str:
+    """A file may build several plants: the digest is of its modules, and of what is meant in them."""
+    return digest_json({"code": f"{code.module}:{code.attribute}", "sources": sources})
 
 
-def _sources(code: PlantCode, tree: Tree, reference: str) -> dict[str, str]:
-    """SHA-256 of every module that a plant's module imports, by name."""
+def _sources(code: UserCode, tree: Tree, reference: str) -> dict[str, str]:
+    """SHA-256 of every module that a module of the user's imports, by name."""
     try:
         return tree_sources(code.module, tree=tree)
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:

@@ -1,0 +1,1 @@
+"""Code of a user's own: found, digested, held against its contract, imported."""
