@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tasks.references import Learning
+
 Report = Callable[[int, int, str], None]
 """(done, total, unit): what a long stage tells of itself."""
+
+
+class CurveLog(Protocol):
+    """Takes the learning curves of a training as they grow; within its context, and at once."""
+
+    def log(self, curves: Mapping[str, np.ndarray], updates: int) -> None:
+        """By metric the (P, L) values of the members, NaN where training has not come; L rows over all updates."""
+
+    def end(self, sound: np.ndarray) -> None:
+        """Training is over; of the members, (P,), one that is not sound has failed."""
+
+
+FollowLearning = Callable[["Learning"], AbstractContextManager[CurveLog]]
+"""Opens a record of a learner's curves."""
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_ARTIFACTS = 2.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -168,6 +168,22 @@ class ProcessFindings(Learned):
     estimate: ModelEstimate
 
 
+class ServedFile(Reference):
+    """A file of a model in MLflow."""
+
+    path: str
+    """From the model's folder."""
+    sha256: str
+
+
+class ServedModel(Reference):
+    """Every file of a model in MLflow: its code and MLmodel, which loading executes, as well as its bundle."""
+
+    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    """Its id there, under which its files lie."""
+    contents: tuple[ServedFile, ...]
+
+
 class CandidateRecord(Reference):
     """What the ledger says of a candidate: what it is, the gates, and the numbers that they follow from."""
 
@@ -181,9 +197,12 @@ class CandidateRecord(Reference):
     gates: tuple[Gate, ...]
     evidence: Evidence | ProcessEvidence
     claim: str | None
+    served: ServedModel
     dataset: Dataset
     config: str
     """Digest of the configuration."""
+    author: str = ""
+    """Who ran the retraining: the login of the machine that it ran on."""
     champion: str | None
     """Digest of the promotion in force when it was judged, of a process of its last shadow; only that one may it
     replace."""

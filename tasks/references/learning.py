@@ -25,7 +25,12 @@ class Member(Reference):
     """One member of a population, as a composite that could ship."""
 
     index: int
-    """Its row in the learning curves."""
+    """Its position among all that were trained, whatever became of the others."""
+    learner: int
+    """Which of the population's learners trained it."""
+    row: int
+    """Its row in that learner's curves."""
+    algorithm: str
     seed: int
     hyperparameters: dict[str, float] = Field(default_factory=dict)
     bundle: Bundle
@@ -38,23 +43,71 @@ class Placement(Reference):
     reason: str
 
 
+class LearningMember(Reference):
+    """A member that is about to learn, as a record of its curves names it."""
+
+    name: str
+    params: dict[str, str]
+    """Its own settings, by their dotted names."""
+
+
+class Learning(Reference):
+    """A learner's training, as a record of its curves names it."""
+
+    plant: str
+    key: str
+    """Of the training, by content: a training that is gone on with has the same."""
+    dataset: str
+    """Digest of the dataset."""
+    members: tuple[LearningMember, ...]
+
+
+class RatedMember(Reference):
+    """What off-policy evaluation says of a member."""
+
+    key: str
+    """Of its training."""
+    row: int
+    """Its row in that training's curves."""
+    composite: str
+    metrics: dict[str, float]
+
+
+class TrainedLearner(Reference):
+    """How one algorithm's members were trained."""
+
+    algorithm: str
+    key: str = ""
+    """Of the training, by content."""
+    place: int = 0
+    """Which of the run's learners it is, counted from 0."""
+    updates: int
+    curves: Path
+    """Learning curves of all its members, those that diverged included."""
+    steps_per_second: float
+    placement: Placement
+
+    def __str__(self) -> str:
+        how = "in processes" if self.placement.processes else "in one program"
+        rate = f", {self.steps_per_second:,.0f} updates/s" if self.steps_per_second else ""
+        return f"{self.algorithm} {self.updates:,} updates, {how}{rate}"
+
+
 class Population(Reference):
     """What `train` makes: the members whose training stayed finite, and the learning curves of all."""
 
     digest: str
     folder: Path
+    learners: tuple[TrainedLearner, ...]
     members: tuple[Member, ...]
-    curves: Path
-    updates: int
-    steps_per_second: float
-    placement: Placement
+    diverged: tuple[str, ...] = ()
+    """Why a learner has no member here, where none of its training stayed finite."""
     rows: int
 
     @property
     def found(self) -> str:
-        how = "in processes" if self.placement.processes else "in one program"
-        rate = f", {self.steps_per_second:,.0f} updates/s" if self.steps_per_second else ""
-        return f"{len(self.members)} members of {self.updates:,} updates, {how}{rate}"
+        lost = f"; {len(self.diverged)} learner(s) diverged" if self.diverged else ""
+        return f"{len(self.members)} members of {'; '.join(map(str, self.learners))}{lost}"
 
 
 class Champion(Reference):
@@ -79,22 +132,25 @@ class Champion(Reference):
 
 
 class MemberEvaluation(Reference):
-    """Estimates of one member's value per episode, from held-out logs."""
+    """Estimates of one member's value per episode, by the episodes that select; NaN where the logs support none."""
 
     index: int
     ope: Interval
     cost_ope: Interval
     gain: Interval
     """Gain over the logged controller."""
-    model: Interval
-    """Value in the learned model that was fitted to the held-out episodes."""
-    disagreement: float
     supported: bool
+    reason: str = ""
+    """Why the logs do not support an estimate; empty where they do."""
+    outside: float
+    """Share of the steps it would visit that lie outside the logged ones."""
+    disagreement: float
+    """How far the models' values lie apart, in deviations of the logged returns."""
     effective_rows: float
 
 
 class Evaluation(Reference):
-    """Off-policy evaluation of a population on held-out episodes, and the member that it selects."""
+    """Off-policy evaluation: half of the held-out episodes select a member, and the other half says what it gains."""
 
     selected: int
     """Position among the population's members."""
@@ -103,15 +159,15 @@ class Evaluation(Reference):
     difference: Interval
     """Gain of the selected member over the logged controller."""
     supported: bool
-    """Whether the logs support the selected member's estimate."""
+    """Whether the logs support the selected member's estimate; where they do not, the differences are NaN."""
     champion_difference: Interval | None = None
     discount: float
     episodes: int
 
     @property
     def found(self) -> str:
-        support = "" if self.supported else ", which the logs do not support"
-        return f"member {self.selected} selected, gain over the logged controller {self.difference}{support}"
+        gain = f"gain over the logged controller {self.difference}" if self.supported else "not supported by the logs"
+        return f"member {self.selected} selected, {gain}"
 
 
 MOSTLY = 0.5

@@ -14,12 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from configs.code import Origin
 from configs.errors import Refused, ServiceMissing
-from configs.plant import Origin
 from configs.telemetry import TELEMETRY_OFF
 from neorl_core.types import Plant, PlantSpec, Process
 from tasks.adapters.models.bundle import load_bundle, read_manifest
 from tasks.adapters.registry import reading
+from tasks.adapters.registry.page import LIMIT, Page, joined, split
 from tasks.adapters.registry.upload import COMPOSITE, MODEL_ID, RUN_KEY, Artifact, Submission, put, upload
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ CLIENT = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-DESCRIPTION_LIMIT = 5000
-"""Characters of a version's description that every database MLflow runs on accepts."""
 
 
 class RegisteredVersion(NamedTuple):
@@ -85,7 +84,7 @@ class Registry:
         return MlflowClient(self.uri, self.uri)
 
     @contextmanager
-    def _answering(self, wanted: str = "what the ledger names") -> Iterator[None]:
+    def answering(self, wanted: str = "what the ledger names") -> Iterator[None]:
         """A server that stops answering, fails, or does not have what is wanted becomes one sentence."""
         from mlflow.exceptions import MlflowException, RestException
 
@@ -128,7 +127,7 @@ class Registry:
         Raises:
             ServiceMissing: when the server does not answer.
         """
-        with self._answering():
+        with self.answering():
             self.client.search_experiments(max_results=1)
 
     def run_url(self, experiment_id: str, run_id: str) -> str:
@@ -143,11 +142,20 @@ class Registry:
 
     def experiment(self, plant: str) -> str:
         """The id of the plant's experiment, made when absent."""
-        from mlflow.entities import ViewType
+        from mlflow.exceptions import MlflowException
 
-        with self._answering():
-            found = self.client.search_experiments(ViewType.ACTIVE_ONLY, filter_string=f"name = '{plant}'")
-            return found[0].experiment_id if found else self.client.create_experiment(plant)
+        with self.answering():
+            found = self.client.get_experiment_by_name(plant)
+            if found is not None and found.lifecycle_stage == "active":
+                return str(found.experiment_id)
+            try:
+                return self.client.create_experiment(plant)
+            except MlflowException as error:
+                # Another process, or the thread that follows a training, was faster.
+                found = self.client.get_experiment_by_name(plant)
+                if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
+                    raise
+                return str(found.experiment_id)
 
     def find(self, plant: str, run_key: str, digest: str) -> RegisteredVersion | None:
         """The version of a run key and a composite, or None.
@@ -158,7 +166,7 @@ class Registry:
             digest: of the composite.
         """
         query = f"name = '{plant}' and tags.`{RUN_KEY}` = '{run_key}' and tags.`{COMPOSITE}` = '{digest}'"
-        with self._answering():
+        with self.answering():
             found = self.client.search_model_versions(query)
         first = min(found, key=lambda version: int(version.version), default=None)
         return None if first is None else self._registered(plant, first)
@@ -169,7 +177,7 @@ class Registry:
         Raises:
             Refused: when MLflow has none of that number.
         """
-        with self._answering(f"version {version} of {plant}"):
+        with self.answering(f"version {version} of {plant}"):
             return self._registered(plant, self.client.get_model_version(plant, version))
 
     def _registered(self, plant: str, found: ModelVersion) -> RegisteredVersion:
@@ -192,7 +200,7 @@ class Registry:
             return existing
         plant, _ = load_bundle(submission.bundle, submission.digest, submission.source)
         experiment = self.experiment(submission.plant)
-        with self._answering():
+        with self.answering():
             run = upload(self.client, experiment, submission, plant)
             self._registered_model(submission.plant, plant.spec)
             # One request makes the version with its tags and description: it exists whole or not at all.
@@ -201,7 +209,7 @@ class Registry:
                 source=f"models:/{run.model_id}",
                 run_id=run.run_id,
                 tags={**submission.all_tags(), MODEL_ID: run.model_id},
-                description=submission.describe(run.run_id)[:DESCRIPTION_LIMIT],
+                description=submission.describe(run.run_id)[:LIMIT],
                 model_id=run.model_id,
                 await_creation_for=0,
             )
@@ -223,36 +231,53 @@ class Registry:
 
     def attach(self, run_id: str, artifacts: Iterable[Artifact]) -> None:
         """Add files to a finished run (the report is written after the promotion that it reports)."""
-        with self._answering():
+        with self.answering():
             for artifact in artifacts:
                 put(self.client, run_id, artifact)
 
     def annotate(
-        self, plant: str, version: str, tags: Mapping[str, str] | None = None, description: str | None = None
+        self,
+        plant: str,
+        version: str,
+        tags: Mapping[str, str] | None = None,
+        description: str | None = None,
+        told: str | None = None,
     ) -> None:
-        """Set a version's tags and description, as a projection of what the ledger says later.
+        """Set a version's tags, and either part of its description, as a projection of what the ledger says later.
 
         Args:
             plant: the registered model.
             version: its number.
             tags: those to set; the others stay.
-            description: Markdown, cut at DESCRIPTION_LIMIT; None leaves what is there.
+            description: Markdown, what was found of it; None leaves what is there.
+            told: Markdown, what the ledger says, see `page`; None leaves what is there.
         """
-        if description is None and tags:
+        if description is None and told is None and tags:
             said = reading.tags(self.uri, plant, version)
             if said is not None and tags.items() <= said.items():
                 return
-        with self._answering(f"version {version} of {plant}"):
+        with self.answering(f"version {version} of {plant}"):
             current = self.client.get_model_version(plant, version)
             for key, value in (tags or {}).items():
                 if current.tags.get(key) != value:
                     self.client.set_model_version_tag(plant, version, key, value)
-            if description is not None and description != current.description:
-                self.client.update_model_version(plant, version, description=description[:DESCRIPTION_LIMIT])
+            before, rest = split(current.description or "")
+            text = joined(before if told is None else told, rest if description is None else description)
+            if text != (current.description or ""):
+                self.client.update_model_version(plant, version, description=text)
+
+    def pages(self, plant: str) -> dict[str, Page]:
+        """What MLflow says of each version of a plant."""
+        said = reading.pages(self.uri, plant)
+        if said is not None:
+            return said
+        with self.answering():
+            found = self.client.search_model_versions(f"name = '{plant}'")
+        return {str(version.version): Page(dict(version.tags), version.description or "") for version in found}
 
     def tagged(self, name: str) -> list[str]:
         """What versions of all plants say under a tag."""
-        with self._answering():
+        with self.answering():
             found = self.client.search_model_versions()
         return sorted({version.tags[name] for version in found if name in version.tags})
 
@@ -261,7 +286,7 @@ class Registry:
         said = reading.aliases(self.uri, plant)
         if said is not None:
             return said
-        with self._answering():
+        with self.answering():
             found = self.client.search_registered_models(f"name = '{plant}'")
             return {key: str(value) for model in found for key, value in model.aliases.items()}
 
@@ -284,7 +309,7 @@ class Registry:
         for alias, wanted in ((CHAMPION, champion), (CHALLENGER, challenger), (SHADOW, shadow)):
             if current.get(alias) == wanted:
                 continue
-            with self._answering(f"version {wanted} of {plant}"):
+            with self.answering(f"version {wanted} of {plant}"):
                 if wanted is None:
                     self.client.delete_registered_model_alias(plant, alias)
                 else:
@@ -292,23 +317,24 @@ class Registry:
             changes.append(f"@{alias}: {current.get(alias)} -> {wanted}")
         return changes
 
-    def fetch_bundle(self, plant: str, version: str, target: Path) -> Path:
-        """Download a version's bundle; nothing is loaded.
+    def fetch_model(self, plant: str, version: str, target: Path, part: str = "") -> Path:
+        """Download a version's model, or a part of it; nothing is loaded.
 
         Args:
             plant: the registered model.
             version: its number.
             target: the folder that receives it.
+            part: a folder of the model, such as `artifacts/bundle`; all of it without one.
 
         Returns:
-            The bundle's folder.
+            The folder that was downloaded.
         """
         import mlflow
 
-        with self._answering(f"version {version} of {plant}"):
+        with self.answering(f"version {version} of {plant}"):
             found = self.client.get_model_version(plant, version)
             model = self.client.get_logged_model(found.tags[MODEL_ID])
-            place = f"{model.artifact_location}/artifacts/bundle"
+            place = f"{model.artifact_location}/{part}".rstrip("/")
             got = mlflow.artifacts.download_artifacts(
                 artifact_uri=place, dst_path=str(target), tracking_uri=self.uri, registry_uri=self.uri
             )
@@ -335,7 +361,7 @@ class Registry:
                 "`neorl audit verify` and register the certified composite again."
             )
         with tempfile.TemporaryDirectory() as folder:
-            bundle = self.fetch_bundle(plant, version, Path(folder))
+            bundle = self.fetch_model(plant, version, Path(folder), "artifacts/bundle")
             read_manifest(bundle)
             return load_bundle(bundle, expected_digest, source)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from configs.plant import Origin
+from configs.code import Origin
 from neorl_core.types import Plant, PlantSpec, Process
 from tasks.adapters.files.provenance import ROOT, modules_of, source_file
 
@@ -70,6 +70,8 @@ class Submission:
     plant: str
     run_key: str
     """Names the retraining by content (dataset, configuration, code)."""
+    name: str
+    """Of the run, for people."""
     digest: str
     """Digest of the composite."""
     bundle: Path
@@ -126,7 +128,7 @@ def _new_run(client: MlflowClient, experiment: str, submission: Submission, plan
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus, RunTag
 
     tags = submission.all_tags()
-    run_id = client.create_run(experiment, tags=tags, run_name=submission.run_key[:12]).info.run_id
+    run_id = client.create_run(experiment, tags=tags, run_name=submission.name).info.run_id
     model = client.create_logged_model(
         experiment, name=submission.plant, source_run_id=run_id, params=dict(submission.params), tags=tags
     )

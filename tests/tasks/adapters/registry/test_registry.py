@@ -67,6 +67,7 @@ def submission(sample: tuple[Record, Bundle], request: pytest.FixtureRequest) ->
     return Submission(
         plant=NAME,
         run_key=request.node.name,
+        name="candidate",
         digest=bundle.digest,
         bundle=bundle.folder,
         dataset=TrainingData(record.dataset.digest, record.dataset.store, rows=46_512, episodes=775),
@@ -88,7 +89,8 @@ def test_a_version_holds_what_a_reviewer_needs(
     assert {f"neorl.{name}": value for name, value in record.digests}.items() <= found.tags.items()
     assert record.ledger is not None
     assert found.tags["neorl.ledger_head"] == record.ledger.signed
-    assert found.description.startswith(f"### {VERDICTS['waiting']}")
+    # What is decided stands above it, from the ledger, and changes: this stays so.
+    assert found.description.startswith(f"### {VERDICTS['passed']}")
     assert f"run_uuid={reference.run_id}" in found.description
     run = registry.client.get_run(reference.run_id)
     assert run.info.status == "FINISHED"
@@ -97,7 +99,7 @@ def test_a_version_holds_what_a_reviewer_needs(
     assert dataset.dataset.digest == record.dataset.digest[:36]
     assert {tag.key: tag.value for tag in dataset.tags}["neorl.dataset"] == record.dataset.digest
     history = registry.client.get_metric_history(reference.run_id, "critic_loss")
-    with np.load(record.population.curves) as curves:
+    with np.load(record.population.learners[0].curves) as curves:
         assert len(history) == CURVE_POINTS < len(curves["step"])
         assert {m.step for m in history} <= set(curves["step"].tolist())
         assert max(m.step for m in history) == curves["step"][-1]
@@ -228,7 +230,7 @@ def test_the_plant_s_own_controller_carries_no_policy_s_numbers(
     assert record.rollouts is not None
     assert run.data.metrics["score"] == pytest.approx(record.rollouts.controllers["plant controller"].score)
     text = registry.version(NAME, reference.version).description
-    assert text.startswith(f"### {VERDICTS['fallback_waiting']}")
+    assert "plant's own controller" in text
     assert "nothing in it was trained" in text
 
 
@@ -242,8 +244,8 @@ def test_the_champion_is_verified_before_it_is_used(
     assert composite.policy is None
     with pytest.raises(Refused, match="expected composite 00"):
         registry.load_champion(NAME, "00")
-    with pytest.raises(Refused, match="expected a champion of double_mass"):
-        registry.load_champion("double_mass", "00")
+    with pytest.raises(Refused, match="expected a champion of supply_chain"):
+        registry.load_champion("supply_chain", "00")
 
 
 def test_a_model_file_altered_on_the_server_is_refused(
@@ -269,8 +271,15 @@ def test_a_version_says_what_was_decided_with_the_report_and_its_picture(
     decided = record.model_copy(update={"verdict": "promoted", "candidate": reference, "ledger": head})
     conclude(decided, registry, reference, report(Home(tmp_path), decided, plots))
     found = registry.version(NAME, reference.version)
-    assert found.description.startswith(f"### {VERDICTS['promoted']}")
-    assert (found.tags["neorl.verdict"], found.tags["neorl.ledger_head"]) == ("promoted", "a later head")
+    assert found.description.startswith(f"### {VERDICTS['passed']}")
+    assert found.tags["neorl.ledger_head"] == "a later head"
+    # The part from the ledger stays where it is, whichever part is written.
+    for told in ("### Status: champion\n\n---\n\n", "### Status: was champion\n\n---\n\n"):
+        registry.annotate(NAME, reference.version, {"neorl.status": "x"}, told=told)
+        conclude(decided, registry, reference, report(Home(tmp_path), decided, plots))
+        page = registry.pages(NAME)[reference.version]
+        assert page.description == told + found.description
+        assert page.tags["neorl.status"] == "x"
     files = {
         file.path for place in ("plots", "report") for file in registry.client.list_artifacts(reference.run_id, place)
     }
