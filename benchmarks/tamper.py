@@ -34,8 +34,14 @@ def copy_home(source: Home, target: Path) -> Home:
     """Copy what the audit reads: the ledger, the trust root, the key and every file that an entry names."""
     copy = Home(target)
     wanted = {source.trust, source.root / "ledger.head", source.signing_key}
+    wanted |= set((source.root / "policies").glob("*.yaml"))
+    wanted |= {source.root / "witnesses.yaml", source.root / "witnessed.head"}
+    wanted |= {path for path in (source.root / "witness").rglob("*") if path.is_file()}
     for entry in Ledger.open(source, write=False).entries():
         wanted |= {source.root / file.path for file in entry.artefacts}
+    wanted |= {
+        path for path in (source.root / "mlflow" / "artifacts").glob("*/models/*/artifacts/**/*") if path.is_file()
+    }
     for path in (path for path in wanted if path.exists()):
         destination = target / path.relative_to(source.root)
         destination.parent.mkdir(parents=True, exist_ok=True)

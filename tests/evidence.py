@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +14,11 @@ import h5py
 import numpy as np
 from pydantic import BaseModel
 
+from benchmarks.redteam.stage import forge as append_past_the_rules
 from configs.home import Home
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
 from tasks.adapters.files.canonical import sha256_hex, write_atomic, write_json
-from tasks.adapters.ledger import table
+from tasks.adapters.files.folders import digests_in
 from tasks.adapters.ledger.attempts import (
     Attempt,
     Inputs,
@@ -27,44 +27,60 @@ from tasks.adapters.ledger.attempts import (
     certificate_file,
     close_attempt,
     draw_seed,
-    lineage_digest,
+    lineage_of,
     open_attempt,
+    witnesses_of,
 )
 from tasks.adapters.ledger.certificate import make_certificate
-from tasks.adapters.ledger.champions import PromotionBody, VerdictBody, approve, champion, promote
+from tasks.adapters.ledger.champions import PromotionBody, champion, promote
 from tasks.adapters.ledger.claims import Claim, Counts, Materials
-from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import (
-    ENTRY_TYPE,
-    HEAD_TYPE,
     Entry,
     Ledger,
     artefact,
     folder_artefacts,
-    insert,
-    read_entry,
 )
+from tasks.adapters.ledger.people.approvals import VerdictBody
+from tasks.adapters.ledger.people.verdicts import approve
+from tasks.adapters.ledger.policies.model import Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.policy import policy_of
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signer import Server, Signer
-from tasks.adapters.ledger.table import GENESIS
-from tasks.gates import judge
-from tasks.references import CandidateRecord, Certificate, Dataset, Evidence, ProcessEvidence
+from tasks.decisions.policy import sign
+from tasks.gates import REQUIRED, judge
+from tasks.references import CandidateRecord, Certificate, Dataset, Evidence, ProcessEvidence, ServedFile, ServedModel
 from tests import judged
 
 PLANT = "chemical_reactor"
 PHI = "316<=T<=332 K"
-LINEAGE = lineage_digest(PLANT, PHI, "nominal")
 CLAIM = Claim(
     plant=PLANT,
     phi=PHI,
     horizon=60,
+    family="nominal",
     domain_name="the nominal domain",
     domain={"spread": 0.05},
     p0=1e-3,
     confidence=0.95,
     max_episodes=30000,
+    batch=512,
+    batch_seconds=600.0,
 )
+POLICY = SafetyPolicy(
+    plant=PLANT,
+    limits=PHI,
+    horizon=60,
+    family="nominal",
+    domain={"spread": 0.05},
+    p0=1e-3,
+    confidence=0.95,
+    gates=list(REQUIRED),
+    approvers=Approvers(count=0),
+    approval_days=3660,
+    certificate_days=3660,
+)
+"""What the candidates of these tests meet."""
 DATASET, CONFIG, SIMULATOR = (sha256_hex(name) for name in (b"dataset", b"config", b"simulator"))
 MATERIALS = Materials(
     dataset=DATASET,
@@ -96,15 +112,15 @@ def signer_at(home: Home) -> Iterator[None]:
         server.close()
 
 
-def counts(alpha: float, violating: tuple[int, ...] = (), episodes: int | None = None) -> Counts:
+def counts(alpha: float, violating: tuple[int, ...] = (), episodes: int | None = None, p0: float = CLAIM.p0) -> Counts:
     """The counts of a test that certifies with these violations, or that stopped at `episodes` without."""
     k = len(violating)
-    n = betting_episodes(CLAIM.p0, k, alpha) if episodes is None else episodes
+    n = betting_episodes(p0, k, alpha) if episodes is None else episodes
     return Counts(
         episodes=n,
         violations=k,
         violating=violating,
-        log_e=log_e_value(n - k, k, CLAIM.p0),
+        log_e=log_e_value(n - k, k, p0),
         log_threshold=-math.log(alpha),
         upper_bound=clopper_pearson_upper(k, n, alpha),
         certified=episodes is None,
@@ -112,24 +128,25 @@ def counts(alpha: float, violating: tuple[int, ...] = (), episodes: int | None =
         min_margins=(0.5, None),
         handovers=3,
         mean_return=12.5,
+        crashed=0,
     )
 
 
-def inputs(composite: str) -> Inputs:
-    """A composite in the one lineage of these tests."""
-    return Inputs(lineage=LINEAGE, composite=composite, dataset=DATASET, config=CONFIG)
+def inputs(composite: str, claim: Claim = CLAIM) -> Inputs:
+    """A composite in the one lineage of these tests, or in that of another claim."""
+    return Inputs(lineage=lineage_of(claim), composite=composite, dataset=DATASET, config=CONFIG)
 
 
-def attempt_for(ledger: Ledger, composite: str) -> Attempt:
-    """Open an attempt in the one lineage of these tests."""
-    return open_attempt(ledger, PLANT, inputs(composite), CLAIM.confidence)
+def attempt_for(ledger: Ledger, composite: str, claim: Claim = CLAIM) -> Attempt:
+    """Open an attempt in the one lineage of these tests, or at another claim."""
+    return open_attempt(ledger, inputs(composite, claim), claim)
 
 
-def outcome(composite: str, found: Counts) -> Outcome:
+def outcome(composite: str, found: Counts, claim: Claim = CLAIM, witnesses: Sequence[str] = ()) -> Outcome:
     """What a result says of these counts."""
     return Outcome(
         passed=found.certified,
-        claim=CLAIM.line(composite, SIMULATOR, found.certified),
+        claim=claim.lines(composite, SIMULATOR, found.certified, witnesses),
         episodes=found.episodes,
         violations=found.violations,
         upper_bound=found.upper_bound,
@@ -137,14 +154,21 @@ def outcome(composite: str, found: Counts) -> Outcome:
     )
 
 
-def certify(ledger: Ledger, composite: str, violating: tuple[int, ...] = (), episodes: int | None = None) -> Path:
+def certify(
+    ledger: Ledger,
+    composite: str,
+    violating: tuple[int, ...] = (),
+    episodes: int | None = None,
+    claim: Claim = CLAIM,
+) -> Path:
     """Take a composite through a whole attempt."""
-    attempt = attempt_for(ledger, composite)
+    attempt = attempt_for(ledger, composite, claim)
     draw_seed(ledger, attempt)
-    found = counts(attempt.alpha, violating, episodes)
-    envelope = make_certificate(ledger, attempt.entry, CLAIM, found, MATERIALS)
+    found = counts(attempt.alpha, violating, episodes, claim.p0)
+    envelope = make_certificate(ledger, attempt.entry, found, MATERIALS)
     path = write_atomic(ledger.home.root / "certificates" / f"{sha256_hex(envelope)}.json", envelope)
-    close_attempt(ledger, attempt, outcome(composite, found), [artefact(ledger.home, path)])
+    found_by = witnesses_of(ledger, attempt)
+    close_attempt(ledger, attempt, outcome(composite, found, claim, found_by), [artefact(ledger.home, path)])
     return path
 
 
@@ -176,7 +200,19 @@ def candidate_record(
     own = certificate_of(ledger, composite)
     assert own is not None, "certify the composite first"
     numbers = evidence or judged.evidence(fallback=own, certificate=own)
-    return judged_record(PLANT, composite, numbers, claim=own.claim, **changes)
+    said = {"claim": own.claim, "served": served_model(ledger.home), **changes}
+    return judged_record(PLANT, composite, numbers, **said)
+
+
+def served_model(home: Home) -> ServedModel:
+    """The one model that MLflow keeps in a home of these tests, if any, file by file."""
+    found = digests_in(served_folder(home))
+    return ServedModel(model="m-0", contents=tuple(ServedFile(path=p, sha256=d) for p, d in found.items()))
+
+
+def served_folder(home: Home) -> Path:
+    """Where MLflow keeps it."""
+    return home.root / "mlflow" / "artifacts" / "1" / "models" / "m-0" / "artifacts"
 
 
 def judged_record(
@@ -198,6 +234,7 @@ def judged_record(
         gates=gates,
         evidence=numbers,
         claim=None,
+        served=ServedModel(model="m-0", contents=()),
         dataset=dataset,
         config=CONFIG,
         champion=None,
@@ -205,11 +242,15 @@ def judged_record(
     return record.model_copy(update=changes)
 
 
-def propose(ledger: Ledger, composite: str) -> str:
-    """Log a certified candidate that passed every gate; the digest of its entry."""
+def propose(ledger: Ledger, composite: str, **changes: object) -> str:
+    """Log a certified candidate that passed every gate, under a policy that it meets; the digest of its entry."""
+    if policy_of(ledger.entries(), PLANT) is None:
+        sign(ledger, POLICY, "a reviewer", "before the first promotion")
     if certificate_of(ledger, composite) is None:
         certify(ledger, composite)
-    return ledger.append("candidate", candidate_record(ledger, composite), plant=PLANT).digest
+    current = champion(ledger.entries(), PLANT)
+    said = {"champion": current.digest if current else None, **changes}
+    return ledger.append("candidate", candidate_record(ledger, composite, **said), plant=PLANT).digest
 
 
 def verdict(ledger: Ledger, composite: str, by: str = "a reviewer", note: str = "") -> VerdictBody:
@@ -238,23 +279,7 @@ def forge(
     home: Home, kind: str, body: BaseModel | dict[str, Any], artefacts: Sequence[Artefact] = (), plant: str = PLANT
 ) -> Entry:
     """Append an entry past the signer and its rules, as who holds the decrypted key could."""
-    key, _ = open_keys(home, first_use=False)
-    ledger = Ledger.open(home, write=False)
-    history = ledger.entries()
-    payload = {
-        "artefacts": [file._asdict() for file in artefacts],
-        "body": json.loads(body.model_dump_json()) if isinstance(body, BaseModel) else body,
-        "kind": kind,
-        "plant": plant,
-        "predecessor": history[-1].digest if history else GENESIS,
-        "sequence": len(history) + 1,
-        "timestamp": history[-1].timestamp if history else "2026-11-20T10:00:00.000000Z",
-    }
-    envelope = key.seal(ENTRY_TYPE, payload)
-    insert(table.connect(home.ledger_url), read_entry(payload, envelope))
-    entry = ledger.entries()[-1]
-    (home.root / "ledger.head").write_text(key.seal(HEAD_TYPE, ledger.head()._asdict()).decode())
-    return entry
+    return append_past_the_rules(home, kind, body, artefacts, plant)
 
 
 def furnished_home(root: Path) -> Ledger:
@@ -274,6 +299,10 @@ def furnished_home(root: Path) -> Ledger:
     np.savez(bundle / "composite.npz", weight=rows)
     write_json(bundle / "composite.json", {"plant": PLANT})
     files = folder_artefacts(home, bundle, "bundle")
+    model = served_folder(home)
+    write_atomic(model / "MLmodel", b"flavors: {python_function: {loader_module: mlflow.pyfunc.model}}\n")
+    write_atomic(model / "policy_model.py", b"print('answers')\n")
+    write_atomic(model / "code" / "neorl_core" / "types.py", b"\n")
     ledger.append("note", NoteBody(text="a version"), plant=PLANT, artefacts=files)
     for name in (b"a", b"b"):
         composite = sha256_hex(name)

@@ -30,6 +30,7 @@ from tasks.references import (
     Population,
     Rollouts,
     Source,
+    TrainedLearner,
     Validation,
 )
 
@@ -92,7 +93,7 @@ def _evaluation() -> Evaluation:
             ope=spread(-1.2 + 0.1 * i, 0.08),
             cost_ope=spread(0.01 * i, 0.005),
             gain=spread(0.07 * i, 0.06),
-            model=spread(-1.1 + 0.1 * i, 0.05),
+            outside=0.04,
             disagreement=0.02,
             supported=True,
             effective_rows=900.0,
@@ -146,6 +147,27 @@ def _gates() -> tuple[Gate, ...]:
     )
 
 
+def _population(folder: Path, bundle: Bundle, curves: Path) -> Population:
+    return Population(
+        digest=sha256_hex(b"population"),
+        folder=folder,
+        members=tuple(
+            Member(index=i, learner=0, row=i, algorithm="td3_bc", seed=i, hyperparameters={"alpha": 2.5}, bundle=bundle)
+            for i in range(4)
+        ),
+        learners=(
+            TrainedLearner(
+                algorithm="td3_bc",
+                updates=20_000,
+                curves=curves,
+                steps_per_second=5120.0,
+                placement=Placement(processes=False, reason="one program is faster here"),
+            ),
+        ),
+        rows=40_000,
+    )
+
+
 def sample_record(folder: Path) -> tuple[Record, Bundle]:
     """A record whose gates all passed, and the bundle that it is about."""
     composite = write_bundle(folder / "bundle")
@@ -174,16 +196,7 @@ def sample_record(folder: Path) -> tuple[Record, Bundle]:
             sources=(Source(path="reactor_log.parquet", sha256=sha256_hex(b"source")),),
         ),
         validation=Validation(passed=True, reasons=(), data_docs=docs),
-        population=Population(
-            digest=sha256_hex(b"population"),
-            folder=folder,
-            members=tuple(Member(index=i, seed=i, hyperparameters={"alpha": 2.5}, bundle=bundle) for i in range(4)),
-            curves=curves,
-            updates=20_000,
-            steps_per_second=5120.0,
-            placement=Placement(processes=False, reason="one program is faster here"),
-            rows=40_000,
-        ),
+        population=_population(folder, bundle, curves),
         evaluation=_evaluation(),
         rollouts=_rollouts(trajectories),
         fallback=_certificate(folder, "fallback", composite),

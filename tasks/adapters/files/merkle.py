@@ -101,13 +101,18 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def verify_inclusion(root: bytes, leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> bool:
-    """Whether a proof shows that `leaf` is record `index` of the `size` records under `root`.
+    """Whether a proof shows that `leaf` is record `index` of the `size` records under `root`."""
+    return verify_leaf_hash(root, leaf_hash(leaf), index, size, proof)
+
+
+def verify_leaf_hash(root: bytes, node: bytes, index: int, size: int, proof: Sequence[bytes]) -> bool:
+    """The same for a leaf of which only its `leaf_hash` is at hand.
 
     Source: RFC 9162, section 2.1.3.2 (the same tree as RFC 6962).
     """
     if not 0 <= index < size:
         return False
-    node, last = leaf_hash(leaf), size - 1
+    last = size - 1
     for sibling in proof:
         if last == 0:
             return False
@@ -121,3 +126,67 @@ def verify_inclusion(root: bytes, leaf: bytes, index: int, size: int, proof: Seq
         index >>= 1
         last >>= 1
     return last == 0 and node == root
+
+
+def consistency_proof(leaves: Sequence[bytes], old: int) -> list[bytes]:
+    """The hashes that show that the first `old` leaves are those of an earlier tree (RFC 6962, section 2.1.2).
+
+    Args:
+        leaves: all n records.
+        old: number of records of the earlier tree, at most n.
+
+    Returns:
+        At most ceil(log2 n) + 1 hashes of 32 bytes; none where the trees are equal or the earlier one is empty.
+
+    Raises:
+        IndexError: when there are fewer records.
+    """
+    if not 0 <= old <= len(leaves):
+        raise IndexError(f"expected an earlier size of at most {len(leaves)}, got {old}")
+    return _subproof(leaves, old, whole=True) if 0 < old < len(leaves) else []
+
+
+def _subproof(leaves: Sequence[bytes], old: int, whole: bool) -> list[bytes]:
+    """SUBPROOF(m, D[n], b) of RFC 6962; `whole` where the earlier tree's root need not be sent."""
+    if old == len(leaves):
+        return [] if whole else [merkle_root(leaves)]
+    half = 1 << (len(leaves) - 1).bit_length() - 1
+    if old <= half:
+        return [*_subproof(leaves[:half], old, whole), merkle_root(leaves[half:])]
+    return [*_subproof(leaves[half:], old - half, False), merkle_root(leaves[:half])]
+
+
+def verify_consistency(old: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]) -> bool:
+    """Whether a proof shows that the tree of `size` leaves extends that of its first `old` leaves.
+
+    Source: RFC 9162, section 2.1.4.2 (the same tree as RFC 6962).
+    """
+    if not 0 <= old <= size:
+        return False
+    if old == size:
+        return not proof and old_root == root
+    if old == 0:
+        return not proof
+    path = list(proof)
+    if old & (old - 1) == 0:  # an earlier tree of a power of two leaves is one node of the later one
+        path.insert(0, old_root)
+    if not path:
+        return False
+    index, last = old - 1, size - 1
+    while index & 1:
+        index >>= 1
+        last >>= 1
+    earlier = later = path[0]
+    for node in path[1:]:
+        if last == 0:
+            return False
+        if index & 1 or index == last:
+            earlier, later = node_hash(node, earlier), node_hash(node, later)
+            while not index & 1 and index:
+                index >>= 1
+                last >>= 1
+        else:
+            later = node_hash(later, node)
+        index >>= 1
+        last >>= 1
+    return last == 0 and earlier == old_root and later == root

@@ -12,8 +12,10 @@ from configs.home import Home
 from tasks.adapters.files.canonical import digest_json, sha256_hex
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.files.secrets import read_secret, write_secret
+from tasks.adapters.ledger.claims import Claim
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
-from tasks.adapters.ledger.protocol import Artefact
+from tasks.adapters.ledger.protocol import Artefact, Countersign, Nonces
+from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, derive_seed, names_of, nonces_of
 
 CERTIFICATES = "certificates/"
 """Where a home keeps its certificates."""
@@ -30,18 +32,11 @@ class Inputs(Body):
 
 
 class AttemptBody(Inputs):
-    """An attempt is about to be made."""
+    """An attempt is about to be made, at exactly this claim: none can be chosen once the episodes are known."""
 
     number: int
     alpha: float
-    confidence: float
-
-
-class SeedBody(Body):
-    """A seed has been drawn, whose SHA-256 this is."""
-
-    attempt: str
-    commitment: str
+    scope: Claim
 
 
 class Outcome(Body):
@@ -56,12 +51,12 @@ class Outcome(Body):
 
 
 class ResultBody(Outcome, Inputs):
-    """An attempt has ended, and its seed is revealed."""
+    """An attempt has ended, and its secret is revealed."""
 
     attempt: str
     number: int
     alpha: float
-    seed: str
+    secret: str
 
 
 class Attempt(NamedTuple):
@@ -96,6 +91,11 @@ def lineage_digest(plant: str, phi: str, domain_family: str) -> str:
     return digest_json({"domain_family": domain_family, "phi": phi, "plant": plant})
 
 
+def lineage_of(claim: Claim) -> str:
+    """The lineage that a claim belongs to."""
+    return lineage_digest(claim.plant, claim.phi, claim.family)
+
+
 def attempt_alpha(confidence: float, number: int) -> float:
     """alpha / (j (j + 1)) of alpha = 1 - confidence, with the rounding noise of the subtraction taken off."""
     # Imported here, for SciPy takes longer to load than the signer to start.
@@ -109,54 +109,68 @@ def next_number(history: Sequence[Entry], lineage: str) -> int:
     return 1 + len([entry for entry in history if entry.kind == "attempt" and entry.body["lineage"] == lineage])
 
 
-def open_attempt(ledger: Ledger, plant: str, inputs: Inputs, confidence: float) -> Attempt:
+def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
     """Log an attempt before its seed exists, or resume the one with the same inputs that has no result yet.
 
     Args:
         ledger: opened to write.
-        plant: the plant's name.
-        inputs: digests; the same ones resume an attempt with its number and seed.
-        confidence: of the whole lineage, such as 0.95.
+        inputs: digests; the same ones resume an attempt with its number, claim and seed.
+        scope: what is to be shown; its confidence is that of the whole lineage.
     """
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
         history = ledger.entries()
         last = _latest(history, "attempt", inputs)
-        if last is not None and last.body["confidence"] == confidence and _can_go_on(ledger.home, history, last):
+        if last is not None and _same_claim(_attempt(last), scope) and _can_go_on(ledger.home, history, last):
             return _attempt(last)
 
         def counted(history: Sequence[Entry]) -> AttemptBody:
             number = next_number(history, inputs.lineage)
-            alpha = attempt_alpha(confidence, number)
-            return AttemptBody(**inputs.model_dump(), number=number, alpha=alpha, confidence=confidence)
+            alpha = attempt_alpha(scope.confidence, number)
+            return AttemptBody(**inputs.model_dump(), number=number, alpha=alpha, scope=scope)
 
-        return _attempt(ledger.append("attempt", counted, plant=plant))
+        return _attempt(ledger.append("attempt", counted, plant=scope.plant))
 
 
 def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
-    """The 32 secret bytes that seed an attempt's episodes; their SHA-256 is committed to before they are used.
+    """The 32 bytes that seed an attempt's episodes, of a secret and the nonces of witnesses.
+
+    A secret is drawn and its SHA-256 logged, with the witnesses whose nonces are to count. They countersign a head that
+    contains this entry, and give their nonces, which are logged, too. Killed at any point, the same call goes on.
 
     Raises:
-        Refused: when the kept seed is not the one committed to.
+        Refused: when the kept secret is not the one committed to, or a witness does not answer.
     """
     path = seed_file(ledger.home, attempt.entry)
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
         if not path.exists():
             write_secret(path, secrets.token_bytes(32))
-        seed = read_secret(path)
-        commitment = sha256_hex(seed)
+        secret = read_secret(path)
+        commitment = sha256_hex(secret)
         committed = of_attempt(ledger.entries(), "seed", attempt.entry)
         if committed is None:
-            ledger.append("seed", SeedBody(attempt=attempt.entry, commitment=commitment), plant=attempt.plant)
+            chosen = ledger.request(Countersign()).witnesses
+            body = SeedBody(attempt=attempt.entry, commitment=commitment, witnesses=chosen)
+            ledger.append("seed", body, plant=attempt.plant)
         elif committed.body["commitment"] != commitment:
             raise Refused(
                 f"expected the seed that attempt {attempt.number} committed to in {path}, got another: restore it, or "
                 "remove the file to abandon the attempt."
             )
-    return seed
+        found = nonces_of(ledger.entries(), attempt.entry)
+        if found is None:
+            found = NonceBody.model_validate_json(ledger.request(Nonces(attempt=attempt.entry)).envelope)
+            ledger.append("nonce", found, plant=attempt.plant)
+    return derive_seed(secret, found.nonces)
+
+
+def witnesses_of(ledger: Ledger, attempt: Attempt) -> list[str]:
+    """Names of the witnesses whose nonces made an attempt's seed."""
+    record = of_attempt(ledger.entries(), "seed", attempt.entry)
+    return names_of(record.read(SeedBody).witnesses) if record else []
 
 
 def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts: Sequence[Artefact] = ()) -> Entry:
-    """Log an attempt's result and reveal its seed.
+    """Log an attempt's result and reveal its secret.
 
     Args:
         ledger: opened to write.
@@ -174,8 +188,8 @@ def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts:
             raise Refused(
                 f"expected attempt {attempt.number} to have a seed and no result, got the contrary: open another one."
             )
-        opened = attempt.body.model_dump(exclude={"confidence"})
-        return ResultBody(**outcome.model_dump(), **opened, attempt=attempt.entry, seed=read_secret(path).hex())
+        opened = attempt.body.model_dump(exclude={"scope"})
+        return ResultBody(**outcome.model_dump(), **opened, attempt=attempt.entry, secret=read_secret(path).hex())
 
     entry = ledger.append("result", revealed, plant=attempt.plant, artefacts=artefacts)
     path.unlink(missing_ok=True)
@@ -188,7 +202,7 @@ def find_result(history: Sequence[Entry], inputs: Inputs) -> Entry | None:
 
 
 def check_attempt(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse an attempt that does not count all earlier ones of its lineage, or takes more than its share.
+    """Refuse an attempt that does not count all earlier ones of its claim's lineage, or takes more than its share.
 
     Args:
         history: all entries before this one.
@@ -196,24 +210,17 @@ def check_attempt(history: Sequence[Entry], entry: Entry) -> None:
     """
     body = entry.read(AttemptBody)
     number = next_number(history, body.lineage)
-    alpha = attempt_alpha(body.confidence, number)
+    alpha = attempt_alpha(body.scope.confidence, number)
     if (body.number, body.alpha) != (number, alpha):
         raise Refused(
             f"expected attempt {number} of its lineage with alpha {alpha:.6g}, got attempt {body.number} with "
             f"alpha {body.alpha:.6g}: every attempt counts, abandoned ones too."
         )
-
-
-def check_seed(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a commitment to a seed without an attempt, or a second one for the same attempt.
-
-    Args:
-        history: all entries before this one.
-        entry: the seed.
-    """
-    body = entry.read(SeedBody)
-    if _opened(history, body.attempt) is None or of_attempt(history, "seed", body.attempt):
-        raise Refused("expected the first seed of a logged attempt, got another: open an attempt, and draw one seed.")
+    if (entry.plant, body.lineage) != (body.scope.plant, lineage_of(body.scope)):
+        raise Refused(
+            f"expected the lineage of {body.scope.plant} within {body.scope.phi}, got {body.lineage[:12]}: a lineage "
+            "of its own would buy an attempt fresh error probability."
+        )
 
 
 def check_result(history: Sequence[Entry], entry: Entry) -> None:
@@ -231,10 +238,13 @@ def check_result(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused(
             "expected a result after one logged attempt and its seed's commitment, got it out of order: void it."
         )
-    revealed = sha256_hex(bytes.fromhex(body.seed))
+    if nonces_of(history, body.attempt) is None:
+        raise Refused("expected a result after the nonces of its seed's witnesses, got none: void it.")
+    revealed = sha256_hex(bytes.fromhex(body.secret))
     if revealed != seed.body["commitment"]:
         raise Refused(
-            f"expected a seed with the committed SHA-256 {seed.body['commitment'][:12]}, got {revealed[:12]}: void it."
+            f"expected a secret with the committed SHA-256 {seed.body['commitment'][:12]}, got {revealed[:12]}: "
+            "void it."
         )
     for name in ("lineage", "number", "alpha", "composite", "dataset", "config"):
         if entry.body[name] != attempt.body[name]:
@@ -269,6 +279,11 @@ def _can_go_on(home: Home, history: Sequence[Entry], attempt: Entry) -> bool:
     if of_attempt(history, "result", attempt.digest):
         return False
     return of_attempt(history, "seed", attempt.digest) is None or seed_file(home, attempt.digest).exists()
+
+
+def _same_claim(attempt: Attempt, scope: Claim) -> bool:
+    """Whether an attempt is at this claim; how many episodes it may take follows from its number."""
+    return attempt.body.scope == scope.model_copy(update={"max_episodes": attempt.body.scope.max_episodes})
 
 
 def _attempt(entry: Entry) -> Attempt:

@@ -5,19 +5,32 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from configs.errors import Refused
+from pydantic import ValidationError
+
+from configs.errors import NeoRLError, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import file_sha256
+from tasks.adapters.files.folders import faults_in, files_in
 from tasks.adapters.ledger import rules
 from tasks.adapters.ledger.attempts import certificate_file
 from tasks.adapters.ledger.certificate import Check, read_certificate, says_the_same, verify_certificate
+from tasks.adapters.ledger.champions import before_policy, champion
 from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.people.check import check_people
+from tasks.adapters.ledger.people.voided import counting
+from tasks.adapters.ledger.policies.policy import check_pinned, pinned_file, policy_entry
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.rules import GROUPS
+from tasks.adapters.ledger.signing import TrustRoot
+from tasks.adapters.ledger.witness.audit import check_clock, check_witnesses
+from tasks.adapters.models.bundle import MANIFEST, read_manifest, stored_digest
+from tasks.adapters.models.structure import has_policy
+from tasks.references import CandidateRecord
 
 
 @dataclass(frozen=True)
@@ -28,13 +41,13 @@ class AuditReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every check held."""
-        return all(check.passed for check in self.checks)
+        """Whether every check held that was made."""
+        return not self.failures
 
     @property
     def failures(self) -> list[Check]:
         """The checks that did not hold."""
-        return [check for check in self.checks if not check.passed]
+        return [check for check in self.checks if check.passed is False]
 
 
 def audit(home: Home, heads: Iterable[str] = (), trust: Path | None = None) -> AuditReport:
@@ -57,10 +70,16 @@ def audit(home: Home, heads: Iterable[str] = (), trust: Path | None = None) -> A
     checks += _heads(ledger, heads, home.root / "ledger.head") if checks[-1].passed else []
     checks += [
         *_replayed(entries),
-        _champions(entries),
+        _champions(entries, ledger.trust),
+        *_policies(ledger, counting(entries, ledger.trust.pins)),
+        *check_people(entries, ledger.trust),
     ]
     checks += _files(home, entries)
-    checks += _certificates(home, ledger, entries) if all(check.passed for check in checks) else []
+    checks += _strangers(home, entries)
+    checks += _served(home, entries)
+    checks += _controllers(home, entries)
+    checks += _certificates(home, ledger, counting(entries, ledger.trust.pins))
+    checks += [check_clock(entries, datetime.now(UTC)), *check_witnesses(home, ledger, entries)]
     return AuditReport(checks)
 
 
@@ -105,7 +124,8 @@ def _replayed(entries: Sequence[Entry]) -> list[Check]:
     failures = []
     for entry in entries:
         try:
-            rules.check(entries[: entry.sequence - 1], entry)
+            # As it was then: what was revoked later counted when this one was signed.
+            rules.check(counting(entries[: entry.sequence - 1]), entry)
         except Refused as error:
             name = groups.get(entry.kind, "others")
             failures.append(Check(name, False, f"ledger entry {entry.sequence}: {error}"))
@@ -114,16 +134,54 @@ def _replayed(entries: Sequence[Entry]) -> list[Check]:
     return [*(Check(name, True, f"{counts[name]} entries, each by the rule of its kind") for name in held), *failures]
 
 
-def _champions(entries: Sequence[Entry]) -> Check:
-    """A promotion that no other replaces is a champion: there must be one per plant that ever had any."""
+def _champions(logged: Sequence[Entry], trust: TrustRoot) -> Check:
+    """A promotion that none replaces and that is not withdrawn is a champion: one per plant, or none once withdrawn."""
+    entries = counting(logged, trust.pins)
     promotions = [entry for entry in entries if entry.kind == "promotion"]
-    replaced = {entry.body.get("replaces") for entry in promotions}
-    in_force = Counter(entry.plant for entry in promotions if entry.digest not in replaced)
-    plants = {entry.plant for entry in promotions}
-    wrong = sorted(plant for plant in plants if in_force[plant] != 1)
+    ended = _ended(logged, entries)
+    in_force = Counter(entry.plant for entry in promotions if entry.digest not in ended)
+    wanted = {entry.plant: int(champion(entries, entry.plant) is not None) for entry in promotions}
+    wrong = sorted(plant for plant, count in wanted.items() if in_force[plant] != count)
     if wrong:
-        return Check("champions", False, f"expected one champion of {wrong[0]}, got {in_force[wrong[0]]}")
-    return Check("champions", True, f"one champion for each of {len(plants)} plants")
+        number = ("no champion", "one champion")[wanted[wrong[0]]]
+        return Check("champions", False, f"expected {number} of {wrong[0]}, got {in_force[wrong[0]]}")
+    withdrawn = "".join(f", none for {plant}, whose was withdrawn" for plant in sorted(wanted) if not wanted[plant])
+    return Check("champions", True, f"one champion for each of {sum(wanted.values())} plants{withdrawn}")
+
+
+def _ended(logged: Sequence[Entry], entries: Sequence[Entry]) -> set[str]:
+    """The promotions that are over: replaced or withdrawn, and whatever a promotion that does not count replaced."""
+    before = {e.digest: e.body.get("replaces") for e in logged if e.kind == "promotion"}
+    counted = {entry.digest for entry in entries if entry.kind == "promotion"}
+    names = {"promotion": "replaces", "withdrawal": "promotion"}
+    ended = set()
+    for entry in entries:
+        found = entry.body.get(names[entry.kind]) if entry.kind in names else None
+        while found is not None and found not in ended:
+            ended.add(found)
+            found = None if found in counted else before.get(found)
+    return ended
+
+
+def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
+    """The policies that are pinned must be those of the ledger; who serves on from before one is said."""
+    plants = sorted({entry.plant for entry in entries if entry.kind in ("policy", "promotion")})
+    signed = [plant for plant in plants if policy_entry(entries, plant) is not None]
+    if signed and not pinned_file(ledger.trust, signed[0]).parent.is_dir():
+        where = f"not compared: no policies are pinned beside {ledger.trust.source}"
+        return [Check("policies", None, where)]
+    checks = []
+    for plant in plants:
+        try:
+            if plant in signed:
+                check_pinned(entries, ledger.trust, plant)
+            if why := before_policy(entries, plant):
+                checks.append(Check("policies", None, why))
+        except Refused as error:
+            checks.append(Check("policies", False, str(error)))
+        except (ValidationError, LookupError, TypeError):
+            continue  # an entry that cannot be read, which the rules have named
+    return checks or [Check("policies", True, f"{len(signed)} pinned as the ledger has them, and met by champions")]
 
 
 def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, Artefact]]:
@@ -152,6 +210,77 @@ def _files(home: Home, entries: Sequence[Entry]) -> list[Check]:
     return failures or [Check("files", True, f"{count} files named by entries, each with its SHA-256")]
 
 
+def _strangers(home: Home, entries: Sequence[Entry]) -> list[Check]:
+    """Files that came later into a folder of which an entry names every file (`folder_artefacts`)."""
+    folders: dict[str, int] = {}
+    named = set()
+    for sequence, file in _named_files(entries):
+        named.add(file.path)
+        tail = file.name.partition("/")[2]
+        if tail and file.path.endswith(f"/{tail}"):
+            folders.setdefault(file.path.removesuffix(f"/{tail}"), sequence)
+    failures = [
+        Check("folders", False, f"{path}: no entry names it, but entry {sequence} names all else in {folder}")
+        for folder, sequence in folders.items()
+        for tail, _ in files_in(home.root / folder)
+        if (path := f"{folder}/{tail}") not in named
+    ]
+    return failures or [Check("folders", True, f"nothing but what entries name in {len(folders)} folders")]
+
+
+def _served(home: Home, entries: Sequence[Entry]) -> list[Check]:
+    """Every file of the models that this home's MLflow serves: the code and MLmodel that loading executes, too."""
+    kept = home.root / "mlflow" / "artifacts"
+    models: dict[str, tuple[CandidateRecord, int]] = {}
+    for record, entry in _records(entries):
+        models.setdefault(record.served.model, (record, entry.sequence))
+    if not kept.is_dir():
+        return [Check("served", None, f"{len(models)} models in MLflow, none of which is kept in this home")]
+    failures = []
+    for model, (record, sequence) in models.items():
+        where = f"version {record.version} of {record.dataset.plant} in MLflow (ledger entry {sequence})"
+        folder = next(kept.glob(f"*/models/{model}/artifacts"), None)
+        faults = ["its model is missing"] if folder is None else faults_in(folder, _digests(record))
+        failures += [Check("served", False, f"{where}: {fault}") for fault in faults]
+    return failures or [Check("served", True, f"{len(models)} models in MLflow, each file with its SHA-256")]
+
+
+def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
+    """A composite that was logged as the plant's own controller needs no gate but its certificate: it has no policy."""
+    failures, count = [], 0
+    for record, entry in _records(entries):
+        if record.role != "fallback":
+            continue
+        count += 1
+        folder = next(((home.root / f.path).parent for f in entry.artefacts if f.path.endswith(f"/{MANIFEST}")), None)
+        where = f"version {record.version} of {entry.plant} (ledger entry {entry.sequence})"
+        try:
+            learned = (
+                folder is None
+                or stored_digest(folder) != record.composite
+                or has_policy(read_manifest(folder).structure)
+            )
+        except NeoRLError as error:
+            failures.append(Check("controllers", False, f"{where}: {error}"))
+            continue
+        if learned:
+            detail = f"{where}: logged as the plant's own controller, but its bundle is not one without a policy"
+            failures.append(Check("controllers", False, detail))
+    return failures or [Check("controllers", True, f"{count} composites logged as the plant's own controller are that")]
+
+
+def _records(entries: Sequence[Entry]) -> Iterator[tuple[CandidateRecord, Entry]]:
+    """The candidates whose entries can be read; that another cannot is what the rules say."""
+    for entry in entries:
+        if entry.kind == "candidate":
+            with suppress(ValidationError):
+                yield entry.read(CandidateRecord), entry
+
+
+def _digests(record: CandidateRecord) -> dict[str, str]:
+    return {file.path: file.sha256 for file in record.served.contents}
+
+
 def _certificates(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
     """Check each certificate that a result names, statistics and all."""
     failures, count = [], 0
@@ -161,7 +290,12 @@ def _certificates(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[
             continue
         count += 1
         path = home.root / file.path
-        wrong = [check for check in verify_certificate(path, ledger.trust, ledger=ledger) if not check.passed]
+        if not path.is_file():
+            failures.append(Check("certificates", False, f"{file.path}: missing, so nothing stands behind the result"))
+            continue
+        checks = verify_certificate(path, ledger.trust, ledger=ledger)
+        # Who must have been a witness is asked of the ledger, for that may have changed since.
+        wrong = [check for check in checks if check.passed is False and check.name != "witnesses"]
         failures += [Check("certificates", False, f"{file.path}: {it.name}: {it.detail}") for it in wrong]
         # A true certificate of another attempt must not stand behind this result.
         if not wrong and not says_the_same(entry, read_certificate(path, ledger.trust).predicate):

@@ -25,13 +25,15 @@ from tasks.adapters.ledger.claims import (
     Materials,
     NumberedAttempt,
     Predicate,
-    Seed,
     Statement,
     Subject,
 )
 from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.policies.policy import lacking, policy_of
 from tasks.adapters.ledger.protocol import Certify
 from tasks.adapters.ledger.signing import TrustRoot
+from tasks.adapters.ledger.witness.seeds import SeedBody, names_of, nonces_of
+from tasks.adapters.ledger.witness.stated import DrawnSeed, pinned_as_stated, seed_fault, witnesses_stated
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
@@ -39,21 +41,35 @@ Repeat = Callable[[Predicate, bytes], Counts]
 """(predicate, seed) -> counts: runs the certified test again."""
 
 
+RESTS_ON = ("composite", "simulator", "shield", "code", "lock")
+"""What must be here as it was there, where the test is run again: else it is a test of something else."""
+NOT_HERE = {
+    "composite": "its bundle is not here: name it with --bundle",
+    "simulator": "the plant is only built where the test is run again: --rerun",
+    "shield": "the bundle is only built where the test is run again: --rerun",
+    "code": "only what runs the test again is compared: --rerun",
+    "lock": "only what runs the test again is compared: --rerun",
+    "processor": "only what runs the test again is compared: --rerun",
+    "dataset": "the claim is about the simulator, whatever the composite learned from",
+    "config": "the run's file is not here; what of it the claim rests on is in the scope",
+}
+"""Why a material is not compared."""
+
+
 class Check(NamedTuple):
-    """One thing that was checked."""
+    """One thing that was checked; `passed` is None where it was not looked at, or differs without consequence."""
 
     name: str
-    passed: bool
+    passed: bool | None
     detail: str
 
 
-def make_certificate(ledger: Ledger, attempt: str, claim: Claim, counts: Counts, materials: Materials) -> bytes:
+def make_certificate(ledger: Ledger, attempt: str, counts: Counts, materials: Materials) -> bytes:
     """Have the signer certify what an attempt found, passed or not.
 
     Args:
         ledger: opened to write.
-        attempt: digest of the entry that logged the attempt; number, composite and seed are looked up there.
-        claim: what was to be shown.
+        attempt: digest of the entry that logged the attempt; claim, number, composite and seed are looked up there.
         counts: of the test.
         materials: what the counts rest on.
 
@@ -63,30 +79,30 @@ def make_certificate(ledger: Ledger, attempt: str, claim: Claim, counts: Counts,
     Raises:
         Refused: when the counts do not add up, or are not those of this attempt.
     """
-    request = Certify(attempt=attempt, claim=claim, counts=counts, materials=materials)
+    request = Certify(attempt=attempt, counts=counts, materials=materials)
     return ledger.request(request).envelope.encode()
 
 
-def state(opened: Entry, seed: bytes, request: Certify, signed_head: str) -> Statement:
+def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -> Statement:
     """The statement that a certificate signs.
 
     Args:
         opened: the attempt's entry.
-        seed: of the attempt; it is revealed.
-        request: claim, counts and materials.
+        drawn: the attempt's seed; its secret is revealed.
+        request: counts and materials.
         signed_head: of the ledger now.
 
     Raises:
         Refused: when the statement would not pass its own verification.
     """
-    attempt, passed, claim = opened.read(AttemptBody), request.counts.certified, request.claim
-    materials = request.materials
+    attempt, passed, materials = opened.read(AttemptBody), request.counts.certified, request.materials
+    claim, witnesses = attempt.scope, names_of(drawn.record.read(SeedBody).witnesses)
     statement = Statement(
         type_=STATEMENT_TYPE,
         subject=(Subject(name=f"composite/{claim.plant}", digest=Digest(sha256=attempt.composite)),),
         predicateType=PREDICATE_TYPE,
         predicate=Predicate(
-            claim=claim.line(attempt.composite, materials.simulator, passed),
+            claim=claim.lines(attempt.composite, materials.simulator, passed, witnesses),
             nonClaims=NON_CLAIMS,
             passed=passed,
             scope=claim,
@@ -99,16 +115,15 @@ def state(opened: Entry, seed: bytes, request: Certify, signed_head: str) -> Sta
                 entry=opened.digest,
                 opened=opened.timestamp,
             ),
-            seed=Seed(commitment=sha256_hex(seed), value=seed.hex()),
+            seed=drawn.stated(),
             counts=request.counts,
             ledgerHead=signed_head,
         ),
     )
-    named = (claim.plant, claim.confidence, materials.dataset, materials.config)
-    logged = (opened.plant, attempt.confidence, attempt.dataset, attempt.config)
+    named, logged = (materials.dataset, materials.config), (attempt.dataset, attempt.config)
     if named != logged:
-        raise Refused(f"expected plant, confidence, dataset and config of the attempt, {logged}, got {named}.")
-    wrong = [check for check in _own_checks(statement) if not check.passed]
+        raise Refused(f"expected dataset and config of the attempt, {logged}, got {named}.")
+    wrong = [check for check in _own_checks(statement) if check.passed is False]
     if wrong:
         raise Refused(f"expected counts that add up, got {wrong[0].name}: {wrong[0].detail}.")
     return statement
@@ -154,7 +169,8 @@ def verify_certificate(
     Args:
         path: the certificate.
         trust: the keys whose signatures count.
-        artefacts: digests found on this machine, by name (`composite` or one of the materials).
+        artefacts: digests found on this machine, by name (`composite` or one of the materials); what is not among
+            them is listed as not looked at, and fails where the test is run again and rests on it.
         ledger: where given, the attempt, commitment and result must be its entries.
         repeat: runs the test again, for `rerun` and `challenge`.
         rerun: whether the same seed must give the same counts.
@@ -176,9 +192,22 @@ def verify_certificate(
     except Refused as error:
         return [Check("signature", False, str(error))]
     predicate = statement.predicate
-    checks = [signed, *_digests(statement, artefacts or {}), *_own_checks(statement)]
+    again = rerun or challenge is not None
+    checks = [
+        signed,
+        *_digests(statement, artefacts or {}, again),
+        *_own_checks(statement),
+        Check("witnesses", *pinned_as_stated(predicate, trust)),
+    ]
     if ledger is not None:
         checks.append(_ledger(ledger, sha256_hex(path.read_bytes()), statement))
+        checks.append(_policy(ledger, predicate.scope))
+    else:
+        checks.append(
+            Check("ledger", None, "not looked at: there is none here, so the attempt's number is not checked")
+        )
+    if not again:
+        checks.append(Check("rerun", None, "not repeated: --rerun does"))
     if repeat is not None and rerun:
         checks.append(_rerun(predicate, repeat))
     if repeat is not None and challenge is not None:
@@ -195,18 +224,26 @@ def _own_checks(statement: Statement) -> list[Check]:
         return [Check("statement", False, f"a field is malformed ({error!r})")]
 
 
-def _digests(statement: Statement, found: Mapping[str, str]) -> list[Check]:
-    stated = {**statement.predicate.materials.model_dump(), "composite": statement.composite}
-    return [
-        Check(name, stated[name] == digest, f"certificate {stated[name][:20]}, here {digest[:20]}")
-        for name, digest in found.items()
-    ]
+def _digests(statement: Statement, found: Mapping[str, str], again: bool) -> list[Check]:
+    """Compare what a certificate names with what is here; what is not here is said."""
+    stated = {"composite": statement.composite, **statement.predicate.materials.model_dump()}
+    checks = []
+    for name, there in stated.items():
+        here = found.get(name)
+        if here is None:
+            failed = False if again and name in RESTS_ON else None
+            checks.append(Check(name, failed, f"certificate {there[:20]}, not compared: {NOT_HERE[name]}"))
+        elif here != there and name == "processor":
+            checks.append(Check(name, None, f"certificate {there}, here {here}: counts may differ in their last bits"))
+        else:
+            checks.append(Check(name, here == there, f"certificate {there[:20]}, here {here[:20]}"))
+    return checks
 
 
 def _seed(predicate: Predicate) -> Check:
-    seed = predicate.seed
-    digest = sha256_hex(bytes.fromhex(seed.value))
-    return Check("seed", digest == seed.commitment, f"committed to {seed.commitment[:12]}, revealed {digest[:12]}")
+    said = f"secret committed to as {predicate.seed.commitment[:12]}, nonces of {len(predicate.seed.nonces)} witnesses"
+    fault = seed_fault(predicate)
+    return Check("seed", fault is None, fault or said)
 
 
 def _alpha(predicate: Predicate) -> Check:
@@ -229,6 +266,7 @@ def _statistics(predicate: Predicate) -> Check:
     agree = (
         len(set(violating)) == k == len(violating)
         and all(0 <= index < n for index in violating)
+        and 0 <= counts.crashed <= k
         and n <= predicate.scope.max_episodes
         and math.isclose(log_e, counts.log_e, rel_tol=1e-9, abs_tol=1e-12)
         and math.isclose(-math.log(alpha), counts.log_threshold, rel_tol=1e-12)
@@ -246,8 +284,9 @@ def _statistics(predicate: Predicate) -> Check:
 
 def _claim(statement: Statement) -> Check:
     predicate = statement.predicate
-    line = predicate.scope.line(statement.composite, predicate.materials.simulator, predicate.passed)
-    return Check("claim", line == predicate.claim, line)
+    names = names_of(witnesses_stated(predicate))
+    lines = predicate.scope.lines(statement.composite, predicate.materials.simulator, predicate.passed, names)
+    return Check("claim", lines == predicate.claim, " ".join(lines.split()))
 
 
 def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
@@ -258,10 +297,12 @@ def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
         logged = opened.read(AttemptBody)
         seed, result = (of_attempt(history, kind, attempt.entry) for kind in ("seed", "result"))
         agree = (
-            (logged.composite, logged.lineage) == (statement.composite, attempt.lineage)
+            (logged.composite, logged.lineage, logged.scope) == (statement.composite, attempt.lineage, predicate.scope)
             and (logged.number, logged.alpha) == (attempt.number, attempt.alpha)
             and seed is not None
-            and seed.body["commitment"] == predicate.seed.commitment
+            and seed.envelope.decode() == predicate.seed.record
+            and (given := nonces_of(history, attempt.entry)) is not None
+            and (given.head, given.nonces) == (predicate.seed.head, predicate.seed.nonces)
             and result is not None
             and says_the_same(result, predicate)
             and any(file.sha256 == sha256 for file in result.artefacts)
@@ -269,6 +310,18 @@ def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
     except (Refused, BadInput, ValidationError) as error:
         return Check("ledger", False, str(error))
     return Check("ledger", agree, f"entries for attempt {attempt.number}, its seed and its result with this file")
+
+
+def _policy(ledger: Ledger, claim: Claim) -> Check:
+    """How a claim stands to its plant's policy now: a claim from before a stricter one is no less true."""
+    try:
+        policy = policy_of(ledger.entries(), claim.plant)
+    except (Refused, ValidationError) as error:
+        return Check("policy", None, f"not compared: {error}")
+    if policy is None:
+        return Check("policy", None, f"not compared: {claim.plant} has none")
+    fault = lacking(policy, claim)
+    return Check("policy", None if fault else True, fault or f"the claim meets the policy of {claim.plant} in force")
 
 
 def says_the_same(result: Entry, predicate: Predicate) -> bool:

@@ -7,19 +7,17 @@ from datetime import UTC, datetime, time
 
 from configs.errors import BadInput, Refused
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
+from tasks.adapters.ledger.people.approvals import check_signed_time, of_process, open_approval, open_approvals
+from tasks.adapters.ledger.people.rules import check_signed
+from tasks.adapters.ledger.people.statement import Said
+from tasks.adapters.ledger.policies.policy import (
+    PolicyBody,
+    certified_claims,
+    check_met,
+    lacking,
+    policy_entry,
+)
 from tasks.adapters.ledger.protocol import Artefact
-
-
-class VerdictBody(Body):
-    """A person, or the rule, approves or rejects a composite."""
-
-    composite: str
-    by: str
-    note: str = ""
-    candidate: str
-    """Digest of the candidate's entry."""
-    version: str = ""
-    """Version in the registry."""
 
 
 class PromotionBody(Body):
@@ -27,13 +25,27 @@ class PromotionBody(Body):
 
     composite: str
     approval: str
-    """Digest of the approval's entry."""
+    """Digest of the last approval's entry; the policy may ask for more of the same candidate."""
     replaces: str | None
     """Digest of the promotion that this one replaces; none for the first."""
     candidate: str
     """Digest of the candidate's entry, the one that was approved."""
     version: str = ""
     """Version in the registry."""
+
+
+class WithdrawalBody(Body):
+    """A champion is taken out of service."""
+
+    composite: str
+    promotion: str
+    """Digest of the promotion's entry."""
+    version: str
+    by: str
+    why: str
+    signed: str = ""
+    signature: str = ""
+    """Envelope of the person's statement. A withdrawal waits for nobody's: it is the safe direction."""
 
 
 def moment(text: str) -> str:
@@ -55,39 +67,47 @@ def moment(text: str) -> str:
 
 
 def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Entry | None:
-    """The promotion in force for a plant, now or at a date or time: the last one by then.
+    """The promotion in force for a plant, now or at a date or time: the last one by then, unless it was withdrawn.
 
     Args:
         history: verified entries, from `Ledger.entries()`.
     """
     limit = moment(at) if at is not None else None
-    promotions = (entry for entry in reversed(history) if entry.kind == "promotion" and entry.plant == plant)
-    return next((entry for entry in promotions if limit is None or entry.timestamp <= limit), None)
+    turns = (e for e in reversed(history) if e.kind in ("promotion", "withdrawal") and e.plant == plant)
+    last = next((entry for entry in turns if limit is None or entry.timestamp <= limit), None)
+    return last if last is not None and last.kind == "promotion" else None
 
 
-def open_approval(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
-    """The approval of a composite that no promotion or shadow has used and no later rejection has taken back."""
-    verdict = next(
-        (
-            entry
-            for entry in reversed(history)
-            if entry.kind in ("approval", "rejection")
-            and entry.plant == plant
-            and entry.body.get("composite") == composite
-        ),
-        None,
+def withdrawal_of(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
+    """The withdrawal of a composite from a plant, for whatever was withdrawn is not promoted again."""
+    return next(
+        (e for e in history if (e.kind, e.plant) == ("withdrawal", plant) and e.body["composite"] == composite), None
     )
-    if verdict is None or verdict.kind == "rejection":
-        return None
-    used = any(
-        entry.kind in ("promotion", "shadow") and entry.body.get("approval") == verdict.digest for entry in history
-    )
-    return None if used else verdict
 
 
-def of_process(candidate: Entry) -> bool:
-    """Whether a candidate's evidence is that of a process without a simulator: it may run in shadow, no more."""
-    return "simulator" not in candidate.body["evidence"]
+def check_withdrawal(history: Sequence[Entry], entry: Entry) -> None:
+    """Refuse a withdrawal of anything but the champion in force, or by nobody, or for no reason.
+
+    Args:
+        history: all entries before the withdrawal.
+        entry: the withdrawal.
+
+    Raises:
+        Refused: naming what is wrong.
+    """
+    body, now = entry.read(WithdrawalBody), champion(history, entry.plant)
+    if now is None or (now.digest, now.body["composite"]) != (body.promotion, body.composite):
+        raise Refused(f"expected a withdrawal of the champion of {entry.plant} in force, got one of another.")
+    if not (body.by.strip() and body.why.strip()):
+        raise Refused("expected who withdraws a champion, and why, got nothing: say both.")
+    check_signed(history, entry, body.by, body.signature, said_of_withdrawal(body, entry.plant), required=False)
+    check_signed_time(body.signature, body.signed)
+
+
+def said_of_withdrawal(body: WithdrawalBody, plant: str) -> Said:
+    """What a person signs who withdraws a champion."""
+    about = {"composite": body.composite, "promotion": body.promotion, "version": body.version}
+    return Said("withdrawal", plant, about, "withdrawn", note=body.why)
 
 
 def check_certified(history: Sequence[Entry], plant: str, composite: str) -> None:
@@ -104,35 +124,14 @@ def check_certified(history: Sequence[Entry], plant: str, composite: str) -> Non
         )
 
 
-def check_approval(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse an approval of anything but a logged candidate that passed every gate.
-
-    Args:
-        history: all entries before the approval.
-        entry: the approval.
-    """
-    body = entry.read(VerdictBody)
-    candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
-    if candidate is None or (candidate.plant, candidate.body["composite"]) != (entry.plant, body.composite):
+def check_compared(history: Sequence[Entry], candidate: Entry) -> None:
+    """Refuse a candidate that was compared with another champion than the one in force."""
+    now = champion(history, candidate.plant)
+    if candidate.body["champion"] != (now.digest if now else None):
         raise Refused(
-            f"expected an approval of a logged candidate of {entry.plant} with composite {body.composite[:12]}, got "
-            "none: retrain, and approve what that registers."
+            f"expected a candidate of {candidate.plant} that was compared with the champion in force, got composite "
+            f"{candidate.body['composite'][:12]}, which was not: retrain, so that the two are compared."
         )
-    if candidate.body["passed"] is not True or not all(gate["passed"] is True for gate in candidate.body["gates"]):
-        raise Refused(
-            f"expected a candidate that passed every gate, got composite {body.composite[:12]} of {entry.plant}, which "
-            "did not: retrain it, no approval can skip a gate."
-        )
-
-
-def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a rejection that names no composite or nobody.
-
-    Args:
-        history: all entries before the rejection.
-        entry: the rejection.
-    """
-    entry.read(VerdictBody)
 
 
 def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
@@ -161,6 +160,11 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
             f"expected a candidate of {plant} that a simulator certified, got composite {body.composite[:12]} of a "
             "process without one: it may run in shadow until there is a simulator and a certificate."
         )
+    if (gone := withdrawal_of(history, plant, body.composite)) is not None:
+        raise Refused(
+            f"expected a composite of {plant} that was not withdrawn, got {body.composite[:12]}, which "
+            f"{gone.body['by']} withdrew ({gone.body['why']}): retrain on other data or with another configuration."
+        )
     check_certified(history, plant, body.composite)
     approval = open_approval(history, plant, body.composite)
     if approval is None or (approval.digest, approval.body["candidate"]) != (body.approval, body.candidate):
@@ -168,17 +172,33 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
             f"expected an approval of composite {body.composite[:12]} for {plant} that no other promotion has used, "
             "got none: have it approved first."
         )
+    if candidate is None:
+        raise Refused(f"expected a logged candidate of {plant} to promote, got none: retrain it.")
+    check_compared(history, candidate)
+    given = [e for e in open_approvals(history, plant, body.composite) if e.body["candidate"] == body.candidate]
+    check_met(history, candidate, given, entry.timestamp)
 
 
-def approve(ledger: Ledger, plant: str, verdict: VerdictBody) -> Entry:
-    """Log the approval of a composite; one that still waits for its promotion is returned, not repeated."""
-    waiting = open_approval(ledger.entries(), plant, verdict.composite)
-    return waiting or ledger.append("approval", verdict, plant=plant)
+def before_policy(history: Sequence[Entry], plant: str) -> str | None:
+    """In words, that the champion in force is from before the policy in force and does not meet it; else None.
 
+    It serves on: who signs a policy decides on what comes after it.
 
-def reject(ledger: Ledger, plant: str, verdict: VerdictBody) -> Entry:
-    """Log the rejection of a composite, which also takes back an approval not yet used."""
-    return ledger.append("rejection", verdict, plant=plant)
+    Args:
+        history: verified entries.
+        plant: the plant's name.
+    """
+    now, signed = champion(history, plant), policy_entry(history, plant)
+    if now is None:
+        return None
+    version = f"version {now.body['version']} of {plant} serves from before its policy"
+    if signed is None:
+        return f"{version}: there is none yet"
+    if now.sequence > signed.sequence:
+        return None
+    policy = signed.read(PolicyBody).policy
+    faults = [lacking(policy, claim) for _, claim in certified_claims(history, plant, now.body["composite"])]
+    return None if None in faults else f"{version}: {faults[-1] if faults else 'it has no certificate'}"
 
 
 def promote(ledger: Ledger, plant: str, promotion: PromotionBody, artefacts: Sequence[Artefact] = ()) -> Entry:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+LOCAL = "neorl.local/"
+"""How the name of a witness begins that runs on the machine of those whom it watches."""
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE: Literal["https://neorl.dev/attestation/safety-certificate/v2"] = (
-    "https://neorl.dev/attestation/safety-certificate/v2"
+PREDICATE_TYPE: Literal["https://neorl.dev/attestation/safety-certificate/v4"] = (
+    "https://neorl.dev/attestation/safety-certificate/v4"
 )
 PROTOCOL = (
     "Episodes are run on the simulator in the order of keys derived from the seed, with constants and disturbances "
     "drawn from the domain. A bet that their violation probability is p0/10 rather than p0 is looked at after every "
-    "episode, and certifies when its e-value reaches 1/alpha of the attempt, alpha_j = alpha/(j(j+1)). NaN, crash and "
-    "time-out count as violations. The attempt is logged before the seed exists, and the seed's SHA-256 before it is "
-    "used."
+    "episode, and certifies when its e-value reaches 1/alpha of the attempt, alpha_j = alpha/(j(j+1)). An "
+    "episode with a number that is not finite counts as violated, and so do all episodes of a batch that ends in an "
+    "error or not within the scope's seconds; a process that dies resumes the attempt with the same seed. The attempt "
+    "is logged with its whole scope before the seed exists. The seed is SHA-256 of a secret, whose SHA-256 is logged "
+    "next, and of nonces that the witnesses named there give once they have countersigned a head that contains it."
 )
 NON_CLAIMS = (
     "It is a claim about the simulator, not about the plant.",
@@ -57,6 +62,8 @@ class Claim(Stated):
     """The limits, such as "316<=T<=332 K"."""
     horizon: int
     """Steps of an episode."""
+    family: str
+    """Name of the family of operating domains: with plant and limits, the lineage that shares one error probability."""
     domain_name: str
     domain: dict[str, float]
     """The domain's parameters, as the rerun needs them."""
@@ -65,15 +72,26 @@ class Claim(Stated):
     p0: float
     confidence: float
     max_episodes: int
+    batch: int
+    """Episodes that are run together."""
+    batch_seconds: float
+    """What a batch may take; one that takes longer, or ends in an error, is violated as a whole."""
 
-    def line(self, composite: str, simulator: str, passed: bool) -> str:
-        """The claim in one line, for people."""
+    def lines(self, composite: str, simulator: str, passed: bool, witnesses: Sequence[str]) -> str:
+        """The claim for people, and in its second line who saw to it that no seed was chosen.
+
+        Args:
+            composite: digest.
+            simulator: digest.
+            passed: whether it was shown.
+            witnesses: names of those whose nonces made the seed.
+        """
         text = (
             f"P(an episode of {self.horizon} steps under {self.domain_name} violates {self.phi}) <= "
             f"{_short(self.p0)} with confidence {100 * self.confidence:g} %, for composite {composite[:12]} on "
             f"simulator {simulator[:12]}"
         )
-        return text if passed else f"Not shown: {text}"
+        return f"{text if passed else f'Not shown: {text}'}.\n{_seen_by(witnesses)}"
 
 
 class Counts(Stated):
@@ -94,6 +112,8 @@ class Counts(Stated):
     """Least finite margin of each constraint, in its unit."""
     handovers: int
     mean_return: float | None
+    crashed: int
+    """How many of the violations are of batches that ended in an error or took too long."""
 
 
 class Materials(Stated):
@@ -131,10 +151,19 @@ class NumberedAttempt(Stated):
 
 
 class Seed(Stated):
-    """The seed, in hexadecimal, and the SHA-256 that was logged before it was used."""
+    """The seed, in hexadecimal, and what it was made of, in this order."""
 
     commitment: str
+    """SHA-256 of the secret."""
+    record: str
+    """The ledger's entry that logged the commitment, whole: it names the witnesses."""
+    head: str
+    """Checkpoint that contains this entry, countersigned by them; empty where there are none."""
+    nonces: tuple[str, ...]
+    """Base64, what they gave for the entry."""
+    secret: str
     value: str
+    """SHA-256("neorl attempt seed v1" LF || secret || nonces)."""
 
 
 class Predicate(Stated):
@@ -157,7 +186,7 @@ class Statement(Stated):
 
     type_: Literal["https://in-toto.io/Statement/v1"]
     subject: tuple[Subject]
-    predicateType: Literal["https://neorl.dev/attestation/safety-certificate/v2"]
+    predicateType: Literal["https://neorl.dev/attestation/safety-certificate/v4"]
     predicate: Predicate
 
     model_config = ConfigDict(alias_generator=lambda name: "_type" if name == "type_" else name, populate_by_name=True)
@@ -166,6 +195,16 @@ class Statement(Stated):
     def composite(self) -> str:
         """Digest of the composite that the statement is about."""
         return self.subject[0].digest.sha256
+
+
+def _seen_by(witnesses: Sequence[str]) -> str:
+    """The second line of a claim."""
+    if not witnesses:
+        return "Without a witness: that no seed was tried before, and no entry left out, is its owner's word alone"
+    named = " and ".join(witnesses)
+    if all(name.startswith(LOCAL) for name in witnesses):
+        return f"Witnessed by {named}, a process on the same machine: one machine is no second party"
+    return f"Witnessed by {named}: its seed could not be known before its attempt was logged"
 
 
 def _short(value: float) -> str:

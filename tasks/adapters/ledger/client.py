@@ -157,7 +157,7 @@ def _connect(home: Home) -> socket.socket | None:
     path = socket_file(home)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short(path) as address:
+        with short_address(path) as address:
             connection.connect(address)
     except (FileNotFoundError, ConnectionError):
         connection.close()
@@ -167,7 +167,7 @@ def _connect(home: Home) -> socket.socket | None:
 
 
 @contextmanager
-def _short(path: Path) -> Iterator[str]:
+def short_address(path: Path) -> Iterator[str]:
     """An address that the kernel takes: a link to the folder where the path itself is too long."""
     if len(os.fsencode(path)) <= LONGEST_ADDRESS:
         yield str(path)

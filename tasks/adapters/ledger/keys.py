@@ -15,21 +15,31 @@ from configs.home import PASSPHRASE, Home
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.files.secrets import read_secret, write_secret
-from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey, TrustRoot, key_id, trust_yaml
+from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey, TrustRoot, home_pin, key_id, trust_yaml
 
 PASSPHRASE_FILE = "NEORL_KEY_PASSPHRASE_FILE"
 
 
 def kept_passphrase(pem: bytes) -> Path:
     """Where a generated passphrase is kept: in the user's configuration, named by the digest of the key file."""
+    return configuration() / f"{sha256_hex(pem)[:16]}.passphrase"
+
+
+def configuration() -> Path:
+    """The user's own configuration folder: outside the home, so that a copy of the home is without it.
+
+    Raises:
+        BadInput: when this user has no home folder.
+    """
     folder = os.environ.get("XDG_CONFIG_HOME")
     try:
         root = Path(folder) if folder else Path.home() / ".config"
     except RuntimeError as error:
         raise BadInput(
-            f"expected a home folder of this user for the key's passphrase, got none: set {PASSPHRASE_FILE}."
+            "expected a home folder of this user for keys and passphrases, got none: set XDG_CONFIG_HOME, or "
+            f"{PASSPHRASE_FILE}."
         ) from error
-    return root / "neorl" / f"{sha256_hex(pem)[:16]}.passphrase"
+    return root / "neorl"
 
 
 def must_be_asked_for(home: Home) -> bool:
@@ -64,14 +74,14 @@ def open_keys(
         if path.exists():
             key = _unlock(path, passphrase or _named_passphrase())
         elif first_use:
-            key = _store(path, Ed25519PrivateKey.generate(), passphrase or _named_passphrase())
+            key = store_key(path, Ed25519PrivateKey.generate(), passphrase)
         else:
             raise Refused(
                 f"expected the private key that signed this home's records in {path}, got none: restore it from its "
                 "backup, or start a new home."
             )
         if first_use and not project.exists() and not home.trust.exists():
-            write_atomic(home.trust, trust_yaml(key.public, "pinned on first use"))
+            write_atomic(home.trust, trust_yaml(home_pin(key.public, "pinned on first use")))
     root = TrustRoot.locate(home, None, project)
     if key_id(key.public) not in root.keys:
         raise Refused(
@@ -81,10 +91,24 @@ def open_keys(
     return key, root
 
 
+def open_key(path: Path, passphrase: bytes | None = None) -> SigningKey:
+    """The encrypted key in a file; made when there is none.
+
+    Args:
+        path: of the file.
+        passphrase: of the key; else the generated one.
+
+    Raises:
+        Refused: when the passphrase is wrong or missing, or others may read the file.
+    """
+    with exclusive(path.with_suffix(".lock")):
+        return _unlock(path, passphrase) if path.exists() else store_key(path, Ed25519PrivateKey.generate(), passphrase)
+
+
 def _unlock(path: Path, passphrase: bytes | None) -> SigningKey:
     pem = read_secret(path)
     if not _is_encrypted(pem):
-        return _store(path, _load(path, pem, None), passphrase)
+        return store_key(path, load_private(path, pem, None, ""), passphrase)
     if passphrase is None and (kept := kept_passphrase(pem)).exists():
         passphrase = read_secret(kept).strip()
     if not passphrase:
@@ -92,15 +116,21 @@ def _unlock(path: Path, passphrase: bytes | None) -> SigningKey:
             f"expected the passphrase of {path}, got none: set {PASSPHRASE_FILE} to a file that holds it, or run "
             "`neorl up` on a terminal."
         )
-    return SigningKey(_load(path, pem, passphrase))
+    cure = f"correct {PASSPHRASE_FILE}, or unset it and {PASSPHRASE} where the passphrase was generated"
+    return SigningKey(load_private(path, pem, passphrase, cure))
 
 
-def _store(path: Path, private: Ed25519PrivateKey, passphrase: bytes | None) -> SigningKey:
-    """Encrypt a key and write it."""
+def store_key(path: Path, private: Ed25519PrivateKey, passphrase: bytes | None) -> SigningKey:
+    """Encrypt a home's key and write it.
+
+    Args:
+        path: its file.
+        private: the key.
+        passphrase: of it; else that in the file which `NEORL_KEY_PASSPHRASE_FILE` names, else a generated one.
+    """
+    passphrase = passphrase or _named_passphrase()
     secret = passphrase or secrets.token_urlsafe(32).encode()
-    pem = private.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(secret)
-    )
+    pem = encrypted(private, secret)
     if passphrase is None:
         kept = kept_passphrase(pem)
         try:
@@ -115,16 +145,31 @@ def _store(path: Path, private: Ed25519PrivateKey, passphrase: bytes | None) -> 
     return SigningKey(private)
 
 
-def _load(path: Path, pem: bytes, passphrase: bytes | None) -> Ed25519PrivateKey:
+def encrypted(private: Ed25519PrivateKey, passphrase: bytes) -> bytes:
+    """A private key as it is kept: PEM, encrypted PKCS #8."""
+    form = serialization.BestAvailableEncryption(passphrase)
+    return private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, form)
+
+
+def load_private(path: Path, pem: bytes, passphrase: bytes | None, cure: str) -> Ed25519PrivateKey:
+    """Decrypt a private key.
+
+    Args:
+        path: where it came from.
+        pem: its bytes.
+        passphrase: of the key; none of one that is not encrypted.
+        cure: what to do where the passphrase is another.
+
+    Raises:
+        Refused: when the passphrase is another.
+        BadInput: when it is no Ed25519 key.
+    """
     try:
         private = serialization.load_pem_private_key(pem, passphrase)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         # The parser's own message is left out: it may quote the key.
         if passphrase is not None:
-            raise Refused(
-                f"expected the passphrase that {path} is encrypted with, got another: correct {PASSPHRASE_FILE}, or "
-                f"unset it and {PASSPHRASE} where the passphrase was generated."
-            ) from error
+            raise Refused(f"expected the passphrase that {path} is encrypted with, got another: {cure}.") from error
         raise BadInput(f"expected an Ed25519 key in {path}, got another content: restore it.") from error
     if not isinstance(private, Ed25519PrivateKey):
         raise BadInput(f"expected an Ed25519 key in {path}, got {type(private).__name__}: restore it from its backup.")

@@ -20,11 +20,14 @@ from configs.home import Home
 from tasks.adapters.files.canonical import file_sha256, sha256_hex
 from tasks.adapters.files.merkle import MerkleTree, merkle_root
 from tasks.adapters.ledger import client, table
+from tasks.adapters.ledger.people.voided import counting
 from tasks.adapters.ledger.protocol import Answer, Append, Artefact, Ask, Head, Request
 from tasks.adapters.ledger.signing import TrustRoot
 from tasks.adapters.ledger.table import GENESIS, TABLE
 
-ENTRY_TYPE = "application/vnd.neorl.ledger-entry+json"
+ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
+EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')
+"""In the canonical envelopes of ledgers of earlier versions, whose seeds no witness had a part in."""
 HEAD_TYPE = "application/vnd.neorl.ledger-head+json"
 # The canonical envelope of a head: its keys in their one order, and nothing but base64 within the strings.
 HEAD = re.compile(
@@ -115,14 +118,14 @@ class Ledger:
         return cls(home, table.connect(home.ledger_url), TrustRoot.locate(home, trust), ask if write else None)
 
     def entries(self, kind: str | None = None, plant: str | None = None) -> list[Entry]:
-        """Verified entries in order, all or those of a kind and a plant.
+        """Verified entries in order, all or those of a kind and a plant; one that does not count is of the kind `void`.
 
         Raises:
             Refused: naming the first entry that does not hold.
         """
         return [
             entry
-            for entry in self._refresh()
+            for entry in counting(self._refresh(), self.trust.pins)
             if (kind is None or entry.kind == kind) and (plant is None or entry.plant == plant)
         ]
 
@@ -137,7 +140,7 @@ class Ledger:
         Raises:
             BadInput: when there is none.
         """
-        found = next((entry for entry in self._refresh() if entry.digest == digest), None)
+        found = next((entry for entry in self.entries() if entry.digest == digest), None)
         if found is None:
             raise BadInput(f"expected the digest of a ledger entry, got {digest!r}: `neorl history` lists them.")
         return found
@@ -168,7 +171,7 @@ class Ledger:
         """
         lost = 0
         while True:
-            history = list(self._refresh())
+            history = self.entries()
             said = body(history) if callable(body) else body
             request = Append(
                 kind=kind,
@@ -258,7 +261,12 @@ class Ledger:
             if not isinstance(row.envelope, str):
                 raise Refused("expected text in the envelope column, got another type: restore the row.")
             envelope = row.envelope.encode()
-            entry = read_entry(self.trust.unseal(ENTRY_TYPE, envelope), envelope)
+            if EARLIER.search(envelope):
+                raise Refused(
+                    "expected one of this version of NeoRL, got one of an earlier version: keep the home for its audit "
+                    "with the version that wrote it, and start a new one (NEORL_HOME)."
+                )
+            entry = read_entry(self._unsealed(envelope), envelope)
             last = self._entries[-1] if self._entries else None
             expected = {"sequence": number, "predecessor": last.digest if last else GENESIS, "digest": entry.digest}
             for name in TABLE.columns.keys()[:-1]:
@@ -273,6 +281,17 @@ class Ledger:
         except (Refused, KeyError, TypeError, ValueError) as error:
             raise Refused(f"ledger entry {number}: {error}") from error
         return entry
+
+    def _unsealed(self, envelope: bytes) -> Any:
+        try:
+            return self.trust.unseal(ENTRY_TYPE, envelope)
+        except Refused:
+            # Another key may have taken the home's place since this was opened: then the file pins more keys now.
+            now = TrustRoot.read(self.trust.source)
+            if now.keys.keys() == self.trust.keys.keys():
+                raise
+            self.trust = now
+            return now.unseal(ENTRY_TYPE, envelope)
 
     def _check_head(self, entries: Sequence[Entry], head: HeadNow) -> None:
         if head.size > len(entries):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
-from tasks.adapters.ledger.claims import Claim, Counts, Materials
+from tasks.adapters.ledger.claims import Counts, Materials
 
 LARGEST = 8 * 1024 * 1024
 """Bytes of the largest request; a candidate's list of files is the largest that occurs."""
@@ -58,12 +58,24 @@ class Head(Message):
     ask: Literal["head"] = "head"
 
 
+class Countersign(Message):
+    """Have the ledger's head countersigned by the witnesses that answer."""
+
+    ask: Literal["countersign"] = "countersign"
+
+
+class Nonces(Message):
+    """Get the nonces that the witnesses give for an attempt's commitment, once they countersigned it."""
+
+    ask: Literal["nonces"] = "nonces"
+    attempt: Sha256
+
+
 class Certify(Message):
-    """Sign the certificate of an attempt, whose number, composite and seed the signer looks up."""
+    """Sign the certificate of an attempt, whose claim, number, composite and seed the signer looks up."""
 
     ask: Literal["certificate"] = "certificate"
     attempt: Sha256
-    claim: Claim
     counts: Counts
     materials: Materials
 
@@ -77,13 +89,21 @@ class Seal(Message):
     sha256: Sha256
 
 
+class Rotate(Message):
+    """Make another key, log it by the one in force, and sign with it from then on."""
+
+    ask: Literal["rotate"] = "rotate"
+    by: Annotated[str, Field(min_length=1, max_length=256)]
+    why: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
 class Stop(Message):
     """End the signer."""
 
     ask: Literal["stop"] = "stop"
 
 
-Request = Hello | Append | Head | Certify | Seal | Stop
+Request = Hello | Append | Head | Countersign | Nonces | Certify | Seal | Rotate | Stop
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 
@@ -94,6 +114,8 @@ class Answer(Message):
     """Canonical bytes of the signed envelope, ASCII."""
     stale: bool = False
     """Whether another entry came first, so that the client has to look again."""
+    witnesses: tuple[str, ...] = ()
+    """Keys of the witnesses that countersigned, as many as are required."""
     public: str = ""
     """Base64 of the public key, in the answer to `Hello`."""
     pid: int = 0

@@ -10,7 +10,7 @@ from configs.home import Home
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger import client
 from tasks.adapters.ledger.protocol import Ask, Seal
-from tasks.adapters.ledger.signing import TrustRoot
+from tasks.adapters.ledger.signing import TrustRoot, keyid_of
 
 RESULT_TYPE = "application/vnd.neorl.stage-result+json"
 
@@ -67,7 +67,10 @@ def verify_result(home: Home, stage: str, key: str, sha256: str, trust: TrustRoo
     """
     try:
         envelope = result_file(home, stage, key).read_bytes()
-        sealed = (trust or TrustRoot.locate(home)).unseal(RESULT_TYPE, envelope)
+        root = trust or TrustRoot.locate(home)
+        sealed = root.unseal(RESULT_TYPE, envelope)
     except (OSError, NeoRLError):
         return False
-    return bool(sealed == SealedResult(stage, key, sha256)._asdict())
+    # What is computed again costs time alone, so that a key that is out seals nothing, whenever it did.
+    ended = {pin.id for pin in root.pins if pin.until or pin.revoked}
+    return keyid_of(envelope) not in ended and bool(sealed == SealedResult(stage, key, sha256)._asdict())

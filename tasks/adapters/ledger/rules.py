@@ -8,10 +8,14 @@ from pydantic import ValidationError
 
 from configs.errors import Refused
 from neorl_core.plants import NAMES
-from tasks.adapters.ledger.attempts import ResultBody, check_attempt, check_result, check_seed
-from tasks.adapters.ledger.champions import check_approval, check_promotion, check_rejection
+from tasks.adapters.ledger.attempts import ResultBody, check_attempt, check_result
+from tasks.adapters.ledger.champions import check_promotion, check_withdrawal
 from tasks.adapters.ledger.ledger import Body, Entry
+from tasks.adapters.ledger.people.rules import check_key, check_revocation, check_rotation
+from tasks.adapters.ledger.people.verdicts import check_approval, check_rejection
+from tasks.adapters.ledger.policies.policy import check_policy
 from tasks.adapters.ledger.shadows import check_comparison, check_extension, check_shadow
+from tasks.adapters.ledger.witness.seeds import check_nonce, check_seed
 from tasks.gates import check_gates
 from tasks.references import CandidateRecord, Certificate, DecisionRecord, ProcessEvidence
 
@@ -120,25 +124,32 @@ def check_decision(history: Sequence[Entry], entry: Entry) -> None:
 
 
 GROUPS = {
-    "attempts": ("attempt", "seed", "result"),
+    "attempts": ("attempt", "seed", "nonce", "result"),
     "decisions": ("candidate", "approval", "rejection", "decision"),
-    "promotions": ("promotion",),
+    "promotions": ("policy", "promotion", "withdrawal"),
     "shadows": ("shadow", "extension", "comparison"),
+    "keys": ("key", "rotation", "revocation"),
 }
 """Kinds as an audit sums them up; the others decide nothing."""
 
 RULES: dict[str, Rule] = {
     "attempt": check_attempt,
     "seed": check_seed,
+    "nonce": check_nonce,
     "result": check_result,
     "candidate": check_candidate,
     "decision": check_decision,
     "approval": check_approval,
     "rejection": check_rejection,
+    "policy": check_policy,
     "promotion": check_promotion,
+    "withdrawal": check_withdrawal,
     "shadow": check_shadow,
     "extension": check_extension,
     "comparison": check_comparison,
+    "key": check_key,
+    "rotation": check_rotation,
+    "revocation": check_revocation,
     "refusal": check_refusal,
     "note": check_note,
 }

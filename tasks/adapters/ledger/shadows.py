@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from configs.errors import Refused
 from neorl_core.safety.drift import YEAR, alarm_threshold
-from tasks.adapters.ledger.champions import of_process, open_approval
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
+from tasks.adapters.ledger.people.approvals import of_process, open_approval
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.references import ShadowComparison
 
@@ -101,7 +101,8 @@ def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
     if not of_process(candidate):
         raise Refused(f"expected a candidate without a simulator as shadow of {plant}, got one with: promote it.")
     approval = open_approval(history, plant, body.composite)
-    if approval is None or (approval.digest, approval.body["candidate"]) != (body.approval, body.candidate):
+    named = approval is not None and (approval.digest, approval.body["candidate"]) == (body.approval, body.candidate)
+    if not named or (approval is not None and approval.body.get("meaning") == "reviewed"):
         raise Refused(
             f"expected an approval of composite {body.composite[:12]} for {plant} that nothing else has used, got "
             "none: have it approved first."

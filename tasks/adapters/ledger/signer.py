@@ -16,6 +16,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,22 +31,33 @@ from tasks.adapters.ledger import client, rules, table
 from tasks.adapters.ledger.attempts import ResultBody, certificate_file, of_attempt, seed_file
 from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Entry, Ledger, insert, read_entry
+from tasks.adapters.ledger.people import rotation
+from tasks.adapters.ledger.people.keyring import check_pinned_people
+from tasks.adapters.ledger.policies.policy import check_pinned
 from tasks.adapters.ledger.protocol import (
     LARGEST,
     REQUEST,
     Answer,
     Append,
     Certify,
+    Countersign,
     Head,
     Hello,
+    Nonces,
     Request,
+    Rotate,
     Seal,
     Stop,
 )
 from tasks.adapters.ledger.results import RESULT_TYPE, SealedResult
-from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey
+from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey, TrustRoot
 from tasks.adapters.ledger.table import GENESIS
+from tasks.adapters.ledger.witness.client import Reach, over_http
+from tasks.adapters.ledger.witness.seeds import SeedBody, nonces_of
+from tasks.adapters.ledger.witness.service import TOLERANCE
+from tasks.adapters.ledger.witness.watch import WITNESSED, Watch
 
+Clock = Callable[[], datetime]
 PATIENCE = 10.0
 """Seconds to wait for the rest of a request."""
 LOOK = 0.25
@@ -57,9 +69,12 @@ PR_SET_DUMPABLE = 4
 class Signer:
     """The key and the ledger that it signs for, behind the requests of `protocol`."""
 
-    def __init__(self, home: Home, key: SigningKey, ledger: Ledger, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, home: Home, key: SigningKey, ledger: Ledger, clock: Clock, passphrase: bytes | None, watch: Watch
+    ) -> None:
         self.home = home
-        self._key, self._ledger, self._clock = key, ledger, clock
+        self._key, self._ledger, self._clock, self._passphrase = key, ledger, clock, passphrase
+        self._watch = watch
         self._engine = table.connect(home.ledger_url)
         self._url = sha256_hex(home.ledger_url.encode())
         self._one_at_a_time = threading.Lock()
@@ -70,8 +85,10 @@ class Signer:
         home: Home,
         passphrase: bytes | None = None,
         *,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Clock = lambda: datetime.now(UTC),
         project: Path = PROJECT_TRUST,
+        reach: Reach | None = None,
+        own_witness: bool = False,
     ) -> Signer:
         """Decrypt the key; on first use make it, the trust root and the ledger's table.
 
@@ -80,14 +97,30 @@ class Signer:
             passphrase: of the key, where it is in no file.
             clock: tells the time in UTC.
             project: where the project pins the keys that it trusts.
+            reach: asks a witness; over HTTP by default.
+            own_witness: whether a witness of the home's own is started where none is pinned.
 
         Raises:
-            Refused, BadInput: see `keys.open_keys` and `table.create`.
+            Refused, BadInput: see `keys.open_keys` and `table.create`; and when there is a key, but no ledger.
         """
         home.folder()
+        embedded = home.ledger_url == f"sqlite:///{home.ledger}"
+        if embedded and home.signing_key.exists() and not home.ledger.exists():
+            raise Refused(
+                f"expected the ledger of this home's key in {home.ledger}, got no such file: bring it back from its "
+                "backup; a new ledger needs a new home (NEORL_HOME)."
+            )
         first_use = table.create(table.connect(home.ledger_url))
+        if any(home.signing_key.parent.glob(f"{rotation.NEXT}*")):
+            trust = TrustRoot.locate(home, None, project)
+            rotation.finish(home, Ledger(home, table.connect(home.ledger_url), trust, None).entries())
         key, trust = open_keys(home, first_use=first_use, passphrase=passphrase, project=project)
-        return cls(home, key, Ledger(home, table.connect(home.ledger_url), trust, None), clock)
+        ledger = Ledger(home, table.connect(home.ledger_url), trust, None)
+        if first_use and not (head := home.root / "ledger.head").exists():
+            # From here on a ledger without a head has lost it.
+            write_atomic(head, key.seal(HEAD_TYPE, ledger.head()._asdict()))
+        watch = Watch(home, ledger, key, reach or over_http(home), own_witness)
+        return cls(home, key, ledger, clock, passphrase, watch)
 
     def answer(self, request: Request) -> Answer:
         """Check a request and do what it asks.
@@ -104,11 +137,18 @@ class Signer:
                     return self._append(request)
                 case Head():
                     return Answer(envelope=self._head())
+                case Countersign():
+                    found = self._watch.countersigned()
+                    return Answer() if found is None else Answer(envelope=str(found.note), witnesses=found.chosen)
+                case Nonces():
+                    return Answer(envelope=self._watch.nonces(self._record(request.attempt)).model_dump_json())
                 case Certify():
                     return self._certify(request)
                 case Seal():
                     result = SealedResult(stage=request.stage, key=request.key, sha256=request.sha256)
                     return Answer(envelope=self._key.seal(RESULT_TYPE, result._asdict()).decode())
+                case Rotate():
+                    return self._rotate(request)
                 case Stop():
                     return Answer()
 
@@ -121,16 +161,48 @@ class Signer:
         public = b64encode(self._key.public.public_bytes_raw()).decode()
         return Answer(stale=request.sources != client.sources(), public=public, pid=os.getpid())
 
+    def _record(self, attempt: str) -> Entry:
+        """The commitment of an attempt."""
+        record = of_attempt(self._ledger.entries(), "seed", attempt)
+        if record is None or not record.read(SeedBody).witnesses:
+            raise Refused("expected an attempt whose commitment names witnesses, got another: draw its seed.")
+        return record
+
     def _head(self) -> str:
+        self._watch.catch_up()
         return self._key.seal(HEAD_TYPE, self._ledger.head()._asdict()).decode()
 
-    def _append(self, request: Append) -> Answer:
+    def _rotate(self, request: Rotate) -> Answer:
         history = self._ledger.entries()
+        last = history[-1].digest if history else GENESIS
+        source, announce = self._ledger.trust.source, self._watch.name_successor
+        key = rotation.rotate(self.home, self._key, self._passphrase, source, request, last, announce, self._write)
+        if key is None:
+            return Answer(stale=True)
+        self._key, self._ledger = key, Ledger(self.home, self._engine, TrustRoot.read(source), None)
+        self._watch = self._watch.succeeded_by(key, self._ledger)
+        write_atomic(self.home.root / "ledger.head", self._head().encode())
+        return Answer()
+
+    def _append(self, request: Append) -> Answer:
+        if request.kind == "rotation" and not request.body.get("person"):
+            raise Refused("expected the home's key to be rotated by its signer, got an entry: use 'neorl keys rotate'.")
+        return self._write(request)
+
+    def _write(self, request: Append) -> Answer:
+        history = self._ledger.entries()
+        self._watch.catch_up()
         last = history[-1] if history else None
         if request.predecessor != (last.digest if last else GENESIS):
             return Answer(stale=True)
         # Never before the last entry, whatever the clock does: "champion at a date" relies on the order.
-        now = self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z")
+        time = self._clock()
+        now = time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        if last and datetime.fromisoformat(last.timestamp) > time + TOLERANCE:
+            raise Refused(
+                f"expected a clock that is not behind the ledger's last entry of {last.timestamp}, got {now}: set the "
+                "clock right; where that entry's was wrong, start a new home, for it would date all that follow."
+            )
         payload = {
             "artefacts": [artefact._asdict() for artefact in request.artefacts],
             "body": request.body,
@@ -142,7 +214,15 @@ class Signer:
         }
         entry = read_entry(payload)
         rules.check(history, entry)
+        if entry.kind == "promotion":
+            check_pinned(history, self._ledger.trust, entry.plant)
+        if entry.kind == "seed":
+            self._watch.check_seed(entry.read(SeedBody))
+        if entry.kind in ("approval", "promotion"):
+            check_pinned_people(history, TrustRoot.read(self._ledger.trust.source))
         self._check_certificate(entry)
+        if entry.kind in WITNESSED:
+            self._watch.countersigned()
         signed = read_entry(payload, self._key.seal(ENTRY_TYPE, payload))
         try:
             insert(self._engine, signed)
@@ -160,6 +240,10 @@ class Signer:
             ) from error
         head = self._key.seal(HEAD_TYPE, self._ledger.adopt(signed)._asdict())
         write_atomic(self.home.root / "ledger.head", head)
+        if signed.kind == "promotion":
+            # It stands, whether the witnesses answer or not; the next entry of these kinds asks them again.
+            with suppress(Refused):
+                self._watch.countersigned()
         return Answer(envelope=signed.envelope.decode())
 
     def _check_certificate(self, entry: Entry) -> None:
@@ -180,6 +264,7 @@ class Signer:
 
     def _certify(self, request: Certify) -> Answer:
         from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, state
+        from tasks.adapters.ledger.witness.stated import DrawnSeed
 
         history = self._ledger.entries()
         opened = self._ledger.entry(request.attempt)
@@ -187,11 +272,14 @@ class Signer:
         if opened.kind != "attempt" or committed is None or of_attempt(history, "result", request.attempt):
             raise Refused("expected an attempt with a seed and no result, got another: open one and draw its seed.")
         path = seed_file(self.home, request.attempt)
-        if not path.exists() or sha256_hex(seed := read_secret(path)) != committed.body["commitment"]:
+        if not path.exists() or sha256_hex(secret := read_secret(path)) != committed.body["commitment"]:
             raise Refused(
                 f"expected the seed that the attempt committed to in {path}, got another or none: restore it."
             )
-        statement = state(opened, seed, request, self._head())
+        if (found := nonces_of(history, request.attempt)) is None:
+            raise Refused("expected the nonces of the attempt's witnesses, got none: draw its seed again.")
+        drawn = DrawnSeed(committed, secret, found.head, found.nonces)
+        statement = state(opened, drawn, request, self._head())
         payload = statement.model_dump(mode="json", by_alias=True)
         return Answer(envelope=self._key.seal(PAYLOAD_TYPE, payload).decode())
 
@@ -290,7 +378,7 @@ def main(root: str, idle: str) -> int:
     keep_secrets()
     home = Home(Path(root))
     try:
-        server = Server(Signer.open(home, sys.stdin.buffer.read() or None), float(idle))
+        server = Server(Signer.open(home, sys.stdin.buffer.read() or None, own_witness=True), float(idle))
     except (Refused, BadInput) as error:
         failed = Answer(refused=str(error)) if isinstance(error, Refused) else Answer(bad_input=str(error))
         sys.stdout.write(failed.model_dump_json())

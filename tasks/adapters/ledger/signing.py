@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -50,6 +50,10 @@ class SigningKey:
         """The half that others verify with."""
         return self._private.public_key()
 
+    def sign(self, message: bytes) -> bytes:
+        """The Ed25519 signature of a message: 64 bytes, the same ones for the same message (RFC 8032)."""
+        return self._private.sign(message)
+
     def seal(self, payload_type: str, payload: Any) -> bytes:
         """Sign a JSON value.
 
@@ -61,8 +65,24 @@ class SigningKey:
             The canonical bytes of a DSSE envelope with one signature.
         """
         body = canonical_json(payload)
-        signature = {"keyid": key_id(self.public), "sig": _base64(self._private.sign(pae(payload_type, body)))}
-        return canonical_json({"payload": _base64(body), "payloadType": payload_type, "signatures": [signature]})
+        signature = {"keyid": key_id(self.public), "sig": to_base64(self.sign(pae(payload_type, body)))}
+        return canonical_json({"payload": to_base64(body), "payloadType": payload_type, "signatures": [signature]})
+
+
+class Pin(NamedTuple):
+    """A row of a trust root: a home's key, or a person's."""
+
+    id: str
+    public: str
+    """Base64 of the 32 bytes."""
+    note: str = ""
+    person: str = ""
+    """Whose key it is; nobody's is a home's."""
+    roles: tuple[str, ...] = ()
+    until: str = ""
+    """When another key took its place."""
+    revoked: str = ""
+    """From when on it does not count."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +90,14 @@ class TrustRoot:
     """The public keys whose signatures count, and the file that pins them."""
 
     keys: Mapping[str, Ed25519PublicKey]
+    """Those of homes, which sign entries, heads, certificates and seals; a person's key signs none of them."""
     source: Path
+    pins: tuple[Pin, ...] = ()
+    """All rows of the file."""
 
     @classmethod
     def read(cls, path: Path) -> TrustRoot:
-        """Read pinned keys from YAML: `keys: [{id, public (base64 of 32 bytes), note?}]`.
+        """Read pinned keys from YAML: `keys: [{id, public, note?, person?, roles?, until?, revoked?}]`.
 
         Raises:
             BadInput: when the file is missing, malformed, empty, or an id is not that of its key.
@@ -92,20 +115,8 @@ class TrustRoot:
         rows = document.get("keys") if isinstance(document, dict) and set(document) == {"keys"} else None
         if not isinstance(rows, list) or not rows:
             raise BadInput(f"expected a non-empty list `keys` and nothing else in {path}, got {document!r}: {cure}")
-        keys: dict[str, Ed25519PublicKey] = {}
-        for row in rows:
-            if not isinstance(row, dict) or not {"id", "public"} <= set(row) <= {"id", "public", "note"}:
-                raise BadInput(f"expected keys with `id`, `public` and perhaps `note` in {path}, got {row!r}: {cure}")
-            try:
-                public = Ed25519PublicKey.from_public_bytes(_unbase64(row["public"]))
-            except (ValueError, TypeError) as error:
-                raise BadInput(
-                    f"expected the base64 of an Ed25519 public key in {path}, got {row['public']!r}: {cure}"
-                ) from error
-            if row["id"] != key_id(public):
-                raise BadInput(f"expected id {key_id(public)} for its key in {path}, got {row['id']!r}: {cure}")
-            keys[row["id"]] = public
-        return cls(keys, path)
+        pins = tuple(_pin(row, path, cure) for row in rows)
+        return cls({pin.id: public_key(pin.public) for pin in pins if not pin.person}, path, pins)
 
     @classmethod
     def locate(cls, home: Home, file: Path | None = None, project: Path = PROJECT_TRUST) -> TrustRoot:
@@ -134,7 +145,7 @@ class TrustRoot:
             signatures = document["signatures"]
             if not isinstance(signatures, list) or len(signatures) != 1 or set(signatures[0]) != {"keyid", "sig"}:
                 raise ValueError("not exactly one signature")
-            body, signature = _unbase64(document["payload"]), _unbase64(signatures[0]["sig"])
+            body, signature = from_base64(document["payload"]), from_base64(signatures[0]["sig"])
             payload = json.loads(body)
             # One byte string per meaning: white space, key order, duplicate keys and number forms all end here.
             if canonical_json(document) != envelope or canonical_json(payload) != body:
@@ -158,22 +169,79 @@ class TrustRoot:
         return payload
 
 
-def trust_yaml(public: Ed25519PublicKey, note: str) -> bytes:
-    """The trust root that pins one key."""
-    text = _base64(public.public_bytes_raw())
-    return f"keys:\n  - id: '{key_id(public)}'\n    public: '{text}'\n    note: {json.dumps(note)}\n".encode()
+def home_pin(public: Ed25519PublicKey, note: str) -> Pin:
+    """The row that pins a home's key."""
+    return Pin(key_id(public), public_text(public), note)
 
 
-def _base64(data: bytes) -> str:
+def trust_yaml(*pins: Pin) -> bytes:
+    """The trust root that pins these keys; JSON's strings and lists are YAML's."""
+    lines = ["keys:"]
+    for pin in pins:
+        told = {name: value for name, value in pin._asdict().items() if value}
+        lines += [f"  - id: '{told.pop('id')}'", *(f"    {name}: {json.dumps(value)}" for name, value in told.items())]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def public_key(text: str) -> Ed25519PublicKey:
+    """A public key from the base64 of its 32 bytes.
+
+    Raises:
+        ValueError, TypeError: when it is not that.
+    """
+    return Ed25519PublicKey.from_public_bytes(from_base64(text))
+
+
+def public_text(public: Ed25519PublicKey) -> str:
+    """The base64 of a public key's 32 bytes."""
+    return to_base64(public.public_bytes_raw())
+
+
+def keyid_of(envelope: bytes) -> str:
+    """The key that an envelope says it is signed by; whether it is, is checked where it is unsealed.
+
+    Raises:
+        ValueError: when it is no envelope.
+    """
+    try:
+        return str(json.loads(envelope)["signatures"][0]["keyid"])
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"an envelope without a signature ({type(error).__name__})") from error
+
+
+def _pin(row: Any, path: Path, cure: str) -> Pin:
+    if not isinstance(row, dict) or not {"id", "public"} <= set(row) <= set(Pin._fields):
+        raise BadInput(f"expected keys with `id`, `public` and perhaps `note` in {path}, got {row!r}: {cure}")
+    roles = row.get("roles", [])
+    texts = [row.get(name, "") for name in ("id", "note", "person", "until", "revoked")]
+    if not all(isinstance(text, str) for text in texts) or not _is_texts(roles):
+        raise BadInput(f"expected texts, and a list of them as roles, in {path}, got {row!r}: {cure}")
+    try:
+        name = key_id(public_key(row["public"]))
+    except (ValueError, TypeError) as error:
+        raise BadInput(
+            f"expected the base64 of an Ed25519 public key in {path}, got {row['public']!r}: {cure}"
+        ) from error
+    if row["id"] != name:
+        raise BadInput(f"expected id {name} for its key in {path}, got {row['id']!r}: {cure}")
+    return Pin(**{**row, "roles": tuple(roles)})
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def to_base64(data: bytes) -> str:
+    """Standard base64, padded."""
     return base64.b64encode(data).decode()
 
 
-def _unbase64(text: Any) -> bytes:
+def from_base64(text: Any) -> bytes:
     """Decode base64 that is its own canonical encoding (no other padding bits, no foreign characters)."""
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(f"base64 that does not decode ({error})") from error
-    if _base64(data) != text:
+    if to_base64(data) != text:
         raise ValueError("base64 that is not canonical")
     return data

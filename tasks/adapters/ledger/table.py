@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sql
@@ -40,8 +42,9 @@ SQLITE_TRIGGERS = (
 )
 
 
+@lru_cache(maxsize=16)
 def connect(url: str) -> sql.Engine:
-    """An engine for a ledger's URL."""
+    """The engine for a ledger's URL; it keeps statements that were compiled, and no connection."""
     # Statements commit one by one: an entry is one insert, and the unique predecessor guards the rest.
     connect_args = {"timeout": 60} if url.startswith("sqlite") else {}
     engine = sql.create_engine(url, poolclass=sql.NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args)
@@ -68,6 +71,8 @@ def create(engine: sql.Engine) -> bool:
         with engine.connect() as connection:
             connection.execute(CreateTable(TABLE, if_not_exists=True))
             if engine.dialect.name == "sqlite":
+                if engine.url.database and os.access(engine.url.database, os.W_OK):
+                    os.chmod(engine.url.database, 0o600)
                 for trigger in SQLITE_TRIGGERS:
                     connection.exec_driver_sql(trigger)
             return connection.execute(sql.select(TABLE.c.sequence).limit(1)).first() is None

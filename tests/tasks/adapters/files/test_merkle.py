@@ -6,7 +6,14 @@ import hashlib
 
 import pytest
 
-from tasks.adapters.files.merkle import MerkleTree, inclusion_proof, merkle_root, verify_inclusion
+from tasks.adapters.files.merkle import (
+    MerkleTree,
+    consistency_proof,
+    inclusion_proof,
+    merkle_root,
+    verify_consistency,
+    verify_inclusion,
+)
 
 # The leaves and roots that the Certificate Transparency reference implementation tests itself with.
 LEAVES = [
@@ -91,3 +98,48 @@ def test_no_proof_for_a_record_that_does_not_exist() -> None:
 def test_a_node_cannot_pose_as_a_leaf() -> None:
     left, right = (hashlib.sha256(b"\x00" + leaf).digest() for leaf in LEAVES[:2])
     assert merkle_root([left + right]) != merkle_root(LEAVES[:2])
+
+
+# The proofs that the Certificate Transparency reference implementation tests itself with.
+CONSISTENCY = {
+    (1, 1): [],
+    (1, 8): [
+        "96a296d224f285c67bee93c30f8a309157f0daa35dc5b87e410b78630a09cfc7",
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "6b47aaf29ee3c2af9af889bc1fb9254dabd31177f16232dd6aab035ca39bf6e4",
+    ],
+    (6, 8): [
+        "0ebc5d3437fbe2db158b9f126a1d118e308181031d0a949f8dededebc558ef6a",
+        "ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0",
+        "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    ],
+    (2, 5): [
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b",
+    ],
+}
+
+
+@pytest.mark.parametrize(("sizes", "proof"), CONSISTENCY.items())
+def test_published_consistency_proofs(sizes: tuple[int, int], proof: list[str]) -> None:
+    old, size = sizes
+    assert [node.hex() for node in consistency_proof(LEAVES[:size], old)] == proof
+
+
+def test_a_consistency_proof_holds_for_its_two_trees_alone() -> None:
+    leaves = [f"record {i}".encode() for i in range(20)]
+    roots = [merkle_root(leaves[:size]) for size in range(21)]
+    for size in range(21):
+        for old in range(size + 1):
+            proof = consistency_proof(leaves[:size], old)
+            assert verify_consistency(old, roots[old], size, roots[size], proof)
+            if old:
+                assert not verify_consistency(old, merkle_root([b"x", *leaves[1:old]]), size, roots[size], proof)
+                assert not verify_consistency(old, roots[old], size, merkle_root([b"x", *leaves[1:size]]), proof)
+            assert not verify_consistency(old, roots[old], size, roots[size], [*proof, bytes(32)])
+            if proof:
+                assert not verify_consistency(old, roots[old], size, roots[size], proof[:-1])
+                assert not verify_consistency(old, roots[old], size, roots[size], [bytes(32), *proof[1:]])
+    assert not verify_consistency(3, roots[3], 2, roots[2], [])
+    with pytest.raises(IndexError, match="at most 20"):
+        consistency_proof(leaves, 21)

@@ -8,29 +8,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.tamper import altered, copy_home, flip_byte, main, tamper, truncate
-from configs.errors import BadInput
+from configs.errors import BadInput, Refused
 from configs.home import Home
+from neorl_core.networks import Normaliser, Policy
+from neorl_core.plants import PLANTS
+from neorl_core.safety.composite import make_composite
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
-from tasks.adapters.ledger.attempts import Outcome, ResultBody, attempt_alpha, draw_seed
+from tasks.adapters.files.secrets import read_secret
+from tasks.adapters.ledger.attempts import Outcome, ResultBody, attempt_alpha, draw_seed, seed_file
 from tasks.adapters.ledger.audit import AuditReport, audit
 from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, state
 from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
+from tasks.adapters.ledger.ledger import HEAD_TYPE, Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.ledger.protocol import Certify
+from tasks.adapters.ledger.witness.stated import DrawnSeed
+from tasks.adapters.models.bundle import save_bundle
 from tests.evidence import (
     CLAIM,
     MATERIALS,
     PLANT,
     attempt_for,
+    candidate_record,
+    certify,
     counts,
     forge,
     furnished_home,
     inputs,
     open_ledger,
     outcome,
+    served_folder,
 )
 
 
@@ -56,16 +66,25 @@ def test_an_untouched_home_passes_and_says_what_was_checked(furnished: Home) -> 
     assert report.passed
     assert {check.name: check.detail.split(",")[0] for check in report.checks} == {
         "table": "ledger.db: ok",
-        "chain": "14 entries",
+        "chain": "15 entries",
         "heads": "2 signed heads are in the ledger's history",
         "attempts": "6 entries",
         "decisions": "4 entries",
-        "promotions": "2 entries",
+        "promotions": "3 entries",
         "shadows": "0 entries",
+        "keys": "0 entries",
+        "people": "2 decisions are in the home's name: no person's key signed them",
         "others": "2 entries",
         "champions": "one champion for each of 1 plants",
+        "policies": "1 pinned as the ledger has them",
         "files": "6 files named by entries",
+        "folders": "nothing but what entries name in 1 folders",
+        "served": "1 models in MLflow",
+        "controllers": "0 composites logged as the plant's own controller are that",
         "certificates": "2 certificates: seed",
+        "time": "no entry is of the future",
+        "witnesses": f"none are pinned in {furnished.root}/witnesses.yaml: that nothing was left out is its owner's "
+        "word",
     }
 
 
@@ -99,14 +118,72 @@ def test_files_that_are_gone_moved_or_overwritten_are_named(copied: Home) -> Non
     assert "composite.npz (bundle/composite.npz, named by ledger entry 2): outside the home" in found
 
 
+def test_a_later_file_in_a_folder_that_an_entry_names_whole_is_found(copied: Home) -> None:
+    (copied.root / "bundles" / "a" / "sub").mkdir()
+    (copied.root / "bundles" / "a" / "sub" / "later.py").write_text("print('executed')")
+    found = named(audit(copied))
+    assert "bundles/a/sub/later.py: no entry names it, but entry 2 names all else in bundles/a" in found
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (lambda folder: (folder / "policy_model.py").write_text("import os"), "policy_model.py: expected SHA-256"),
+        (lambda folder: (folder / "MLmodel").write_text("flavors: {}"), "MLmodel: expected SHA-256"),
+        (lambda folder: (folder / "code" / "neorl_core" / "types.py").unlink(), "code/neorl_core/types.py: missing"),
+        (lambda folder: (folder / "code" / "numpy.py").write_text(""), "code/numpy.py: a file that no entry names"),
+        (lambda folder: shutil.rmtree(folder), "its model is missing"),
+    ],
+)
+def test_every_file_that_mlflow_serves_is_followed(copied: Home, attack: Callable[[Path], object], said: str) -> None:
+    """What loading a model executes is its code and what MLmodel names, not its bundle."""
+    attack(served_folder(copied))
+    found = named(audit(copied))
+    assert f"served: version 1 of {PLANT} in MLflow (ledger entry 7): {said}" in found
+
+
+def test_a_policy_logged_as_the_plants_own_controller_is_found(copied: Home) -> None:
+    """It would need one gate in place of eight. The plant's own controller itself is none of it."""
+    ledger = open_ledger(copied)
+    reactor = PLANTS[PLANT]
+    shape = reactor.spec.observation.size
+    normaliser = Normaliser(np.zeros(shape), np.ones(shape), np.zeros(1), np.ones(1))
+    policy = Policy({"Dense_0": {"kernel": np.zeros((shape, 1)), "bias": np.zeros(1)}}, normaliser)
+    numbers = {}
+    for name, composite in (("own", make_composite(reactor)), ("policy", make_composite(reactor, policy))):
+        folder = copied.folder("bundles", name)
+        digest = save_bundle(folder, composite, PLANT)
+        certify(ledger, digest)
+        record = candidate_record(ledger, digest)
+        alone = tuple(gate for gate in record.gates if gate.name == "fallback")
+        record = record.model_copy(update={"role": "fallback", "gates": alone, "version": name})
+        files = folder_artefacts(copied, folder, "bundle")
+        numbers[name] = ledger.append("candidate", record, plant=PLANT, artefacts=files).sequence
+    report = audit(copied)
+    assert [check.name for check in report.failures] == ["controllers"]
+    assert f"version policy of {PLANT} (ledger entry {numbers['policy']}): logged as" in named(report)
+
+
+def test_certificates_are_checked_whatever_else_fails(copied: Home) -> None:
+    result = Ledger.open(copied, write=False).entries("result")[0]
+    (copied.root / result.artefacts[0].path).unlink()
+    found = named(audit(copied))
+    assert "files: certificates/" in found
+    assert "certificates: certificates/" in found
+
+
 def test_heads_that_survive_elsewhere(copied: Home, furnished: Home) -> None:
     head = (furnished.root / "ledger.head").read_text()
     truncate(copied, 9)
-    assert "ledger.head: expected at least the 14 ledger entries" in named(audit(copied))
-    (copied.root / "ledger.head").write_text(open_ledger(copied).signed_head())
+    assert "ledger.head: expected at least the 15 ledger entries" in named(audit(copied))
+    with pytest.raises(Refused, match=r"at least the 15 ledger entries .* truncated"):
+        open_ledger(copied).signed_head()
+    key, _ = open_keys(copied, first_use=False)
+    older = key.seal(HEAD_TYPE, Ledger.open(copied, write=False).head()._asdict())
+    (copied.root / "ledger.head").write_bytes(older)
     # A genuine older state: only a head from elsewhere can tell.
     assert audit(copied).passed
-    assert "head 1: expected at least the 14 ledger entries" in named(audit(copied, [head]))
+    assert "head 1: expected at least the 15 ledger entries" in named(audit(copied, [head]))
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{}"])
@@ -130,10 +207,10 @@ def test_rules_are_replayed(copied: Home) -> None:
             **inputs(sha256_hex(b"c")).model_dump(),
             "number": 1,
             "alpha": attempt_alpha(0.95, 1),
-            "confidence": 0.95,
+            "scope": CLAIM.model_dump(mode="json"),
         }
 
-    assert "attempts: ledger entry 15: expected attempt 3 of its lineage" in named(
+    assert "attempts: ledger entry 16: expected attempt 3 of its lineage" in named(
         audit_forged(copied, "attempt", spare)
     )
 
@@ -145,10 +222,10 @@ def test_rules_are_replayed(copied: Home) -> None:
         (
             "promotion",
             lambda last: {**last["promotion"].body, "replaces": last["promotion"].digest},
-            "promotions: ledger entry 15: expected an approval of composite",
+            "promotions: ledger entry 16: expected an approval of composite",
         ),
         # A second champion beside the first.
-        ("promotion", lambda last: last["promotion"].body, "promotions: ledger entry 15: .* in force"),
+        ("promotion", lambda last: last["promotion"].body, "promotions: ledger entry 16: .* in force"),
         (
             "promotion",
             lambda last: {
@@ -157,19 +234,19 @@ def test_rules_are_replayed(copied: Home) -> None:
                 "approval": "",
                 "replaces": last["promotion"].digest,
             },
-            "promotions: ledger entry 15: expected a passed certification",
+            "promotions: ledger entry 16: expected a passed certification",
         ),
-        ("promotion", lambda last: {}, "promotions: ledger entry 15: .*'composite'"),
-        ("approval", lambda last: {"composite": "c" * 64}, "decisions: ledger entry 15: .*'by'"),
+        ("promotion", lambda last: {}, "promotions: ledger entry 16: .*'composite'"),
+        ("approval", lambda last: {"composite": "c" * 64}, "decisions: ledger entry 16: .*'by'"),
         (
             "approval",
             lambda last: {**last["approval"].body, "composite": "c" * 64},
-            "decisions: ledger entry 15: expected an approval of a logged candidate",
+            "decisions: ledger entry 16: expected an approval of a logged candidate",
         ),
-        ("seed", lambda last: last["seed"].body, "attempts: ledger entry 15: expected the first seed"),
-        ("seed", lambda last: {"attempt": "c" * 64, "commitment": ""}, "attempts: ledger entry 15: expected the first"),
-        ("result", lambda last: last["result"].body, "attempts: ledger entry 15: expected a result after one logged"),
-        ("champion", lambda last: {}, "others: ledger entry 15: expected an entry of one of the kinds"),
+        ("seed", lambda last: last["seed"].body, "attempts: ledger entry 16: expected the first seed"),
+        ("seed", lambda last: {"attempt": "c" * 64, "commitment": ""}, "attempts: ledger entry 16: expected the first"),
+        ("result", lambda last: last["result"].body, "attempts: ledger entry 16: expected a result after one logged"),
+        ("champion", lambda last: {}, "others: ledger entry 16: expected an entry of one of the kinds"),
     ],
 )
 def test_entries_past_the_rules_are_found(copied: Home, kind: str, body: Make, failing: str) -> None:
@@ -185,9 +262,10 @@ def forge_result(home: Home, said: Outcome, envelope: bytes | None) -> AuditRepo
     """The audit after the holder of the key closed an open attempt of composite "c" with this certificate."""
     ledger = open_ledger(home)
     attempt = attempt_for(ledger, sha256_hex(b"c"))
-    seed = draw_seed(ledger, attempt)
-    opened = attempt.body.model_dump(exclude={"confidence"})
-    body = ResultBody(**said.model_dump(), **opened, attempt=attempt.entry, seed=seed.hex())
+    draw_seed(ledger, attempt)
+    opened = attempt.body.model_dump(exclude={"scope"})
+    secret = read_secret(seed_file(home, attempt.entry)).hex()
+    body = ResultBody(**said.model_dump(), **opened, attempt=attempt.entry, secret=secret)
     files = []
     if envelope is not None:
         files.append(artefact(home, write_atomic(home.root / "certificates" / "forged.json", envelope)))
@@ -200,12 +278,12 @@ def test_a_certificate_of_another_attempt_is_found(copied: Home) -> None:
     old = Ledger.open(copied, write=False).entries("result")[0]
     said = Outcome.model_validate({name: old.body[name] for name in Outcome.model_fields})
     report = forge_result(copied, said, (copied.root / old.artefacts[0].path).read_bytes())
-    assert "certificates/forged.json: a certificate of another attempt than that of ledger entry 17" in named(report)
+    assert "certificates/forged.json: a certificate of another attempt than that of ledger entry 18" in named(report)
 
 
 def test_a_passed_result_without_a_certificate_is_found(copied: Home) -> None:
     report = forge_result(copied, Outcome(passed=True), None)
-    assert "attempts: ledger entry 17: expected a passed result to name its certificate's file" in named(report)
+    assert "attempts: ledger entry 18: expected a passed result to name its certificate's file" in named(report)
 
 
 def test_a_certificate_that_was_never_true_is_found(copied: Home) -> None:
@@ -213,11 +291,13 @@ def test_a_certificate_that_was_never_true_is_found(copied: Home) -> None:
     ledger = open_ledger(copied)
     composite = sha256_hex(b"c")
     attempt = attempt_for(ledger, composite)
-    seed = draw_seed(ledger, attempt)
+    draw_seed(ledger, attempt)
+    secret, record = read_secret(seed_file(copied, attempt.entry)), ledger.entries("seed")[-1]
+    drawn = DrawnSeed(record, secret, "", ())
     key, _ = open_keys(copied, first_use=False)
     true = counts(attempt.alpha)
-    request = Certify(attempt=attempt.entry, claim=CLAIM, counts=true, materials=MATERIALS)
-    statement = state(ledger.entry(attempt.entry), seed, request, ledger.signed_head()).model_dump(
+    request = Certify(attempt=attempt.entry, counts=true, materials=MATERIALS)
+    statement = state(ledger.entry(attempt.entry), drawn, request, ledger.signed_head()).model_dump(
         mode="json", by_alias=True
     )
     false = counts(attempt.alpha, (1,), episodes=4000).model_copy(update={"certified": True})

@@ -21,7 +21,7 @@ from tasks.adapters.ledger.keys import (
     must_be_asked_for,
     open_keys,
 )
-from tasks.adapters.ledger.signing import TrustRoot, key_id, trust_yaml
+from tasks.adapters.ledger.signing import TrustRoot, home_pin, key_id, trust_yaml
 
 
 def unencrypted(private: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
@@ -35,7 +35,7 @@ def unencrypted(private: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
 def trust(tmp_path: Path) -> TrustRoot:
     """Pins a key of somebody else."""
     path = tmp_path / "trust.yaml"
-    path.write_bytes(trust_yaml(Ed25519PrivateKey.generate().public_key(), "another"))
+    path.write_bytes(trust_yaml(home_pin(Ed25519PrivateKey.generate().public_key(), "another")))
     return TrustRoot.read(path)
 
 
@@ -98,7 +98,7 @@ def test_a_passphrase_of_ones_own(home: Path, tmp_path: Path, monkeypatch: pytes
 def test_a_key_that_an_earlier_version_left_unencrypted_is_encrypted_where_it_lies(home: Path) -> None:
     place, private = Home(home), Ed25519PrivateKey.generate()
     write_secret(place.signing_key, unencrypted(private))
-    place.trust.write_bytes(trust_yaml(private.public_key(), "pinned on first use"))
+    place.trust.write_bytes(trust_yaml(home_pin(private.public_key(), "pinned on first use")))
     key, _ = open_keys(place, first_use=False)
     assert key.public == private.public_key()
     pem = place.signing_key.read_bytes()

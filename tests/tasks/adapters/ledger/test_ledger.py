@@ -30,11 +30,13 @@ from tasks.adapters.ledger.ledger import (
     Ledger,
     artefact,
     folder_artefacts,
+    insert,
+    read_entry,
     signed_by,
 )
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
-from tasks.adapters.ledger.table import GENESIS
+from tasks.adapters.ledger.table import GENESIS, connect
 from tests.evidence import open_ledger
 
 
@@ -191,6 +193,18 @@ def test_a_signed_payload_of_another_shape_is_refused(ledger: Ledger) -> None:
             Ledger.open(ledger.home, write=False).entries()
 
 
+def test_a_ledger_of_an_earlier_version_is_told_in_a_sentence(ledger: Ledger) -> None:
+    key, _ = open_keys(ledger.home, first_use=False)
+    payload = {"artefacts": [], "body": {}, "kind": "note", "plant": "", "predecessor": GENESIS, "sequence": 1}
+    payload["timestamp"] = "2026-11-20T10:00:00.000000Z"
+    envelope = key.seal("application/vnd.neorl.ledger-entry+json", payload)
+    insert(connect(ledger.home.ledger_url), read_entry(payload, envelope))
+    with pytest.raises(
+        Refused, match=r"^ledger entry 1: .* an earlier version: keep the home for its audit .* new one"
+    ):
+        open_ledger(ledger.home).entries()
+
+
 def test_heads_refuse_another_history(ledger: Ledger, tmp_path: Path) -> None:
     heads = []
     for i in range(5):
@@ -205,6 +219,15 @@ def test_heads_refuse_another_history(ledger: Ledger, tmp_path: Path) -> None:
     assert shorter.verify(heads[:3]).size == 3
     with pytest.raises(Refused, match=r"at least the 5 ledger entries .* got 3: .*truncated"):
         shorter.verify(heads[4:])
+    # The home's own head knows better than to go on, and so does its absence.
+    own = ledger.home.root / "ledger.head"
+    with pytest.raises(Refused, match=r"at least the 5 ledger entries .* got 3: .*truncated"):
+        shorter.append("note", NoteBody())
+    own.unlink()
+    with pytest.raises(Refused, match="expected the newest head of 3 ledger entries"):
+        open_ledger(ledger.home).append("note", NoteBody())
+    own.write_text(heads[2])
+    shorter = open_ledger(ledger.home)
     # The same key writes the missing entries anew: another history of the same length.
     for i in (3, 4):
         shorter.append("note", NoteBody(text=f"{i} once more"))
@@ -316,10 +339,12 @@ def test_a_full_disk_is_one_sentence_and_nothing_half_written(ledger: Ledger) ->
 
 
 def test_time_never_runs_backwards(home: Path) -> None:
-    times = iter([datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 9, tzinfo=UTC)])
+    times = iter(datetime(2026, 11, 20, hour, minute, tzinfo=UTC) for hour, minute in ((10, 0), (9, 56), (9, 0)))
     ledger = open_ledger(Home(home), clock=lambda: next(times))
     assert ledger.append("note", NoteBody()).timestamp == "2026-11-20T10:00:00.000000Z"
     assert ledger.append("note", NoteBody()).timestamp == "2026-11-20T10:00:00.000000Z"
+    with pytest.raises(Refused, match=r"expected a clock that is not behind .* got 2026-11-20T09:00"):
+        ledger.append("note", NoteBody())
 
 
 @pytest.mark.slow

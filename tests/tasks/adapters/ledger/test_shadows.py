@@ -16,9 +16,11 @@ from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.people import approvals, verdicts
+from tasks.adapters.ledger.people.queue import waiting
 from tasks.gates import REQUIRED_OF_PROCESS
 from tasks.process.compare import known_comparison
-from tasks.promote import promote_candidate, reject_candidate, waiting
+from tasks.promote import promote_candidate, reject_candidate
 from tasks.references import CandidateRecord, DriftFinding, ProcessEvidence, ShadowComparison
 from tests import judged
 from tests.evidence import DATASET, PLANT, forge, judged_record, open_ledger
@@ -124,8 +126,8 @@ def test_a_newer_candidate_replaces_it_and_one_judged_against_another_does_not(l
 def test_a_process_never_has_a_champion(ledger: Ledger) -> None:
     """Not even where somebody approves it, and forges the promotion with the key."""
     candidate = logged(ledger, A)
-    verdict = champions.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
-    approval = champions.approve(ledger, PROCESS, verdict)
+    verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
+    approval = verdicts.approve(ledger, PROCESS, verdict)
     promotion = champions.PromotionBody(
         composite=A, approval=approval.digest, replaces=None, candidate=candidate.digest
     )
@@ -156,8 +158,8 @@ def test_a_shadow_needs_gates_passed_and_an_approval_of_its_own(ledger: Ledger) 
     body = shadows.ShadowBody(composite=B, approval=A, candidate=candidate.digest, replaces=None, days=30)
     with pytest.raises(Refused, match="expected an approval of composite"):
         ledger.append("shadow", body, plant=PROCESS)
-    approval = champions.approve(
-        ledger, PROCESS, champions.VerdictBody(composite=B, by="somebody", candidate=candidate.digest)
+    approval = verdicts.approve(
+        ledger, PROCESS, approvals.VerdictBody(composite=B, by="somebody", candidate=candidate.digest)
     )
     body = body.model_copy(update={"approval": approval.digest})
     first = ledger.append("shadow", body, plant=PROCESS)

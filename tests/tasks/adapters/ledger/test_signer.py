@@ -21,16 +21,17 @@ from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger import client
 from tasks.adapters.ledger.attempts import Outcome, close_attempt, draw_seed
 from tasks.adapters.ledger.certificate import make_certificate
-from tasks.adapters.ledger.champions import PromotionBody, VerdictBody
+from tasks.adapters.ledger.champions import PromotionBody
 from tasks.adapters.ledger.client import ask, hello, socket_file, start, stop
 from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, Ledger, artefact
+from tasks.adapters.ledger.people.approvals import VerdictBody
 from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Head, Request
 from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
 from tasks.adapters.ledger.signer import Server, Signer
 from tasks.adapters.ledger.table import GENESIS
-from tests.evidence import CLAIM, MATERIALS, PLANT, attempt_for, certify, counts, open_ledger, outcome, put, verdict
+from tests.evidence import MATERIALS, PLANT, attempt_for, certify, counts, open_ledger, outcome, put, verdict
 
 A, B = "a" * 64, "b" * 64
 
@@ -182,21 +183,16 @@ def test_a_certificate_is_signed_for_an_open_attempt_and_counts_that_add_up(home
     attempt = attempt_for(ledger, A)
     good = counts(attempt.alpha)
     with pytest.raises(Refused, match="an attempt with a seed"):
-        make_certificate(ledger, attempt.entry, CLAIM, good, MATERIALS)
+        make_certificate(ledger, attempt.entry, good, MATERIALS)
     draw_seed(ledger, attempt)
     false = counts(attempt.alpha, (1,), episodes=4000).model_copy(update={"certified": True})
     with pytest.raises(Refused, match="statistics: 1 violations in 4000 episodes"):
-        make_certificate(ledger, attempt.entry, CLAIM, false, MATERIALS)
-    for claim, materials in (
-        (CLAIM.model_copy(update={"plant": "double_mass"}), MATERIALS),
-        (CLAIM.model_copy(update={"confidence": 0.5}), MATERIALS),
-        (CLAIM, MATERIALS.model_copy(update={"dataset": B})),
-    ):
-        with pytest.raises(Refused, match="of the attempt"):
-            make_certificate(ledger, attempt.entry, claim, good, materials)
+        make_certificate(ledger, attempt.entry, false, MATERIALS)
+    with pytest.raises(Refused, match="of the attempt"):
+        make_certificate(ledger, attempt.entry, good, MATERIALS.model_copy(update={"dataset": B}))
     with pytest.raises(BadInput, match="digest of a ledger entry"):
-        make_certificate(ledger, B, CLAIM, good, MATERIALS)
-    envelope = make_certificate(ledger, attempt.entry, CLAIM, good, MATERIALS)
+        make_certificate(ledger, B, good, MATERIALS)
+    envelope = make_certificate(ledger, attempt.entry, good, MATERIALS)
     path = Home(home).folder("certificates") / "a.json"
     path.write_bytes(envelope)
     # The result must say what its certificate says.
@@ -208,7 +204,7 @@ def test_a_certificate_is_signed_for_an_open_attempt_and_counts_that_add_up(home
         close_attempt(ledger, attempt, outcome(A, good))
     close_attempt(ledger, attempt, outcome(A, good), [artefact(ledger.home, path)])
     with pytest.raises(Refused, match="no result"):
-        make_certificate(ledger, attempt.entry, CLAIM, good, MATERIALS)
+        make_certificate(ledger, attempt.entry, good, MATERIALS)
 
 
 @pytest.mark.slow

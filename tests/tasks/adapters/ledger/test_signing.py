@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from configs.errors import BadInput, Refused
 from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, pae, trust_yaml
+from tasks.adapters.ledger.signing import SigningKey, TrustRoot, home_pin, key_id, pae, trust_yaml
 
 KIND = "application/vnd.test+json"
 # RFC 8032, section 7.1, test 1: secret key and public key.
@@ -27,7 +27,7 @@ def signer() -> SigningKey:
 @pytest.fixture
 def trust(signer: SigningKey, tmp_path: Path) -> TrustRoot:
     path = tmp_path / "trust.yaml"
-    path.write_bytes(trust_yaml(signer.public, "RFC 8032"))
+    path.write_bytes(trust_yaml(home_pin(signer.public, "RFC 8032")))
     return TrustRoot.read(path)
 
 

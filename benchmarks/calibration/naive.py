@@ -1,0 +1,54 @@
+"""How others certify, at a violation probability of exactly p0: the share of false certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from neorl_core.safety.bounds import clopper_pearson_upper, rollouts_needed
+
+P0, ALPHA = 1e-3, 0.05
+LONGEST = 20_000
+
+
+def _violations(chance: np.random.Generator, episodes: int) -> np.ndarray:
+    """The violated ones of so many episodes."""
+    gaps = chance.geometric(P0, size=int(episodes * P0 * 3) + 60)
+    found = np.cumsum(gaps)
+    return found[found <= episodes]
+
+
+def t_test(chance: np.random.Generator) -> bool:
+    """The upper end of a one-sided t interval of 1,000 episodes lies below p0: it does when none was violated."""
+    k, n = len(_violations(chance, 1000)), 1000
+    mean = k / n
+    deviation = np.sqrt(mean * (1 - mean) * n / (n - 1))
+    return bool(mean + 1.6464 * deviation / np.sqrt(n) < P0)
+
+
+def peeking(chance: np.random.Generator) -> bool:
+    """A Clopper-Pearson bound for a fixed number of episodes, looked at after every one of up to 20,000."""
+    found = _violations(chance, LONGEST)
+    return any(
+        (found[k] if k < len(found) else LONGEST + 1) > needed
+        for k, needed in enumerate(_NEEDED)
+        if k <= len(found) and needed <= LONGEST
+    )
+
+
+_NEEDED = [rollouts_needed(P0, k, ALPHA) for k in range(15)]
+"""Episodes after which k violations are few enough."""
+
+
+def best_of_ten(chance: np.random.Generator) -> bool:
+    """Ten composites, each with a Clopper-Pearson bound of its own at the full error probability."""
+    n = _NEEDED[0]
+    return any(clopper_pearson_upper(len(_violations(chance, n)), n, ALPHA) <= P0 for _ in range(10))
+
+
+NAIVE: dict[str, Callable[[np.random.Generator], bool]] = {
+    "t-test of 1,000 episodes": t_test,
+    "Clopper-Pearson, looked at after every episode": peeking,
+    "Clopper-Pearson, best of ten": best_of_ten,
+}

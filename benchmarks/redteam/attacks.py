@@ -1,0 +1,395 @@
+"""The attacks, each with the powers that it takes; what a play returns is what was said against it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from threading import Event
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks.redteam import beginnings as first
+from benchmarks.redteam.stage import Stage, forge, invented
+from configs.load import load_yaml
+from configs.run import RunConfig
+from neorl_core.safety.certify import certify_batches
+from neorl_core.types import Controller
+from tasks.adapters.files.canonical import sha256_hex
+from tasks.adapters.files.secrets import read_secret
+from tasks.adapters.ledger.attempts import (
+    AttemptBody,
+    Inputs,
+    Outcome,
+    ResultBody,
+    attempt_alpha,
+    draw_seed,
+    lineage_of,
+    open_attempt,
+    seed_file,
+)
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.certificate import make_certificate, read_certificate, verify_certificate
+from tasks.adapters.ledger.champions import WithdrawalBody
+from tasks.adapters.ledger.claims import Claim, Materials
+from tasks.adapters.ledger.policies.model import RULE, Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.policy import pinned_file
+from tasks.adapters.plants.known import plant_named
+from tasks.adapters.registry.serving import check_aliases
+from tasks.decisions.aliases import wanted_aliases
+from tasks.decisions.policy import hold_run, policy_yaml, sign
+from tasks.evaluation.guarded import guarded
+from tasks.gates import judge
+from tasks.references import CandidateRecord
+
+Power = Literal["home", "key", "MLflow", "YAML"]
+"""home: its files, and what its signer answers; key: decrypted, besides; MLflow: its login; YAML: a run's file."""
+
+C = "c" * 64
+"""A composite that nobody made."""
+
+
+class Attack(NamedTuple):
+    """Something that was done before, with every check ok."""
+
+    number: str
+    """In the list of attacks; the letter tells its variants apart."""
+    name: str
+    power: Power
+    play: Callable[[Stage], str | None]
+    """Does it; returns what is found against it, or None. A refusal is raised."""
+
+
+def _weak(stage: Stage) -> Claim:
+    return stage.claim.model_copy(update={"p0": 0.99, "confidence": 0.01, "max_episodes": 2})
+
+
+def _promoted(stage: Stage, claim: Claim, by: str = "Somebody Else", replaces: str | None = "") -> str | None:
+    """Certify, log, approve and promote a composite by asking the signer for each."""
+    ledger, now = stage.ledger(), stage.champion.digest
+    result = stage.certified(ledger, C, claim)
+    record = stage.record(result, now if replaces == "" else replaces)
+    candidate = ledger.append("candidate", record, plant=stage.plant)
+    approval = ledger.append("approval", stage.approval(candidate, by), plant=stage.plant)
+    ledger.append("promotion", stage.promotion(approval, now), plant=stage.plant)
+    return None
+
+
+def lower_the_floor_in_a_run(stage: Stage) -> str | None:
+    return _run(stage, {"certify": {"p0": 0.99, "confidence": 0.01, "max_episodes": 2}})
+
+
+def leave_out_what_a_run_must_show(stage: Stage) -> str | None:
+    sign(stage.ledger(), stage.policy.model_copy(update={"beat_plant": True}), "a reviewer", "it must")
+    return _run(stage, {"gates": {"beat_plant": False}, "approval": "required"})
+
+
+def turn_the_approval_off(stage: Stage) -> str | None:
+    sign(stage.ledger(), stage.policy.model_copy(update={"approvers": Approvers(count=1)}), "a reviewer", "a person")
+    return _run(stage, {"approval": "auto", "gates": {"beat_plant": stage.policy.beat_plant}})
+
+
+def _run(stage: Stage, changes: dict[str, object]) -> str | None:
+    hold_run(stage.ledger(), RunConfig.model_validate({"plant": stage.plant, **changes}))
+    return None
+
+
+def promote_a_weak_claim(stage: Stage) -> str | None:
+    return _promoted(stage, _weak(stage))
+
+
+def let_the_rule_approve_for_a_person(stage: Stage) -> str | None:
+    sign(stage.ledger(), stage.policy.model_copy(update={"approvers": Approvers(count=1)}), "a reviewer", "a person")
+    return _promoted(stage, stage.claim, by=RULE)
+
+
+def approve_twice_as_one(stage: Stage) -> str | None:
+    sign(stage.ledger(), stage.policy.model_copy(update={"approvers": Approvers(count=2)}), "a reviewer", "two")
+    return _promoted(stage, stage.claim)
+
+
+def edit_the_pinned_policy(stage: Stage) -> str | None:
+    path = pinned_file(stage.ledger().trust, stage.plant)
+    path.write_bytes(policy_yaml(load_yaml(path, SafetyPolicy).model_copy(update={"p0": 0.99})))
+    return stage.audited()
+
+
+def use_an_edited_policy(stage: Stage) -> str | None:
+    edit_the_pinned_policy(stage)
+    return _promoted(stage, stage.claim)
+
+
+def sign_a_laxer_policy(stage: Stage) -> str | None:
+    """The signer signs it; the auditor holds the policies that were pinned before."""
+    kept = stage.home.root.with_name("kept")
+    shutil.copytree(stage.home.root / "policies", kept / "policies")
+    shutil.copy(stage.home.trust, kept / "trust.yaml")
+    sign(stage.ledger(), stage.policy.model_copy(update={"p0": 0.99, "confidence": 0.01}), "a reviewer", "because")
+    failures = audit(stage.home, trust=kept / "trust.yaml").failures
+    return f"{failures[0].name}: {failures[0].detail}" if failures else None
+
+
+def use_an_old_approval(stage: Stage) -> str | None:
+    sign(stage.ledger(), stage.policy.model_copy(update={"approval_days": 1}), "a reviewer", "a day")
+    ledger, now = stage.ledger(), stage.champion.digest
+    candidate = ledger.append(
+        "candidate", stage.record(stage.certified(ledger, C, stage.claim), now), plant=stage.plant
+    )
+    approval = ledger.append("approval", stage.approval(candidate), plant=stage.plant)
+    later = stage.later(2)
+    later.append("promotion", stage.promotion(approval, now), plant=stage.plant)
+    return None
+
+
+def use_an_old_certificate(stage: Stage) -> str | None:
+    sign(stage.ledger(), stage.policy.model_copy(update={"certificate_days": 1}), "a reviewer", "a day")
+    now = stage.champion.digest
+    result = stage.certified(stage.ledger(), C, stage.claim)
+    later = stage.later(2)
+    candidate = later.append("candidate", stage.record(result, now), plant=stage.plant)
+    approval = later.append("approval", stage.approval(candidate), plant=stage.plant)
+    later.append("promotion", stage.promotion(approval, now), plant=stage.plant)
+    return None
+
+
+def choose_the_claim_after_looking(stage: Stage) -> str | None:
+    """Counts that show 0.99 at most are certified for the attempt of a stronger claim."""
+    ledger, claim = stage.ledger(), stage.claim
+    digest = sha256_hex(b"invented")
+    attempt = open_attempt(ledger, Inputs(lineage=lineage_of(claim), composite=C, dataset=digest, config=digest), claim)
+    draw_seed(ledger, attempt)
+    names = ("dataset", "config", "code", "lock", "simulator", "shield", "processor")
+    make_certificate(ledger, attempt.entry, invented(0.99, attempt.alpha), Materials(**dict.fromkeys(names, digest)))
+    return None
+
+
+def begin_a_lineage_of_ones_own(stage: Stage) -> str | None:
+    ledger, claim = stage.ledger(), stage.claim
+    body = AttemptBody(
+        lineage="f" * 64,
+        composite=C,
+        dataset=C,
+        config=C,
+        number=1,
+        alpha=attempt_alpha(claim.confidence, 1),
+        scope=claim,
+    )
+    ledger.append("attempt", body, plant=stage.plant)
+    return None
+
+
+def rerun_something_else(name: str) -> Callable[[Stage], str | None]:
+    """Repeat the counts of the champion's certificate, but of another simulator, code, lock or composite."""
+
+    def play(stage: Stage) -> str | None:
+        ledger = stage.ledger()
+        result = next(
+            e for e in ledger.entries("result", stage.plant) if e.body["composite"] == stage.champion.body["composite"]
+        )
+        path = stage.home.root / result.artefacts[0].path
+        statement = read_certificate(path, ledger.trust)
+        here = {**statement.predicate.materials.model_dump(), "composite": statement.composite}
+        here[name] = sha256_hex(here[name].encode())
+        checks = verify_certificate(
+            path, ledger.trust, artefacts=here, repeat=lambda predicate, _: predicate.counts, rerun=True
+        )
+        failed = [check for check in checks if check.passed is False]
+        return f"{failed[0].name}: {failed[0].detail}" if failed else None
+
+    return play
+
+
+def crash_where_it_would_violate(stage: Stage) -> str | None:
+    """A simulator whose step raises an error: no episode of it is counted as sound."""
+
+    def crash(reward: np.ndarray) -> np.ndarray:
+        raise ArithmeticError("the integrator gave up")
+
+    return _certified_by(stage, crash, 600.0)
+
+
+def hang_where_it_would_violate(stage: Stage) -> str | None:
+    """A simulator whose step does not return."""
+    released = Event()
+
+    def hang(reward: np.ndarray) -> np.ndarray:
+        released.wait()
+        return np.asarray(reward)
+
+    try:
+        return _certified_by(stage, hang, 1.0)
+    finally:
+        released.set()
+
+
+def _certified_by(stage: Stage, back: Callable[[np.ndarray], np.ndarray], seconds: float) -> str | None:
+    plant = plant_named(stage.plant).simulator()
+
+    def step(key: Any, state: Any, action: Any, params: Any) -> Any:
+        following, seen = plant.step(key, state, action, params)
+        shape = jax.ShapeDtypeStruct(seen.reward.shape, seen.reward.dtype)
+        return following, seen._replace(reward=jax.pure_callback(back, shape, seen.reward, vmap_method="sequential"))
+
+    broken = plant._replace(spec=plant.spec._replace(horizon=2), step=step)
+    hold = Controller(lambda params, observation: (), lambda params, state, observation, applied: (state, applied))
+    *_, found = certify_batches(
+        broken, hold, (), plant.domain, 0, p0=0.1, alpha=0.05, max_episodes=200, batch=16, run=guarded(seconds)
+    )
+    if found.certified or not found.crashed:
+        return None
+    return f"not certified: {found.crashed} of {found.violations} violations are of batches without a result"
+
+
+def promote_a_candidate_whose_gates_failed(stage: Stage) -> str | None:
+    ledger, now = stage.ledger(), stage.champion.digest
+    record = stage.record(stage.certified(ledger, C, stage.claim), now)
+    evidence = record.evidence.model_copy(update={"data": ("too few episodes",)})
+    told = record.model_copy(update={"evidence": evidence, "gates": judge(evidence), "passed": False})
+    failed = forge(stage.home, "candidate", told, plant=stage.plant)
+    approval = forge(stage.home, "approval", stage.approval(failed), plant=stage.plant)
+    forge(stage.home, "promotion", stage.promotion(approval, now), plant=stage.plant)
+    return stage.audited()
+
+
+def turn_verdicts_round(stage: Stage) -> str | None:
+    ledger, now = stage.ledger(), stage.champion.digest
+    record = stage.record(stage.certified(ledger, C, stage.claim), now)
+    evidence = record.evidence.model_copy(update={"data": ("too few episodes",)})
+    forge(stage.home, "candidate", record.model_copy(update={"evidence": evidence}), plant=stage.plant)
+    return stage.audited()
+
+
+def pass_without_a_certificates_file(stage: Stage) -> str | None:
+    ledger, claim = stage.ledger(), stage.claim
+    attempt = open_attempt(ledger, Inputs(lineage=lineage_of(claim), composite=C, dataset=C, config=C), claim)
+    draw_seed(ledger, attempt)
+    opened = attempt.body.model_dump(exclude={"scope"})
+    secret = read_secret(seed_file(stage.home, attempt.entry)).hex()
+    body = ResultBody(**Outcome(passed=True).model_dump(), **opened, attempt=attempt.entry, secret=secret)
+    forge(stage.home, "result", body, plant=stage.plant)
+    return stage.audited()
+
+
+def remove_a_certificates_file(stage: Stage) -> str | None:
+    result = stage.ledger().entries("result", stage.plant)[-1]
+    (stage.home.root / result.artefacts[0].path).unlink()
+    return stage.audited()
+
+
+def log_a_policy_as_the_plants_own_controller(stage: Stage) -> str | None:
+    ledger, now = stage.ledger(), stage.champion.digest
+    # The run's own candidate, whatever its gates said of it.
+    trained = [e for e in ledger.entries("candidate", stage.plant) if e.body["role"] == "candidate"][-1]
+    result = stage.certified(ledger, trained.body["composite"], stage.claim)
+    record = stage.record(result, now, role="fallback")
+    forge(stage.home, "candidate", record, trained.artefacts, plant=stage.plant)
+    return stage.audited()
+
+
+def alter_what_is_served(name: str, text: str | None) -> Callable[[Stage], str | None]:
+    """Write a file of the champion's model in MLflow, or take it away."""
+
+    def play(stage: Stage) -> str | None:
+        model = stage.candidate.read(CandidateRecord).served.model
+        folder = next((stage.home.root / "mlflow" / "artifacts").glob(f"*/models/{model}/artifacts"))
+        path = folder / name
+        if text is None:
+            path.unlink()
+        else:
+            path.write_text(text)
+        return stage.audited()
+
+    return play
+
+
+def point_the_alias_elsewhere(stage: Stage) -> str | None:
+    checks = check_aliases(stage.plant, {"champion": "99"}, wanted_aliases(stage.ledger().entries(), stage.plant))
+    return checks[0].detail if checks else None
+
+
+def promote_what_was_compared_with_another(stage: Stage) -> str | None:
+    return _promoted(stage, stage.claim, replaces=None)
+
+
+def put_a_later_file_into_a_bundle(stage: Stage) -> str | None:
+    named = (file for entry in stage.ledger().entries() for file in entry.artefacts)
+    file = next(file for file in named if file.path.endswith("/composite.json"))
+    (stage.home.root / file.path).with_name("later.py").write_text("print('executed')\n")
+    return stage.audited()
+
+
+def ask_for_a_confidence_that_is_one(stage: Stage) -> str | None:
+    path = stage.home.root / "run.yaml"
+    path.write_text(f"plant: {stage.plant}\ncertify: {{confidence: 0.9999999999999}}\n")
+    load_yaml(path, RunConfig)
+    return None
+
+
+def bring_a_withdrawn_champion_back(stage: Stage) -> str | None:
+    now = stage.champion
+    again = stage.candidate.read(CandidateRecord).model_copy(update={"champion": None, "run_key": "once more"})
+    body = WithdrawalBody(
+        composite=now.body["composite"], promotion=now.digest, version=now.body["version"], by="x", why="y"
+    )
+    ledger = stage.ledger()
+    ledger.append("withdrawal", body, plant=stage.plant)
+    candidate = ledger.append("candidate", again, plant=stage.plant)
+    approval = ledger.append("approval", stage.approval(candidate), plant=stage.plant)
+    ledger.append("promotion", stage.promotion(approval, None), plant=stage.plant)
+    return None
+
+
+ATTACKS = (
+    Attack("1a", "seeds tried, a good one put into keys/seeds", "home", first.try_seeds_before_one_is_drawn),
+    Attack("1b", "another secret once the nonce is known", "home", first.change_the_secret_once_the_nonce_is_known),
+    Attack(
+        "1c", "nonces asked for commitments that are not logged", "home", first.ask_for_nonces_of_commitments_not_logged
+    ),
+    Attack("1d", "the ledger cut for another commitment", "key", first.set_the_ledger_back_for_another_commitment),
+    Attack("1e", "the same, and the witness's folder set back", "key", first.set_the_witness_back_too),
+    Attack("1f", "a nonce of one's own making", "key", first.make_the_nonce_oneself),
+    Attack("2a", "ledger.db deleted, key and head kept", "home", first.delete_the_ledger),
+    Attack("2b", "an empty ledger put in its place", "home", first.put_an_empty_ledger_in_its_place),
+    Attack("2c", "the ledger truncated", "home", first.truncate_the_ledger),
+    Attack("2d", "the ledger truncated, its heads signed anew", "key", first.truncate_the_ledger_and_its_head),
+    Attack("2e", "the home restored whole from an older copy", "home", first.restore_an_older_home_whole),
+    Attack("2f", "a new home with a new key", "home", first.begin_a_new_home),
+    Attack("2g", "witnesses.yaml taken away", "home", first.take_the_witnesses_away),
+    Attack("3a", "p0 = .99 at 1 % in a run's YAML", "YAML", lower_the_floor_in_a_run),
+    Attack("3b", "p0 = .99 at 1 % certified, approved and promoted", "home", promote_a_weak_claim),
+    Attack("3c", "the pinned policy edited", "home", edit_the_pinned_policy),
+    Attack("3d", "a promotion under an edited policy", "home", use_an_edited_policy),
+    Attack("3e", "a laxer policy signed, beside policies kept elsewhere", "home", sign_a_laxer_policy),
+    Attack("3f", "an approval used after its time", "home", use_an_old_approval),
+    Attack("3g", "a certificate used after its time", "home", use_an_old_certificate),
+    Attack("3h", "better than the plant's own controller no longer asked", "YAML", leave_out_what_a_run_must_show),
+    Attack("3i", "a claim chosen after looking", "home", choose_the_claim_after_looking),
+    Attack("3j", "a lineage of its own, with all its error probability", "home", begin_a_lineage_of_ones_own),
+    *(
+        Attack(f"4{letter}", f"a rerun with another {name}", "home", rerun_something_else(name))
+        for letter, name in zip("abcde", ("simulator", "code", "lock", "shield", "composite"), strict=True)
+    ),
+    Attack("5a", "a candidate whose gates failed, promoted", "key", promote_a_candidate_whose_gates_failed),
+    Attack("5b", "verdicts that their numbers contradict", "key", turn_verdicts_round),
+    Attack("5c", "a passed result without a certificate's file", "key", pass_without_a_certificates_file),
+    Attack("5d", "a certificate's file removed", "home", remove_a_certificates_file),
+    Attack("5e", "a policy logged as the plant's own controller", "key", log_a_policy_as_the_plants_own_controller),
+    Attack("6a", "a simulator that crashes", "home", crash_where_it_would_violate),
+    Attack("6b", "a simulator that hangs", "home", hang_where_it_would_violate),
+    Attack("7a", "policy_model.py replaced", "MLflow", alter_what_is_served("policy_model.py", "import os\n")),
+    Attack("7b", "MLmodel replaced", "MLflow", alter_what_is_served("MLmodel", "flavors: {}\n")),
+    Attack("7c", "a module put beside the model's code", "MLflow", alter_what_is_served("code/numpy.py", "\n")),
+    Attack("7d", "a file of the model removed", "MLflow", alter_what_is_served("MLmodel", None)),
+    Attack("8", "@champion pointed elsewhere", "MLflow", point_the_alias_elsewhere),
+    Attack("9a", "approval: required changed to auto", "YAML", turn_the_approval_off),
+    Attack("9b", "the rule approves where persons must", "home", let_the_rule_approve_for_a_person),
+    Attack("9c", "one person approves for two", "home", approve_twice_as_one),
+    Attack("10a", "an attempt dated 2099", "home", first.date_an_entry_2099),
+    Attack("10b", "entries that follow one dated 2099", "home", first.go_on_after_2099),
+    Attack("10c", "an entry dated 2099, forged", "key", first.forge_an_entry_of_2099),
+    Attack("11a", "what was compared with another champion, promoted", "home", promote_what_was_compared_with_another),
+    Attack("11b", "a later file in a bundle's folder", "home", put_a_later_file_into_a_bundle),
+    Attack("11c", "confidence: 0.9999999999999", "YAML", ask_for_a_confidence_that_is_one),
+    Attack("11d", "a withdrawn champion brought back", "home", bring_a_withdrawn_champion_back),
+)

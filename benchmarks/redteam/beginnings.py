@@ -1,0 +1,215 @@
+"""Attacks on what comes first: seeds chosen after looking, ledgers begun anew, clocks set ahead."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from base64 import b64encode
+from datetime import timedelta
+
+from benchmarks.redteam.stage import Stage, forge
+from benchmarks.redteam.witnessed import direct, now
+from benchmarks.tamper import truncate
+from configs.home import Home
+from tasks.adapters.files.merkle import leaf_hash
+from tasks.adapters.files.secrets import write_secret
+from tasks.adapters.ledger.attempts import Attempt, Inputs, draw_seed, lineage_of, of_attempt, open_attempt, seed_file
+from tasks.adapters.ledger.keys import open_key, open_keys
+from tasks.adapters.ledger.ledger import HEAD_TYPE, Ledger
+from tasks.adapters.ledger.protocol import Nonces
+from tasks.adapters.ledger.rules import NoteBody
+from tasks.adapters.ledger.signer import Signer
+from tasks.adapters.ledger.table import connect, create
+from tasks.adapters.ledger.witness.notes import Nonce
+from tasks.adapters.ledger.witness.pinned import FILE
+from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, derive_seed
+from tasks.adapters.ledger.witness.server import KEY
+
+SECRETS = [hashlib.sha256(bytes([number])).digest() for number in range(50)]
+"""What the attacker tries offline."""
+GAINED = "the seed that runs is none of those that were tried: a nonce is in it that was given later"
+
+
+def _opened(stage: Stage, ledger: Ledger) -> Attempt:
+    digest = "d" * 64
+    claim = stage.claim
+    return open_attempt(
+        ledger, Inputs(lineage=lineage_of(claim), composite=digest, dataset=digest, config=digest), claim
+    )
+
+
+def _put(stage: Stage, attempt: Attempt, secret: bytes) -> None:
+    write_secret(seed_file(stage.home, attempt.entry), secret)
+
+
+def try_seeds_before_one_is_drawn(stage: Stage) -> str | None:
+    """The process is killed when the attempt is logged; a secret that suits is put where the seed is drawn."""
+    ledger = stage.ledger()
+    attempt = _opened(stage, ledger)
+    _put(stage, attempt, SECRETS[7])
+    drawn = draw_seed(stage.ledger(), attempt)
+    return None if drawn in {derive_seed(secret, ()) for secret in SECRETS} else GAINED
+
+
+def change_the_secret_once_the_nonce_is_known(stage: Stage) -> str | None:
+    ledger = stage.ledger()
+    attempt = _opened(stage, ledger)
+    _put(stage, attempt, SECRETS[7])
+    draw_seed(ledger, attempt)
+    _put(stage, attempt, SECRETS[8])
+    draw_seed(stage.ledger(), attempt)
+    return None
+
+
+def ask_for_nonces_of_commitments_not_logged(stage: Stage) -> str | None:
+    """With them one could look before committing."""
+    assert stage.witness is not None
+    ledger = stage.ledger()
+    draw_seed(ledger, _opened(stage, ledger))
+    head = (stage.home.root / "witnessed.head").read_text()
+    reach, asked = direct(stage.witness), stage.pinned.witnesses[0]
+    size = len(ledger.entries())
+    for secret in SECRETS[:10]:
+        leaf = b64encode(leaf_hash(hashlib.sha256(secret).digest())).decode()
+        if reach(asked, "/nonce", f"leaf {size - 2} {leaf}\n\n{head}").status == 200:
+            return None
+    return "the witness gives no nonce for a record that no countersigned head contains"
+
+
+def set_the_ledger_back_for_another_commitment(stage: Stage) -> str | None:
+    """The nonce is known and does not suit: the ledger is cut before the commitment, and the home's heads with it."""
+    ledger = stage.ledger()
+    attempt = _opened(stage, ledger)
+    size = len(ledger.entries())
+    draw_seed(ledger, attempt)
+    _set_back(stage.home, size)
+    seed_file(stage.home, attempt.entry).unlink()
+    draw_seed(stage.ledger(), attempt)
+    return None
+
+
+def set_the_witness_back_too(stage: Stage) -> str | None:
+    """The same, and the witness's folder is put back as it was, where the attacker reaches it."""
+    assert stage.witness is not None
+    ledger = stage.ledger()
+    attempt = _opened(stage, ledger)
+    size, kept = len(ledger.entries()), stage.home.root.with_name("kept-witness")
+    shutil.copytree(stage.witness.folder, kept)
+    draw_seed(ledger, attempt)
+    _set_back(stage.home, size)
+    seed_file(stage.home, attempt.entry).unlink()
+    if stage.watched_from_here:
+        shutil.rmtree(stage.witness.folder)
+        shutil.copytree(kept, stage.witness.folder)
+    draw_seed(stage.ledger(), attempt)
+    return stage.audited()
+
+
+def make_the_nonce_oneself(stage: Stage) -> str | None:
+    """With the keys at hand: the local witness's, too, for it is the same user's."""
+    assert stage.witness is not None
+    ledger = stage.ledger()
+    attempt = _opened(stage, ledger)
+    commitment = hashlib.sha256(SECRETS[7]).hexdigest()
+    keys = (str(stage.witness.verifier),)
+    ledger.append("seed", SeedBody(attempt=attempt.entry, commitment=commitment, witnesses=keys), plant=stage.plant)
+    record = of_attempt(ledger.entries(), "seed", attempt.entry)
+    assert record is not None
+    true = NonceBody.model_validate_json(ledger.request(Nonces(attempt=attempt.entry)).envelope)
+    asked = Nonce(stage.pinned.origin, record.sequence - 1, leaf_hash(record.envelope))
+    own, _ = open_keys(stage.home, first_use=False)
+    key = open_key(stage.witness.folder / KEY) if stage.watched_from_here else own
+    foreseen = b64encode(asked.given(key)).decode()
+    forge(stage.home, "nonce", true.model_copy(update={"nonces": (foreseen,)}), plant=stage.plant)
+    return stage.audited()
+
+
+def _set_back(home: Home, size: int) -> None:
+    truncate(home, size)
+    key, _ = open_keys(home, first_use=False)
+    head = key.seal(HEAD_TYPE, Ledger.open(home, write=False).head()._asdict())
+    (home.root / "ledger.head").write_bytes(head)
+    (home.root / "witnessed.head").unlink(missing_ok=True)
+
+
+def delete_the_ledger(stage: Stage) -> str | None:
+    stage.home.ledger.unlink()
+    _opened(stage, stage.ledger())
+    return None
+
+
+def put_an_empty_ledger_in_its_place(stage: Stage) -> str | None:
+    """And take away the heads that the home keeps."""
+    stage.home.ledger.unlink()
+    for name in ("ledger.head", "witnessed.head"):
+        (stage.home.root / name).unlink(missing_ok=True)
+    create(connect(stage.home.ledger_url))
+    stage.ledger().append("note", NoteBody(text="a new beginning"))
+    return None
+
+
+def truncate_the_ledger(stage: Stage) -> str | None:
+    truncate(stage.home, 6)
+    stage.ledger().append("note", NoteBody(text="the seventh once more"))
+    return None
+
+
+def truncate_the_ledger_and_its_head(stage: Stage) -> str | None:
+    _set_back(stage.home, 1)
+    stage.ledger().append("note", NoteBody(text="the second once more"))
+    return None
+
+
+def restore_an_older_home_whole(stage: Stage) -> str | None:
+    """The witness's folder included, where it lies in the home."""
+    older = stage.home.root.with_name("older")
+    shutil.copytree(stage.home.root, older)
+    ledger = stage.ledger()
+    draw_seed(ledger, _opened(stage, ledger))
+    shutil.rmtree(stage.home.root)
+    shutil.copytree(older, stage.home.root)
+    ledger = stage.ledger()
+    ledger.append("note", NoteBody(text="as if nothing had been tried"))
+    return stage.audited()
+
+
+def begin_a_new_home(stage: Stage) -> str | None:
+    """A new key, attempt 1, the full error probability."""
+    claim, digest = stage.claim, "d" * 64
+    other = Home(stage.home.root.with_name("new"))
+    Signer.open(other)
+    shutil.copy(stage.home.root / FILE, other.root / FILE)
+    witness = stage.witness
+    if stage.watched_from_here and witness is not None:
+        shutil.copytree(witness.folder, other.root / "witness")
+        shutil.rmtree(other.root / "witness" / "logs")
+    anew = Stage(other, stage.plant, stage.beside(other))
+    ledger = anew.ledger()
+    inputs = Inputs(lineage=lineage_of(claim), composite=digest, dataset=digest, config=digest)
+    draw_seed(ledger, open_attempt(ledger, inputs, claim))
+    return anew.audited()
+
+
+def take_the_witnesses_away(stage: Stage) -> str | None:
+    (stage.home.root / FILE).unlink()
+    ledger = stage.ledger()
+    draw_seed(ledger, _opened(stage, ledger))
+    return None
+
+
+def date_an_entry_2099(stage: Stage) -> str | None:
+    ahead = stage.ledger(lambda: now() + timedelta(days=365 * 73))
+    draw_seed(ahead, _opened(stage, ahead))
+    return None
+
+
+def go_on_after_2099(stage: Stage) -> str | None:
+    """A clock was set ahead for an entry that no witness is asked for, and is right again."""
+    stage.ledger(lambda: now() + timedelta(days=365 * 73)).append("note", NoteBody(text="from the future"))
+    stage.ledger().append("note", NoteBody(text="dated 2099, too"))
+    return None
+
+
+def forge_an_entry_of_2099(stage: Stage) -> str | None:
+    forge(stage.home, "note", NoteBody(text="from the future"), timestamp="2099-01-01T00:00:00.000000Z")
+    return stage.audited()

@@ -1,0 +1,74 @@
+"""Witnesses in this process: their code is the real one, only the way to them is shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import unquote
+
+from configs.home import Home
+from tasks.adapters.ledger.keys import open_keys
+from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.signer import Signer
+from tasks.adapters.ledger.witness.client import Reach, Reply
+from tasks.adapters.ledger.witness.notes import SIGNATURE, Verifier
+from tasks.adapters.ledger.witness.pinned import FILE, PinnedWitness, Witnesses, pin
+from tasks.adapters.ledger.witness.server import open_witness
+from tasks.adapters.ledger.witness.service import Denied, Witness
+
+ORIGIN = "neorl.example/plant-7"
+Clock = Callable[[], datetime]
+
+
+def now() -> datetime:
+    """The time, as witnesses and signers tell it."""
+    return datetime.now(UTC)
+
+
+def direct(*witnesses: Witness, silent: Sequence[str] = ()) -> Reach:
+    """Reach witnesses without a server.
+
+    Args:
+        witnesses: who is there.
+        silent: names of those that give no answer for now.
+    """
+    by_key = {str(witness.verifier): witness for witness in witnesses}
+
+    def reach(pinned: PinnedWitness, path: str, body: str | None) -> Reply:
+        witness = by_key[pinned.key]
+        if witness.name in silent:
+            raise ConnectionRefusedError("nobody listens")
+        try:
+            if body is None:
+                return Reply(200, witness.newest(unquote(path.removeprefix("/newest/"))))
+            answers = {"/add-checkpoint": witness.add_checkpoint, "/nonce": witness.nonce, "/add-log": witness.take_log}
+            return Reply(200, answers[path](body))
+        except Denied as error:
+            return Reply(error.status, error.text)
+
+    return reach
+
+
+def witness_in(folder: Path, name: str, clock: Clock = now, *, open_to_all: bool = True) -> Witness:
+    """A witness with a folder of its own."""
+    return open_witness(folder, name, open_to_all=open_to_all, clock=clock)
+
+
+def pin_witnesses(home: Home, *witnesses: Witness, required: int = 1) -> Path:
+    """Ask for these witnesses in a home."""
+    home.folder()
+    rows = [PinnedWitness(key=str(witness.verifier), url="http://127.0.0.1:9") for witness in witnesses]
+    pin(home.root / FILE, Witnesses(origin=ORIGIN, required=required, witnesses=rows))
+    return home.root / FILE
+
+
+def watched(home: Home, reach: Reach, clock: Clock = now) -> Ledger:
+    """The ledger of a home, its signer in this process, and its witnesses behind `reach`."""
+    return Ledger.open(home, ask=Signer.open(home, clock=clock, reach=reach).answer)
+
+
+def log_key(ledger: Ledger, home: Home) -> Verifier:
+    """The key by which a witness's owner knows a home's log."""
+    key, _ = open_keys(home, first_use=False)
+    return Verifier.of(ORIGIN, SIGNATURE, key)

@@ -1,0 +1,90 @@
+"""Approvals as the ledger has them: what a decision says, and which approvals of a composite count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from configs.errors import Refused
+from tasks.adapters.ledger.ledger import Body, Entry
+from tasks.adapters.ledger.people.keyring import counts, keyring
+from tasks.adapters.ledger.people.statement import Meaning, read_payload
+from tasks.adapters.ledger.policies.model import RULE
+from tasks.adapters.ledger.signing import keyid_of
+
+
+class VerdictBody(Body):
+    """A person, or the rule, approves or rejects a composite."""
+
+    composite: str
+    by: str
+    role: str = ""
+    """As what they decide, where the plant's policy asks for roles."""
+    note: str = ""
+    candidate: str
+    """Digest of the candidate's entry."""
+    version: str = ""
+    """Version in the registry."""
+    meaning: Meaning = ""
+    """`reviewed` is no approval by itself."""
+    signed: str = ""
+    """When the person signed, by their own clock."""
+    signature: str = ""
+    """Envelope of the person's statement; without one the decision is in the home's name."""
+
+
+def check_signed_time(signature: str, signed: str) -> None:
+    """The time beside a signature is the one that was signed, for approvals expire by it."""
+    told = read_payload(signature)["signed"] if signature else ""
+    if told != signed:
+        raise Refused(f"expected the time {told or 'of no signature'} that was signed, got {signed!r}: sign again.")
+
+
+def open_approvals(history: Sequence[Entry], plant: str, composite: str) -> list[Entry]:
+    """The approvals of a composite that count still.
+
+    A promotion, shadow or withdrawal of the plant ends all that came before it, for they are of a comparison with what
+    was in force then; a rejection ends those of its composite. What a key signed after its revocation does not count.
+    """
+    found: list[Entry] = []
+    for entry in history:
+        if entry.plant != plant:
+            continue
+        if entry.kind == "approval" and entry.body["composite"] == composite:
+            found.append(entry)
+        elif entry.kind in ("promotion", "shadow", "withdrawal") or (
+            entry.kind == "rejection" and entry.body["composite"] == composite
+        ):
+            found = []
+    keys = keyring(history) if any(entry.body.get("signature") for entry in found) else {}
+    return [entry for entry in found if counts(keys, entry)]
+
+
+def open_approval(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
+    """The last of these approvals."""
+    return next(reversed(open_approvals(history, plant, composite)), None)
+
+
+def approvers(history: Sequence[Entry], promotion: Entry) -> str:
+    """Who approved what a promotion promoted, or what a shadow lets run: the last one first.
+
+    Args:
+        history: all verified entries.
+        promotion: one of them, or a shadow's.
+    """
+    body = promotion.body
+    given = open_approvals(history[: promotion.sequence - 1], promotion.plant, body["composite"])
+    names = [e.body["by"].strip() for e in given if e.body["candidate"] == body["candidate"]]
+    return ", ".join({name.casefold(): name for name in reversed(names)}.values())
+
+
+def of_process(candidate: Entry) -> bool:
+    """Whether a candidate's evidence is that of a process without a simulator: it may run in shadow, no more."""
+    return "simulator" not in candidate.body["evidence"]
+
+
+def signed_how(decision: Entry) -> str:
+    """By whose key a decision was signed, in words."""
+    signature = decision.body.get("signature")
+    if signature:
+        return f"key {keyid_of(signature.encode())}"
+    return "by the rule" if decision.body.get("by") == RULE else "in the home's name"

@@ -1,0 +1,67 @@
+"""The audit of keys: who decided without one, which entries do not count, and what rests on a key that was revoked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from pydantic import ValidationError
+
+from tasks.adapters.ledger.certificate import Check
+from tasks.adapters.ledger.champions import champion
+from tasks.adapters.ledger.ledger import Entry
+from tasks.adapters.ledger.people.approvals import open_approvals
+from tasks.adapters.ledger.people.keyring import check_pins, counts, keyring
+from tasks.adapters.ledger.people.voided import counting, forged, void
+from tasks.adapters.ledger.policies.model import RULE
+from tasks.adapters.ledger.signing import TrustRoot, keyid_of
+
+NAME = "people"
+
+
+def check_people(entries: Sequence[Entry], trust: TrustRoot) -> list[Check]:
+    """What is to be said of keys and of those who decided.
+
+    Args:
+        entries: verified, as they were signed.
+        trust: the trust root in force.
+    """
+    with suppress(ValidationError, ValueError, KeyError):
+        failures = [Check(NAME, False, fault) for fault in check_pins(counting(entries, trust.pins), trust)]
+        failures += [Check(NAME, False, fault) for fault in _resting(counting(entries, trust.pins))]
+        late = forged(entries)
+        told = [
+            Check(NAME, False if number in late else None, f"ledger entry {number} does not count: {reason}")
+            for number, reason in void(entries, trust.pins).items()
+        ]
+        return [*failures, *told, *_summary(entries, bool(failures))]
+    return [Check(NAME, False, "the entries about keys cannot be read, as is said of each above")]
+
+
+def _summary(entries: Sequence[Entry], failed: bool) -> Iterator[Check]:
+    decided = [e for e in entries if e.kind in ("approval", "rejection", "withdrawal") and e.body.get("by") != RULE]
+    signed = sum(bool(entry.body.get("signature")) for entry in decided)
+    if not failed:
+        yield Check(NAME, True, f"{signed} decisions signed by persons' keys, each as the trust root pins it")
+    if len(decided) > signed:
+        yield Check(
+            NAME, None, f"{len(decided) - signed} decisions are in the home's name: no person's key signed them"
+        )
+
+
+def _resting(entries: Sequence[Entry]) -> Iterator[str]:
+    """Champions whose approvals do not all count any more, after a key was revoked from before."""
+    keys = keyring(entries)
+    for plant in sorted({entry.plant for entry in entries if entry.kind == "promotion"}):
+        now = champion(entries, plant)
+        if now is None:
+            continue
+        before = entries[: now.sequence - 1]
+        for approval in open_approvals(before, plant, now.body["composite"]):
+            if not counts(keys, approval):
+                key = keys[keyid_of(approval.body["signature"].encode())]
+                yield (
+                    f"version {now.body['version']} of {plant} serves on {approval.body['by']}'s approval (entry "
+                    f"{approval.sequence}), by key {key.id}, which was revoked from {key.revoked} on: look at it anew, "
+                    f"or 'neorl withdraw {plant} {now.body['version']}'"
+                )

@@ -1,0 +1,75 @@
+"""Entries that do not count, for the home's key that signed them was out: they stay in the chain and decide nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tasks.adapters.ledger.signing import Pin, keyid_of
+
+if TYPE_CHECKING:
+    from tasks.adapters.ledger.ledger import Entry
+
+VOID = "void"
+"""Kind that an entry is read as when it does not count; no entry is signed as one."""
+PERMITS = ("result", "candidate", "approval", "promotion", "shadow", "extension", "policy", "key")
+"""What allows something. Attempts, rejections and withdrawals of a time that is doubtful later go on to count: else who
+revokes a key of their own would get error probability, or what was rejected, back."""
+
+
+def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry]:
+    """The same entries, those that do not count as void ones, so that every position stays what it is.
+
+    Args:
+        entries: verified, from the first on.
+        pins: of the trust root in force, whose dates hold besides the ledger's.
+    """
+    reasons = void(entries, pins)
+    if not reasons:
+        return list(entries)
+    return [
+        replace(e, kind=VOID, body={**e.body, "reason": f"{e.kind} {reasons[e.sequence]}"})
+        if e.sequence in reasons
+        else e
+        for e in entries
+    ]
+
+
+def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]:
+    """Which entries do not count, and why: sequence -> reason.
+
+    Args:
+        entries: verified, from the first on.
+        pins: of the trust root in force.
+    """
+    found = forged(entries)
+    revoked: dict[str, str] = {}
+    dates = [(e.body["key"], e.body["since"]) for e in entries if e.kind == "revocation" and e.sequence not in found]
+    dates += [(pin.id, pin.revoked) for pin in pins if pin.revoked and not pin.person]
+    for key, since in dates:
+        revoked[key] = min(since, revoked.get(key, since))
+    if revoked:
+        for entry in entries:
+            since = revoked.get(name) if (name := _key(entry)) else None
+            if since and entry.timestamp >= since and entry.kind in PERMITS:
+                found.setdefault(entry.sequence, f"signed by key {name}, which was revoked from {since} on")
+    return found
+
+
+def forged(entries: Sequence[Entry]) -> dict[int, str]:
+    """Entries signed by a key of the home after another one had taken its place, and why they do not count."""
+    found: dict[int, str] = {}
+    out: dict[str, int] = {}
+    if not any(entry.kind == "rotation" for entry in entries):
+        return found
+    for entry in entries:
+        if (name := _key(entry)) in out:
+            found[entry.sequence] = f"signed by key {name}, which entry {out[name]} replaced"
+        elif entry.kind == "rotation" and not entry.body["person"]:
+            out[entry.body["old"]] = entry.sequence
+    return found
+
+
+def _key(entry: Entry) -> str:
+    return keyid_of(entry.envelope) if entry.envelope else ""

@@ -1,0 +1,174 @@
+"""Keys as people handle them: enrolled, replaced, revoked; each is an entry, and the trust root follows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from configs.errors import BadInput
+from configs.home import Home
+from tasks.adapters.ledger.client import ask
+from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.people import store
+from tasks.adapters.ledger.people.keyring import (
+    KINDS,
+    KeyBody,
+    RevocationBody,
+    key_of,
+    keyring,
+)
+from tasks.adapters.ledger.people.rotation import pins_of, replacement, write_pins
+from tasks.adapters.ledger.people.rules import said_of_key, said_of_revocation, said_of_rotation
+from tasks.adapters.ledger.people.statement import Signatory
+from tasks.adapters.ledger.protocol import Rotate
+from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, public_key
+
+
+def enrol(
+    ledger: Ledger, file: Path, roles: Sequence[str], by: str, why: str, signatory: Signatory | None = None
+) -> Entry:
+    """Enrol a person's key, and pin it; one that is enrolled already is only pinned again.
+
+    Args:
+        ledger: opened to write.
+        file: what the key says of itself, from `store.create`.
+        roles: as what this person may decide.
+        by: who enrols it, after asking that person for the key's id.
+        why: for the record.
+        signatory: a person who vouches, once there is one.
+
+    Raises:
+        BadInput: when the file is another.
+        Refused: when the name or the key is taken, or nobody vouches.
+    """
+    own, possession = store.read_public(file)
+    known = keyring(ledger.entries()).get(key_id(public_key(own.public)))
+    if known is not None and known.in_force:
+        _pin(ledger)
+        return next(e for e in ledger.entries() if e.kind in KINDS and e.body.get("public") == own.public)
+    said = KeyBody(**own.model_dump(), roles=tuple(roles), possession=possession, by=by, why=why)
+    if signatory is not None:
+        said = said.model_copy(update={"signature": signatory.sign(said_of_key(said))})
+    entry = ledger.append("key", said)
+    _pin(ledger)
+    return entry
+
+
+def rotate_home(home: Home, by: str, why: str) -> str:
+    """Let another key take the place of the home's; the old one signs which, and is gone.
+
+    Returns:
+        The new key's id.
+
+    Raises:
+        Refused: when the signer refuses.
+    """
+    while ask(home, Rotate(by=by, why=why)).stale:
+        pass  # another home's entry came first
+    ledger = Ledger.open(home)
+    _pin(ledger)
+    return key_id(public_key(ledger.entries("rotation")[-1].body["public"]))
+
+
+def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = None) -> str:
+    """Let another key take the place of a person's; the old one signs which.
+
+    A kill at any point leaves a whole key: the same command again goes on with it.
+
+    Args:
+        ledger: opened to write.
+        person: whose key.
+        why: for the record.
+        path: the private key's file; the one in the user's configuration otherwise.
+
+    Returns:
+        The new key's id.
+
+    Raises:
+        BadInput: when there is no key.
+        Refused: when it is not the person's key in force.
+    """
+    private = path or store.key_file(person)
+    following = private.with_suffix(".next.pem")
+    if not store.public_file(following).exists():
+        signatory = store.unlock(private)
+        made = Ed25519PrivateKey.generate()
+        store.write(following, person, made, store.new_passphrase(person))
+        old, key = key_of(ledger.entries(), person), SigningKey(made)
+        if old is None:
+            _forget(following)
+            raise BadInput(f"expected an enrolled key of {person}, got none: have it enrolled with 'neorl keys pin'.")
+        said = replacement(key, old.id, person, why, old.person)
+        ledger.append("rotation", said.model_copy(update={"signature": signatory.sign(said_of_rotation(said))}))
+    own, _ = store.read_public(store.public_file(following))
+    name = key_id(public_key(own.public))
+    if name in keyring(ledger.entries()):
+        # The public half last: while it lies there, this goes on.
+        if following.exists():
+            os.replace(following, private)
+        os.replace(store.public_file(following), store.public_file(private))
+        _pin(ledger)
+        return name
+    # It was killed before its entry: nobody knows that key.
+    _forget(following)
+    return rotate_person(ledger, person, why, path)
+
+
+def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: Signatory | None = None) -> Entry:
+    """Let a key not count from a moment on, which may lie in the past.
+
+    Args:
+        ledger: opened to write.
+        key: its id, or the person whose key in force it is.
+        since: a moment as the ledger writes times.
+        by: who revokes it.
+        why: for the record.
+        signatory: a person with their key, where another one than the home has a say.
+
+    Raises:
+        Refused: when it is not known, or in force and the home's own.
+    """
+    found = key_of(ledger.entries(), key)
+    said = RevocationBody(key=found.id if found else key, since=since, by=by, why=why)
+    if signatory is not None:
+        said = said.model_copy(update={"signature": signatory.sign(said_of_revocation(said))})
+    entry = ledger.append("revocation", said)
+    _pin(ledger)
+    return entry
+
+
+def first_moment(text: str) -> str:
+    """A date (its first moment) or an ISO time, as the ledger writes times; now without one.
+
+    Raises:
+        BadInput: when it is neither.
+    """
+    try:
+        found = datetime.fromisoformat(text) if text else datetime.now(UTC) - timedelta(microseconds=1)
+    except ValueError as error:
+        raise BadInput(
+            f"expected a date like 2026-11-20 or a time like 2026-11-20T14:00:00Z, got {text!r}: write it so."
+        ) from error
+    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    return found.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def told(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+    """Every key that the ledger knows of: id, whose, as what, from when, until when, and from when revoked."""
+    return [(k.id, k.person, ", ".join(k.roles), k.since, k.until, k.revoked) for k in keyring(entries).values()]
+
+
+def _forget(private: Path) -> None:
+    store.public_file(private).unlink(missing_ok=True)
+    private.unlink(missing_ok=True)
+
+
+def _pin(ledger: Ledger) -> None:
+    trust = TrustRoot.read(ledger.trust.source)
+    pins = pins_of(trust, ledger.entries())
+    if tuple(pins) != trust.pins:
+        write_pins(trust.source, pins)

@@ -1,0 +1,82 @@
+"""Take a champion out of service: an entry of the ledger, and the plant's own controller takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from configs.errors import NeoRLError, Refused
+from configs.home import Home
+from tasks.adapters.ledger.champions import WithdrawalBody, champion, said_of_withdrawal
+from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.people.queue import record_of, was_rejected
+from tasks.adapters.ledger.people.statement import Signatory, read_payload
+from tasks.promote import promote_candidate
+
+
+class Withdrawn(NamedTuple):
+    """What a withdrawal came to."""
+
+    entry: Entry
+    takes_over: str
+    """Who is in force now, in words."""
+
+
+def withdraw_champion(
+    home: Home, plant: str, version: str, by: str, why: str, signatory: Signatory | None = None
+) -> Withdrawn:
+    """Take the champion out of service at once; giving the same command again changes nothing.
+
+    The plant's own controller takes over: as champion where a version of it is certified and the plant's policy asks
+    for no more than this person's approval, else where it always is, at the plant.
+
+    Args:
+        home: of the ledger.
+        plant: the plant's name.
+        version: of the champion, so that nobody withdraws another than they mean.
+        by: who decides.
+        why: for the record.
+        signatory: the person with their key; in the home's name without one.
+
+    Raises:
+        Refused: when another version is champion, or no reason is given.
+    """
+    ledger = Ledger.open(home)
+
+    def body(history: Sequence[Entry]) -> WithdrawalBody:
+        now = champion(history, plant)
+        if now is None or now.body["version"] != version:
+            got = f"version {now.body['version']}" if now else "none"
+            raise Refused(
+                f"expected version {version} of {plant} to be champion, got {got}: see 'neorl history {plant}'."
+            )
+        said = WithdrawalBody(composite=now.body["composite"], promotion=now.digest, version=version, by=by, why=why)
+        if signatory is None:
+            return said
+        envelope = signatory.sign(said_of_withdrawal(said, plant))
+        return said.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+
+    last = next((e for e in reversed(ledger.entries()) if (e.kind, e.plant) == ("withdrawal", plant)), None)
+    if last is None or champion(ledger.entries(), plant) is not None or last.body["version"] != version:
+        last = ledger.append("withdrawal", body, plant=plant)
+    note = f"takes over from version {version}: {why}"
+    return Withdrawn(last, _take_over(home, ledger, plant, by, note, signatory))
+
+
+def _take_over(home: Home, ledger: Ledger, plant: str, by: str, note: str, signatory: Signatory | None) -> str:
+    """Promote the certified version of the plant's own controller, if there is one."""
+    entries = ledger.entries()
+    for entry in reversed(entries):
+        if (entry.kind, entry.plant) != ("candidate", plant) or was_rejected(entries, plant, entry.body["composite"]):
+            continue
+        record = record_of(entry)
+        if record.role != "fallback" or not record.passed or record.champion is not None:
+            continue
+        try:
+            made = promote_candidate(home, entry, by, note, signatory=signatory)
+        except NeoRLError as error:
+            return f"the plant's own controller, at the plant alone (its version {record.version}: {error})"
+        if made.kind == "promotion":
+            return f"the plant's own controller, version {record.version}"
+        return f"the plant's own controller, at the plant alone, for its version {record.version} takes more approvals"
+    return "the plant's own controller, at the plant alone, for no version of it is registered"

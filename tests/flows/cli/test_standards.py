@@ -1,0 +1,41 @@
+"""The pages about evidence claim what a test attacks or a command does: each that they name is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flows.cli.main import run
+
+ROOT = Path(__file__).parents[3]
+HERE = ROOT / "tests" / "tasks" / "adapters" / "ledger"
+PAGES = ("standards", "threat-model")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_test_that_is_named_is_there(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/-]*test_\w+\.py)`(?! beside)", text))
+    assert len(named) > 15
+    missing = [name for name in named if not any((place / name).is_file() for place in (HERE, ROOT))]
+    assert missing == []
+
+
+def test_every_command_that_the_standards_name_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "standards.md").read_text(encoding="utf-8")
+    commands = set(re.findall(r"`neorl ([a-z]+(?: (?:show|verify|sign|pin))?)", text))
+    assert len(commands) > 6
+    for command in commands:
+        assert run([*command.split(), "--help"]) == 0, command
+        capsys.readouterr()
+    attacks = set(re.findall(r"^    (?:Attack\(\"(\w+)\")", _attacks(), flags=re.M))
+    named = set(
+        re.findall(r"\b(\d{1,2}[a-z])\b(?=[,;)` ])", " ".join(re.findall(r"`make redteam`, ([^|]*?)[);|]", text)))
+    )
+    assert named <= attacks, named - attacks
+
+
+def _attacks() -> str:
+    return "\n".join(path.read_text() for path in sorted((ROOT / "benchmarks" / "redteam").glob("*.py")))

@@ -1,0 +1,44 @@
+"""A champion that rests on a key which was revoked from before: it serves on, and is named until it is decided anew."""
+
+from __future__ import annotations
+
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.champions import champion
+from tasks.adapters.ledger.ledger import Ledger
+from tasks.decisions import keys
+from tests.evidence import PLANT
+from tests.tasks.adapters.ledger.people.persons import Person, approval, crowned, proposed
+
+A, B = "a" * 64, "b" * 64
+
+
+def test_a_champion_on_a_revoked_approval_is_named_until_another_one_is(
+    keyed: Ledger, ada: Person, ben: Person
+) -> None:
+    given = approval(keyed, proposed(keyed, A), ben)
+    first = crowned(keyed, given)
+    keys.revoke(keyed, "Ben", given.timestamp, ada.name, "the laptop was stolen", ada.signs)
+    # Nothing is taken out of service without a decision.
+    assert champion(keyed.entries(), PLANT) == first
+    (failure,) = audit(keyed.home).failures
+    assert failure.name == "people"
+    assert f"version  of {PLANT} serves on Ben's approval (entry {given.sequence}), by key {ben.id}" in failure.detail
+    crowned(keyed, approval(keyed, proposed(keyed, B), ada))
+    assert audit(keyed.home).passed
+
+
+def test_one_by_a_key_that_was_revoked_for_later_counts(keyed: Ledger, ada: Person, ben: Person) -> None:
+    crowned(keyed, approval(keyed, proposed(keyed, A), ben))
+    keys.revoke(keyed, ben.id, keys.first_moment(""), ada.name, "left the company", ada.signs)
+    assert audit(keyed.home).passed
+
+
+def test_the_last_person_s_key_is_revoked_by_the_home(keyed: Ledger, ada: Person, ben: Person) -> None:
+    keys.revoke(keyed, "Ben", keys.first_moment("2026-01-01"), ben.name, "lost", ben.signs)
+    entry = keys.revoke(
+        keyed, "Ada Lovelace", keys.first_moment("2026-01-01T01:00:00+01:00"), "an administrator", "lost"
+    )
+    assert entry.body["since"] == "2026-01-01T00:00:00.000000Z"
+    assert [row[5] for row in keys.told(keyed.entries())] == ["2026-01-01T00:00:00.000000Z"] * 2
+    # And a first person may be enrolled again.
+    keyed.append("key", Person("Carl").body())
