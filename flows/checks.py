@@ -90,19 +90,22 @@ def check_training(run: RunConfig, config: Path) -> None:
     Raises:
         BadInput: naming the key, and what it may be.
     """
-    from neorl_core.algorithms import ALGORITHMS
-    from neorl_core.training.population import configure
+    from neorl_core.algorithms import check_actions
+    from neorl_core.training.loop import schedule
+    from neorl_core.training.population import configure, warm_up_updates
+    from tasks.adapters.code.algorithms import algorithm_of
+    from tasks.adapters.plants.known import plant_of
 
-    if run.train.algorithm not in ALGORITHMS:
-        raise BadInput(
-            f"expected train.algorithm in {config} among {', '.join(ALGORITHMS)}, got '{run.train.algorithm}': "
-            "correct the name."
-        )
-    try:
-        varied = {name: values[0] for name, values in run.train.grid.items()}
-        configure(ALGORITHMS[run.train.algorithm], {**run.train.hyperparameters, **varied})
-    except ValueError as error:
-        raise BadInput(f"in {config}, 'train': {error}") from error
+    spec = plant_of(run).spec
+    for learner in run.train.alone():
+        try:
+            varied = {name: values[0] for name, values in learner.grid.items()}
+            algorithm = algorithm_of(learner).algorithm
+            check_actions(algorithm, spec)
+            settings = configure(algorithm, {**learner.hyperparameters, **varied}, learner.updates)
+            schedule(learner.updates, 1, algorithm.batches_per_update, warm_up_updates(algorithm, settings))
+        except ValueError as error:
+            raise BadInput(f"in {config}, 'train': {error}") from error
 
 
 def check_reward(run: RunConfig) -> None:

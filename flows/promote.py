@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from configs.errors import Refused
 from configs.home import Home
 from flows.services.locks import plant_lock
-from flows.services.servers import connect
+from flows.services.servers import connect, mlflow_address
 from tasks import promote
 from tasks.adapters.ledger.champions import champion
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.people import queue
+from tasks.adapters.ledger.people.statement import Signatory
+from tasks.adapters.ledger.people.verdicts import missing_approvals, said_of_verdict
 from tasks.adapters.registry.registry import Registry
+from tasks.decisions.aliases import reconcile
+from tasks.decisions.withdrawal import withdraw_champion
 from tasks.record import champion_in_force
 from tasks.references import Aliases, CandidateRecord, ChampionInForce, Reference
 
@@ -29,20 +38,38 @@ class Decided(Reference):
     shadow: str | None = None
     """Version that runs beside a process without a simulator."""
     record: ChampionInForce | None
+    missing: str | None = None
+    """Approvals that the plant's policy asks for besides, in words."""
+    takes_over: str | None = None
+    """Who is in force after a withdrawal, in words."""
     aliases: Aliases
 
 
 def list_candidates(home: Home, plant: str | None = None) -> tuple[Waiting, ...]:
-    """Candidates that wait for a decision, of one plant or of all."""
+    """Candidates that wait for a decision, of one plant or of all; where MLflow answers its pages are put right."""
     if not Ledger.exists(home):
         return ()
     entries = Ledger.open(home, write=False).entries()
-    found = promote.waiting(entries, plant)
-    return tuple(Waiting(plant=entry.plant, record=promote.record_of(entry)) for entry in found)
+    if (address := mlflow_address(home)) is not None:
+        # What a decision that was killed left undone is done by whatever looks next.
+        for each in sorted({entry.plant for entry in entries if entry.kind == "candidate"}):
+            reconcile(home, each, Registry(address))
+    found = queue.waiting(entries, plant)
+    return tuple(Waiting(plant=entry.plant, record=queue.record_of(entry)) for entry in found)
 
 
-def approve(home: Home, plant: str, version: str, by: str, note: str) -> Decided:
-    """Approve a waiting candidate and make it champion.
+def approve(
+    home: Home,
+    plant: str,
+    version: str,
+    by: str,
+    note: str,
+    role: str = "",
+    *,
+    reviewed: bool = False,
+    signatory: Signatory | None = None,
+) -> Decided:
+    """Approve a waiting candidate and make it champion, once the plant's policy asks for no other approval.
 
     Args:
         home: of the ledger.
@@ -50,6 +77,9 @@ def approve(home: Home, plant: str, version: str, by: str, note: str) -> Decided
         version: in the registry.
         by: who decides.
         note: why, for the record.
+        role: as what they decide.
+        reviewed: say only that it was reviewed, which is no approval by itself.
+        signatory: the person with their key; in the home's name without one.
 
     Raises:
         BadInput: when there is no such version.
@@ -57,14 +87,15 @@ def approve(home: Home, plant: str, version: str, by: str, note: str) -> Decided
             came meanwhile.
         ServiceMissing: when MLflow does not answer; nothing is recorded then.
     """
-    registry = Registry(connect(home).mlflow.url)
-    with plant_lock(home, plant):
-        candidate = promote.find_candidate(Ledger.open(home).entries(), plant, version)
-        promote.promote_candidate(home, candidate, by, note)
-        return _decided(home, plant, registry)
+    with _deciding(home, plant) as registry:
+        candidate = queue.find_candidate(Ledger.open(home).entries(), plant, version)
+        made = promote.promote_candidate(home, candidate, by, note, role=role, reviewed=reviewed, signatory=signatory)
+        decided = _decided(home, plant, registry)
+        missing = missing_approvals(Ledger.open(home).entries(), plant, made) if made.kind == "approval" else None
+        return decided.model_copy(update={"missing": missing})
 
 
-def reject(home: Home, plant: str, version: str, by: str, note: str) -> Decided:
+def reject(home: Home, plant: str, version: str, by: str, note: str, signatory: Signatory | None = None) -> Decided:
     """Reject a waiting candidate; the champion stays.
 
     Args:
@@ -73,22 +104,95 @@ def reject(home: Home, plant: str, version: str, by: str, note: str) -> Decided:
         version: in the registry.
         by: who decides.
         note: why, for the record.
+        signatory: the person with their key; in the home's name without one.
 
     Raises:
         BadInput: when there is no such version.
         Refused: when it is champion.
         ServiceMissing: when MLflow does not answer; nothing is recorded then.
     """
+    with _deciding(home, plant) as registry:
+        candidate = queue.find_candidate(Ledger.open(home).entries(), plant, version)
+        promote.reject_candidate(home, candidate, by, note, signatory)
+        return _decided(home, plant, registry)
+
+
+def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory: Signatory | None = None) -> Decided:
+    """Take the champion out of service, at once: neither a run that holds the plant nor a server that is gone stops it.
+
+    Args:
+        home: of the ledger.
+        plant: the plant's name.
+        version: of the champion.
+        by: who decides.
+        why: for the record.
+        signatory: the person with their key; in the home's name without one.
+
+    Raises:
+        Refused: when another version is champion, or no reason is given.
+    """
+    done = withdraw_champion(home, plant, version, by, why, signatory)
+    address = mlflow_address(home)
+    if address is not None:
+        return _decided(home, plant, Registry(address)).model_copy(update={"takes_over": done.takes_over})
+    now = champion(Ledger.open(home).entries(), plant)
+    aliases = Aliases(champion=None, challenger=None, changes=("MLflow does not answer: its aliases follow later",))
+    return Decided(
+        plant=plant,
+        champion=now.body["version"] if now else None,
+        record=None,
+        aliases=aliases,
+        takes_over=done.takes_over,
+    )
+
+
+def statement(
+    home: Home,
+    plant: str,
+    version: str,
+    note: str,
+    signatory: Signatory,
+    *,
+    role: str = "",
+    reviewed: bool = False,
+    against: bool = False,
+) -> str:
+    """The statement of a decision, signed but not logged: for a person whose key never comes to the home's machine.
+
+    Args:
+        home: of the ledger, which is only read: a copy will do.
+        plant: the plant's name.
+        version: in the registry.
+        note: why, for the record.
+        signatory: the person with their key.
+        role: as what they decide.
+        reviewed: say only that it was reviewed.
+        against: reject it.
+
+    Returns:
+        The envelope, which `approve` and `reject` take on the home's machine.
+    """
+    history = Ledger.open(home, write=False).entries()
+    candidate = queue.find_candidate(history, plant, version)
+    said = promote.verdict_on(candidate, signatory.person, note, role, reviewed=reviewed, against=against)
+    return signatory.sign(said_of_verdict(history, "rejection" if against else "approval", plant, said))
+
+
+@contextmanager
+def _deciding(home: Home, plant: str) -> Iterator[Registry]:
+    """Hold the plant; a decision that is refused still leaves MLflow as the ledger is."""
     registry = Registry(connect(home).mlflow.url)
     with plant_lock(home, plant):
-        candidate = promote.find_candidate(Ledger.open(home).entries(), plant, version)
-        promote.reject_candidate(home, candidate, by, note)
-        return _decided(home, plant, registry)
+        try:
+            yield registry
+        except Refused:
+            reconcile(home, plant, registry)
+            raise
 
 
 def _decided(home: Home, plant: str, registry: Registry) -> Decided:
     """Bring the aliases into line, and tell who is champion."""
-    aliases = promote.reconcile(home, plant, registry)
+    aliases = reconcile(home, plant, registry)
     entries = Ledger.open(home).entries()
     now = champion(entries, plant)
     record = champion_in_force(now, entries) if now else None

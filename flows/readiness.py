@@ -52,6 +52,7 @@ def examine_run(home: Home, config: Path, data: Sequence[Path]) -> Iterator[Find
         ("plant", look.plant),
         ("fallback", look.protection),
         ("constants", look.constants),
+        ("policy", look.policy),
         ("reward", look.reward),
         ("training", look.training),
         ("logs", look.logs),
@@ -118,6 +119,18 @@ class _Look:
         names = ", ".join(self.run.identify.constants) if self.run.identify else ""
         return f"{names} will be estimated from the logs" if names else "none is estimated"
 
+    def policy(self) -> str:
+        """The run asks for no less than the plant's safety policy."""
+        from tasks.adapters.ledger.ledger import Ledger
+        from tasks.decisions.policy import check_run, policy_for
+
+        if not self._simulated():
+            return "none, for nothing is claimed of a process"
+        entries = Ledger.open(self.home, write=False).entries() if Ledger.exists(self.home) else []
+        found, whence = policy_for(entries, self.run)
+        check_run(found, self.run)
+        return f"will be drafted from {whence}" if whence else "the run meets the one in force"
+
     def reward(self) -> str:
         """Something is wanted."""
         from flows.checks import check_reward
@@ -133,7 +146,7 @@ class _Look:
 
         check_history(self.run, self.config)
         check_training(self.run, self.config)
-        return f"{self.run.train.algorithm}, {self.run.train.updates:,} updates"
+        return "; ".join(f"{one.algorithm}, {one.updates:,} updates" for one in self.run.train.alone())
 
     def logs(self) -> str:
         """There are files to learn from."""

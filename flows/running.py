@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ParamSpec
 from prefect import get_run_logger
 from prefect.runtime import flow_run
 
+from configs.code import Described
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import Home
-from configs.plant import Described
 from configs.run import RunConfig
 from flows.checks import checked_run
 from flows.services.locks import plant_lock, recorded_run
@@ -24,7 +24,10 @@ from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import RefusalBody
+from tasks.adapters.registry.learning import LearningRuns
+from tasks.adapters.registry.registry import Registry
 from tasks.conclusion import earlier_outcome, show_artifact
+from tasks.decisions.policy import hold_run
 from tasks.progress import StageProgress
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
 from tasks.stages import Session, config_digest, failed, path_content, session
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 
 FLOW = "flows.retrain"
 """The flow's module, whose source and imports a decision depends on; a worker may load it under another name."""
+
+_announced: dict[str, Outcome] = {}
+"""What this process's flow runs came to, by the run's id."""
 
 P = ParamSpec("P")
 Inputs = tuple[Home, RunConfig, tuple[Path, ...]]
@@ -88,12 +94,14 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
             seal=functools.partial(seal_result, home),
             sealed=functools.partial(verify_result, home),
             progress=StageProgress,
+            learning=functools.partial(LearningRuns, Registry(services.mlflow.url)),
             mlflow=services.mlflow.url,
             flow_run=run_id,
             url=f"{services.prefect.url}/runs/flow-run/{run_id}",
         )
         with session(found):
             try:
+                hold_run(Ledger.open(home), run)
                 yield home, run, tuple(data)
             except (BadInput, Refused) as error:
                 body = RefusalBody(reason=str(error), sources=tuple(path_content(path) for path in data))
@@ -157,7 +165,26 @@ def announce(home: Home, run: RunConfig, outcome: Outcome) -> State[Outcome]:
     if outcome.verdict == "unchanged":
         links = "\n".join(f"- {name}: {url}" for name, url in outcome.links.items())
         show_artifact(run.plant, outcome.headline, f"{outcome.headline}\n\n{links}")
+    _announced[str(flow_run.id)] = outcome
     return Completed(message=outcome.headline, data=outcome)
+
+
+def outcome_of(state: State[Outcome]) -> Outcome:
+    """What a flow run of this process came to.
+
+    Where the server's answer to the last message of a run is lost, Prefect's client sends it again, and is given the
+    server's copy of the state, which holds no data: then what this process announced is taken.
+
+    Args:
+        state: the one that the flow run ended in.
+
+    Raises:
+        NeoRLError: what the run was refused for.
+    """
+    run_id = str(state.state_details.flow_run_id)
+    if state.is_completed() and state.data is None and run_id in _announced:
+        return _announced[run_id]
+    return state.result()
 
 
 def tag_run(*tags: str) -> None:

@@ -12,17 +12,18 @@ from flows.running import without_simulator
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
 from neorl_core.safety.drift import LEAST_REFERENCE
-from tasks import promote
 from tasks.adapters.ledger import shadows
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.registry.page import END, split
 from tasks.adapters.registry.registry import Registry
 from tasks.adapters.registry.upload import Artifact
+from tasks.decisions.aliases import reconcile
 from tasks.ingest import ingest
 from tasks.process.compare import compare, shadow_of
 from tasks.references import Aliases, DriftFinding, Reference, ShadowComparison
 
-BEGIN, END = "### In shadow\n\n", "\n\n---\n\n"
-"""Around what a version's page says of the last comparison: first, for MLflow cuts long descriptions at their end."""
+BEGIN = "### In shadow\n\n"
+"""Before what a version's page says of the last comparison: first, for MLflow cuts long descriptions at their end."""
 
 
 class ShadowOutcome(Reference):
@@ -71,11 +72,11 @@ def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutc
         found = compare(home, run, ingest(home, run.part("data"), list(data)))
         version = registry.version(run.plant, candidate.version)
         registry.attach(version.run_id, [Artifact("shadow", found.picture)])
-        told = version.description
+        _, told = split(version.description)
         rest = told.partition(END)[2] if told.startswith(BEGIN) else told
         text = BEGIN + in_words(found.finding) + END + rest
         registry.annotate(run.plant, candidate.version, {"neorl.shadow_comparison": found.entry.digest}, text)
-        promote.reconcile(home, run.plant, registry)
+        reconcile(home, run.plant, registry)
     return ShadowOutcome(
         plant=run.plant,
         version=candidate.version,
@@ -140,7 +141,7 @@ def extend(home: Home, plant: str, days: int, by: str, note: str) -> Extended:
         watched, candidate = shadow_of(ledger, plant)
         body = shadows.ExtensionBody(shadow=watched.entry.digest, days=days, by=by, note=note)
         ledger.append("extension", body, plant=plant)
-        aliases = promote.reconcile(home, plant, registry)
+        aliases = reconcile(home, plant, registry)
         now, _ = shadow_of(ledger, plant)
     until = now.until.isoformat(timespec="seconds")
     return Extended(plant=plant, version=candidate.version, until=until, aliases=aliases)

@@ -82,10 +82,10 @@ def known_plant(name: str) -> str:
         BadInput: with the nearest name.
     """
     from neorl_core.plants import NAMES
-    from tasks.adapters.plants.code import installed_plants
+    from tasks.adapters.code.loading import installed
 
     held = Home.locate().root / "datasets"
-    known = {*NAMES, *installed_plants(), *(path.name for path in held.glob("*") if path.is_dir())}
+    known = {*NAMES, *installed(), *(path.name for path in held.glob("*") if path.is_dir())}
     if name not in known:
         raise BadInput(f"expected a known plant, got '{name}': {nearest(name, sorted(known))}")
     return name

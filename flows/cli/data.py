@@ -141,11 +141,12 @@ def ingest(
         raise BadInput(f"expected --data only with a run's YAML, got it with {source.name}: name one source a time.")
     else:
         from configs.run import Data
+        from tasks.adapters.formats.options import SourceOptions
         from tasks.ingest import ingest_file
 
         allowed = Data(max_quarantined=max_quarantined, max_gaps=max_gaps)
         with StageProgress("ingest") as progress:
-            result = ingest_file(Home.locate(), source, plant, mapping, horizon, allowed, progress, spec)
+            result = ingest_file(Home.locate(), source, SourceOptions(plant, mapping, horizon, spec), allowed, progress)
     lines = [*result.notes, f"dataset {result.digest}", f"{result.rows:,} rows in {result.episodes:,} episodes"]
     if result.quarantine:
         lines.append(f"quarantine: {result.quarantine}")
@@ -168,12 +169,15 @@ def validate(
     Example: neorl validate 33fc22638d80
     """
     from configs.run import Data
+    from tasks.adapters.formats.options import SourceOptions
     from tasks.ingest import find_dataset
     from tasks.progress import StageProgress
     from tasks.validate import validate_dataset
 
     with StageProgress("ingest") as progress:
-        found_dataset = find_dataset(Home.locate(), dataset, plant, mapping, horizon, root, progress, spec)
+        found_dataset = find_dataset(
+            Home.locate(), dataset, SourceOptions(plant, mapping, horizon, spec), root, progress
+        )
     held = found_dataset.held
     with StageProgress("validate") as progress:
         found = validate_dataset(

@@ -14,6 +14,8 @@ from flows.checks import checked_run
 from flows.services.servers import environment, up
 
 if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
     from tasks.references import Outcome
 
 
@@ -42,10 +44,12 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
     from prefect.exceptions import PrefectHTTPStatusError
 
     from flows.retrain import retrain
+    from flows.running import outcome_of
 
     try:
-        # Prefect unwraps the state that the flow returns.
-        return cast("Outcome", retrain(str(config), [str(path) for path in data] if data else None))
+        ended = retrain(str(config), [str(path) for path in data] if data else None, return_state=True)
+        # The run ends in the state that the flow returns.
+        return outcome_of(cast("State[Outcome]", ended))
     except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "API" not in str(error):
             raise

@@ -15,11 +15,14 @@ from typer.exceptions import Abort, TyperException
 from configs.errors import BadInput, NeoRLError
 from flows.cli import data as commands_data
 from flows.cli import evidence as commands_evidence
+from flows.cli import keys as commands_keys
 from flows.cli import models as commands_models
 from flows.cli import plants as commands_plants
+from flows.cli import policy as commands_policy
 from flows.cli import services as commands_services
 from flows.cli import shadow as commands_shadow
 from flows.cli import start as commands_start
+from flows.cli import witness as commands_witness
 from flows.cli.console import emit, group
 
 ABOUT = "Turn a plant's logs into a certified, registered, explained control policy."
@@ -41,6 +44,7 @@ PANELS: dict[str, list[Callable[..., None]]] = {
         commands_models.candidates,
         commands_models.approve,
         commands_models.reject,
+        commands_models.withdraw,
         commands_shadow.shadow,
         commands_shadow.extend,
         commands_models.history,
@@ -51,8 +55,11 @@ for panel, commands in PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 app.add_typer(commands_plants.plants, name="plants", rich_help_panel="data")
-for name in ("certificate", "audit", "keys"):
+app.add_typer(commands_policy.policy, name="policy", rich_help_panel="models")
+for name in ("certificate", "audit"):
     app.add_typer(getattr(commands_evidence, name), name=name, rich_help_panel="evidence")
+app.add_typer(commands_witness.witness, name="witness", rich_help_panel="evidence")
+app.add_typer(commands_keys.keys, name="keys", rich_help_panel="evidence")
 
 
 def _version(wanted: bool) -> None:

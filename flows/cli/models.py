@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -14,23 +14,36 @@ from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.console import AsJson, ConfigFile, emit, known_plant, show_table
 from flows.cli.data import DatasetOrFile, HorizonOf, MappingOf, PlantOf, Root, SpecOf
+from flows.cli.keys import Hand, KeyFile, hand_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from configs.run import Setting
     from flows.promote import Decided
+    from tasks.adapters.code.known import KnownAlgorithm
     from tasks.adapters.ledger.ledger import Entry
+    from tasks.adapters.ledger.people.statement import Signatory
+    from tasks.adapters.ledger.people.statement import Statement as Signed
+    from tasks.progress import FollowLearning
 
 Plant = Annotated[str, typer.Argument(help="The plant's name, such as chemical_reactor.")]
 Version = Annotated[str, typer.Argument(help="The candidate's version in the registry.")]
-Who = Annotated[str, typer.Option("--by", help="Who decides; your user name otherwise.")]
+Who = Annotated[str, typer.Option("--by", help="Who decides; NEORL_PERSON or your user name otherwise.")]
+Role = Annotated[str, typer.Option(help="As what, where the plant's policy asks for roles.")]
+Statement = Annotated[
+    Path | None, typer.Option(help="A decision signed elsewhere: its person, note and role are taken from it.")
+]
+StatementTo = Annotated[Path | None, typer.Option(help="Only write the signed decision there, to be logged later.")]
 Note = Annotated[str, typer.Option("--note", help="Why, for the record.")]
 
 
 def train(
     data: DatasetOrFile,
-    algorithm: Annotated[str, typer.Option(help="What learns, such as td3_bc.")] = "td3_bc",
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="What learns, by name, or a file of your own; td3_bc, of discrete actions discrete_cql."),
+    ] = None,
     updates: Annotated[int, typer.Option(help="Gradient steps.", min=1)] = 100_000,
     seeds: Annotated[int, typer.Option(help="Policies to train, from seeds 0, 1, ...", min=1)] = 1,
     settings: Annotated[
@@ -45,38 +58,73 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder for what comes of it; the data's name and the algorithm's otherwise.")
     ] = None,
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="Show the learning curves in the home's MLflow.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on one dataset or file with the core alone: no server, no gates, no certificate.
+    """Train on one dataset or file with the core alone: no gates, no certificate, and no server unless asked for.
 
     A file of D4RL or DSRL is read as it is; any other source is ingested first. A run that was interrupted goes on
     where it was when the same command is given again.
 
     Example: neorl train hopper-medium-v2.hdf5 --algorithm td3_bc --updates 100000 --set alpha=1
     """
+    from neorl_core.algorithms import usual
+    from tasks.adapters.code.known import our_algorithm
+    from tasks.adapters.formats.options import SourceOptions
     from tasks.progress import StageProgress
     from tasks.training.recorded import open_recording
     from tasks.training.recording import check_overrides, fit_recording
 
     overrides = dict(map(_setting, settings or []))
-    check_overrides(algorithm, overrides)
+    # A wrong name is found before anything is read.
+    named = algorithm and (our_algorithm(algorithm) or own_algorithm(algorithm))
+    if named:
+        check_overrides(named.algorithm, overrides)
+    learning = curves_in_mlflow(Home.locate()) if mlflow else None
     with StageProgress("read") as progress:
-        log = open_recording(Home.locate(), data, plant, mapping, horizon, root, progress, spec)
+        log = open_recording(Home.locate(), data, SourceOptions(plant, mapping, horizon, spec), root, progress)
     if not as_json:
         print(log, flush=True)
-    folder = out or Path(f"{log.about.name}-{algorithm}")
+    known = named or our_algorithm(usual(log.spec))
+    assert known is not None
+    folder = out or Path(f"{log.about.name}-{known.algorithm.name}")
     with StageProgress("train") as progress:
         result = fit_recording(
             log,
             folder,
-            algorithm,
+            known,
             updates=updates,
             seeds=seeds,
             overrides=overrides,
             batch_size=batch_size,
             progress=progress,
+            learning=learning,
         )
     emit(asdict(result), as_json, [str(result)])
+
+
+def own_algorithm(reference: str) -> KnownAlgorithm:
+    """An algorithm of a user's own, from the working directory or an installed package.
+
+    Raises:
+        BadInput: when there is none.
+    """
+    from tasks.adapters.code.algorithms import algorithm_at
+
+    return algorithm_at(reference, Path.cwd())
+
+
+def curves_in_mlflow(home: Home) -> FollowLearning:
+    """Keeps learning curves in the MLflow that a home's servers are.
+
+    Raises:
+        ServiceMissing: when it does not answer.
+    """
+    from flows.services.servers import connect
+    from tasks.adapters.registry.learning import LearningRuns
+    from tasks.adapters.registry.registry import Registry
+
+    return partial(LearningRuns, Registry(connect(home).mlflow.url))
 
 
 def _setting(text: str) -> tuple[str, Setting]:
@@ -138,26 +186,140 @@ def candidates(
         print("no candidate waits for a decision")
 
 
-def approve(plant: Plant, version: Version, by: Who = "", note: Note = "", as_json: AsJson = False) -> None:
-    """Approve a waiting candidate and promote it.
+def approve(
+    plant: Plant,
+    version: Version,
+    by: Who = "",
+    role: Role = "",
+    note: Note = "",
+    reviewed: Annotated[
+        bool, typer.Option("--reviewed", help="Say that you reviewed it, which is no approval by itself.")
+    ] = False,
+    key: KeyFile = None,
+    statement: Statement = None,
+    statement_to: StatementTo = None,
+    as_json: AsJson = False,
+) -> None:
+    """Approve a waiting candidate, and promote it once the plant's policy asks for no other approval.
+
+    Where you have a key ('neorl keys create --person') it signs what you decide; else the decision is in the home's
+    name.
 
     Example: neorl approve chemical_reactor 3 --note "compared trajectories"
     """
     from flows.promote import approve as decide
 
-    result = decide(Home.locate(), known_plant(plant), version, by or getpass.getuser(), note)
-    emit(result, as_json, [f"version {version} of {plant} is approved; {_in_force(result)}"])
+    home = Home.locate()
+    known_plant(plant)
+    if statement is not None:
+        said, signatory = _read_statement(statement, "approval", version)
+        hand, note, role, reviewed = Hand(said.person, signatory), said.note, said.role, said.meaning == "reviewed"
+    else:
+        hand = hand_of(by, key)
+    if statement_to is not None:
+        _write_statement(statement_to, plant, version, hand, note, as_json, role=role, reviewed=reviewed)
+        return
+    result = decide(home, plant, version, hand.name, note, role, reviewed=reviewed, signatory=hand.signatory)
+    what = "reviewed" if reviewed else "approved"
+    missing = f", and waits: {result.missing}" if result.missing else ""
+    emit(result, as_json, [f"version {version} of {plant} is {what}{missing}; {_in_force(result)}", hand.told])
 
 
-def reject(plant: Plant, version: Version, by: Who = "", note: Note = "", as_json: AsJson = False) -> None:
+def reject(
+    plant: Plant,
+    version: Version,
+    by: Who = "",
+    note: Note = "",
+    key: KeyFile = None,
+    statement: Statement = None,
+    statement_to: StatementTo = None,
+    as_json: AsJson = False,
+) -> None:
     """Reject a waiting candidate; the champion stays.
 
     Example: neorl reject chemical_reactor 3 --note "too nervous on the valve"
     """
     from flows.promote import reject as decide
 
-    result = decide(Home.locate(), known_plant(plant), version, by or getpass.getuser(), note)
-    emit(result, as_json, [f"version {version} of {plant} is rejected; {_in_force(result)}"])
+    known_plant(plant)
+    if statement is not None:
+        said, signatory = _read_statement(statement, "rejection", version)
+        hand, note = Hand(said.person, signatory), said.note
+    else:
+        hand = hand_of(by, key)
+    if statement_to is not None:
+        _write_statement(statement_to, plant, version, hand, note, as_json, against=True)
+        return
+    result = decide(Home.locate(), plant, version, hand.name, note, hand.signatory)
+    emit(result, as_json, [f"version {version} of {plant} is rejected; {_in_force(result)}", hand.told])
+
+
+def withdraw(
+    plant: Plant,
+    version: Version,
+    why: Annotated[str, typer.Option(help="Why, for the record.")],
+    by: Who = "",
+    key: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take the champion out of service at once; the plant's own controller takes over.
+
+    Example: neorl withdraw chemical_reactor 3 --why "the valve was replaced, it is another plant"
+    """
+    from flows.promote import withdraw as decide
+
+    hand = hand_of(by, key)
+    result = decide(Home.locate(), known_plant(plant), version, hand.name, why, hand.signatory)
+    lines = [f"version {version} of {plant} is withdrawn; in force: {result.takes_over}", hand.told]
+    emit(result, as_json, [*lines, *result.aliases.changes])
+
+
+def _read_statement(path: Path, act: str, version: str) -> tuple[Signed, Signatory]:
+    """A statement from its file, unchecked: the rules check it when it is logged.
+
+    Raises:
+        BadInput: when the file is none, or of another decision.
+    """
+    from tasks.adapters.ledger.people.statement import Statement as Read
+    from tasks.adapters.ledger.people.statement import read_payload, signed_elsewhere
+
+    try:
+        envelope = path.read_text()
+        said = Read.model_validate(read_payload(envelope))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        cure = "make one with --statement-to"
+        raise BadInput(f"expected a signed statement in {path}, got {type(error).__name__}: {cure}.") from error
+    if (said.act, said.about.get("version")) != (act, version):
+        got = f"one of {said.act} of version {said.about.get('version')}"
+        raise BadInput(f"expected a statement of {act} of version {version} in {path}, got {got}: name that one.")
+    return said, signed_elsewhere(envelope)
+
+
+def _write_statement(
+    path: Path,
+    plant: str,
+    version: str,
+    hand: Hand,
+    note: str,
+    as_json: bool,
+    *,
+    role: str = "",
+    reviewed: bool = False,
+    against: bool = False,
+) -> None:
+    from flows.promote import statement
+    from tasks.adapters.files.canonical import write_atomic
+
+    if hand.signatory is None:
+        raise BadInput(f"expected a key of {hand.name} to sign with, got none: 'neorl keys create --person', or --key.")
+    signed = statement(
+        Home.locate(), plant, version, note, hand.signatory, role=role, reviewed=reviewed, against=against
+    )
+    write_atomic(path, signed.encode())
+    command = "reject" if against else "approve"
+    following = f"next: neorl {command} {plant} {version} --statement {path}"
+    lines = [f"{path}, {hand.told}: nothing is decided yet", following]
+    emit({"statement": str(path), "person": hand.name}, as_json, lines)
 
 
 def _in_force(decided: Decided) -> str:
@@ -169,13 +331,14 @@ def history(
     at: Annotated[str, typer.Option(help="Only who was champion then: 2026-11-20 or an ISO time.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show who was champion when, from the verified ledger.
+    """Show who was champion when, and every entry about the plant, from the verified ledger.
 
     Example: neorl history chemical_reactor --at 2026-11-20
     """
     known_plant(plant)
-    from tasks.adapters.ledger.champions import champion
+    from tasks.adapters.ledger.champions import before_policy, champion
     from tasks.adapters.ledger.ledger import Ledger
+    from tasks.record import history_rows
 
     ledger = Ledger.open(Home.locate(), write=False)
     entries = ledger.entries()
@@ -188,16 +351,23 @@ def history(
         promotions = [e for e in entries if e.kind == "promotion" and e.plant == plant]
     rows = [_promotion(entry, entries) for entry in promotions]
     watched = [_promotion(entry, entries) for entry in entries if (entry.kind, entry.plant) == ("shadow", plant)]
+    everything = [] if at else [row.model_dump() for row in history_rows(entries, plant)]
     if as_json:
         found = {"champions": [row._asdict() for row in rows], "shadows": [row._asdict() for row in watched]}
-        emit({"plant": plant, **found}, True)
-    elif rows:
+        emit({"plant": plant, **found, "entries": everything}, True)
+        return
+    if rows:
         show_table(Promotion._fields[:-1], [row[:-1] for row in rows])
     elif watched:
         print(f"{plant} has had no champion, for it has no simulator; in shadow were")
         show_table(Promotion._fields[:-1], [row[:-1] for row in watched])
     else:
         print(f"{plant} has had no champion yet")
+    if standing := before_policy(entries, plant):
+        print(standing)
+    if everything:
+        print()
+        show_table(("sequence", "timestamp", "kind", "detail"), [[*row.values()] for row in everything])
 
 
 class Promotion(NamedTuple):
@@ -212,12 +382,13 @@ class Promotion(NamedTuple):
 
 
 def _promotion(entry: Entry, entries: Sequence[Entry]) -> Promotion:
-    approval = next((e for e in entries if e.digest == entry.body.get("approval")), None)
+    from tasks.adapters.ledger.people.approvals import approvers
+
     return Promotion(
         since=entry.timestamp,
         version=str(entry.body.get("version", "")),
         composite=entry.body["composite"],
-        approved_by=str(approval.body.get("by", "")) if approval else "",
+        approved_by=approvers(entries, entry),
         entry=entry.digest,
         sequence=entry.sequence,
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 plants = group(
     """The plants that are simulated here: list them, or show one.
 
-    The scores are of the plant's own controller: 0 is a safe, idle action, 100 the best that is known.
+    The scores are of the plant's own controller, tuned: 0 is a sensible idle, 100 the best that is known.
 
     Example: neorl plants
     """
@@ -44,10 +44,10 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
         return
     from configs.plant_scores import plant_scores
     from neorl_core.plants import PLANTS
-    from tasks.adapters.plants.code import installed_plants
+    from tasks.adapters.code.loading import installed
     from tasks.adapters.plants.known import plant_named
 
-    scores, table = plant_scores(), {name: _facts(plant_named(name)) for name in (*PLANTS, *installed_plants())}
+    scores, table = plant_scores(), {name: _facts(plant_named(name)) for name in (*PLANTS, *installed())}
     if as_json:
         found = {
             name: facts._asdict()
@@ -63,7 +63,7 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
             len(facts.action),
             facts.period,
             facts.horizon,
-            f"{scores[name]['controller'].score:.1f}" if name in scores else "–",
+            f"{scores[name]['tuned'].score:.1f}" if name in scores else "–",
             "; ".join(f"{limit} {text}" for limit, text in facts.limits.items()),
         )
         for name, facts in table.items()

@@ -50,9 +50,25 @@ def up(
     lines += (
         [f"Log in   with {login}: Prefect asks for all of it, MLflow for the name and the password"] if login else []
     )
+    if watching := _witnesses(found.home):
+        result["witnesses"] = watching
+        alone = " (one machine is no second party)" if all(name.startswith("neorl.local/") for name in watching) else ""
+        lines.append(f"Witness  {', '.join(watching)}{alone}")
     lines += [f"marked {len(reaped)} killed run(s) as crashed"] if reaped else []
     lines += [f"started {', '.join(found.started)} in {seconds} s" if found.started else "everything ran already"]
     emit(result, as_json, lines)
+
+
+def _witnesses(home: Home) -> list[str]:
+    """Names of the witnesses of a home that has signed something."""
+    # Most of what starts servers alone needs none of these imports.
+    if not home.signing_key.exists():
+        return []
+    from tasks.adapters.ledger.signing import TrustRoot
+    from tasks.adapters.ledger.witness.pinned import pinned
+
+    found = pinned(home, TrustRoot.locate(home))
+    return [witness.verifier.name for witness in found.witnesses] if found else []
 
 
 def down(as_json: AsJson = False) -> None:

@@ -191,6 +191,7 @@ def connect(home: Home) -> Services:
 def down(home: Home) -> list[str]:
     """Stop the services of this home and its signer, and nothing else; returns the names of those that ran."""
     from tasks.adapters.ledger import client
+    from tasks.adapters.ledger.witness.client import stop_own
 
     with exclusive(home.folder("locks") / "services.lock"):
         known = read_services(home)
@@ -201,7 +202,8 @@ def down(home: Home) -> list[str]:
         # The ports stay known, so that addresses in reports and tags work again after the next `up`.
         write_services(home, {name: replace(s, process=None, token="") for name, s in known.items() if s.port})
         signer = ["signer"] if client.stop(home) else []
-    return sorted([*ours, *signer])
+        witness = ["witness"] if stop_own(home) else []
+    return sorted([*ours, *signer, *witness])
 
 
 def status(home: Home) -> Status:

@@ -117,7 +117,7 @@ def test_the_log_and_the_state_tell_the_story_without_the_command(first: dict[st
     assert run["state"]["message"] == first["headline"]
     wanted = {"logs": {"flow_run_id": {"any_": [first["run"]]}}, "limit": 200, "sort": "TIMESTAMP_ASC"}
     lines = [entry["message"] for entry in services.ask_prefect("logs/filter", wanted)]
-    for told in ("rows in", "fit for training", "members of 400 updates", "selected, gain over", "certified: "):
+    for told in ("rows in", "fit for training", "members of td3_bc 400 updates", "selected, ", "certified: "):
         assert any(told in line for line in lines), told
     artifacts = services.ask_prefect("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [first["run"]]}}})
     text = next(found["data"] for found in artifacts if found["type"] == "markdown")
@@ -328,6 +328,29 @@ def test_a_second_run_of_a_plant_is_refused_while_one_goes_on(
         refused = command("retrain", str(config), "--data", str(log))
     assert refused["exit"] == 1
     assert refused["error"].startswith(f"expected no other run of {PLANT}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("first")
+def test_two_retrains_at_once_leave_one_champion_and_right_pages(
+    inputs: Callable[..., tuple[Path, Path]], services: Services
+) -> None:
+    from tasks.adapters.registry.registry import Registry
+    from tasks.decisions.aliases import stale_pages, wanted_aliases
+
+    config, log = inputs(seed=30)
+    words = [sys.executable, "-m", "flows", "retrain", str(config), "--data", str(log), "--json"]
+    environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(words, cwd=PROJECT, env=environment, **pipes) for _ in range(2)]
+    told = [json.loads(process.communicate()[0].splitlines()[-1]) for process in both]
+    codes = [process.returncode for process in both]
+    assert 0 in codes, told
+    assert all(not code or "expected no other run" in said["error"] for code, said in zip(codes, told, strict=True))
+    entries, registry = Ledger.open(services.home, write=False).entries(), Registry(services.mlflow.url)
+    assert {check.name: check.passed for check in audit(services.home).checks}["champions"]
+    assert registry.aliases(PLANT) == wanted_aliases(entries, PLANT)
+    assert stale_pages(entries, PLANT, registry.pages(PLANT)) == {}
 
 
 @pytest.mark.slow

@@ -110,7 +110,9 @@ def test_a_process_needs_what_its_log_cannot_tell(
     config.write_text(given.replace("fallback: {kind: cloned", "# {kind: cloned"))
     assert "expected 'fallback' in the run of process mill" in checked(capsys)[1]["fallback"]
     config.write_text(given + "train: {algorithm: td4}\n")
-    assert "expected train.algorithm" in checked(capsys)[1]["training"]
+    assert any("expected an algorithm among" in said for said in checked(capsys)[1].values())
+    config.write_text(given + "train: {algorithm: bptt, updates: 9, hyperparameters: {warm_up_updates: 9}}\n")
+    assert "expected more updates than the 9 that come before" in checked(capsys)[1]["training"]
     config.write_text(given + "tarin: {}\n")
     assert "expected a known key" in checked(capsys)[1]["configuration"]
     config.write_text(given)

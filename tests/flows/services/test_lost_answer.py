@@ -1,0 +1,106 @@
+"""The answer to the last message of a run may be lost on its way: what the run came to is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from flows.services.state import Services, environment
+from tests.flows.cli.test_summary import OUTCOME
+
+ROOT = Path(__file__).parents[3]
+FLOW = """\
+import sys
+from pathlib import Path
+from prefect import flow
+from configs.home import Home
+from configs.run import RunConfig
+from flows.running import announce, outcome_of
+from tasks.references import Outcome
+
+@flow(name="announced", persist_result=False)
+def announced():
+    outcome = Outcome.model_validate_json(sys.argv[2])
+    return announce(Home(Path(sys.argv[1])), RunConfig(plant="chemical_reactor"), outcome)
+
+state = announced(return_state=True)
+print(state.data is None)
+print(outcome_of(state).model_dump_json())
+"""
+
+
+@contextmanager
+def losing(url: str) -> Iterator[tuple[str, list[str]]]:
+    """A proxy in front of a server that hands on every request, and keeps the first answer to a completed flow run.
+
+    Yields:
+        The proxy's address, and the paths whose answers it kept.
+    """
+    lost: list[str] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            kept = {
+                name: self.headers[name]
+                for name in self.headers
+                if name.lower() not in {"host", "connection", "accept-encoding"}
+            }
+            request = urllib.request.Request(url + self.path, body or None, kept, method=self.command)
+            try:
+                with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as found:
+                    status, content = found.status, found.read()
+            except urllib.error.HTTPError as error:
+                with error:
+                    status, content = error.code, error.read()
+            last = self.path.endswith("/set_state") and json.loads(body)["state"]["type"] == "COMPLETED"
+            if last and not lost:
+                lost.append(self.path)
+                self.close_connection = True
+                return
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PATCH = answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", lost
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_a_run_came_to_outlives_a_lost_answer(services: Services, tmp_path: Path) -> None:
+    script = tmp_path / "announced.py"
+    script.write_text(FLOW)
+    with losing(services.prefect.url) as (proxy, lost):
+        path = urlsplit(environment(services)["PREFECT_API_URL"]).path
+        known = {**os.environ, **environment(services), "PREFECT_API_URL": proxy + path, "PYTHONPATH": str(ROOT)}
+        told = [sys.executable, str(script), str(services.home.root), OUTCOME.model_dump_json()]
+        done = subprocess.run(told, env=known, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    missing, outcome = done.stdout.splitlines()
+    assert len(lost) == 1
+    assert missing == "True"
+    assert json.loads(outcome) == json.loads(OUTCOME.model_dump_json())
