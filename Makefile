@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study plants-pipeline chaos resume history streaming historian nasty store tamper identify picture services lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study tune plants-pipeline chaos resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture services lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -53,8 +53,11 @@ dead: $(READY)  ## names that nothing uses
 bench: $(READY)  ## speed and time tables, kept under benchmarks/results
 	$(BIN)/python -m benchmarks.training
 
-plants: $(READY)  ## outside values, speeds and controllers of the plants; writes docs/plants.md
+plants: $(READY)  ## outside values, speeds, controllers, pictures and sensitivity of the plants; writes docs/plants.md
 	$(BIN)/python -m benchmarks.plants
+
+tune: $(READY)  ## search for better parameters of every plant's controller; writes a table into docs/plants.md
+	$(BIN)/python -m benchmarks.tuning
 
 plants-pipeline: $(READY)  ## every plant through a retraining on generated logs; writes docs/pipeline.md
 	$(BIN)/python -m benchmarks.plants_pipeline
@@ -66,11 +69,17 @@ study: $(READY)  ## every algorithm on every plant, selected by off-policy evalu
 	$(BIN)/python -m benchmarks.study double_mass
 	$(BIN)/python -m benchmarks.study chemical_reactor
 
+ope-study: $(READY)  ## off-policy evaluation held against the truth, cells that are missing; writes docs/ope.md
+	$(BIN)/python -m benchmarks.ope_study
+
 resume: $(READY)  ## kill -9 the training of every algorithm at twenty random steps and compare bits
 	$(BIN)/python -m benchmarks.resume
 
 history: $(READY)  ## what earlier values are worth on the industrial benchmark; writes a table into docs/training.md
 	$(BIN)/python -m benchmarks.history
+
+cartpole: $(READY)  ## discrete learners on CartPole from a Minari file, and the table of docs/discrete.md
+	$(BIN)/python -m benchmarks.cartpole
 
 streaming: $(READY)  ## training on data four times as large as its memory beside resident data
 	$(BIN)/python -m benchmarks.streaming
@@ -90,6 +99,15 @@ architecture: $(READY)  ## the table and the picture of a retraining's graph; wr
 
 tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 	$(BIN)/python -m benchmarks.tamper
+
+redteam: $(READY)  ## attacks that once went unnoticed, on copies of the home; writes docs/threat-model.md
+	$(BIN)/python -m benchmarks.redteam
+
+certification: $(READY)  ## the smallest p0 that certifies for every plant, and episodes per second
+	$(BIN)/python -m benchmarks.certification
+
+calibration: $(READY)  ## false certificates in 10,000 trials of all that an owner could try; writes docs/threat-model.md
+	$(BIN)/python -m benchmarks.calibration
 
 TRIALS ?= 1000
 identify: $(READY)  ## identify reactors from their logs, judge and certify them (TRIALS of the last); writes docs/identify.md

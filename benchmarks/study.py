@@ -22,28 +22,27 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.score import official
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import Evaluate, RunConfig
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from neorl_core.networks import Policy
-from neorl_core.ope import model as model_based
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
 from neorl_core.safety.composite import bare_controller
 from neorl_core.training.population import prepare
 from neorl_core.types import PlantSpec
-from neorl_core.world_model import dynamics
 from tasks.adapters.files.canonical import write_json
 from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
 from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.adapters.store.histories import NO_PAST
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.synthetic.plant_log import generate
+from tasks.evaluation.estimators import fit_estimators
 from tasks.ingest import ingest
 from tasks.simulate import PUBLISHED_SCORES, ROLLOUT_SEED, score
 
@@ -124,16 +123,12 @@ def returns(plant: str, policy: Policy | None) -> np.ndarray:
 
 
 def estimates(policies: Sequence[Policy], held_out: Logs, spec: PlantSpec) -> list[float]:
-    """Every policy's value in a model that is learned from the held-out episodes, from where these begin."""
-    normaliser, data = prepare(held_out.transitions, spec)
-    init_key, train_key = jax.random.split(jax.random.key(0))
-    data = data._replace(reward=jnp.asarray(held_out.transitions.reward))
-    learned, scaled = model_based.init(init_key, data, MODEL_UPDATES)
-    fitted, _ = dynamics.train(learned.model, train_key, scaled, jnp.int32(0), MODEL_UPDATES)
-    starts = data.observation[jnp.asarray(held_out.starts)]
-    settings = (starts, jax.random.key(1), spec.horizon, DISCOUNT)
-    found = [model_based.evaluate(learned._replace(model=fitted), normaliser, policy, *settings) for policy in policies]
-    return [float(one.value) if np.isfinite(one.value) else -np.inf for one in found]
+    """Every policy's value by the pipeline's own estimators, fitted to the held-out episodes."""
+    asked = Evaluate(discount=DISCOUNT, model_updates=MODEL_UPDATES)
+    run, normaliser = RunConfig(plant=spec.name, evaluate=asked), prepare(held_out.transitions, spec)[0]
+    estimators = fit_estimators(run, held_out, NO_PAST, normaliser)
+    found = [estimators.of(policy).value for policy in policies]
+    return [value if np.isfinite(value) else -np.inf for value in found]
 
 
 def behaviour_score(spec: PlantSpec, logs: Logs) -> float:

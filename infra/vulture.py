@@ -8,15 +8,29 @@ _.critic_penalty
 
 # Attributes and methods that a library reads or calls.
 _.create_system  # zipfile
+_.text_factory  # sqlite3
+_.predict_best_action  # d3rlpy
+_.initial_status, _.headloss, _.global_efficiency, _.hydraulic_timestep, _.report_timestep, _.pattern_timestep  # WNTR
 _.writeable  # NumPy
 _.writable, _.seekable, _.readinto  # io.RawIOBase
 _.daemon_threads, _.request_queue_size, _.service_actions  # socketserver
 _.load_context  # MLflow
 _.progress_bars  # Great Expectations
 _.filters  # Jinja
-_.log_message, _.do_POST  # http.server
+(
+    _.log_message,
+    _.do_POST,
+    _.do_GET,
+    _.do_PATCH,
+    _.do_DELETE,
+    _.address_string,
+    _.protocol_version,
+    _.close_connection,
+)  # http.server
 _.handle_starttag, _.handle_endtag, _.handle_data  # html.parser
 _.get_filename, _.get_data  # importlib
+_.initial_status, _.headloss, _.global_efficiency  # wntr
+_.hydraulic_timestep, _.report_timestep, _.pattern_timestep  # wntr
 
 # Fields that are written as JSON, shown by a template, or compared as a whole.
 _.type_, _.predicateType, _.protocol, _.nonClaims  # a certificate's statement
@@ -31,3 +45,7 @@ _.tone, _.non_claims, _.claims, _.absent  # the report
 _.load_run_file
 _.tasks
 _.pycache_prefix, _.dont_write_bytecode  # read by the interpreter
+
+# Found by their names in a table of modules.
+_.DISCRETE_BC
+_.DISCRETE_CQL

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.code import UserCode
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.plant import PlantCode
 from configs.run import RunConfig
 from neorl_core.identify.domain import drawing_plant, replaced_fields
 from neorl_core.identify.unknowns import Unknown
 from neorl_core.safety.bounds import betting_episodes
-from neorl_core.safety.certify import certify_batches
+from neorl_core.safety.certify import BATCH, certify_batches
 from neorl_core.safety.composite import Composite, composite_controller
 from neorl_core.types import Params, Plant
 from tasks.adapters.files.canonical import digest_json, write_atomic
-from tasks.adapters.files.provenance import code_digest, lock_digest, processor_class
+from tasks.adapters.files.provenance import lock_digest, processor_class
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.attempts import (
     CERTIFICATES,
@@ -29,15 +30,18 @@ from tasks.adapters.ledger.attempts import (
     close_attempt,
     draw_seed,
     find_result,
-    lineage_digest,
+    lineage_of,
     next_number,
     open_attempt,
+    witnesses_of,
 )
 from tasks.adapters.ledger.certificate import Repeat, make_certificate
 from tasks.adapters.ledger.claims import Claim, Counts, DrawnConstant, IdentifiedFrom, Materials, Predicate
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
-from tasks.adapters.models.bundle import composite_digest, load_bundle
+from tasks.adapters.ledger.policies.policy import expires, policy_of
+from tasks.adapters.models.bundle import composite_digest, load_bundle, plant_of_bundle, read_manifest, stored_digest
 from tasks.adapters.plants.known import KnownPlant, plant_of
+from tasks.evaluation.guarded import SECONDS, guarded
 from tasks.gates import may_certify
 from tasks.identify import simulator_of
 from tasks.references import (
@@ -56,17 +60,27 @@ from tasks.stages import effect
 if TYPE_CHECKING:
     from tasks.progress import Report
 
+ROOM = 10
+"""Violations for which there is room where a run does not say how many episodes there may be."""
+COUNTED_BY = (
+    "neorl_core.safety.certify",
+    "neorl_core.safety.composite",
+    "neorl_core.identify.domain",
+    "tasks.evaluation.guarded",
+)
+"""Modules that the counts of a test rest on, besides the plant's."""
 ANY_DATASET = "none"
 """Stands for a dataset's digest where the composite learned nothing from data."""
 
 
-def claim_of(plant: Plant, run: RunConfig, identification: Identification = KNOWN) -> Claim:
+def claim_of(plant: Plant, run: RunConfig, identification: Identification = KNOWN, attempt: int = 1) -> Claim:
     """What the run's configuration asks to be shown for a plant.
 
     Args:
         plant: with the constants of its file.
         run: its `certify`.
         identification: of the constants that were estimated; the domain draws these from their posterior.
+        attempt: number of the attempt, by which it needs more or fewer episodes.
 
     Raises:
         BadInput: when `certify.domain` names what is none of the domain, or what only spreads a constant that is drawn
@@ -97,12 +111,16 @@ def claim_of(plant: Plant, run: RunConfig, identification: Identification = KNOW
         plant=spec.name,
         phi="; ".join(f"{c.low:g} <= {c.name} <= {c.high:g} {c.unit}" for c in spec.constraints),
         horizon=spec.horizon,
+        family=f"{spec.name}.{type(plant.domain).__name__}",
         domain_name=f"domain {spec.name}/{name}",
         domain=domain | identification.domain,
         identified=identified,
         p0=run.certify.p0,
         confidence=run.certify.confidence,
-        max_episodes=run.certify.max_episodes,
+        max_episodes=run.certify.max_episodes
+        or betting_episodes(run.certify.p0, ROOM, attempt_alpha(run.certify.confidence, attempt)),
+        batch=BATCH,
+        batch_seconds=SECONDS,
     )
 
 
@@ -130,10 +148,32 @@ def claimed_simulator(plant: Plant, claim: Claim) -> tuple[Plant, Params]:
     return found, found.domain._replace(**claim.domain)
 
 
-def simulator_digest(known: KnownPlant, identification: Identification = KNOWN) -> str:
+def simulator_digest(known: KnownPlant, simulator: Plant) -> str:
     """Digest of the simulator that a claim is about: its spec, its constants and its source."""
-    plant = simulator_of(known, identification)
-    return digest_json([spec_record(plant.spec), plant.params._asdict(), known.sources()])
+    return digest_json([spec_record(simulator.spec), simulator.params._asdict(), known.sources()])
+
+
+def materials_here(folder: Path, source: UserCode | None, claim: Claim) -> dict[str, str]:
+    """Digests of what a test would rest on that is run on this machine, by the names of a certificate's materials.
+
+    Args:
+        folder: the certified composite's bundle.
+        source: the plant's code, where it is in a project of the user's own.
+        claim: the certificate's.
+
+    Raises:
+        Refused: when the plant is not here as the bundle needs it.
+    """
+    known = plant_of_bundle(folder, read_manifest(folder), source)
+    composite = load_bundle(folder, source=source)[1]
+    return {
+        "composite": stored_digest(folder),
+        "simulator": simulator_digest(known, claimed_simulator(known.simulator(), claim)[0]),
+        "shield": composite_digest(composite.shield, known),
+        "code": known.sources(*COUNTED_BY),
+        "lock": lock_digest(),
+        "processor": processor_class(),
+    }
 
 
 @effect()
@@ -205,40 +245,41 @@ def certify(
     ledger = Ledger.open(home)
     claim = claim_of(plant, run, identification)
     dataset = (identification.dataset or dataset) if dataset == ANY_DATASET else dataset
-    lineage = lineage_digest(plant.spec.name, claim.phi, f"{plant.spec.name}.{type(plant.domain).__name__}")
-    drawn = () if claim.identified is None else ("neorl_core.identify.domain",)
-    code = known_plant.sources("neorl_core.safety.certify", *drawn)
+    lineage = lineage_of(claim)
+    code = known_plant.sources(*COUNTED_BY)
     of = [] if claim.identified is None else [claim.identified.model_dump(mode="json")]
     config = digest_json([run.certify.model_dump(mode="json"), claim.domain, code, *of])
     inputs = Inputs(lineage=lineage, composite=bundle.digest, dataset=dataset, config=config)
-    known = find_result(ledger.entries(), inputs)
-    if known is not None:
+    known, policy = find_result(ledger.entries(), inputs), policy_of(ledger.entries(), plant.spec.name)
+    expired = known and policy and expires(known, policy.certificate_days) < datetime.now(UTC)
+    if known is not None and not expired:
         return _reused(home, known)
     number = next_number(ledger.entries(), lineage)
+    claim = claim_of(plant, run, identification, number)
     least = betting_episodes(claim.p0, 0, attempt_alpha(claim.confidence, number))
     if claim.max_episodes < least:
         raise BadInput(
             f"expected certify.max_episodes of at least {least}, which attempt {number} needs without a violation, "
             f"got {claim.max_episodes}: raise it; nothing was spent."
         )
-    attempt = open_attempt(ledger, plant.spec.name, inputs, claim.confidence)
-    seed = draw_seed(ledger, attempt)
+    attempt = open_attempt(ledger, inputs, claim)
+    claim, seed = attempt.body.scope, draw_seed(ledger, attempt)
     counts = _count(plant, composite, claim, seed, attempt.alpha, progress)
     materials = Materials(
         dataset=dataset,
         config=config,
-        code=code_digest(),
+        code=code,
         lock=lock_digest(),
-        simulator=simulator_digest(known_plant, identification),
+        simulator=simulator_digest(known_plant, simulator_of(known_plant, identification)),
         shield=composite_digest(composite.shield, known_plant),
         processor=processor_class(),
     )
-    envelope = make_certificate(ledger, attempt.entry, claim, counts, materials)
+    envelope = make_certificate(ledger, attempt.entry, counts, materials)
     path = home.folder("certificates", plant.spec.name) / f"attempt-{attempt.number:04d}-{bundle.digest[:12]}.dsse.json"
     write_atomic(path, envelope)
     found = Outcome(
         passed=counts.certified,
-        claim=claim.line(bundle.digest, materials.simulator, counts.certified),
+        claim=claim.lines(bundle.digest, materials.simulator, counts.certified, witnesses_of(ledger, attempt)),
         episodes=counts.episodes,
         violations=counts.violations,
         upper_bound=counts.upper_bound,
@@ -287,6 +328,8 @@ def _count(
         p0=claim.p0,
         alpha=alpha,
         max_episodes=claim.max_episodes,
+        batch=claim.batch,
+        run=guarded(claim.batch_seconds),
     )
     for counts in batches:
         if progress:
@@ -295,7 +338,7 @@ def _count(
     return Counts(**counts._asdict())
 
 
-def repeat_with(bundle: Path, source: PlantCode | None = None) -> Repeat:
+def repeat_with(bundle: Path, source: UserCode | None = None) -> Repeat:
     """A function that runs a certificate's test again on this machine, for `neorl certificate verify`.
 
     Args:
@@ -308,7 +351,7 @@ def repeat_with(bundle: Path, source: PlantCode | None = None) -> Repeat:
     return partial(_repeat, bundle, source)
 
 
-def _repeat(bundle: Path, source: PlantCode | None, predicate: Predicate, seed: bytes) -> Counts:
+def _repeat(bundle: Path, source: UserCode | None, predicate: Predicate, seed: bytes) -> Counts:
     plant, composite = load_bundle(bundle, source=source)
     if not isinstance(plant, Plant):
         raise Refused(f"expected a bundle of a simulated plant in {bundle}, got a process's: it has no certificate.")

@@ -13,8 +13,11 @@ from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.files.provenance import code_digest, lock_digest
 from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.people.queue import record_of, waiting, was_rejected
 from tasks.adapters.registry.registry import Registry
-from tasks.promote import before_run, propose, reconcile, record_candidate, record_of, verdict_of, waiting, was_rejected
+from tasks.adapters.registry.serving import listed_model
+from tasks.decisions.aliases import reconcile
+from tasks.promote import before_run, propose, record_candidate, verdict_of
 from tasks.record import Record, champion_in_force, headline, history_rows, shadow_in_force, verdict_text
 from tasks.references import (
     KNOWN,
@@ -191,10 +194,9 @@ def _registered(home: Home, findings: Learned, record: Record, role: Role, plots
     plant, registry = findings.run.plant, Registry(current().mlflow)
     bundle = findings.fallback if role == "fallback" else findings.selected.bundle
     version = register(record, registry, bundle, plots)
-    # Where MLflow keeps its files in this home, the ledger vouches for its copy of the model too.
-    model = registry.version(plant, version.version).model_id
-    copies = home.root.glob(f"mlflow/artifacts/*/models/{model}/artifacts/artifacts/bundle")
-    return record_candidate(home, findings, version, [bundle.folder, *copies], role, plots)
+    # All that MLflow serves is named, for whoever loads the model executes its code.
+    served = listed_model(home, registry, plant, version.version)
+    return record_candidate(home, findings, version, bundle.folder, served, role, plots)
 
 
 def _record(

@@ -18,6 +18,7 @@ from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
 from tasks.adapters.formats.hdf5.sources import Blocks
 from tasks.adapters.formats.hdf5.sources import Source as FoundSource
+from tasks.adapters.formats.options import UNTOLD, SourceOptions
 from tasks.adapters.formats.sources import for_declared, for_plant, in_words, name_of, recognise, survey
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of, opened
@@ -73,24 +74,18 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
 def ingest_file(
     home: Home,
     path: Path,
-    plant: str | None = None,
-    mapping: Path | None = None,
-    horizon: int | None = None,
+    options: SourceOptions = UNTOLD,
     allowed: Data = AS_USUAL,
     progress: Progress | None = None,
-    declared: Path | None = None,
 ) -> Dataset:
     """Recognise a file and turn it into a dataset; without a known plant its spec is made from the data.
 
     Args:
         home: holds the datasets.
         path: a file, or Minari's folder.
-        plant: whose names, units and limits apply: a name, or a plant's code in the working directory.
-        mapping: what a historian's tags mean; it names the plant.
-        horizon: steps after which episodes were cut, for a D4RL file that does not tell.
+        options: what the file does not tell by itself.
         allowed: shares that may be lost.
         progress: called with (done, total, unit).
-        declared: YAML that names the signals of a file of transitions, with units, limits and costs.
 
     Returns:
         The dataset, with a note for each thing that a reader should check.
@@ -99,6 +94,7 @@ def ingest_file(
         BadInput: when the file is none of the known formats, damaged, or does not fit the plant.
         Refused: when too many of its rows fail; the quarantine stays.
     """
+    plant, mapping, horizon, declared = options
     if declared is not None and plant is not None:
         raise BadInput(f"expected a plant or --spec, got {plant} and {declared.name}: leave out one of the two.")
     if mapping is not None:
@@ -169,33 +165,27 @@ class FoundDataset(NamedTuple):
 def find_dataset(
     home: Home,
     named: Path,
-    plant: str | None = None,
-    mapping: Path | None = None,
-    horizon: int | None = None,
+    options: SourceOptions = UNTOLD,
     folder: Path | None = None,
     progress: Progress | None = None,
-    declared: Path | None = None,
 ) -> FoundDataset:
     """The dataset that a command is about: of a digest, of a plant that has only one here, or made of a source.
 
     Args:
         home: holds the datasets.
         named: a file or folder that `ingest_file` takes, six or more digits of a digest, or a plant's name.
-        plant: whose names, units and limits apply to a source.
-        mapping: what the tags of a source mean.
-        horizon: steps after which a source's episodes were cut, where it does not tell.
+        options: what a source does not tell by itself.
         folder: where the dataset is, if it was generated outside of the home.
         progress: called with (done, total, unit).
-        declared: YAML that names the signals of a file of transitions.
 
     Raises:
         BadInput: when the argument names none, or several; or as `ingest_file`.
         Refused: as `ingest_file` and `StoredDataset.open`.
     """
     if named.exists() and folder is None:
-        made = ingest_file(home, named, plant, mapping, horizon, AS_USUAL, progress, declared)
+        made = ingest_file(home, named, options, AS_USUAL, progress)
         return FoundDataset(StoredDataset.open(made.store, made.digest, verify=False), made)
-    if any(option is not None for option in (plant, mapping, horizon, declared)):
+    if options != UNTOLD:
         raise BadInput(f"expected a file for --plant, --mapping, --spec or --horizon, got none at {named}: name one.")
     root, name = home.root / "datasets", str(named)
     plants = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []

@@ -1,4 +1,4 @@
-"""Promotion: what the rule proposes, what people decide, and MLflow's aliases as a projection of the ledger."""
+"""Promotion: what the rule proposes, and what people decide."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from configs.errors import BadInput, Refused
-from configs.home import Home
+from configs.errors import Refused
+from configs.home import Home, login
 from configs.run import RunConfig
 from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
+from tasks.adapters.ledger.people import approvals, verdicts
+from tasks.adapters.ledger.people.queue import VERBS, candidate_with, in_force, record_of, verdict_against
+from tasks.adapters.ledger.people.statement import Meaning, Signatory
+from tasks.adapters.ledger.people.voided import VOID
+from tasks.adapters.ledger.policies.model import RULE
+from tasks.adapters.ledger.policies.policy import check_pinned
 from tasks.adapters.ledger.rules import check_record
 from tasks.adapters.models.bundle import is_current
 from tasks.adapters.plants.known import plant_of
-from tasks.adapters.registry.registry import Registry
 from tasks.references import (
-    Aliases,
     Bundle,
     Candidate,
     CandidateRecord,
@@ -24,20 +28,16 @@ from tasks.references import (
     Dataset,
     Decision,
     DriftReference,
-    Evidence,
     Learned,
     Population,
-    ProcessEvidence,
     ProcessFindings,
     Proposal,
     Role,
+    ServedModel,
     Verdict,
     Version,
 )
 from tasks.stages import config_digest, effect
-
-RULE = "rule: auto"
-"""Who approves where no person is asked."""
 
 
 @effect()
@@ -65,7 +65,7 @@ def incumbent(home: Home, run: RunConfig, population: Population, fallback: Bund
     entries = Ledger.open(home).entries()
     by_digest = {entry.digest: entry for entry in entries}
     found = champions.champion(entries, run.plant)
-    while found is not None and found.body["composite"] in own:
+    while found is not None and (found.kind == VOID or found.body["composite"] in own):
         found = by_digest.get(found.body["replaces"] or "")
     if found is None:
         return Champion()
@@ -76,19 +76,14 @@ def incumbent(home: Home, run: RunConfig, population: Population, fallback: Bund
     return Champion(digest=digest, bundle=Bundle(digest=digest, plant=run.plant, folder=folder) if comparable else None)
 
 
-def record_of(entry: Entry) -> CandidateRecord:
-    """What a candidate's ledger entry says."""
-    return CandidateRecord.model_validate(entry.body)
-
-
-def _in_force(entries: Sequence[Entry], plant: str, evidence: Evidence | ProcessEvidence) -> Entry | None:
-    """What a candidate would replace: the promotion in force, or of a process without a simulator its last shadow."""
-    find = shadows.last_shadow if isinstance(evidence, ProcessEvidence) else champions.champion
-    return find(entries, plant)
-
-
 def record_candidate(
-    home: Home, findings: Learned, version: Version, bundles: Sequence[Path], role: Role, plots: dict[str, Path]
+    home: Home,
+    findings: Learned,
+    version: Version,
+    bundle: Path,
+    served: ServedModel,
+    role: Role,
+    plots: dict[str, Path],
 ) -> Candidate:
     """Log a candidate with the files it consists of; the same run key and composite again find the entry.
 
@@ -96,19 +91,20 @@ def record_candidate(
         home: of the ledger.
         findings: what the stages found.
         version: its place in MLflow.
-        bundles: folders of its copies.
+        bundle: the home's own folder of it.
+        served: the files of its model in MLflow.
         role: the trained candidate, or the plant's own controller.
         plots: pictures of the retraining, by name.
     """
     ledger = Ledger.open(home)
     plant, dataset = findings.run.plant, findings.dataset
-    known = _candidate(ledger.entries("candidate", plant), run_key=findings.run_key, composite=version.digest)
+    known = candidate_with(ledger.entries("candidate", plant), run_key=findings.run_key, composite=version.digest)
     if known is not None:
         return Candidate(entry=known.digest, record=record_of(known), plots=plots)
     alone, certificate = role == "fallback", findings.certificate_of(role)
     judgement = findings.judgement
     gates = tuple(gate for gate in judgement.gates if gate.name == "fallback") if alone else judgement.gates
-    current = _in_force(ledger.entries(), plant, judgement.evidence)
+    current = in_force(ledger.entries(), plant, judgement.evidence)
     record = CandidateRecord(
         run_key=findings.run_key,
         composite=version.digest,
@@ -120,13 +116,15 @@ def record_candidate(
         gates=gates,
         evidence=judgement.evidence,
         claim=certificate.claim if certificate else None,
+        served=served,
         dataset=dataset,
         config=config_digest(findings.run),
+        author=login(),
         champion=current.digest if current else None,
         shadow_days=findings.run.shadow.days if isinstance(findings, ProcessFindings) else None,
         model=findings.model if isinstance(findings, ProcessFindings) else None,
     )
-    files = [file for bundle in bundles for file in folder_artefacts(home, bundle, "bundle")]
+    files = folder_artefacts(home, bundle, "bundle")
     files.append(artefact(home, dataset.manifest, "dataset manifest"))
     files += [artefact(home, path, "dataset shard") for path in dataset.shards]
     files += [artefact(home, dataset.view, "dataset view")] if dataset.view else []
@@ -201,15 +199,10 @@ def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecor
     found = champions.champion(entries, plant)
     while found is not None:
         record = record_of(by_digest[found.body["candidate"]])
-        if record.run_key != key:
+        if found.kind != VOID and record.run_key != key:
             return record
         found = by_digest.get(found.body["replaces"] or "")
     return None
-
-
-def was_rejected(entries: Sequence[Entry], plant: str, composite: str) -> bool:
-    """Whether a person rejected this composite."""
-    return any(e.kind == "rejection" and e.plant == plant and e.body["composite"] == composite for e in entries)
 
 
 @effect()
@@ -230,7 +223,15 @@ def decide(home: Home, run: RunConfig, proposal: Proposal) -> Decision:
 
 
 def promote_candidate(
-    home: Home, candidate: Entry, by: str, note: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    home: Home,
+    candidate: Entry,
+    by: str,
+    note: str,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    role: str = "",
+    *,
+    reviewed: bool = False,
+    signatory: Signatory | None = None,
 ) -> Entry:
     """Approve a candidate whose gates all passed, and make it champion; that of a process only runs in shadow.
 
@@ -240,9 +241,13 @@ def promote_candidate(
         by: who decides.
         note: why, for the record.
         clock: tells the time in UTC.
+        role: as what they decide.
+        reviewed: say only that it was reviewed, which is no approval by itself.
+        signatory: the person with their key; in the home's name without one.
 
     Returns:
-        The promotion or the shadow; the existing one when it was promoted before.
+        The promotion or the shadow; the existing one when it was promoted before; the approval, where the plant's
+        policy asks for another one besides.
 
     Raises:
         Refused: when a gate failed, is missing or contradicts its numbers, it was rejected, its days in shadow are
@@ -258,11 +263,8 @@ def promote_candidate(
             f"{failed}: retrain it, no approval can skip a gate."
         )
     entries = ledger.entries()
-    current = _in_force(entries, plant, record.evidence)
-    rejected = next(
-        (e for e in entries if (e.kind, e.plant) == ("rejection", plant) and e.body["composite"] == record.composite),
-        None,
-    )
+    current = in_force(entries, plant, record.evidence)
+    rejected = verdict_against(entries, plant, record.composite)
     same = current is not None and current.body["composite"] == record.composite
     # It is champion or shadow already, whichever run proposed it; but a rejection has ended a shadow.
     if current is not None and same and (rejected is None or current.kind == "promotion"):
@@ -272,15 +274,18 @@ def promote_candidate(
     if rejected is not None:
         raise Refused(
             f"expected a candidate that was not rejected, got version {record.version} of {plant}, which "
-            f"{rejected.body['by']} rejected: retrain on other data or with another configuration."
+            f"{rejected.body['by']} {VERBS[rejected.kind]}: retrain on other data or with another configuration."
         )
     if (current.digest if current else None) != record.champion:
         raise Refused(
             f"expected the champion of {plant} that version {record.version} was compared with, got another one "
             "meanwhile: retrain, so that the two are compared."
         )
+    said = verdict_on(candidate, by, note, role, reviewed=reviewed)
     if record.shadow_days is not None:
-        approval = champions.approve(ledger, plant, _verdict(record, candidate, by, note))
+        approval = verdicts.approve(ledger, plant, said, signatory)
+        if reviewed:
+            return approval
         watched = shadows.ShadowBody(
             composite=record.composite,
             approval=approval.digest,
@@ -290,12 +295,23 @@ def promote_candidate(
             version=record.version,
         )
         return shadows.begin(ledger, plant, watched, candidate.artefacts)
+    return _approved(ledger, candidate, said, signatory)
+
+
+def _approved(ledger: Ledger, candidate: Entry, verdict: approvals.VerdictBody, signatory: Signatory | None) -> Entry:
+    """Log an approval, and the promotion where the plant's policy asks for no other."""
+    plant, record, entries = candidate.plant, record_of(candidate), ledger.entries()
     # Before an approval is logged, so that none is left that nothing can use.
     champions.check_certified(entries, plant, record.composite)
-    approval = champions.approve(ledger, plant, _verdict(record, candidate, by, note))
+    check_pinned(entries, ledger.trust, plant)
+    approval = verdicts.approve(ledger, plant, verdict, signatory)
+    if verdicts.missing_approvals(ledger.entries(), plant, approval) is not None:
+        return approval
+    # The last one, which may be another's where this one was given before.
+    last = approvals.open_approval(ledger.entries(), plant, record.composite) or approval
     promotion = champions.PromotionBody(
         composite=record.composite,
-        approval=approval.digest,
+        approval=last.digest,
         replaces=record.champion,
         version=record.version,
         candidate=candidate.digest,
@@ -303,13 +319,33 @@ def promote_candidate(
     return champions.promote(ledger, plant, promotion, candidate.artefacts)
 
 
-def _verdict(record: CandidateRecord, candidate: Entry, by: str, note: str) -> champions.VerdictBody:
-    return champions.VerdictBody(
-        composite=record.composite, by=by, note=note, version=record.version, candidate=candidate.digest
+def verdict_on(
+    candidate: Entry, by: str, note: str, role: str = "", *, reviewed: bool = False, against: bool = False
+) -> approvals.VerdictBody:
+    """A decision on a candidate, before anybody signs it.
+
+    Args:
+        candidate: its entry.
+        by: who decides.
+        note: why, for the record.
+        role: as what they decide.
+        reviewed: whether it says no more than that it was reviewed.
+        against: whether it is a rejection.
+    """
+    record = record_of(candidate)
+    approved: Meaning = "approved for closed loop" if record.shadow_days is None else "approved for shadow"
+    return approvals.VerdictBody(
+        composite=record.composite,
+        by=by,
+        role=role,
+        note=note,
+        version=record.version,
+        candidate=candidate.digest,
+        meaning="rejected" if against else "reviewed" if reviewed else approved,
     )
 
 
-def reject_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
+def reject_candidate(home: Home, candidate: Entry, by: str, note: str, signatory: Signatory | None = None) -> Entry:
     """Log that a candidate was rejected, once.
 
     Args:
@@ -317,6 +353,7 @@ def reject_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
         candidate: its entry.
         by: who decides.
         note: why, for the record.
+        signatory: the person with their key; in the home's name without one.
 
     Raises:
         Refused: when it is champion.
@@ -331,69 +368,4 @@ def reject_candidate(home: Home, candidate: Entry, by: str, note: str) -> Entry:
     for entry in ledger.entries("rejection", candidate.plant):
         if entry.body.get("candidate") == candidate.digest:
             return entry
-    return champions.reject(ledger, candidate.plant, _verdict(record, candidate, by, note))
-
-
-def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
-    """Candidates that passed every gate and have been neither promoted nor rejected, nor overtaken by another one.
-
-    What a candidate was compared with is the champion, or of a process the shadow.
-    """
-    promoted = {e.body.get("candidate") for e in entries if e.kind in ("promotion", "shadow")}
-    rejected = {e.body["composite"] for e in entries if e.kind == "rejection"}
-    found = []
-    for entry in entries:
-        if entry.kind != "candidate" or plant not in (None, entry.plant) or entry.digest in promoted:
-            continue
-        record = record_of(entry)
-        current = _in_force(entries, entry.plant, record.evidence)
-        in_force = current.digest if current else None
-        if record.passed and record.composite not in rejected and record.champion == in_force:
-            found.append(entry)
-    return found
-
-
-def find_candidate(entries: Sequence[Entry], plant: str, version: str) -> Entry:
-    """The candidate of a registry version.
-
-    Raises:
-        BadInput: when the ledger knows none.
-    """
-    found = _candidate([e for e in entries if e.kind == "candidate" and e.plant == plant], version=version)
-    if found is None:
-        known = ", ".join(e.body["version"] for e in entries if e.kind == "candidate" and e.plant == plant) or "none"
-        raise BadInput(f"expected a version of {plant} that the ledger knows ({known}), got '{version}': correct it.")
-    return found
-
-
-def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
-    """Make MLflow's aliases and status tags say what the ledger says: mends a kill between the two."""
-    entries = Ledger.open(home).entries()
-    current = champions.champion(entries, plant)
-    queue = waiting(entries, plant)
-    champion = str(current.body["version"]) if current else None
-    challenger = str(queue[-1].body["version"]) if queue else None
-    watched = shadows.shadow(entries, plant)
-    runs = watched is not None and watched.runs(datetime.now(UTC))
-    shadow = str(watched.entry.body["version"]) if watched is not None and runs else None
-    changes = registry.reconcile(plant, champion, challenger, shadow)
-    promotions = [entry for entry in entries if entry.kind == "promotion" and entry.plant == plant]
-    # Only the newest can have changed since the last time, and the newest statement about a version comes last.
-    for entry in promotions[-2:]:
-        status = "champion" if entry is current else "was champion"
-        registry.annotate(plant, str(entry.body["version"]), {"neorl.status": status})
-    for entry in [entry for entry in entries if entry.kind == "shadow" and entry.plant == plant][-2:]:
-        last = watched is not None and entry is watched.entry
-        status = "in shadow" if last and runs else "shadow expired" if last else "was in shadow"
-        registry.annotate(plant, str(entry.body["version"]), {"neorl.status": status})
-    if challenger:
-        registry.annotate(plant, challenger, {"neorl.status": "waits for approval"})
-    rejections = [entry for entry in entries if entry.kind == "rejection" and entry.plant == plant]
-    if rejections:
-        registry.annotate(plant, str(rejections[-1].body["version"]), {"neorl.status": "rejected"})
-    return Aliases(champion=champion, challenger=challenger, shadow=shadow, changes=tuple(changes))
-
-
-def _candidate(entries: Sequence[Entry], **wanted: str) -> Entry | None:
-    matching = (e for e in reversed(entries) if all(str(e.body[k]) == v for k, v in wanted.items()))
-    return next(matching, None)
+    return verdicts.reject(ledger, candidate.plant, verdict_on(candidate, by, note, against=True), signatory)

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from tasks.adapters.ledger import shadows
     from tasks.adapters.ledger.ledger import Entry
 
-VERDICTS: dict[Verdict | Literal["passed"], str] = {
+Known = Verdict | Literal["passed", "failed"]
+VERDICTS: dict[Known, str] = {
     "promoted": "The candidate passed every gate and is champion",
     "waiting": "The candidate passed every gate and waits for approval",
     "fallback": "The candidate did not pass every gate; the plant's certified controller is champion",
@@ -46,8 +47,9 @@ VERDICTS: dict[Verdict | Literal["passed"], str] = {
     "refused": "The candidate is refused; the champion stays",
     "unchanged": "Nothing new to promote",
     "passed": "The candidate passed every gate",
+    "failed": "The candidate did not pass every gate",
 }
-"""`passed` is what is known at registration, before anything is decided."""
+"""`passed` and `failed` are what is known at registration, before anything is decided, and what stays so."""
 GATE_TITLES: dict[GateName, str] = {
     "data": "Data",
     "simulator": "Simulator predicts held-out logs",
@@ -68,7 +70,7 @@ class Record(Reference):
 
     run: RunConfig
     run_key: str
-    verdict: Verdict | Literal["passed"]
+    verdict: Known
     headline: str
     """The verdict's reason in one sentence."""
     dataset: Dataset
@@ -102,7 +104,7 @@ class Record(Reference):
 
     @property
     def selected(self) -> Member:
-        """The member that off-policy evaluation selected; its `index` is its row of the learning curves."""
+        """The member that off-policy evaluation selected."""
         return self.population.members[self.evaluation.selected]
 
     @property
@@ -122,7 +124,7 @@ class Record(Reference):
                 yield name, found
 
 
-def verdict_text(verdict: Verdict | Literal["passed"], gates: Sequence[Gate], champion: ChampionInForce | None) -> str:
+def verdict_text(verdict: Known, gates: Sequence[Gate], champion: ChampionInForce | None) -> str:
     """A verdict in words; where neither the candidate nor the plant's own controller stands, they say so.
 
     Args:
@@ -149,14 +151,14 @@ def process_claims(record: Record) -> tuple[str, ...]:
     if record.protection is None or record.model is None or record.estimate is None:
         return ()
     guard, found = record.protection, record.evaluation
-    supported = "" if found.supported else ", which the logs do not support"
+    gain = str(found.difference) if found.supported else "not supported by the logs"
     return (
         f"{NO_CLAIM.capitalize()}: without a simulator no probability of violating a limit is certified.",
         f"Actions stay within bounds and rate limits for all inputs; {guard.bounds.inputs:,} of every kind were tried.",
         f"Outside the data's support (calibrated to leave out {1 - guard.support.quantile:.3g} of rows; of rows of "
         f"episodes held out from calibration {guard.support.outside:.3g} were found outside) the fallback acts: "
         f"{guard.fallback.about}.",
-        f"Gain over the logged controller, estimated from held-out logs (OPE): {found.difference}{supported}.",
+        f"Gain over the logged controller, estimated from held-out logs (OPE): {gain}.",
         f"The learned model on held-out episodes: {record.model.prediction.found}.",
         f"Estimate on the learned model, which is no certificate: {record.estimate.found.partition(': ')[2]}.",
     )
@@ -186,14 +188,15 @@ def champion_in_force(promotion: Entry, entries: Sequence[Entry]) -> ChampionInF
         promotion: the entry in force.
         entries: the ledger's, which hold the candidate and the approval that it names.
     """
-    by_digest = {entry.digest: entry for entry in entries}
-    candidate, approval = by_digest[promotion.body["candidate"]], by_digest[promotion.body["approval"]]
+    from tasks.adapters.ledger.people.approvals import approvers
+
+    candidate = {entry.digest: entry for entry in entries}[promotion.body["candidate"]]
     return ChampionInForce(
         version=str(promotion.body["version"]),
         url=candidate.body["url"],
         composite=promotion.body["composite"],
         since=promotion.timestamp,
-        approver=approval.body["by"],
+        approver=approvers(entries, promotion),
         claim=candidate.body["claim"],
     )
 
@@ -216,16 +219,38 @@ def shadow_in_force(shadow: shadows.ShadowInForce, entries: Sequence[Entry]) -> 
     )
 
 
+TOLD = (
+    "number",
+    "version",
+    "verdict",
+    "person",
+    "key",
+    "since",
+    "by",
+    "role",
+    "meaning",
+    "days",
+    "passed",
+    "why",
+    "note",
+    "reason",
+    "text",
+)
+"""What of an entry is told in a few words."""
+
+
 def history_rows(entries: Sequence[Entry], plant: str) -> tuple[HistoryRow, ...]:
     """The plant's ledger entries in a few words each."""
+    from tasks.adapters.ledger.people.approvals import signed_how
+
     rows = []
     for entry in entries:
         if entry.plant != plant:
             continue
-        told = {
-            key: entry.body[key] for key in ("number", "version", "by", "days", "passed", "reason") if key in entry.body
-        }
+        told = {key: entry.body[key] for key in TOLD if entry.body.get(key) not in (None, "")}
         parts = [f"{key} {value}" for key, value in told.items()]
+        if entry.kind in ("approval", "rejection", "withdrawal"):
+            parts.append(signed_how(entry))
         if "composite" in entry.body:
             parts.append(f"composite {entry.body['composite'][:12]}")
         rows.append(

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from configs.run import named
+from tasks.adapters.registry.learning import rate_members
 from tasks.adapters.registry.registry import Registry
 from tasks.adapters.registry.upload import Artifact, Curve, Submission, TrainingData
 from tasks.record import Record
-from tasks.references import Bundle, Version
+from tasks.references import Bundle, RatedMember, Version
 from tasks.report import ReportFiles, describe, read_curves, view
 
-VERDICT, HEAD = "neorl.verdict", "neorl.ledger_head"
+HEAD = "neorl.ledger_head"
 
 
 def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[str, Path]) -> Version:
@@ -29,6 +30,7 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
         Refused: when the bundle's files are not the composite that its digest names.
     """
     plant = record.run.plant
+    rate_members(registry, plant, list(rated(record)))
     known = registry.find(plant, record.run_key, bundle.digest)
     if known is None:
         experiment = registry.experiment(plant)
@@ -36,6 +38,7 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
             Submission(
                 plant=plant,
                 run_key=record.run_key,
+                name=run_name(record),
                 digest=bundle.digest,
                 bundle=bundle.folder,
                 source=record.run.source,
@@ -60,7 +63,7 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
 
 
 def conclude(record: Record, registry: Registry, version: Version, files: ReportFiles) -> None:
-    """Complete a version once the verdict is known: its description, verdict, ledger head, and the report.
+    """Complete a version once the verdict is known: its description, ledger head, and the report.
 
     Args:
         record: with the final verdict.
@@ -77,19 +80,47 @@ def conclude(record: Record, registry: Registry, version: Version, files: Report
         found.append(Artifact("plots", files.glance))
     registry.attach(version.run_id, found)
     text = description(record, registry.run_url(registry.experiment(plant), version.run_id), version.run_id)
-    decided = {VERDICT: record.verdict, HEAD: record.ledger.signed if record.ledger else ""}
-    registry.annotate(plant, version.version, {name: value for name, value in decided.items() if value}, text)
+    head = {HEAD: record.ledger.signed} if record.ledger else {}
+    registry.annotate(plant, version.version, head, text)
 
 
 def description(record: Record, run_url: str, run_id: str) -> str:
-    """A version's description, with the picture that the server holds among the run's plots.
+    """What was found of a version, with the picture that the server holds among the run's plots.
+
+    It says nothing of what was decided: that changes, and stands above it, from the ledger (`tasks.decisions.pages`).
 
     Args:
         record: everything known of the retraining.
         run_url: where MLflow's UI shows the run.
         run_id: of the run.
     """
+    passed = record.of_fallback or all(gate.passed for gate in record.gates)
+    record = record.model_copy(update={"verdict": "passed" if passed else "failed"})
     return describe(record, run_url, f"get-artifact?path=plots%2Ftrajectories.png&run_uuid={run_id}")
+
+
+def run_name(record: Record) -> str:
+    """What a candidate's run is called in MLflow: the member and the retraining, or whose stand-in it is."""
+    member = record.selected
+    what = "plant controller" if record.of_fallback else f"candidate {member.algorithm} seed {member.seed}"
+    return f"{what}, {record.run_key[:8]}"
+
+
+def rated(record: Record) -> Iterator[RatedMember]:
+    """What off-policy evaluation says of every member that was trained; NaN is left out."""
+    for member, found in zip(record.population.members, record.evaluation.members, strict=True):
+        numbers = {
+            "ope/value": found.ope.value,
+            "ope/low": found.ope.lower,
+            "ope/high": found.ope.upper,
+            "ope/gain": found.gain.value,
+            "ope/cost": found.cost_ope.value,
+            "ope/outside": found.outside,
+            "ope/disagreement": found.disagreement,
+            "ope/supported": float(found.supported),
+        }
+        learner = record.population.learners[member.learner]
+        yield RatedMember(key=learner.key, row=member.row, composite=member.bundle.digest, metrics=numbers)
 
 
 def tags(record: Record) -> dict[str, str]:
@@ -102,8 +133,9 @@ def curves(record: Record) -> dict[str, Curve]:
     """The selected member's learning curves; the plant's own controller has none."""
     if record.of_fallback:
         return {}
-    steps, found = read_curves(record.population.curves)
-    return {name: Curve(steps, values[record.selected.index]) for name, values in found.items()}
+    member = record.selected
+    steps, found = read_curves(record.population.learners[member.learner].curves)
+    return {name: Curve(steps, values[member.row]) for name, values in found.items()}
 
 
 def artifacts(record: Record, plots: Mapping[str, Path]) -> Iterator[Artifact]:
@@ -117,15 +149,22 @@ def artifacts(record: Record, plots: Mapping[str, Path]) -> Iterator[Artifact]:
 
 
 def parameters(record: Record) -> Iterator[tuple[str, str]]:
-    """What the run was configured with, and the selected member's own hyper-parameters if the version is that member.
+    """What the run was configured with, of its learners the one of the selected member, and that member's own values.
 
     Example:
         >>> dict(parameters(record))["train.algorithm"]  # doctest: +SKIP
         'td3_bc'
     """
-    yield from record.run.settings()
-    if not record.of_fallback:
-        yield from named({"seed": record.selected.seed, **record.selected.hyperparameters}, "selected")
+    if record.of_fallback:
+        yield from record.run.settings()
+    else:
+        learner = record.population.learners[record.selected.learner]
+        alone = record.run.train.alone()[learner.place]
+        yield from record.run.model_copy(update={"train": alone}).settings()
+        yield from named(
+            {"algorithm": record.selected.algorithm, "seed": record.selected.seed, **record.selected.hyperparameters},
+            "selected",
+        )
 
 
 def metrics(record: Record) -> Iterator[tuple[str, float]]:

@@ -44,6 +44,7 @@ TONES: dict[str, Literal["good", "bad", "wait"]] = {
     "unchanged": "good",
     "shadow": "good",
     "refused": "bad",
+    "failed": "bad",
 }
 """Colour of a verdict's headline; those that wait for a person have one of their own."""
 GAP = "\u2003\u2060"
@@ -158,9 +159,10 @@ def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
         The pictures by name; without rollouts only the curves.
     """
     plots: dict[str, Path] = {}
-    steps, curves = read_curves(record.population.curves)
+    member = record.selected
+    steps, curves = read_curves(record.population.learners[member.learner].curves)
     if curves:
-        plots["curves"] = plot_curves(folder / "curves.png", steps, curves, record.selected.index)
+        plots["curves"] = plot_curves(folder / "curves.png", steps, curves, member.row)
     if record.model is not None:
         plots["prediction"] = plot_prediction(folder / "prediction.png", record.model.prediction)
     if record.rollouts is None:
@@ -172,10 +174,14 @@ def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
     plots["intervals"] = plot_intervals(
         folder / "intervals.png", _estimates(record, shown), record.run.evaluate.confidence
     )
-    rated = [(row.estimate.ope, row.score, row.selected) for row in shown.members if row.score is not None]
+    rated = [
+        (row.estimate.ope, row.score, row.selected)
+        for row in shown.members
+        if row.score is not None and row.estimate.supported
+    ]
     if rated:
-        estimates, scores, selected = zip(*rated, strict=True)
-        chosen = selected.index(True) if True in selected else -1
+        estimates, scores, marked = zip(*rated, strict=True)
+        chosen = marked.index(True) if True in marked else -1
         plots["ope"] = plot_ope(folder / "ope.png", estimates, scores, chosen, "discounted return", "score")
     return plots
 

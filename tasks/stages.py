@@ -16,7 +16,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel
 
+from configs.code import UserCode
 from configs.errors import NeoRLError
 from configs.home import Home
-from configs.plant import PlantCode
 from configs.run import RunConfig
 from tasks.adapters.files.canonical import digest_json, file_sha256, sha256_hex
 from tasks.adapters.files.provenance import sources_digest
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.schemas.objects import State
 
-    from tasks.progress import Report
+    from tasks.progress import FollowLearning, Report
 
 
 class Stage(NamedTuple):
@@ -69,6 +69,8 @@ class Session:
     """Whether that is what was signed."""
     progress: Callable[[str], AbstractContextManager[Report]]
     """Shows the progress of a stage, given its name: no import of ours, for how it looks changes no result."""
+    learning: FollowLearning
+    """Keeps the curves of a learner while it trains."""
     mlflow: str
     """Address of the MLflow server."""
     flow_run: str
@@ -116,6 +118,8 @@ def current() -> Session:
     return found
 
 
+TOLD = ("progress", "learning")
+"""Arguments by which a stage tells how far it is: a session gives them, and they change no result."""
 DECIDES_NOTHING = ("approval", "concurrency")
 """Keys of a run that change no result: who decides, and what waits."""
 
@@ -138,7 +142,7 @@ def content(value: object) -> Any:
     if isinstance(value, Reference):
         digest = getattr(value, "digest", None)
         return digest or {name: content(item) for name, item in value if not isinstance(item, Path)}
-    if isinstance(value, PlantCode):
+    if isinstance(value, UserCode):
         return value.digest
     if isinstance(value, BaseModel):
         return {name: content(item) for name, item in value}
@@ -238,7 +242,7 @@ def _key(function: Callable[..., R], given: inspect.BoundArguments, also: Module
     run = next((value for value in arguments.values() if isinstance(value, RunConfig)), None)
     modules = [function.__module__, *(also(run) if run is not None and also else ())]
     sources = sources_digest(*modules) if run is None else run_sources(run, *modules)
-    parts = {name: content(value) for name, value in arguments.items() if name != "progress" and not _is_home(value)}
+    parts = {name: content(value) for name, value in arguments.items() if name not in TOLD and not _is_home(value)}
     return digest_json([parts, sources])[:32]
 
 
@@ -329,18 +333,18 @@ def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
     from prefect import Task
 
     signature = inspect.signature(function)
-    shows_progress = "progress" in signature.parameters
+    told = [name for name in TOLD if name in signature.parameters]
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> R | State[R]:
         try:
-            if shows_progress:
-                with current().progress(stage) as progress:
-                    bound = signature.bind(*args, **kwargs)
-                    bound.arguments["progress"] = progress
-                    result = function(*bound.args, **bound.kwargs)
-            else:
-                result = function(*args, **kwargs)
+            with ExitStack() as stack:
+                bound = signature.bind(*args, **kwargs)
+                if "progress" in told:
+                    bound.arguments["progress"] = stack.enter_context(current().progress(stage))
+                if "learning" in told:
+                    bound.arguments["learning"] = current().learning
+                result = function(*bound.args, **bound.kwargs)
         except NeoRLError as error:
             return failed(error)
         _log(result.found)

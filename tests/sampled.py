@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-FEW_ALGORITHMS = ("bptt", "cql", "iql", "td3_bc")
-"""One that learns within a model, a conservative one, one whose targets need no actions, and the default."""
+FEW_ALGORITHMS = ("bptt", "cql", "discrete_cql", "iql", "td3_bc")
+"""One that learns within a model, conservative ones, one whose targets need no actions, and the default."""
 FEW_PLANTS = ("chemical_reactor", "double_mass", "industrial_benchmark", "supply_chain")
 """Those that compile in a second; the tests of each plant hold the others' physics."""
 

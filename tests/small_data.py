@@ -1,7 +1,8 @@
-"""Small datasets through the real ingest, for the tests of single tasks."""
+"""Small datasets through the real ingest, and a population that nothing has trained, for the tests of single tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.adapters.synthetic.plant_log import generate
 from tasks.ingest import ingest
-from tasks.references import Dataset
+from tasks.references import Bundle, Dataset, Member, Placement, Population, TrainedLearner
 
 PLANT = "chemical_reactor"
 MAPPING = Path(__file__).parents[1] / "configs" / "mappings" / "chemical_reactor.yaml"
@@ -56,3 +57,19 @@ def altered(reference: Dataset, folder: Path, **changes: Any) -> Dataset:
         "view": held.view_path,
     }
     return reference.model_copy(update=changed)
+
+
+def untrained(bundles: Sequence[Bundle], folder: Path) -> Population:
+    """A population of composites that nothing has trained, as if one learner had made all of them."""
+    learner = TrainedLearner(
+        algorithm="bc",
+        updates=0,
+        curves=folder,
+        steps_per_second=0.0,
+        placement=Placement(processes=False, reason="untrained"),
+    )
+    members = (
+        Member(index=i, learner=0, row=i, algorithm="bc", seed=i, bundle=bundle) for i, bundle in enumerate(bundles)
+    )
+    digest = "/".join(bundle.digest for bundle in bundles)
+    return Population(digest=digest, folder=folder, learners=(learner,), members=tuple(members), rows=0)

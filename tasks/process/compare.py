@@ -26,6 +26,7 @@ from neorl_core.types import Params, PlantSpec, Process
 from tasks.adapters.files.arrays import read_npz
 from tasks.adapters.ledger import shadows
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
+from tasks.adapters.ledger.people.queue import record_of
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.reporting.disagreement import Stretch, plot_disagreements
@@ -33,7 +34,6 @@ from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.process.guard import applied_before
 from tasks.process.learned_model import load_model, one_step_scores
-from tasks.promote import record_of
 from tasks.references import CandidateRecord, Dataset, DriftFinding, LearnedModel, ShadowComparison
 
 AGREES = 0.1

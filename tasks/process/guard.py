@@ -21,10 +21,10 @@ from neorl_core.world_model.episodes import ModelEpisodes, model_episodes
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.adapters.store.episodes import Logs, halves, read_logs
 from tasks.adapters.store.histories import past_of_composite
 from tasks.process.learned_model import load_model
-from tasks.process.protection import fallback_in_words, halves
+from tasks.process.protection import fallback_in_words
 from tasks.references import (
     BoundsCheck,
     Bundle,

@@ -52,8 +52,6 @@ STILL = 0.9
 """Share of steps without any change from which on a signal counts as set by people."""
 HISTORY = tuple(f"history/{name}" for name in History._fields)
 """Names of the arrays that say what history a model sees, where it sees one."""
-CHUNKS = 20
-"""Parts that the fit is cut into, so that its progress can be told."""
 
 
 class FittedModel(NamedTuple):
@@ -172,20 +170,16 @@ def _fitted(run: RunConfig, training: Logs, progress: Report | None) -> FittedMo
     normaliser = scaling(moments(t), spec).normaliser
     reward = np.asarray(t.reward, np.float64)
     deviation = float(reward.std()) if reward.std() > 1e-6 else 1.0
-    updates = max(run.evaluate.model_updates // CHUNKS, 1)
+    updates = run.evaluate.model_updates
     of_weights, of_resample, of_batches = jax.random.split(jax.random.key(run.seed + 3), 3)
-    recipe = Recipe(schedule="cosine", steps=updates * CHUNKS)
+    recipe = Recipe(schedule="cosine", steps=updates)
     model = _untrained(of_weights, spec, recipe)
     rest = resting_action(t.action, spec.action.low, spec.action.high).astype(np.float32)
     found = FittedModel(model, normaliser, (float(reward.mean()), deviation), np.ones(len(model.low)), rest)
     data = _prepared(training, found)
     counts = bootstrap.resample(of_resample, jnp.asarray(training.episode, jnp.int32), len(training.starts), MEMBERS)
-    for done in range(0, updates * CHUNKS, updates):
-        if progress:
-            progress(done, updates * CHUNKS, "updates of the learned model")
-        model, _ = bootstrap.train(model, of_batches, data, counts, jnp.int32(done), updates)
-        jax.block_until_ready(model)  # type: ignore[no-untyped-call]
-    return found._replace(model=model)
+    report = None if progress is None else lambda done, of: progress(done, of, "updates of the learned model")
+    return found._replace(model=bootstrap.train(model, of_batches, data, counts, updates, report))
 
 
 def _prepared(logs: Logs, found: FittedModel) -> Transition:
@@ -235,7 +229,8 @@ def _compared(
 def _as_arrays(found: FittedModel) -> dict[str, npt.NDArray[np.generic]]:
     """The leaves of the ensemble by number, in JAX's order, and the scales by name."""
     arrays = {f"member/{i:04d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(found.model.members))}
-    arrays |= {f"normaliser/{name}": np.asarray(value) for name, value in found.normaliser._asdict().items()}
+    scales = {name: value for name, value in found.normaliser._asdict().items() if value is not None}
+    arrays |= {f"normaliser/{name}": np.asarray(value) for name, value in scales.items()}
     ranges = {"low": np.asarray(found.model.low), "high": np.asarray(found.model.high), "weight": found.weight}
     arrays |= {name: np.asarray(counts) for name, counts in zip(HISTORY, found.model.history or (), strict=False)}
     return arrays | ranges | {"rewards": np.asarray(found.rewards), "rest": found.rest}
@@ -250,7 +245,9 @@ def _from_arrays(path: Path, spec: PlantSpec) -> FittedModel:
     try:
         read = [jnp.asarray(arrays[f"member/{i:04d}"]) for i in range(len(leaves))]
         fits = all(one.shape == other.shape for one, other in zip(read, leaves, strict=True))
-        normaliser = Normaliser(*(jnp.asarray(arrays[f"normaliser/{name}"]) for name in Normaliser._fields))
+        # A discrete action alone has choices.
+        scales = [name for name in Normaliser._fields if name != "choices" or "normaliser/choices" in arrays]
+        normaliser = Normaliser(**{name: jnp.asarray(arrays[f"normaliser/{name}"]) for name in scales})
         low, high = jnp.asarray(arrays["low"]), jnp.asarray(arrays["high"])
         rewards = float(arrays["rewards"][0]), float(arrays["rewards"][1])
         weight, rest = np.asarray(arrays["weight"], np.float64), np.asarray(arrays["rest"], np.float32)

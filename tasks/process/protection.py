@@ -30,7 +30,7 @@ from neorl_core.training.preparation import moments, scaling
 from neorl_core.types import Params, PlantSpec
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import Logs, read_logs, select_episodes
+from tasks.adapters.store.episodes import Logs, halves, read_logs
 from tasks.references import Bundle, Dataset
 from tasks.stages import cached
 from tasks.training.train import keep_bundle
@@ -64,25 +64,6 @@ def protect(home: Home, run: RunConfig, dataset: Dataset) -> Bundle:
     shield = calibrated_shield(run, plant.spec, training, halves(held_out)[0])
     composite = Composite(None, shield, make_fallback(run, plant.spec, training, shield), ())
     return keep_bundle(home, composite, plant)
-
-
-def halves(held_out: Logs) -> tuple[Logs, Logs]:
-    """Held-out episodes by which the support is calibrated, and those by which it is judged: every second one each.
-
-    Args:
-        held_out: in the order of the dataset.
-
-    Raises:
-        BadInput: when there are fewer than two: what sets the radius cannot judge it.
-    """
-    count = len(held_out.starts)
-    if count < 2:
-        raise BadInput(
-            "expected two held-out episodes at least, to calibrate the data's support on one and judge it by another, "
-            f"got {count}: give more episodes, or raise data.held_out."
-        )
-    even = np.arange(count) % 2 == 0
-    return select_episodes(held_out, even), select_episodes(held_out, ~even)
 
 
 def calibrated_shield(run: RunConfig, spec: PlantSpec, training: Logs, calibration: Logs) -> SupportShield:

@@ -12,7 +12,8 @@ from configs.run import RunConfig
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import read_certificate, verify_certificate
 from tasks.adapters.ledger.ledger import Ledger
-from tasks.certify import certify, repeat_with
+from tasks.adapters.plants.known import plant_named
+from tasks.certify import certify, materials_here, repeat_with, simulator_digest
 from tasks.references import Bundle
 from tests.evidence import signer_at
 from tests.sample_record import write_bundle
@@ -47,14 +48,39 @@ def test_a_bundle_is_certified_once_and_can_be_repeated(bundled: tuple[Home, Bun
     assert other.alpha == pytest.approx(0.05 / 6)
     ledger = Ledger.open(home, write=False)
     assert [entry.kind for entry in ledger.entries()] == ["attempt", "seed", "result"] * 2
-    repeat = repeat_with(bundle.folder)
-    checks = verify_certificate(
-        found.path, ledger.trust, ledger=ledger, repeat=repeat, rerun=True, challenge=b"the auditor's own"
-    )
-    assert [check for check in checks if not check.passed] == []
-    assert "rerun" in {check.name for check in checks}
-    assert read_certificate(found.path, ledger.trust).predicate.claim == found.claim
+    stated = read_certificate(found.path, ledger.trust).predicate
+    assert stated.claim == found.claim
+    here = materials_here(bundle.folder, None, stated.scope)
+
+    def again(here: dict[str, str]) -> dict[str, bool | None]:
+        checks = verify_certificate(
+            found.path,
+            ledger.trust,
+            artefacts=here,
+            ledger=ledger,
+            repeat=repeat_with(bundle.folder),
+            rerun=True,
+            challenge=b"the auditor's own",
+        )
+        return {check.name: check.passed for check in checks}
+
+    said = again(here)
+    assert {name for name, passed in said.items() if passed is None} == {"dataset", "config", "policy", "witnesses"}
+    assert all(said[name] for name in (*here, "rerun", "challenge", "ledger"))
+    # A changed simulator, lock or code is named although the counts repeat; so is what is not here.
+    for name in ("simulator", "shield", "code", "lock"):
+        assert [n for n, passed in again({**here, name: "0" * 64}).items() if passed is False] == [name]
+    assert [n for n, passed in again({"composite": bundle.digest}).items() if passed is False] == [
+        *("code", "lock", "simulator", "shield")
+    ]
     assert audit(home).passed
+
+
+def test_another_source_of_the_simulator_is_another_simulator() -> None:
+    """The attack: the plant's code is changed, and nothing else of it."""
+    known = plant_named(PLANT)
+    changed = known._replace(code="f" * 64)
+    assert simulator_digest(changed, known.simulator()) != simulator_digest(known, known.simulator())
 
 
 def test_a_certificate_that_has_gone_is_not_made_up(bundled: tuple[Home, Bundle]) -> None:

@@ -19,7 +19,7 @@ from tasks.adapters.ledger.claims import Claim
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.plants.known import plant_named
 from tasks.adapters.store.reader import StoredDataset
-from tasks.certify import certify, claim_of, claimed_simulator, repeat_with, simulator_digest
+from tasks.certify import certify, claim_of, claimed_simulator, materials_here, repeat_with, simulator_digest
 from tasks.identify import MOST_ROWS, _chosen, _episodes, identify, settled_fields, simulator_of, unknowns_of
 from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.simulate import validate_simulator
@@ -177,7 +177,7 @@ def test_a_claim_says_what_was_identified_and_its_domain_is_rebuilt_to_the_bit()
     assert re.fullmatch(
         r"domain chemical_reactor/custom-[0-9a-f]{8} identified from dataset 555555555555", claim.domain_name
     )
-    assert f"under {claim.domain_name} violates" in claim.line("c" * 64, "s" * 64, passed=True)
+    assert f"under {claim.domain_name} violates" in claim.lines("c" * 64, "s" * 64, passed=True, witnesses=[])
     again = Claim.model_validate_json(claim.model_dump_json())
     plant, domain = claimed_simulator(REACTOR, again)
     known = simulator_of(plant_named(PLANT), FOUND)
@@ -190,7 +190,8 @@ def test_a_claim_says_what_was_identified_and_its_domain_is_rebuilt_to_the_bit()
     )
     jax.tree.map(np.testing.assert_array_equal, one, other)
     assert float(np.std(one.cooling_rate)) == pytest.approx(0.005, rel=0.5)
-    assert simulator_digest(plant_named(PLANT), FOUND) != simulator_digest(plant_named(PLANT))
+    known = plant_named(PLANT)
+    assert simulator_digest(known, simulator_of(known, FOUND)) != simulator_digest(known, simulator_of(known, KNOWN))
     # Where nothing was identified, a certificate has the fields that it always had.
     assert "identified" not in claim_of(REACTOR, run).model_dump()
     assert claimed_simulator(REACTOR, claim_of(REACTOR, run))[0] is REACTOR
@@ -236,8 +237,14 @@ def test_a_certificate_over_a_posterior_holds_when_it_is_run_again(tmp_path: Pat
     assert stated.scope.identified is not None
     assert stated.scope.identified.dataset == FOUND.dataset
     checks = verify_certificate(
-        found.path, ledger.trust, ledger=ledger, repeat=repeat_with(fallback.folder), rerun=True, challenge=b"another"
+        found.path,
+        ledger.trust,
+        artefacts=materials_here(fallback.folder, None, stated.scope),
+        ledger=ledger,
+        repeat=repeat_with(fallback.folder),
+        rerun=True,
+        challenge=b"another",
     )
-    assert [check for check in checks if not check.passed] == []
+    assert [check for check in checks if check.passed is False] == []
     # The claim is of the same lineage as one of the plant's file: attempts at either spend the same error.
     assert certify(home, run, fallback).attempt == 2

@@ -18,6 +18,7 @@ from configs.mapping import HistorianMapping
 from flows.checks import checked_run
 from tasks.adapters.formats.exports import FORMATS, export
 from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
+from tasks.adapters.formats.options import SourceOptions
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of
 from tasks.adapters.store.records import IngestedSource
@@ -35,7 +36,7 @@ Added = Callable[[OpenSource, KnownPlant, HistorianMapping | None], IngestedSour
 
 def test_any_format_becomes_the_same_dataset_of_a_known_plant(tmp_path: Path, home: Path) -> None:
     source = save(tmp_path / "a.npz", archive())
-    first = ingest_file(Home(home), source, "double_mass")
+    first = ingest_file(Home(home), source, SourceOptions("double_mass"))
     assert list(first.notes) == [
         "a.npz: NeoRL-2, for it is an npz archive with obs, action, next_obs, reward, done, truncated",
         "  200 rows of 6 observations, 2 actions",
@@ -47,10 +48,10 @@ def test_any_format_becomes_the_same_dataset_of_a_known_plant(tmp_path: Path, ho
     for to in FORMATS:
         out = tmp_path / f"{to}-v0"
         export(opened(first), to, out)
-        again = ingest_file(Home(tmp_path / "other"), out, "double_mass")
+        again = ingest_file(Home(tmp_path / "other"), out, SourceOptions("double_mass"))
         assert again.quarantined == 0
         assert [shard.content for shard in opened(again).manifest.shards] == [s.content for s in shards], to
-    view = ingest_file(Home(tmp_path / "other"), opened(first).view_path, "double_mass")
+    view = ingest_file(Home(tmp_path / "other"), opened(first).view_path, SourceOptions("double_mass"))
     assert [shard.content for shard in opened(view).manifest.shards] == [s.content for s in shards]
 
 
@@ -94,9 +95,9 @@ def test_rows_of_a_plant_without_limits_pass(tmp_path: Path) -> None:
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, home: Path) -> None:
     path = write_d4rl(tmp_path / "a.hdf5", walk(100))
     with pytest.raises(BadInput, match=r"expected 6 observations of double_mass in a\.hdf5, got 3"):
-        ingest_file(Home(home), path, "double_mass")
+        ingest_file(Home(home), path, SourceOptions("double_mass"))
     with pytest.raises(BadInput, match="expected no horizon for NeoRL-2"):
-        ingest_file(Home(home), save(tmp_path / "a.npz", archive()), horizon=20)
+        ingest_file(Home(home), save(tmp_path / "a.npz", archive()), SourceOptions(horizon=20))
     rewards = walk(100)["rewards"]
     rewards[:6] = np.nan
     with pytest.raises(Refused, match=r"at most 5\.00% of the rows to be lost, got 6\.00% \(6 of 100\)"):

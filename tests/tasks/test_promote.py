@@ -14,11 +14,14 @@ from tasks import promote
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.ledger import Entry, Ledger
-from tasks.references import Bundle, Member, Placement, Population
+from tasks.adapters.ledger.people import approvals, queue, verdicts
+from tasks.decisions.aliases import reconcile
+from tasks.decisions.policy import sign
+from tasks.references import Bundle
 from tests import judged
-from tests.evidence import PLANT, candidate_record, certificate_of, certify, forge, signer_at
+from tests.evidence import PLANT, POLICY, candidate_record, certificate_of, certify, forge, signer_at
 from tests.sample_record import write_bundle
-from tests.small_data import reactor_run
+from tests.small_data import reactor_run, untrained
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
@@ -26,10 +29,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """An empty ledger in a home of the test's own."""
+    """A ledger with the plant's policy alone, in a home of the test's own."""
     home = Home(tmp_path / "home")
     with signer_at(home):
-        yield Ledger.open(home)
+        ledger = Ledger.open(home)
+        sign(ledger, POLICY, "a reviewer", "before the first promotion")
+        yield ledger
 
 
 def digest_of(name: str) -> str:
@@ -82,7 +87,7 @@ def test_a_failed_gate_cannot_be_approved(ledger: Ledger) -> None:
 
 def test_a_record_that_was_tampered_with_cannot_be_approved(ledger: Ledger) -> None:
     entry = failed(ledger, "1")
-    said = promote.record_of(entry)
+    said = queue.record_of(entry)
     gates = tuple(gate.model_copy(update={"passed": True}) for gate in said.gates)
     forged = forge(ledger.home, "candidate", said.model_copy(update={"gates": gates, "passed": True}))
     with pytest.raises(Refused, match="expected gate data to be failed by its numbers, got passed"):
@@ -100,9 +105,9 @@ def test_a_champion_that_came_meanwhile_leaves_no_usable_approval(ledger: Ledger
         promote.promote_candidate(ledger.home, second, "a reviewer", "")
     assert str(error.value).count(". ") == 0
     assert current(ledger) == promotion
-    assert champions.open_approval(ledger.entries(), PLANT, digest_of("2")) is None
+    assert approvals.open_approval(ledger.entries(), PLANT, digest_of("2")) is None
     # Nor can the refusal be turned into a promotion by whoever finds the approval.
-    assert promote.waiting(ledger.entries(), PLANT) == []
+    assert queue.waiting(ledger.entries(), PLANT) == []
 
 
 def test_a_rejected_candidate_is_not_promoted(ledger: Ledger) -> None:
@@ -111,45 +116,49 @@ def test_a_rejected_candidate_is_not_promoted(ledger: Ledger) -> None:
     with pytest.raises(Refused, match="rejected"):
         promote.promote_candidate(ledger.home, entry, "another", "")
     assert current(ledger) is None
-    assert champions.open_approval(ledger.entries(), PLANT, digest_of("1")) is None
+    assert approvals.open_approval(ledger.entries(), PLANT, digest_of("1")) is None
 
 
 def test_a_kill_between_approval_and_promotion_is_completed(ledger: Ledger) -> None:
     entry = candidate(ledger, "1")
-    verdict = champions.VerdictBody(composite=digest_of("1"), version="1", by="a reviewer", candidate=entry.digest)
-    approval = champions.approve(ledger, PLANT, verdict)
+    verdict = approvals.VerdictBody(composite=digest_of("1"), version="1", by="a reviewer", candidate=entry.digest)
+    approval = verdicts.approve(ledger, PLANT, verdict)
     # Nobody may think it is done.
-    assert promote.waiting(ledger.entries(), PLANT) == [entry]
+    assert queue.waiting(ledger.entries(), PLANT) == [entry]
     promotion = promote.promote_candidate(ledger.home, entry, "a reviewer", "")
     assert promotion.body["approval"] == approval.digest
     assert ledger.entries("approval", PLANT) == [approval]
-    assert promote.waiting(ledger.entries(), PLANT) == []
+    assert queue.waiting(ledger.entries(), PLANT) == []
 
 
 def test_who_waits(ledger: Ledger) -> None:
-    assert promote.waiting(ledger.entries()) == []
+    assert queue.waiting(ledger.entries()) == []
     first, second = candidate(ledger, "1"), candidate(ledger, "2")
     refused = failed(ledger, "3")
     rejected = candidate(ledger, "4")
     promote.reject_candidate(ledger.home, rejected, "a reviewer", "")
-    found = promote.waiting(ledger.entries(), PLANT)
-    assert found == promote.waiting(ledger.entries()) == [first, second]
+    found = queue.waiting(ledger.entries(), PLANT)
+    assert found == queue.waiting(ledger.entries()) == [first, second]
     assert refused not in found
-    assert promote.waiting(ledger.entries(), "double_mass") == []
+    assert queue.waiting(ledger.entries(), "double_mass") == []
     promotion = promote.promote_candidate(ledger.home, first, "a reviewer", "")
     # The second was compared with no champion, which is no longer so.
-    assert promote.waiting(ledger.entries(), PLANT) == []
+    assert queue.waiting(ledger.entries(), PLANT) == []
     third = candidate(ledger, "5", champion=promotion.digest)
-    assert promote.waiting(ledger.entries(), PLANT) == [third]
+    assert queue.waiting(ledger.entries(), PLANT) == [third]
+    # What another run made again is what runs: there is nothing to decide about it.
+    again = {"version": "6", "run_key": "another run", "champion": promotion.digest}
+    ledger.append("candidate", candidate_record(ledger, digest_of("1"), **again), plant=PLANT)
+    assert queue.waiting(ledger.entries(), PLANT) == [third]
 
 
 def test_a_rejection_takes_back_an_approval_that_was_not_used(ledger: Ledger) -> None:
     entry = candidate(ledger, "1")
-    verdict = champions.VerdictBody(composite=digest_of("1"), version="1", by="a", candidate=entry.digest)
-    champions.approve(ledger, PLANT, verdict)
+    verdict = approvals.VerdictBody(composite=digest_of("1"), version="1", by="a", candidate=entry.digest)
+    verdicts.approve(ledger, PLANT, verdict)
     promote.reject_candidate(ledger.home, entry, "b", "second thoughts")
-    assert promote.waiting(ledger.entries(), PLANT) == []
-    assert champions.open_approval(ledger.entries(), PLANT, digest_of("1")) is None
+    assert queue.waiting(ledger.entries(), PLANT) == []
+    assert approvals.open_approval(ledger.entries(), PLANT, digest_of("1")) is None
 
 
 def test_a_rejection_is_logged_once(ledger: Ledger) -> None:
@@ -164,17 +173,7 @@ def test_a_rejection_is_logged_once(ledger: Ledger) -> None:
 def test_the_incumbent_is_the_champion_before_the_runs_own(ledger: Ledger, tmp_path: Path) -> None:
     def incumbent(*own: str, plant: str = PLANT) -> str | None:
         bundles = [Bundle(digest=digest_of(name), plant=PLANT, folder=tmp_path) for name in own]
-        members = tuple(Member(index=i, seed=i, bundle=bundle) for i, bundle in enumerate(bundles[1:]))
-        population = Population(
-            digest="0",
-            folder=tmp_path,
-            members=members,
-            curves=tmp_path,
-            updates=1,
-            steps_per_second=1.0,
-            placement=Placement(processes=False, reason=""),
-            rows=1,
-        )
+        population = untrained(bundles[1:], tmp_path)
         return promote.incumbent(
             ledger.home, reactor_run().model_copy(update={"plant": plant}), population, bundles[0]
         ).digest
@@ -218,7 +217,7 @@ def test_the_rule(
     role: str | None,
     reason: str,
 ) -> None:
-    said = promote.record_of(candidate(ledger, "1") if passed else failed(ledger, "1"))
+    said = queue.record_of(candidate(ledger, "1") if passed else failed(ledger, "1"))
     names = {"itself": said.composite, "fallback": "f", "other": "o"}
     now = said.model_copy(update={"composite": names[champion], "version": champion}) if champion else None
     found, why = promote.propose(said, "f", stands, now, rejected)
@@ -235,17 +234,17 @@ def test_a_run_that_is_repeated_after_its_promotion_proposes_as_before(ledger: L
     before = promote.before_run(entries, PLANT, "run of 2")
     assert before is not None
     assert before.version == "1"
-    assert promote.before_run(entries, PLANT, "run of 1") == promote.record_of(second)
+    assert promote.before_run(entries, PLANT, "run of 1") == queue.record_of(second)
     assert promote.before_run(entries, "double_mass", "run of 1") is None
 
 
 def test_a_candidate_is_found_by_its_version(ledger: Ledger) -> None:
     first = candidate(ledger, "1")
-    assert promote.find_candidate(ledger.entries(), PLANT, "1") == first
+    assert queue.find_candidate(ledger.entries(), PLANT, "1") == first
     with pytest.raises(BadInput, match=r"knows \(1\), got '2'"):
-        promote.find_candidate(ledger.entries(), PLANT, "2")
+        queue.find_candidate(ledger.entries(), PLANT, "2")
     with pytest.raises(BadInput, match=r"double_mass that the ledger knows \(none\)"):
-        promote.find_candidate(ledger.entries(), "double_mass", "1")
+        queue.find_candidate(ledger.entries(), "double_mass", "1")
 
 
 def _on_the_sessions_servers(services: Services, root: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
@@ -270,6 +269,7 @@ def test_people_decide_and_the_aliases_follow(
     home = _on_the_sessions_servers(services, tmp_path / "home", monkeypatch)
     assert list_candidates(home) == ()
     ledger, registry, plant = Ledger.open(home), Registry(services.mlflow.url), PLANTS[PLANT]
+    sign(ledger, POLICY, "a reviewer", "before the first promotion")
     registry.reconcile(PLANT, None, None)
     dataset = TrainingData(digest=digest_of("dataset"), store=tmp_path, rows=1, episodes=1)
     entries: list[Entry] = []
@@ -279,7 +279,7 @@ def test_people_decide_and_the_aliases_follow(
         digest = save_bundle(tmp_path / f"bundle-{i}", composite, PLANT)
         key = f"decisions-{i}-{tmp_path}"
         submission = Submission(
-            plant=PLANT, run_key=key, digest=digest, bundle=tmp_path / f"bundle-{i}", dataset=dataset,
+            plant=PLANT, run_key=key, name="candidate", digest=digest, bundle=tmp_path / f"bundle-{i}", dataset=dataset,
             describe=lambda run_id: f"made by {run_id}",
         )  # fmt: skip
         reference = registry.register(submission)
@@ -289,7 +289,7 @@ def test_people_decide_and_the_aliases_follow(
     first, second = (entry.body["version"] for entry in entries)
     assert [row.record.version for row in list_candidates(home, PLANT)] == [first, second]
     assert list_candidates(home, "double_mass") == ()
-    promote.reconcile(home, PLANT, registry)
+    reconcile(home, PLANT, registry)
     assert registry.aliases(PLANT) == {"challenger": second}
 
     turned = reject(home, PLANT, second, "a reviewer", "too lively")
@@ -315,7 +315,7 @@ def test_people_decide_and_the_aliases_follow(
 
     # What someone moves by hand in MLflow is put right by the next reconciliation.
     registry.reconcile(PLANT, second, None)
-    promote.reconcile(home, PLANT, registry)
+    reconcile(home, PLANT, registry)
     assert registry.aliases(PLANT) == {"champion": first}
     registry.reconcile(PLANT, None, None)
 

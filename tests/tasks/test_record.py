@@ -34,7 +34,7 @@ def entry(sequence: int, kind: str, plant: str, **body: object) -> Entry:
 
 
 def test_there_are_words_for_every_verdict_and_gate() -> None:
-    assert set(VERDICTS) == {*get_args(Verdict), "passed"}
+    assert set(VERDICTS) == {*get_args(Verdict), "passed", "failed"}
     assert set(GATE_TITLES) == set(get_args(GateName))
 
 
@@ -70,7 +70,7 @@ def test_the_champion_and_the_history_come_from_the_ledger() -> None:
             1, "candidate", "tank", url="http://host/1", claim="P(...)", composite="c" * 64, version="1", passed=True
         ),
         entry(2, "attempt", "other", number=4),
-        entry(3, "approval", "tank", by="a reviewer"),
+        entry(3, "approval", "tank", by="a reviewer", composite="c" * 64, candidate="digest 1"),
         entry(4, "promotion", "tank", version="1", composite="c" * 64, candidate="digest 1", approval="digest 3"),
     ]
     found = champion_in_force(entries[3], entries)

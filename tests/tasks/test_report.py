@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.code import Described
 from configs.home import Home
-from configs.plant import Described
 from neorl_core.plants import PLANTS
 from neorl_core.types import Constraint
 from tasks.adapters.files.canonical import canonical_json

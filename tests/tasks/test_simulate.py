@@ -16,11 +16,11 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, make_composite
 from neorl_core.safety.shield import default_shield
 from tasks.gates import judge
-from tasks.references import Champion, Dataset, Evaluation, Interval, Member, Placement, Population
+from tasks.references import Champion, Dataset, Evaluation, Interval, Population
 from tasks.simulate import simulate, validate_simulator
 from tasks.training.train import keep_bundle
 from tests.judged import evidence
-from tests.small_data import PLANT, altered, reactor_dataset, reactor_run
+from tests.small_data import PLANT, altered, reactor_dataset, reactor_run, untrained
 
 
 def policy(seed: int) -> Policy:
@@ -43,17 +43,7 @@ def never_trusted() -> Composite:
 
 
 def population(home: Home, composites: list[Composite]) -> Population:
-    bundles = [keep_bundle(home, composite, PLANT) for composite in composites]
-    return Population(
-        digest="/".join(bundle.digest for bundle in bundles),
-        folder=home.root,
-        members=tuple(Member(index=i, seed=i, bundle=bundle) for i, bundle in enumerate(bundles)),
-        curves=home.root,
-        updates=0,
-        steps_per_second=0.0,
-        placement=Placement(processes=False, reason="untrained"),
-        rows=0,
-    )
+    return untrained([keep_bundle(home, composite, PLANT) for composite in composites], home.root)
 
 
 def selecting(selected: int) -> Evaluation:

@@ -25,7 +25,7 @@ from tasks.adapters.files.canonical import file_sha256, fsync_folder, no_space_i
 from tasks.adapters.formats.hdf5.minari import INFOS, first_difference, metadata_of, write_episode
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import Record
-from tasks.adapters.store.schema import ALWAYS, ROW_KEYS, Rows
+from tasks.adapters.store.schema import ALWAYS, Rows, kept_as
 from tasks.adapters.store.shards import LIBVER
 
 Progress = Callable[[int, int, str], None]
@@ -121,7 +121,9 @@ class Flat:
         for key in self.keys:
             tail = rows[key].shape[1:]
             grows: dict[str, Any] = {} if self.rows else {"maxshape": (None, *tail), "chunks": (CHUNK_ROWS, *tail)}
-            self.file.create_dataset(key, (self.rows or 0, *tail), ROW_KEYS[key], track_times=False, **grows)
+            self.file.create_dataset(
+                key, (self.rows or 0, *tail), kept_as(key, rows[key].dtype), track_times=False, **grows
+            )
 
     def append(self, rows: Rows) -> None:
         """Add rows (n, ...)."""

@@ -136,7 +136,7 @@ def read(
     layout, blocks = read_recording(path, horizon)
     if layout.discrete:
         raise BadInput(
-            f"expected continuous actions in {path.name}, which all algorithms need, got discrete ones: 'neorl ingest "
+            f"expected continuous actions in {path.name} to read it as it is, got discrete ones: 'neorl ingest "
             f"{path.name}' keeps them as a dataset."
         )
     usable, every, dropped = _read_usable(layout, blocks, progress)

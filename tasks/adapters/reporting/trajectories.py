@@ -119,10 +119,10 @@ def plot_glance(
 
 
 def controllers_of(plant: Plant) -> dict[str, tuple[Controller, Params]]:
-    """The plant's own controller, and its oracle where there is one."""
+    """The plant's own controller, and the best known one where there is one."""
     found = {"plant controller": (plant.fallback, plant.fallback_params)}
-    if plant.oracle is not None:
-        found["oracle"] = (plant.oracle, plant.oracle_params)
+    if plant.reference is not None:
+        found["best known"] = (plant.reference, plant.reference_params)
     return found
 
 

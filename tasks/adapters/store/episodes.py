@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from configs.errors import BadInput
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.store.schema import Rows
 
@@ -67,10 +68,29 @@ def select_episodes(logs: Logs, chosen: npt.NDArray[np.bool_]) -> Logs:
     return Logs(Transition(*columns), episode, np.cumsum(lengths) - lengths, logs.followed[rows])
 
 
+def halves(held_out: Logs) -> tuple[Logs, Logs]:
+    """Every second held-out episode, and the others: what is set or chosen by the one half is judged by the other.
+
+    Args:
+        held_out: in the order of the dataset.
+
+    Raises:
+        BadInput: when there are fewer than two.
+    """
+    count = len(held_out.starts)
+    if count < 2:
+        raise BadInput(
+            "expected two held-out episodes at least, to choose by one and judge by another, "
+            f"got {count}: give more episodes, or raise data.held_out."
+        )
+    even = np.arange(count) % 2 == 0
+    return select_episodes(held_out, even), select_episodes(held_out, ~even)
+
+
 def transitions_of(rows: Rows) -> Transition:
     """Rows as the core takes them: NumPy arrays (N, ...) in float32, rewards and costs (N,)."""
     # The core's types name JAX arrays; it takes NumPy's alike.
-    columns: dict[str, Any] = rows | {"terminals": rows["terminals"].astype(np.float32)}
+    columns: dict[str, Any] = rows | {key: rows[key].astype(np.float32, copy=False) for key in ("actions", "terminals")}
     return Transition(*(columns[key] for key in KEYS))
 
 

@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 def row_bytes(spec: PlantSpec) -> int:
     """Bytes of one prepared transition on the device; its observations are those of the spec, a history included."""
-    return 4 * (2 * spec.observation.size + 2 * spec.action.size + 3)
+    return 4 * (2 * spec.observation.size + 2 * spec.acting + 3)
 
 
 def shape_of(memory: int, spec: PlantSpec, drawn: int) -> Shape:

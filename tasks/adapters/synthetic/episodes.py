@@ -23,7 +23,7 @@ from tasks.adapters.formats.exports import Flat
 from tasks.adapters.plants.known import plant_at
 from tasks.adapters.store.records import Provenance, Record
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
-from tasks.adapters.store.schema import ALWAYS, Rows
+from tasks.adapters.store.schema import ALWAYS, CHOICE, Rows
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.adapters.synthetic.behaviours import MEDIUM, Policy, policy_of, score
 
@@ -70,8 +70,10 @@ class GeneratedEpisodes(Scores):
     """SHA-256 of the file; None of a dataset."""
     expert: str
     noise: float | None = None
-    blend: float | None = None
+    detuned: float | None = None
     medium_score: float | None = None
+    chosen: bool = False
+    """Whether the plant's action is discrete."""
     parts: dict[str, Scores]
     """Scores of each part of which the behaviour is mixed."""
     quarantined: int
@@ -79,10 +81,15 @@ class GeneratedEpisodes(Scores):
 
     def lines(self) -> list[str]:
         """What was made, a line for each thing that a reader should check."""
+        noise, shrunk = f"noise of {self.noise or 0:.0%} of half the range", f"{self.detuned or 0:.1%} towards idling"
+        shrunk = f"with gains and range shrunk by {shrunk}"
+        if self.chosen:
+            noise = f"a random choice in {self.noise or 0:.0%} of the steps"
+            shrunk = f"idling in {self.detuned or 0:.1%} of the steps"
         what = {
             "random": "uniformly random actions",
-            "pid": f"the plant's own controller with noise of {self.noise or 0:.0%} of half the range",
-            "medium": f"the {self.expert} with a share of {self.blend or 0:.3g} of random actions",
+            "pid": f"the plant's own controller as found, with {noise}",
+            "medium": f"the {self.expert} {shrunk}, with {noise}",
             "expert": f"the {self.expert}, without noise",
             "mixed": "episodes in turn of " + ", ".join(self.parts),
         }[self.behaviour]
@@ -92,7 +99,7 @@ class GeneratedEpisodes(Scores):
         found = self.medium_score
         if found is not None and not MEDIUM[0] <= found <= MEDIUM[1]:
             lines.append(
-                f"  no blend is between a third and half of the scale: this one, at {found:.1f}, is the nearest"
+                f"  no share is between a third and half of the scale: this one, at {found:.1f}, is the nearest"
             )
         lines += [f"  left out: {count:,} row(s), {reason}" for reason, count in self.reasons.items()]
         name = f"dataset {self.digest}" if self.digest else f"SHA-256 {self.sha256}"
@@ -170,6 +177,7 @@ def generate(
         sha256=file_sha256(out) if digest is None else None,
         expert=policy.expert,
         **policy.calibration(),
+        chosen=plant.spec.choices is not None,
         parts=parts,
         quarantined=quarantine.count,
         reasons=dict(quarantine.reasons),
@@ -186,10 +194,13 @@ def _batches(plant: Plant, policy: Policy, episodes: int, seed: int) -> Iterator
     for start in range(0, episodes, size):
         index = np.arange(start, start + size)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(root, jnp.asarray(index, jnp.uint32))
-        each = Behaviour(*(jnp.asarray(values[index % len(values), field]) for field in range(2)))
+        each = Behaviour(*(jnp.asarray(column[index % len(values)]) for column in values.T))
         played = jax.device_get(play(plant, policy.base, policy.base_params, each, keys, trace=True))
         played = jax.tree.map(itemgetter(slice(episodes - start)), played)
-        yield played._replace(trajectory=None), rows_of(played)
+        rows = rows_of(played)
+        # Files tell choices from continuous actions by their type.
+        rows = rows if spec.choices is None else rows | {"actions": rows["actions"].astype(CHOICE)}
+        yield played._replace(trajectory=None), rows
 
 
 def rows_of(played: EpisodeResult) -> Rows:

@@ -22,8 +22,13 @@ HOUR = 138
 DAY = 24 * HOUR
 DITHER = 0.5
 """K, the amplitude of the binary sequence that the plant lets its engineers add to the coolant."""
+PULSE = (-4.0, 3.0)
+"""K, between which engineers pulse the coolant for a step or two, as they do before model-based control: without such
+tests a log says nothing of moves that the plant's controller would not make. Heat is what can run away."""
 BY_HAND = (295.5, 301.8)
 """K, within which operators move the coolant by hand."""
+FOUND = reactor.PLANT.found_params
+"""The controller that the plant ran with when its history was written."""
 CHUNK = 4096
 """Control steps per compiled call."""
 
@@ -35,7 +40,9 @@ class Schedule(NamedTuple):
     """mol/L"""
     mode: npt.NDArray[np.int64]
     dither: Floats
-    """K, added to the controller's output."""
+    """K, added to the controller's output within its range."""
+    pulse: Floats
+    """K, added to it beyond that range too."""
     bump: Floats
     """K, by which an operator moves the coolant at this step."""
     reaction: Floats
@@ -69,14 +76,14 @@ def draw_schedule(rng: np.random.Generator, steps: int) -> Schedule:
     """Draw what happens to the plant.
 
     Set points change every 10 to 60 min over the certified task's range, entered to three decimals. Every day or two an
-    operator steps the coolant by hand for an hour. On every other day the controller's output carries dither. The
-    reaction and cooling constants drift from day to day within their ±1 %. In the middle the plant stands still for
-    eight hours (less in short records) and starts again by hand.
+    operator steps the coolant by hand for an hour. On every other day the controller's output carries dither, on the
+    days between them pulses, one in 3 to 9 min. The reaction and cooling constants drift from day to day within their
+    ±1 %. In the middle the plant stands still for eight hours (less in short records) and starts again by hand.
     """
     domain = reactor.PLANT.domain
     extremes = jnp.asarray([domain.setpoint_temperature_high, domain.setpoint_temperature_low])
     low, high = np.asarray(reactor.steady_concentration(extremes, reactor.NOMINAL), np.float64)
-    setpoint, dither, bump = np.zeros(steps), np.zeros(steps), np.zeros(steps)
+    setpoint, dither, pulse, bump = (np.zeros(steps) for _ in range(4))
     mode = np.full(steps, AUTO)
     for begin, end in _stretches(rng, steps, HOUR // 6, HOUR):
         setpoint[begin:end] = np.round(rng.uniform(low, high), 3)
@@ -99,8 +106,14 @@ def draw_schedule(rng: np.random.Generator, steps: int) -> Schedule:
     knots = np.arange(0, steps + DAY, DAY)
     spread = np.array([domain.reaction_spread, domain.cooling_spread])[:, None]
     drift = 1 + spread * rng.uniform(-1, 1, (2, len(knots)))
+    for day in range(DAY, steps, 2 * DAY):
+        for begin, end in _stretches(rng, min(DAY, steps - day), 6, 20):
+            pulse[day + begin : day + min(begin + int(rng.integers(1, 3)), end)] = rng.uniform(*PULSE)
+    pulse[mode != AUTO] = 0.0
     when = np.arange(steps)
-    return Schedule(setpoint, mode, dither, bump, np.interp(when, knots, drift[0]), np.interp(when, knots, drift[1]))
+    return Schedule(
+        setpoint, mode, dither, pulse, bump, np.interp(when, knots, drift[0]), np.interp(when, knots, drift[1])
+    )
 
 
 def _control_step(constants: reactor.Params, carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Run]:
@@ -110,12 +123,12 @@ def _control_step(constants: reactor.Params, carry: Any, inputs: tuple[Any, Any]
     plant = reactor.PLANT
     observation = observation.at[3].set(now.setpoint)
     state = state._replace(setpoints=jnp.full_like(state.setpoints, now.setpoint), step=jnp.zeros_like(state.step))
-    # The controller tracks its own output without the dither, which it would otherwise integrate.
-    memory, automatic = plant.fallback.act(plant.fallback_params, memory, observation, base)
+    # The controller tracks its own output without dither and pulse, which it would otherwise integrate.
+    memory, automatic = plant.fallback.act(FOUND, memory, observation, base)
     by_hand = jnp.where(now.bump == 0, base, jnp.clip(base + now.bump, *BY_HAND))
     base = jnp.where(now.mode == AUTO, automatic, by_hand)
-    low, high = plant.fallback_params.low, plant.fallback_params.high
-    action = clip_to(plant.spec.action, jnp.clip(base + now.dither, low, high))
+    low, high = FOUND.low, FOUND.high
+    action = clip_to(plant.spec.action, jnp.clip(base + now.dither, low, high) + now.pulse)
     constants = constants._replace(
         reaction_rate=constants.reaction_rate * now.reaction, cooling_rate=constants.cooling_rate * now.cooling
     )
@@ -153,7 +166,7 @@ def simulate(seed: int, plan: Schedule, progress: Callable[[int, int, str], None
         noise_sd=domain.noise_sd,
     )
     state, observation = plant.reset(key_start, constants)
-    carry = (state, observation, plant.fallback.init(plant.fallback_params, observation), plant.applied(observation))
+    carry = (state, observation, plant.fallback.init(FOUND, observation), plant.applied(observation))
     steps = len(plan.setpoint)
     records = []
     for begin in range(0, steps, CHUNK):

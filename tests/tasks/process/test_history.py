@@ -37,7 +37,7 @@ def test_a_process_with_a_history_goes_through_every_stage(tmp_path: Path) -> No
     assert composite.history == History((2, 0, 0), (1,))
     assert composite.shield.references.shape[1] == 4
     evaluation = evaluate(home, run, dataset, population, Champion())
-    assert np.isfinite(evaluation.members[0].model.value)
+    assert np.isfinite(evaluation.members[0].disagreement)
     model = fit_model(home, run, dataset)
     spec, logs = plant_of(run).spec, held_out_logs(run, dataset)
     # The model's file says itself which history it sees, whatever a later run asks for.

@@ -18,8 +18,8 @@ from neorl_core.safety.composite import Composite
 from neorl_core.types import PlantSpec, Process, Space, Transition
 from tasks.adapters.models.bundle import load_bundle, save_bundle
 from tasks.adapters.plants.known import KnownPlant
-from tasks.adapters.store.episodes import Logs
-from tasks.process.protection import calibrated_shield, check_fallback, fallback_in_words, halves, make_fallback
+from tasks.adapters.store.episodes import Logs, halves
+from tasks.process.protection import calibrated_shield, check_fallback, fallback_in_words, make_fallback
 
 SPEC = PlantSpec(
     name="vessel",

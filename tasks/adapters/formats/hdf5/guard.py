@@ -119,7 +119,8 @@ def _check_storage(array: h5py.Dataset, key: str, path: Path, shards: bool) -> N
                 f"expected '{key}' of {path.name} plain, gzip or lzf, got another compression: save it with gzip."
             )
         whole = array.id.get_num_chunks() == wanted and declared <= MAX_RATIO * stored
-    if not whole or stored > path.stat().st_size:
+    # Of the file itself: a path may be the folder that it lies in.
+    if not whole or stored > array.file.id.get_filesize():
         raise BadInput(
             f"expected {declared} bytes of '{key}' in {path.name}, got a file that holds {stored} of it: "
             "copy the file again."

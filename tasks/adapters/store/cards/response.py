@@ -101,9 +101,9 @@ def _means(change: Floats, groups: Index) -> tuple[Floats, Floats, Floats]:
     size = int(groups.max()) + 1
     known = np.isfinite(change)
     value = np.where(known, change, 0.0)
-    count, plain, square = (np.zeros((size, change.shape[1])) for _ in range(3))
-    for total, part in ((count, known), (plain, value), (square, value**2)):
-        np.add.at(total, groups, part)
+    # Sums of groups as a product of matrices: adding row by row takes ten times as long.
+    member = (np.arange(size)[:, None] == groups).astype(np.float64)
+    count, plain, square = (member @ part for part in (known.astype(np.float64), value, value**2))
     most = np.maximum(count, 1)
     mean = plain / most
     deviation = np.sqrt(np.maximum(square / most - mean**2, 0.0))

@@ -11,6 +11,7 @@ import yaml
 
 from configs.errors import BadInput
 from configs.home import Home
+from tasks.adapters.formats.options import SourceOptions
 from tasks.adapters.historian import plain_tables
 from tasks.adapters.historian.folders import skipped_files, source_files
 from tasks.ingest import ingest_file
@@ -76,5 +77,5 @@ def test_all_tables_of_a_folder_are_read_and_all_else_is_named(tmp_path: Path) -
     plain, log = read(tmp_path / "plain.csv", layout="wide"), read(folder, layout="wide")
     np.testing.assert_array_equal(log.rows["observations"], plain.rows["observations"])
     (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(MAPPING | {"layout": "wide"}))
-    made = ingest_file(Home(tmp_path / "home"), folder, mapping=tmp_path / "mapping.yaml")
+    made = ingest_file(Home(tmp_path / "home"), folder, SourceOptions(mapping=tmp_path / "mapping.yaml"))
     assert made.notes[1] == "  not read in logs, for their names are no tables': 2026/d.xlsx, readme.txt"

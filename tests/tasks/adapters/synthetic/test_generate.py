@@ -18,7 +18,7 @@ from neorl_core.types import Controller
 from tasks.adapters.formats.sources import recognise
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.schema import Rows
-from tasks.adapters.synthetic.behaviours import BEHAVIOURS, MEDIUM, policy_of
+from tasks.adapters.synthetic.behaviours import BEHAVIOURS, EARLY, MEDIUM, policy_of
 from tasks.adapters.synthetic.episodes import GeneratedEpisodes, generate
 
 EPISODES = 64
@@ -51,8 +51,10 @@ def test_scores_are_where_the_field_and_the_paper_put_them(made: dict[str, Gener
     assert 0.15 < made["random"].violating < 0.5
     assert made["medium"].score < made["pid"].score < made["expert"].score
     parts = made["mixed"].parts
-    assert list(parts) == ["random", "medium", "expert"]
-    assert parts["random"].score < parts["medium"].score < parts["expert"].score
+    assert list(parts) == ["early", "medium", "expert"]
+    assert EARLY[0] < parts["early"].score < EARLY[1] < parts["medium"].score < parts["expert"].score
+    # A badly tuned controller wanders less than noise does: no mass leaves its travel.
+    assert made["medium"].violating == made["mixed"].violating == 0.0
 
 
 def test_scores_are_those_of_the_stored_rows(made: dict[str, GeneratedEpisodes]) -> None:
@@ -98,7 +100,7 @@ def test_the_same_seed_makes_the_same_digest_and_another_seed_another(
     other = make(tmp_path, "medium", seed=4)
     assert other.digest != made["medium"].digest
     # One plant has one medium policy, whatever the seed.
-    assert other.blend == made["medium"].blend
+    assert other.detuned == made["medium"].detuned
 
 
 def test_a_file_in_d4rls_layout_holds_the_same_rows(made: dict[str, GeneratedEpisodes], tmp_path: Path) -> None:
@@ -128,8 +130,9 @@ def test_a_terminated_episode_ends_in_a_terminal_row(tmp_path: Path) -> None:
 def test_the_controller_is_not_told_of_what_was_added_to_its_output() -> None:
     # A controller that repeats what it hears was applied rests if it hears itself, and else walks at random.
     echo = Controller(lambda params, observation: (), lambda params, memory, observation, applied: (memory, applied))
-    params = BehaviourParams((), Behaviour(jnp.float32(0), jnp.float32(0.01)), jax.random.key(1))
-    actions = np.asarray(rollout(PLANT, blended(echo, SPEC), params, jax.random.key(0), NOMINAL).actions)
+    behaviour = Behaviour(jnp.float32(0), jnp.float32(0), jnp.float32(0.01))
+    params = BehaviourParams((), behaviour, jax.random.key(1))
+    actions = np.asarray(rollout(PLANT, blended(echo, PLANT), params, jax.random.key(0), NOMINAL).actions)
     # The standard error of a deviation from 200 numbers is 5 %.
     assert actions.std() == pytest.approx(0.01, rel=0.2)
     assert np.abs(actions).max() < 0.05
@@ -137,7 +140,7 @@ def test_the_controller_is_not_told_of_what_was_added_to_its_output() -> None:
 
 def test_what_was_made_is_told_in_words(made: dict[str, GeneratedEpisodes]) -> None:
     said = made["mixed"].lines()
-    assert said[0] == "double_mass, mixed: episodes in turn of random, medium, expert"
+    assert said[0] == "double_mass, mixed: episodes in turn of early, medium, expert"
     assert said[1].startswith(f"  mean score {made['mixed'].score:.1f} (deviation ")
     assert said[-1] == f"dataset {made['mixed'].digest}"
 
