@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks import ope_study
+from benchmarks.commit import commit
 from benchmarks.ope_study.cell import FULL, cell
 from benchmarks.ope_study.page import page
-from benchmarks.ope_study.table import BEHAVIOURS, DEVELOPMENT, OTHERS, PAGE, ROOT, missing, path_of, seed_of, summary
+from benchmarks.ope_study.table import BEHAVIOURS, DEVELOPMENT, OTHERS, PAGE, missing, path_of, seed_of, summary
 from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.files.canonical import write_json
@@ -20,23 +20,6 @@ SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/ope_study")
 """What a cell depends on."""
 BESIDE_PEERS = (("water_treatment", "medium"), ("double_mass", "medium"))
 """Cells that are evaluated by d3rlpy too."""
-
-
-def commit() -> str:
-    """The commit that the sources are at.
-
-    Raises:
-        BadInput: when they differ from it.
-    """
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-
-    if changed := git("status", "--porcelain", "--", *SOURCES):
-        raise BadInput(
-            f"expected sources as committed, got changes in {changed.split()[1]}: commit or drop them first."
-        )
-    return git("rev-parse", "HEAD")
 
 
 def main() -> None:
@@ -56,7 +39,7 @@ def main() -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Every cell that is asked for and has no result yet."""
-    at = commit()
+    at = commit(SOURCES)
     for plant, behaviour in missing(options.plants, options.behaviours):
         beside = options.peers and (plant, behaviour) in BESIDE_PEERS
         logs = options.peers / f"{plant}-{behaviour}.npz" if beside else None

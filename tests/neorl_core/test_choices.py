@@ -99,6 +99,7 @@ def test_a_policy_comes_back_from_its_file(tmp_path: Path, policy: Policy, log: 
         load_policy(tmp_path / "policy.npz")
 
 
+@pytest.mark.slow
 def test_a_bundle_comes_back_with_its_dwell_time(tmp_path: Path, policy: Policy) -> None:
     shield = default_shield(STATION.spec, dwell=2)
     composite = make_composite(STATION, policy, shield)

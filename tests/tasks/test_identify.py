@@ -114,6 +114,7 @@ def test_a_small_log_identifies_the_reactor(dataset: Dataset, tmp_path: Path) ->
     assert errors[1].logs > 1.5 * errors[0].logs
 
 
+@pytest.mark.slow
 def test_what_the_logs_leave_open_is_told_with_the_step_that_would_identify_it(
     dataset: Dataset, tmp_path: Path
 ) -> None:

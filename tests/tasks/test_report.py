@@ -271,6 +271,7 @@ def test_numbers_for_people() -> None:
     assert limit(Constraint("level", "m", 0.5, float("inf"))) == "level at least 0.5 m"
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_report(sample: Record, plots: dict[str, Path], home: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:

@@ -86,6 +86,7 @@ def test_a_candidate_that_is_the_plants_controller_differs_by_nothing(tmp_path: 
         np.testing.assert_array_equal(traces["candidate/observations"], traces["plant controller/observations"])
 
 
+@pytest.mark.slow
 def test_the_order_of_members_changes_nothing(tmp_path: Path, members: list[Composite]) -> None:
     home, run = Home(tmp_path), reactor_run()
     forward = simulate(home, run, population(home, members), selecting(0), Champion())

@@ -46,6 +46,7 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
     return code, found, [each["name"] for each in told["findings"] if not each["ok"]]
 
 
+@pytest.mark.slow
 def test_a_new_project_is_complete_but_for_its_logs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {str(path.relative_to(project)) for path in project.rglob("*") if path.is_file()} == WRITTEN
     known = plant_at("plants/vessel.py")  # holds it against the contract

@@ -200,6 +200,7 @@ def test_the_critic_finds_the_values_of_a_tabular_mdp() -> None:
     np.testing.assert_allclose(q, [value, value], atol=0.05)
 
 
+@pytest.mark.slow
 def test_cloning_recovers_a_linear_expert() -> None:
     rng = np.random.default_rng(7)
     observation = rng.normal(size=(2000, 2)) * [2.0, 30.0] + [1.0, 300.0]

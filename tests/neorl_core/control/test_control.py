@@ -127,6 +127,7 @@ def test_the_lqr_of_the_double_mass_reaches_its_reference() -> None:
     assert 100 * (float(still.mean()) - low) / (high - low) == pytest.approx(9.8, abs=0.6)
 
 
+@pytest.mark.slow
 def test_the_reactors_own_controller_holds_the_certified_task() -> None:
     # Truth 1.1: a PI controller can hold p0 = 1e-3 there; truth 2: 0 of 2995 is the fewest that shows it at 95 %.
     plant = PLANTS["chemical_reactor"]

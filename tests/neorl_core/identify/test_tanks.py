@@ -23,6 +23,7 @@ UNKNOWNS = tuple(
 )
 
 
+@pytest.mark.slow
 def test_the_cascaded_tanks_in_free_run(truth: Truth) -> None:
     path = SHARED / "cascaded_tanks" / "dataBenchmark.csv"
     if not path.exists():

@@ -307,6 +307,7 @@ def test_features_learn_alike_in_chunks_and_nothing_is_compiled_twice() -> None:
     assert fqe.evaluate._cache_size() == compiled
 
 
+@pytest.mark.slow
 def test_the_official_data_s_own_controller_is_worth_its_mean_reward(dmsd_train: Path) -> None:
     # Source: NeoRL-2's data; from any start the value of going on for ever is near mean reward / (1 - discount).
     with np.load(dmsd_train, allow_pickle=False) as data:

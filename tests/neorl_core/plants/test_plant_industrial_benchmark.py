@@ -274,6 +274,7 @@ def test_the_best_constants_beat_the_published_ones_and_keep_the_limits(episodes
     np.testing.assert_allclose(moves, [-1.0, -0.6, -0.1 / 5.7515], rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_the_shift_goes_round_as_dynamic_programming_would_have_it() -> None:
     # Truth 1.3: a dynamic programme over the Goldstone cost brings miscalibration from 22.2 to 7.1 a step. Value
     # iteration over side, response, angle and effective shift; in a step the shift reaches 11 cells of 0.025.

@@ -248,6 +248,7 @@ def test_a_flow_is_taken_as_found_exactly_where_one_exists(truth: Truth) -> None
     assert found.residual[5:].min() > 1e-3 or not any(solved[5:])
 
 
+@pytest.mark.slow
 def test_a_feeder_without_a_solution_goes_dark_and_the_day_ends() -> None:
     # Every loop is opened where its lines are longest, batteries and inverters draw what they can at full load.
     state = grid.State(*(jnp.asarray(x) for x in (76, 4.0, 0.5, np.ones(2), np.array(units.TOPOLOGIES[0]))))

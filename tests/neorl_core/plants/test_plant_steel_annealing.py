@@ -147,6 +147,7 @@ def test_a_thick_slab_heats_as_a_half_space_does(truth: Truth) -> None:
     assert found[0] - START > 45
 
 
+@pytest.mark.slow
 def test_a_slab_heats_as_fouriers_series_says_with_second_order_in_space(truth: Truth) -> None:
     # Volumes hold means: those of the series over each volume, by eight points in it.
     seconds, thickness, errors = 60.0, 40.0, []

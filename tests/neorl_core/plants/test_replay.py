@@ -162,6 +162,7 @@ def test_a_plant_that_is_put_where_the_log_says_goes_on_from_there(name: str) ->
     np.testing.assert_allclose(found[EXACT[name]], predicted[EXACT[name]], rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_chain_is_put_where_the_log_says() -> None:
     plant = PLANTS["supply_chain"]
     assert plant.resume is not None

@@ -91,6 +91,7 @@ def test_an_episode_does_not_depend_on_its_batch() -> None:
     assert len(set(whole.min_margins[:, 0].tolist())) == 12
 
 
+@pytest.mark.slow
 def test_a_trace_shows_the_episode_that_was_counted() -> None:
     keys = jax.random.split(jax.random.key(2), 3)
     result = rollouts(WALK, REST, (), keys, Walk(bound=0.3, ends=1.0), trace=True)
@@ -169,6 +170,7 @@ def test_a_controller_is_told_what_was_applied() -> None:
     np.testing.assert_allclose(run.actions[:4, 0], [0.4, 0.8, 1.0, 1.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("chemical_reactor", 0.9), ("double_mass", 0.2)])
 def test_a_random_policy_violates(name: str, least: float) -> None:
     # Truth 1.1: on the certified task a random unshielded policy cannot hold p0 = 1e-3.

@@ -106,6 +106,7 @@ def test_certified_as_often_as_the_exact_probability_says(limit: float, probabil
     assert {1.0: certified <= 1, 1.1: certified > tries / 2, 1.2: certified == tries}[limit]
 
 
+@pytest.mark.slow
 def test_counts_repeat_and_do_not_depend_on_the_batches() -> None:
     whole = run_ar(1.1, 5)
     assert whole == run_ar(1.1, 5)

@@ -218,6 +218,7 @@ def certain(member: Any) -> Any:
     return {**member, "outcome": {**member["outcome"], "Dense_1": {**last, "bias": last["bias"].at[1].set(1e3)}}}
 
 
+@pytest.mark.slow
 def test_rollouts_stay_where_there_were_data(learned: Model) -> None:
     log = linear_log(20_000, jumps=0.02)
     seen = np.concatenate([log.observation, log.next_observation])

@@ -42,6 +42,7 @@ def test_neither_weights_nor_errors_may_be_others(altered: str, tmp_path: Path) 
         load_model(model, SPEC)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_kept_is_never_written_over_by_another(tmp_path: Path) -> None:
     o, a = SPEC.observation.size, SPEC.action.size
     model = dynamics.init(jax.random.key(0), o, a, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from configs.errors import NeoRLError, Refused
 from configs.home import Home
 from tasks.adapters.ledger.certificate import Check
 from tasks.adapters.ledger.claims import LOCAL
-from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.ledger import AnyBody, Entry, Ledger
 from tasks.adapters.ledger.signing import from_base64
 from tasks.adapters.ledger.witness.notes import Checkpoint, Note
-from tasks.adapters.ledger.witness.pinned import Witnesses, lacking_witnesses, pinned, pinned_file
+from tasks.adapters.ledger.witness.pinned import Witnesses, lacking_witnesses, pinned, pinned_file, strange_ledger
 from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, countersigned_at, names_of
 from tasks.adapters.ledger.witness.service import TOLERANCE
 from tasks.adapters.ledger.witness.timestamps import read_certificate_of, stamped_at
@@ -51,18 +52,22 @@ def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> lis
         witnesses = pinned(home, ledger.trust)
     except NeoRLError as error:
         return [Check("witnesses", False, str(error))]
-    seeds = list(_seeds(entries))
+    seeds = _bodies(entries, "seed", SeedBody)
     if witnesses is None:
         used = sorted({name for _, body in seeds for name in names_of(body.witnesses)})
         told = f"the ledger names {' and '.join(used)}" if used else "that nothing was left out is its owner's word"
         return [Check("witnesses", None, f"none are pinned in {pinned_file(home, ledger.trust)}: {told}")]
     where = pinned_file(home, ledger.trust).parent
-    return [*_attempts(witnesses, seeds), *_head(home, entries, witnesses), *_stamps(where, entries, witnesses)]
+    checks = [*_attempts(witnesses, seeds, _heads(entries)), *_head(home, entries, witnesses)]
+    return [*checks, *_stamps(where, entries, witnesses)]
 
 
-def _attempts(witnesses: Witnesses, seeds: Sequence[tuple[Entry, SeedBody]]) -> list[Check]:
+def _attempts(witnesses: Witnesses, seeds: Sequence[tuple[Entry, SeedBody]], heads: Mapping[str, str]) -> list[Check]:
     """Every commitment names enough of the pinned witnesses; those of before the first that does are only told."""
-    faults = [(entry, lacking_witnesses(witnesses, body.witnesses)) for entry, body in seeds]
+    faults = [
+        (entry, lacking_witnesses(witnesses, body.witnesses) or strange_ledger(witnesses, heads.get(body.attempt, "")))
+        for entry, body in seeds
+    ]
     own = all(witness.verifier.name.startswith(LOCAL) for witness in witnesses.witnesses)
     # With a witness of its own a home may have none yet; one of others must have seen something.
     first = next((number for number, (_, fault) in enumerate(faults) if fault is None), len(faults) if own else 0)
@@ -76,6 +81,11 @@ def _attempts(witnesses: Witnesses, seeds: Sequence[tuple[Entry, SeedBody]]) -> 
         said = f"{len(faults) - first} attempts, as {_names(witnesses)} saw them{second}"
         checks.append(Check("witnesses", True, said))
     return checks
+
+
+def _heads(entries: Sequence[Entry]) -> dict[str, str]:
+    """The countersigned head of each attempt that has its nonces."""
+    return {body.attempt: body.head for _, body in _bodies(entries, "nonce", NonceBody)}
 
 
 def _names(witnesses: Witnesses) -> str:
@@ -120,12 +130,11 @@ def _stamps(folder: Path, entries: Sequence[Entry], witnesses: Witnesses) -> lis
     return [Check("stamps", True, f"{len(given) - stamped} heads of attempts, stamped by {witnesses.timestamps.url}")]
 
 
-def _seeds(entries: Sequence[Entry]) -> list[tuple[Entry, SeedBody]]:
+def _bodies(entries: Sequence[Entry], kind: str, model: type[AnyBody]) -> list[tuple[Entry, AnyBody]]:
+    """The entries of a kind and what they say, but for malformed ones, which the rules have named."""
     found = []
     for entry in entries:
-        if entry.kind == "seed":
-            try:
-                found.append((entry, entry.read(SeedBody)))
-            except ValidationError:
-                continue  # which the rules have named
+        if entry.kind == kind:
+            with suppress(ValidationError):
+                found.append((entry, entry.read(model)))
     return found

@@ -10,13 +10,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.errors import BadInput
+from configs.errors import BadInput, NeoRLError
 from configs.home import Home
 from configs.load import load_yaml
 from configs.strict import Strict
 from tasks.adapters.files.canonical import FileState, file_state, write_atomic
 from tasks.adapters.ledger.signing import TrustRoot
-from tasks.adapters.ledger.witness.notes import COSIGNATURE, Verifier
+from tasks.adapters.ledger.witness.notes import COSIGNATURE, Checkpoint, Note, Verifier
 
 FILE = "witnesses.yaml"
 
@@ -110,6 +110,20 @@ def pin(path: Path, witnesses: Witnesses) -> None:
     if stamps := witnesses.timestamps:
         lines.append(f"timestamps: {json.dumps(stamps.model_dump())}")
     write_atomic(path, ("\n".join(lines) + "\n").encode())
+
+
+def strange_ledger(witnesses: Witnesses, head: str) -> str | None:
+    """What is wrong with the ledger whose head was countersigned, or None: a second one would be a new beginning.
+
+    Args:
+        witnesses: as pinned.
+        head: a countersigned checkpoint; empty where no witness took part.
+    """
+    try:
+        origin = Checkpoint.parse(Note.parse(head).text).origin if head else witnesses.origin
+    except NeoRLError as error:
+        return str(error)
+    return None if origin == witnesses.origin else f"expected a head of ledger {witnesses.origin}, got one of {origin}"
 
 
 def lacking_witnesses(witnesses: Witnesses | None, keys: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.claims import Predicate, Seed
 from tasks.adapters.ledger.ledger import Entry, read_entry
 from tasks.adapters.ledger.signing import TrustRoot, from_base64
-from tasks.adapters.ledger.witness.pinned import FILE, lacking_witnesses, load_witnesses
+from tasks.adapters.ledger.witness.pinned import FILE, lacking_witnesses, load_witnesses, strange_ledger
 from tasks.adapters.ledger.witness.seeds import SeedBody, derive_seed, names_of, nonce_fault
 
 
@@ -69,7 +69,7 @@ def pinned_as_stated(predicate: Predicate, trust: TrustRoot) -> tuple[bool | Non
     try:
         keys = witnesses_stated(predicate)
         asked = load_witnesses(path) if path.exists() else None
-        fault = lacking_witnesses(asked, keys) if asked else None
+        fault = (lacking_witnesses(asked, keys) or strange_ledger(asked, predicate.seed.head)) if asked else None
     except (BadInput, ValueError) as error:
         return False, str(error)
     said = " and ".join(names_of(keys)) or "none"

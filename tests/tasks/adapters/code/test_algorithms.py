@@ -36,6 +36,7 @@ def load(project: Path, old: str = "", new: str = "") -> KnownAlgorithm:
     return algorithm_at(FILE, project)
 
 
+@pytest.mark.slow
 def test_absolute_differences_clone_the_median_and_squares_the_mean(project: Path) -> None:
     """The least sum of absolute differences lies at the median, that of squares at the mean (Laplace, Gauss)."""
     action = np.repeat(np.asarray([-0.5, -0.5, -0.4, -0.4, -0.4, 0.9, 1.0]), 40)[:, None] * np.ones(2)
@@ -127,6 +128,7 @@ def test_code_counts_by_what_it_says_and_not_by_where_it_lies(project: Path, tmp
     assert sources(project) != before
 
 
+@pytest.mark.slow
 def test_it_trains_beside_one_of_ours(project: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "trained")
     dataset = reactor_dataset(home, tmp_path, 0.1)
@@ -142,6 +144,7 @@ def test_it_trains_beside_one_of_ours(project: Path, tmp_path: Path) -> None:
     assert str(project) not in identity
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_file(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     log = write_d4rl(tmp_path / "toy-v0.hdf5", walk(200), next_observations=None)

@@ -1,0 +1,83 @@
+"""The runs that are missing, and the page."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+
+from benchmarks import study
+from benchmarks.commit import commit
+from benchmarks.score import official
+from benchmarks.study.cell import one_run
+from benchmarks.study.page import page
+from benchmarks.study.table import (
+    BEHAVIOURS,
+    DEVELOPMENT,
+    OFFICIAL,
+    OTHERS,
+    PAGE,
+    chosen,
+    missing,
+    path_of,
+    regret,
+    runs_of,
+)
+from configs.errors import BadInput
+from configs.home import Home
+from tasks.adapters.files.canonical import write_json
+
+SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/study")
+"""What a run depends on."""
+
+
+def main() -> None:
+    known = argparse.ArgumentParser(description=study.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known.add_argument("plants", nargs="*", default=(*DEVELOPMENT, *OTHERS), help="all plants by default")
+    known.add_argument("--behaviours", nargs="*", default=BEHAVIOURS, choices=BEHAVIOURS)
+    known.add_argument("--official", action="store_true", help="double_mass on the episodes that NeoRL-2 publishes")
+    known.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many minutes")
+    known.add_argument("--table", action="store_true", help="write the page alone")
+    options = known.parse_args()
+    try:
+        if not options.table:
+            run(options)
+    except BadInput as refused:
+        known.error(str(refused))
+    PAGE.write_text(page())
+
+
+def run(options: argparse.Namespace) -> None:
+    """Every run that is asked for and has no result yet.
+
+    Raises:
+        BadInput: when the sources differ from the commit, or NeoRL-2's episodes are asked for and not there.
+    """
+    at, end = commit(SOURCES), time.monotonic() + 60 * options.minutes
+    data = official() if options.official else []
+    if options.official and not data:
+        raise BadInput(
+            "expected NeoRL-2's DMSD-*.npz in shared/data/dmsd beside this checkout, got none: put them there."
+        )
+    wanted = missing([OFFICIAL[0]], [OFFICIAL[1]]) if options.official else missing(options.plants, options.behaviours)
+    for plant, behaviour, seed in wanted:
+        if time.monotonic() > end:
+            return
+        home = Home(Home.locate().folder("study", f"{plant}-{behaviour}-{seed}"))
+        found = one_run(plant, behaviour, seed, home, data=data) | {"commit": at}
+        runs = [*runs_of(plant, behaviour), found]
+        write_json(path_of(plant, behaviour), {"plant": plant, "behaviour": behaviour, "runs": runs})
+        # Checkpoints and bundles of eighty runs would fill a disk, and the scores are known.
+        shutil.rmtree(home.root)
+        verdict = "" if found["supported"] else ", not supported"
+        print(
+            f"{plant} {behaviour} {seed}: {chosen(found):.1f}{verdict}, regret {regret(found):.1f}, "
+            f"{found['seconds']:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""One run of a cell: episodes, the default population, the member that its estimates select; afterwards the truth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.study.table import ROOT
+from configs.home import Home
+from configs.load import load_run
+from configs.run import RunConfig, Train
+from neorl_core.control.behaviour import Behaviour, play
+from neorl_core.plants import PLANTS
+from neorl_core.plants.base import rollouts
+from neorl_core.safety.composite import bare_controller
+from tasks.adapters.models.bundle import load_bundle
+from tasks.adapters.synthetic.behaviours import policy_of, score
+from tasks.adapters.synthetic.episodes import generate
+from tasks.evaluation.evaluate import evaluate
+from tasks.ingest import ingest
+from tasks.references import Champion, Evaluation, Population
+from tasks.simulate import ROLLOUT_SEED
+from tasks.training.train import train
+
+
+class Size(NamedTuple):
+    """How large a run is."""
+
+    rows: int = 50_000
+    rollouts: int = 256
+    train: Mapping[str, Any] = {}
+    """What differs from the default `train` of a run."""
+    evaluate: Mapping[str, int] = {}
+    """What differs from the plant's own `evaluate`."""
+
+
+FULL = Size()
+_LEARNER = {"updates": 60, "seeds": 1}
+SMALL = Size(
+    2_000,
+    16,
+    {"algorithm": "iql", **_LEARNER, "beside": [{"algorithm": "td3_bc", **_LEARNER}]},
+    {"fqe_updates": 40, "model_updates": 40, "bootstraps": 50},
+)
+"""A run of the tests."""
+
+
+def configured(plant: str, seed: int, size: Size) -> RunConfig:
+    """The plant's run as configs/ has it, but for the learners: those are the default of a run that names none."""
+    known = load_run(ROOT / "configs" / f"{plant}.yaml")
+    evaluated = known.evaluate.model_copy(update=dict(size.evaluate))
+    trained = Train.model_validate(dict(size.train))
+    return RunConfig(plant=plant, seed=seed, train=trained, shield=known.shield, evaluate=evaluated)
+
+
+def generated(plant: str, behaviour: str, seed: int, home: Home, size: Size) -> Path:
+    """A file of episodes by a behaviour, made where there is none."""
+    path = home.folder("generated", plant) / f"{behaviour}-{seed}-{size.rows}.hdf5"
+    if not path.exists():
+        generate(plant, behaviour, -(-size.rows // PLANTS[plant].spec.horizon), seed, path)
+    return path
+
+
+def one_run(
+    plant: str, behaviour: str, seed: int, home: Home, size: Size = FULL, data: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """One run.
+
+    Args:
+        plant: its name.
+        behaviour: what played the episodes; any word where `data` is given, and then nothing is scored for it.
+        seed: of episodes, training, estimates and scoring.
+        home: where everything is kept.
+        size: of the run.
+        data: files of episodes in place of generated ones.
+
+    Returns:
+        Scores, with the estimates that the selection saw, and its wall-clock seconds from the file to the selection.
+    """
+    run = configured(plant, seed, size)
+    files = list(data) or [generated(plant, behaviour, seed, home, size)]
+    began = time.perf_counter(), time.process_time()
+    dataset = ingest(home, run, files)
+    population = train(home, run.for_training(), dataset)
+    selected = evaluate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, Champion())
+    seconds, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
+    scored = _scores(plant, None if data else behaviour, seed, population, size.rollouts)
+    return {
+        "seed": seed,
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "rows": population.rows,
+        "selected": selected.selected,
+        "supported": selected.supported,
+        "diverged": list(population.diverged),
+        "members": _members(population, selected, scored["members"]),
+        "scores": {name: float(found.mean()) for name, found in scored.items() if name != "members"},
+        "gains": {
+            name: _mean_and_error(scored["members"][selected.selected] - found)
+            for name, found in scored.items()
+            if name != "members"
+        },
+    }
+
+
+def _scores(
+    plant: str, behaviour: str | None, seed: int, population: Population, episodes: int
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Scores (E,) of the behaviour and the plant's tuned controller, (M, E) of the members, in the same episodes."""
+    simulator = PLANTS[plant]
+    keys = jax.random.split(jax.random.key(ROLLOUT_SEED + seed), episodes)
+    bare = bare_controller(simulator)
+    found = {}
+    if behaviour is not None:
+        made = policy_of(simulator, behaviour)
+        parts = np.array([[float(x) for x in part] for part in made.parts.values()], np.float32)
+        each = Behaviour(*(jnp.asarray(column[np.arange(episodes) % len(parts)]) for column in parts.T))
+        found["behaviour"] = np.asarray(play(simulator, made.base, made.base_params, each, keys).ret, np.float64)
+    own = simulator.fallback, simulator.fallback_params
+    found["controller"] = np.asarray(rollouts(simulator, *own, keys, simulator.domain).ret, np.float64)
+    policies = [
+        load_bundle(member.bundle.folder, member.bundle.digest, None)[1].policy for member in population.members
+    ]
+    found["members"] = np.stack(
+        [np.asarray(rollouts(simulator, bare, policy, keys, simulator.domain).ret, np.float64) for policy in policies]
+    )
+    return {name: score(simulator, returns) for name, returns in found.items()}
+
+
+def _members(population: Population, selected: Evaluation, scores: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
+    return [
+        {
+            "algorithm": member.algorithm,
+            "seed": member.seed,
+            "hyperparameters": member.hyperparameters,
+            "score": float(each.mean()),
+            "estimate": _finite(known.ope.value),
+            "lower": _finite(known.ope.lower),
+            "supported": known.supported,
+            "reason": known.reason,
+            "outside": _finite(known.outside),
+        }
+        for member, known, each in zip(population.members, selected.members, scores, strict=True)
+    ]
+
+
+def _mean_and_error(values: npt.NDArray[np.float64]) -> list[float]:
+    return [float(values.mean()), float(values.std(ddof=1) / np.sqrt(values.size))]
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,180 @@
+"""What runs, cells and plants come to, and where they are kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.ope_study.table import BEHAVIOURS, DEVELOPMENT, FRESH_SEED, OTHERS
+from neorl_core.safety.bounds import Interval, mean_interval
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "study"
+PAGE = ROOT / "docs" / "results.md"
+RUNS = {"medium": 5, "pid": 2, "mixed": 2, "official": 10}
+"""Runs of a cell; `official` is double_mass on the episodes that NeoRL-2 publishes."""
+OFFICIAL = "double_mass", "official"
+MODEL_FREE = ("bc", "iql", "td3_bc")
+Floats = npt.NDArray[np.float64]
+
+
+class Cell(NamedTuple):
+    """What the runs of a cell come to, in points of the plant's scale."""
+
+    runs: int
+    refused: int
+    """Runs whose selected member the logs do not support."""
+    score: float
+    """Of the selected members, mean over runs."""
+    behaviour: float
+    controller: float
+    over_behaviour: Interval
+    """Of the runs that are not refused; NaN where all are."""
+    over_controller: Interval
+    regret: float
+    """Best member less the selected one, mean over runs that are not refused."""
+    seconds: float
+    """The longest run."""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether most of its runs select nothing that the logs support."""
+        return 2 * self.refused > self.runs
+
+
+NOTHING = Interval(math.nan, math.nan, math.nan)
+
+
+def summary(result: Mapping[str, Any]) -> Cell:
+    """What the runs of a cell come to."""
+    runs, kept = result["runs"], [run for run in result["runs"] if run["supported"]]
+
+    def mean(name: str) -> float:
+        return float(np.mean([run["scores"].get(name, math.nan) for run in runs]))
+
+    return Cell(
+        runs=len(runs),
+        refused=len(runs) - len(kept),
+        score=float(np.mean([chosen(run) for run in runs])),
+        behaviour=mean("behaviour"),
+        controller=mean("controller"),
+        over_behaviour=gain(kept, "behaviour"),
+        over_controller=gain(kept, "controller"),
+        regret=float(np.mean([regret(run) for run in kept])) if kept else math.nan,
+        seconds=max(run["seconds"] for run in runs),
+    )
+
+
+def chosen(run: Mapping[str, Any]) -> float:
+    """Score of the selected member."""
+    return float(run["members"][run["selected"]]["score"])
+
+
+def regret(run: Mapping[str, Any]) -> float:
+    """What the best member scores above the selected one."""
+    return float(max(member["score"] for member in run["members"])) - chosen(run)
+
+
+def gain(runs: Sequence[Mapping[str, Any]], over: str) -> Interval:
+    """Mean over runs of what the selected members score above another controller in the same episodes, and 95 %.
+
+    The runs are what varies: Student's t over five of them or more. Two say too little of that, so that the interval is
+    over their episodes then, which is narrower: it calls more cells worse than the behaviour, never fewer.
+    """
+    found = [run["gains"][over] for run in runs if over in run["gains"]]
+    if not found:
+        return NOTHING
+    means, errors = np.array(found, np.float64).T
+    if len(found) >= 5:
+        return mean_interval(means)
+    half = 1.96 * float(np.sqrt((errors**2).sum())) / len(found)
+    return Interval(float(means.mean()), float(means.mean()) - half, float(means.mean()) + half)
+
+
+def select(members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The member that selection takes: the highest lower bound of the supported, else that nearest to the logs."""
+
+    def rank(member: Mapping[str, Any]) -> tuple[bool, float]:
+        if member["supported"]:
+            return True, member["lower"]
+        outside = member["outside"]
+        return False, -math.inf if outside is None or member["reason"] == "no finite estimate" else -outside
+
+    return max(members, key=rank)
+
+
+def model_free(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The member that would have been selected had there been no model-based one."""
+    return select([member for member in run["members"] if member["algorithm"] in MODEL_FREE])
+
+
+def interquartile_mean(values: npt.ArrayLike) -> float:
+    """Mean of the middle half of values: a quarter, rounded down, is left out at each end.
+
+    Source: Agarwal et al., Deep reinforcement learning at the edge of the statistical precipice (2021), section 4.3.
+    """
+    ordered: Floats = np.sort(np.asarray(values, np.float64).ravel())
+    out = ordered.size // 4
+    return float(ordered[out : ordered.size - out].mean())
+
+
+def stratified_interval(values: Sequence[Sequence[float]], draws: int = 10_000, seed: int = 0) -> Interval:
+    """Interquartile mean over tasks and runs, with its 95 % percentile interval: runs are drawn again within each task.
+
+    Args:
+        values: scores of the runs of each task; tasks may differ in their number.
+        draws: resamples.
+        seed: of the resamples.
+
+    Source: as `interquartile_mean`, section 4.1.
+    """
+    random = np.random.default_rng(seed)
+    tasks = [np.asarray(task, np.float64) for task in values]
+    drawn = [
+        interquartile_mean(np.concatenate([task[random.integers(task.size, size=task.size)] for task in tasks]))
+        for _ in range(draws)
+    ]
+    lower, upper = np.quantile(drawn, [0.025, 0.975])
+    return Interval(interquartile_mean(np.concatenate(tasks)), float(lower), float(upper))
+
+
+def path_of(plant: str, behaviour: str) -> Path:
+    """Where a cell is kept."""
+    return RESULTS / f"{plant}-{behaviour}.json"
+
+
+def kept() -> list[dict[str, Any]]:
+    """All cells that have a run."""
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+
+
+def runs_of(plant: str, behaviour: str) -> list[dict[str, Any]]:
+    """The finished runs of a cell."""
+    path = path_of(plant, behaviour)
+    found: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+    return found
+
+
+def missing(plants: Sequence[str], behaviours: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+    """Plant, behaviour and seed of each run that has no result yet; first runs first, one behaviour after the other."""
+    for behaviour in behaviours:
+        for number in range(RUNS[behaviour]):
+            for plant in plants:
+                if len(runs_of(plant, behaviour)) == number:
+                    yield plant, behaviour, seed_of(plant, behaviour, number)
+
+
+def seed_of(plant: str, behaviour: str, number: int) -> int:
+    """Seed of a run: of the plants that were not developed on one that no cell of either study has had."""
+    if behaviour == OFFICIAL[1]:
+        return 10 * FRESH_SEED + number
+    if plant in DEVELOPMENT:
+        return number
+    place = len(BEHAVIOURS) * OTHERS.index(plant) + BEHAVIOURS.index(behaviour)
+    return 2 * FRESH_SEED + max(RUNS.values()) * place + number
