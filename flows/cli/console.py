@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 from configs.errors import BadInput, nearest
 from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json
+from tasks.adapters.files.provenance import COMPILED, compiled_programs
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line and nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML, such as configs/chemical_reactor.yaml.")]
@@ -73,6 +75,11 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     widths = [max(len(row[i]) for row in [list(columns), *texts]) for i in range(len(columns))]
     for row in [list(columns), *texts]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def keep_compiled(home: Home) -> None:
+    """Have JAX keep what it compiles in the home; before JAX is imported, and unless it keeps it elsewhere already."""
+    os.environ.setdefault(COMPILED, str(compiled_programs(home)))
 
 
 def known_plant(name: str) -> str:

@@ -11,12 +11,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from configs.home import Home
 from tasks.adapters.files.canonical import digest_json, file_sha256
 
 ROOT = Path(__file__).resolve().parents[3]
 """The folder that holds the packages."""
 PACKAGES = ("neorl_core", "configs", "tasks", "flows")
 
+COMPILED = "JAX_COMPILATION_CACHE_DIR"
+"""JAX's variable for where compiled programs are kept."""
 LONGEST_NAME = 200
 """Characters of a module's name; a longer text is none, and no file system takes it."""
 
@@ -134,6 +137,14 @@ def processor_class() -> str:
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
     widest = next((name for name in ("avx512f", "avx2", "asimd") if name in flags), "scalar")
     return f"{platform.system()}-{platform.machine()}-{widest}".lower()
+
+
+def compiled_programs(home: Home) -> Path:
+    """Where a home keeps what JAX compiles: a folder for each version of its compiler and family of processors.
+
+    What another version or processor compiled may not run here.
+    """
+    return home.root / "cache" / "jax" / f"{metadata.version('jaxlib')}-{processor_class()}"
 
 
 def source_file(module: str) -> Path:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import jaxlib
 import pytest
 
+from configs.home import Home
 from tasks.adapters.files import provenance
 from tasks.adapters.files.canonical import file_sha256
+from tasks.adapters.synthetic.episodes import generate
 
 PROJECT = Path(__file__).parents[4]
 TRAIN = ("tasks.training.train", "neorl_core.algorithms.td3_bc", "neorl_core.plants.power_grid")
@@ -113,3 +117,27 @@ def test_the_lock_is_named_by_its_file() -> None:
 
 def test_the_processor_class_names_system_machine_and_vectors() -> None:
     assert re.fullmatch(r"[a-z]+-[a-z0-9_]+-(avx512f|avx2|asimd|scalar)", provenance.processor_class())
+
+
+def test_compiled_programs_are_kept_by_version_and_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = provenance.compiled_programs(Home(tmp_path))
+    assert here.name == f"{jaxlib.__version__}-{provenance.processor_class()}"
+    monkeypatch.setattr(provenance, "processor_class", lambda: "linux-x86_64-scalar")
+    assert provenance.compiled_programs(Home(tmp_path)) == here.with_name(f"{jaxlib.__version__}-linux-x86_64-scalar")
+
+
+@pytest.mark.slow
+def test_a_second_training_finds_its_programs_compiled(tmp_path: Path) -> None:
+    """The programs that the first command keeps are all that the second one runs."""
+    file = tmp_path / "log.hdf5"
+    generate("double_mass", "pid", 3, 0, file)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")} | {"NEORL_HOME": str(tmp_path / "home")}
+    kept = []
+    for out in ("one", "two"):
+        command = [sys.executable, "-m", "flows", "train", str(file), "--plant", "double_mass", "--algorithm", "td3_bc"]
+        command += ["--updates", "200", "--out", str(tmp_path / out)]
+        subprocess.run(command, cwd=PROJECT, env=clean, check=True, capture_output=True)
+        folder = provenance.compiled_programs(Home(tmp_path / "home"))
+        kept.append({path.name for path in folder.iterdir() if not path.name.endswith("-atime")})
+    assert kept[0]
+    assert kept[0] == kept[1]

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from ruamel.yaml import YAML
 
 from benchmarks.redteam.witnessed import ORIGIN, direct, log_key, now, pin_witnesses, watched, witness_in
@@ -25,14 +25,13 @@ from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, read_certificate, ve
 from tasks.adapters.ledger.champions import champion
 from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import HEAD_TYPE, Ledger
-from tasks.adapters.ledger.protocol import Answer, Append, Countersign, Nonces, Request, Rotate
+from tasks.adapters.ledger.protocol import Answer, Append, Countersign, Nonces, Request
 from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signer import Signer
-from tasks.adapters.ledger.signing import SigningKey
-from tasks.adapters.ledger.witness.notes import SIGNATURE, Checkpoint, Note, Verifier, signed_note
+from tasks.adapters.ledger.witness.notes import Checkpoint, Note
 from tasks.adapters.ledger.witness.pinned import FILE, PinnedWitness, pinned
 from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, derive_seed
-from tasks.adapters.ledger.witness.service import Denied, Witness
+from tasks.adapters.ledger.witness.service import Witness
 from tests.evidence import attempt_for, certify, crown, forge, open_ledger
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -171,44 +170,6 @@ def test_a_home_of_another_key_is_unknown_to_a_witness_of_others(tmp_path: Path)
     with pytest.raises(Refused, match="knows another head of this ledger"):
         draw_seed(again, attempt_for(again, A))
     assert len(again.entries("seed")) == 0
-
-
-def test_the_key_that_a_home_rotates_to_is_vouched_for_at_its_witness(place: Home, tmp_path: Path) -> None:
-    """A witness of others takes the next key on the word of one that it knows, and on nobody else's."""
-    witness = witness_in(tmp_path / "witness", "witness.example/w1", open_to_all=False)
-    pin_witnesses(place, witness)
-    ledger = watched(place, direct(witness))
-    old, _ = open_keys(place, first_use=False)
-    mine, strange = (Verifier.of(ORIGIN, SIGNATURE, key) for key in (old, SigningKey(Ed25519PrivateKey.generate())))
-    with pytest.raises(Denied) as unknown:
-        witness.take_log(str(signed_note(f"{strange}\n", ORIGIN, old)))
-    assert unknown.value.status == 404
-    witness.add_log(mine)
-    draw_seed(ledger, attempt_for(ledger, A))
-    # Somebody else's word, a word about another key, and a key without a word.
-    thief = SigningKey(Ed25519PrivateKey.generate())
-    for text in (str(signed_note(f"{strange}\n", ORIGIN, thief)), f"{strange}\n"):
-        with pytest.raises(Denied, match="got another"):
-            witness.take_log(text)
-    ledger.request(Rotate(by="an administrator", why="yearly"))
-    new, _ = open_keys(place, first_use=False)
-    assert set(witness.logs()[0].keys) == {str(mine), str(Verifier.of(ORIGIN, SIGNATURE, new))}
-    again = watched(place, direct(witness))
-    draw_seed(again, attempt_for(again, B))
-    assert Note.parse(witness.newest(ORIGIN)).is_signed_by(Verifier.of(ORIGIN, SIGNATURE, new))
-    assert audit(place).passed
-
-
-def test_a_key_is_not_rotated_where_a_witness_does_not_answer(place: Home, witness: Witness) -> None:
-    """It would sign heads that the witness refuses for ever."""
-    ledger = watched(place, direct(witness))
-    draw_seed(ledger, attempt_for(ledger, A))
-    old, _ = open_keys(place, first_use=False)
-    silent = watched(place, direct(witness, silent=[witness.name]))
-    with pytest.raises(Refused, match="expected every witness to learn of the next key, got no answer"):
-        silent.request(Rotate(by="an administrator", why="yearly"))
-    assert open_keys(place, first_use=False)[0].public == old.public
-    assert not ledger.entries("rotation")
 
 
 @pytest.mark.parametrize("lost", [Countersign, Nonces, Append])
@@ -364,24 +325,6 @@ def test_a_certificate_says_who_saw_to_its_seed_and_can_be_checked_without_the_l
     assert found["witnesses"].passed is False
     assert audit(place).passed
     assert any("witness.example/w1" in check.detail for check in audit(other).failures)
-
-
-def test_a_certificate_of_another_ledger_at_the_same_witness_is_told_apart(
-    place: Home, ledger: Ledger, tmp_path: Path
-) -> None:
-    """The attack: a second ledger under a new name, whose attempts begin at one again."""
-    path = certify(ledger, A)
-    other = Home(tmp_path / "other")
-    shutil.copytree(place.root, other.root)
-    yaml = YAML()
-    asked = yaml.load(other.root / FILE)
-    asked["origin"] = "neorl.example/plant-8"
-    yaml.dump(asked, other.root / FILE)
-    found = {check.name: check for check in verify_certificate(path, Ledger.open(other, write=False).trust)}
-    assert found["witnesses"].passed is False
-    assert found["witnesses"].detail == f"expected a head of ledger neorl.example/plant-8, got one of {ORIGIN}"
-    said = next(check.detail for check in audit(other).failures if check.name == "witnesses")
-    assert said.endswith(f"expected a head of ledger neorl.example/plant-8, got one of {ORIGIN}")
 
 
 @pytest.mark.parametrize("field", ["secret", "nonces", "head", "value"])
