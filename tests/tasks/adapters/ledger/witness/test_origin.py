@@ -1,4 +1,4 @@
-"""Whose ledger it is that witnesses countersign: one of this name, by its key or one that the key before vouches for."""
+"""Whose ledger witnesses countersign: one of this name, by its key or one that the key before vouches for."""
 
 from __future__ import annotations
 
