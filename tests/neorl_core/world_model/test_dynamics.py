@@ -200,10 +200,11 @@ def test_branches_have_the_members_noise_and_begin_again_where_they_end(learned:
     branch = jax.jit(
         lambda m, s: rollouts.branched_rollouts(m, FAR, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2)
     )
-    steps, _ = branch(learned.members, starts)
+    # Of one member, for among several each row is one's that is drawn, and what they differ in adds to the noise.
+    steps, _ = branch(learned.members[:1], starts)
     expected = jax.vmap(dynamics.transition, in_axes=(None, 0, 0))(learned.members[0], starts, steps.action[:, 0])
     residual = np.asarray(steps.next_observation[:, 0] - expected[0])
-    np.testing.assert_allclose(residual.std(axis=0), np.exp(expected[1]).mean(axis=0), rtol=0.1)
+    np.testing.assert_allclose(residual.std(axis=0), np.exp(expected[1]).mean(axis=0), rtol=0.05)
     np.testing.assert_array_equal(steps.observation[:, 1], steps.next_observation[:, 0])
     assert np.std(steps.action[:, 0]) > 0.5, "the policy is given noise"
     ending = tuple(certain(member) for member in learned.members)
