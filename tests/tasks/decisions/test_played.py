@@ -143,7 +143,7 @@ def test_decisions_are_played_through_and_every_page_follows(
 
     _keys_go_out(served, neorl, v1)
     history = neorl.told("history", PLANT)
-    for told in (f"by {BEN}", "too nervous on the valve", "in the home's name", "signed"):
+    for told in (f"by {BEN}", "too nervous on the valve", "in the home's name", "why Ben's key was stolen, key "):
         assert told in history
     assert file.exists()
 
