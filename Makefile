@@ -103,8 +103,9 @@ tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 redteam: $(READY)  ## attacks that once went unnoticed, on copies of the home; writes docs/threat-model.md
 	$(BIN)/python -m benchmarks.redteam
 
-certification: $(READY)  ## the smallest p0 that certifies for every plant, and episodes per second
-	$(BIN)/python -m benchmarks.certification
+certification: $(READY)  ## the smallest p0 that certifies for every plant, and episodes per second; writes a table into docs/pipeline.md
+	$(BIN)/python -m benchmarks.certification --home "$${NEORL_HOME:-.neorl}"
+	$(BIN)/python -m benchmarks.plants_pipeline --page
 
 calibration: $(READY)  ## false certificates in 10,000 trials of all that an owner could try; writes docs/threat-model.md
 	$(BIN)/python -m benchmarks.calibration

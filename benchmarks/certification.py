@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from configs.home import Home
 from neorl_core.plants import NAMES, PLANTS
@@ -122,6 +122,26 @@ def line(found: Shown) -> str:
         f"{found.plant:22s} {found.composite:22s} p0 {p0:6s} at {100 * found.confidence:g} %, attempt {found.attempt}: "
         f"{found.violations} in {found.episodes:,} episodes, {found.seconds:.1f} s, {found.episodes_per_second:,.0f}/s"
     )
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is kept, as lines of Markdown."""
+    lines = [
+        "Made by `make certification` with the champions of a home, and the tuned controllers of plants without one "
+        "there: the smallest p0 that was certified, each try an attempt of its own; seconds are of all attempts with "
+        "compilation, episodes per second without.",
+        "",
+        "| plant | what | p0 | confidence | attempt | violations | episodes | seconds | episodes/s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        found = Shown(**row)
+        p0 = "none" if found.p0 is None else f"{found.p0:g}"
+        lines.append(
+            f"| {found.plant} | {found.composite} | {p0} | {100 * found.confidence:g} % | {found.attempt} "
+            f"| {found.violations} | {found.episodes:,} | {found.seconds:.1f} | {found.episodes_per_second:,} |"
+        )
+    return lines
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import certification
 from benchmarks.plants_pipeline import simulator_gate
 from configs.home import Home
 from neorl_core.plants import NAMES
@@ -100,6 +101,9 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
         made = "Made by `python -m benchmarks.plants_pipeline.simulator_gate`: logs of plants of the operating domain, "
         lines += [made + "as they are and with one constant 5 % wrong; what the domain covers is not refused."]
         lines += ["", *simulator_gate.table(kept)]
+    shown = json.loads(certification.RESULTS.read_text()) if certification.RESULTS.exists() else []
+    if shown:
+        lines += ["", "## How rare a violation can be shown to be", "", *certification.table(shown)]
     return "\n".join(lines) + "\n"
 
 
