@@ -20,6 +20,8 @@ PACKAGES = ("neorl_core", "configs", "tasks", "flows")
 
 COMPILED = "JAX_COMPILATION_CACHE_DIR"
 """JAX's variable for where compiled programs are kept."""
+LEAVES = frozenset({ast.Name, ast.Load, ast.Store, ast.alias})
+"""Most of the nodes of a syntax tree, which have nothing below them that names a module."""
 LONGEST_NAME = 200
 """Characters of a module's name; a longer text is none, and no file system takes it."""
 
@@ -189,19 +191,25 @@ def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes())
 
 
-def _named(node: ast.AST, package: str) -> Iterator[str]:
+def _named(tree: ast.AST, package: str) -> Iterator[str]:
     """Names that may be modules of ours, in a piece of source of a package."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-        origin = ".".join([*above, *([node.module] if node.module else [])])
-        yield origin
-        yield from (f"{origin}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isprintable():
-        yield node.value
-    children = ast.iter_child_nodes(node)
-    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-        children = iter(node.orelse)
-    for child in children:
-        yield from _named(child, package)
+    rest = [tree]
+    while rest:
+        node = rest.pop()
+        kind = type(node)
+        if kind in LEAVES:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            yield origin
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and node.value.isprintable():
+                yield node.value
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            rest += node.orelse
+        else:
+            rest += ast.iter_child_nodes(node)
