@@ -81,29 +81,37 @@ def witness_pin(
 
     Example: neorl witness pin witness.example/w1+2f.. https://witness.example --required 1
     """
+    from pydantic import ValidationError
+
     from tasks.adapters.ledger.claims import LOCAL
     from tasks.adapters.ledger.client import public_key
     from tasks.adapters.ledger.signing import TrustRoot, key_id
-    from tasks.adapters.ledger.witness.pinned import FILE, PinnedWitness, Witnesses, load_witnesses, pin, pinned
+    from tasks.adapters.ledger.witness.pinned import FILE, Witnesses, check_pinned_witnesses, pin, pinned
 
     home = Home.locate()
     name = key_id(public_key(home))
     trust = TrustRoot.locate(home)
     before = pinned(home, trust)
     kept = [w for w in (before.witnesses if before else []) if not w.verifier.name.startswith(LOCAL) and w.key != key]
-    found = Witnesses.model_validate(
-        {
-            **(before.model_dump() if before else {}),
-            "origin": origin or (before.origin if before else f"neorl/{name}"),
-            "required": required,
-            "witnesses": [*(w.model_dump() for w in kept), PinnedWitness(key=key, url=url).model_dump()],
-        }
-    )
+    asked = {
+        **(before.model_dump() if before else {}),
+        "origin": origin or (before.origin if before else f"neorl/{name}"),
+        "required": required,
+        "witnesses": [*(w.model_dump() for w in kept), {"key": key, "url": url}],
+    }
+    try:
+        found = Witnesses.model_validate(asked)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        raise BadInput(
+            f"expected a witness's key and an address such as https://witness.example, got '{wrong['input']}': "
+            f"{wrong['msg'].removeprefix('Value error, ').lower()}."
+        ) from error
     path = trust.source.with_name(FILE)
     if required > len(found.witnesses) or found.witnesses[-1].verifier.name.startswith(LOCAL):
         raise BadInput(f"expected at most {len(found.witnesses)} required, and none of this machine's own, got others.")
+    check_pinned_witnesses(found, path)
     pin(path, found)
-    load_witnesses(path)
     names = [each.verifier.name for each in found.witnesses]
     lines = [f"{required} of {', '.join(names)} must take part: pinned in {path}"]
     emit({"pinned": str(path), "required": required, "witnesses": names}, as_json, lines)

@@ -31,7 +31,7 @@ from tasks.adapters.ledger.claims import (
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.policies.policy import lacking, policy_of
 from tasks.adapters.ledger.protocol import Certify
-from tasks.adapters.ledger.signing import TrustRoot
+from tasks.adapters.ledger.signing import TrustRoot, keyid_of
 from tasks.adapters.ledger.witness.seeds import SeedBody, names_of, nonces_of
 from tasks.adapters.ledger.witness.stated import DrawnSeed, pinned_as_stated, seed_fault, witnesses_stated
 
@@ -195,6 +195,7 @@ def verify_certificate(
     again = rerun or challenge is not None
     checks = [
         signed,
+        *_signer_now(path, trust, ledger is not None),
         *_digests(statement, artefacts or {}, again),
         *_own_checks(statement),
         Check("witnesses", *pinned_as_stated(predicate, trust)),
@@ -213,6 +214,17 @@ def verify_certificate(
     if repeat is not None and challenge is not None:
         checks.append(_challenge(predicate, repeat, challenge))
     return checks
+
+
+def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
+    """What the trust root says of the signing key now, where no ledger shows when it signed: any date can be written."""
+    name = keyid_of(path.read_bytes())
+    pin = next((pin for pin in trust.pins if pin.id == name), None)
+    if with_ledger or pin is None or not (pin.until or pin.revoked):
+        return []
+    if pin.revoked:
+        return [Check("key", False, f"key {name} is revoked from {pin.revoked} on: only the ledger shows what counts")]
+    return [Check("key", None, f"key {name} was replaced at {pin.until}: only the ledger shows that it signed before")]
 
 
 def _own_checks(statement: Statement) -> list[Check]:

@@ -96,13 +96,16 @@ def open_key(path: Path, passphrase: bytes | None = None) -> SigningKey:
 
     Args:
         path: of the file.
-        passphrase: of the key; else the generated one.
+        passphrase: of the key; else the generated one, else that in the file which `NEORL_KEY_PASSPHRASE_FILE` names.
 
     Raises:
         Refused: when the passphrase is wrong or missing, or others may read the file.
     """
     with exclusive(path.with_suffix(".lock")):
-        return _unlock(path, passphrase) if path.exists() else store_key(path, Ed25519PrivateKey.generate(), passphrase)
+        if not path.exists():
+            return store_key(path, Ed25519PrivateKey.generate(), passphrase)
+        generated = kept_passphrase(read_secret(path)).exists()
+        return _unlock(path, passphrase or (None if generated else _named_passphrase()))
 
 
 def _unlock(path: Path, passphrase: bytes | None) -> SigningKey:

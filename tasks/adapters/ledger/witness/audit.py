@@ -54,7 +54,7 @@ def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> lis
         return [Check("witnesses", False, str(error))]
     seeds = _bodies(entries, "seed", SeedBody)
     if witnesses is None:
-        used = sorted({name for _, body in seeds for name in names_of(body.witnesses)})
+        used = sorted({name for _, body in seeds for name in (key.partition("+")[0] for key in body.witnesses)})
         told = f"the ledger names {' and '.join(used)}" if used else "that nothing was left out is its owner's word"
         return [Check("witnesses", None, f"none are pinned in {pinned_file(home, ledger.trust)}: {told}")]
     where = pinned_file(home, ledger.trust).parent

@@ -21,8 +21,8 @@ from tasks.adapters.ledger.client import DEFAULT_IDLE, IDLE, ROOT, short_address
 from tasks.adapters.ledger.witness.notes import Verifier
 from tasks.adapters.ledger.witness.pinned import PinnedWitness
 
-PATIENCE = 15.0
-"""Seconds to wait for a witness."""
+PATIENCE = 10.0
+"""Seconds to wait for a witness; several may be silent, and whoever asked the signer waits for a minute."""
 OWN = "unix:witness/witness.sock"
 """Where a home's own witness listens."""
 LARGEST = 1 << 20
@@ -102,7 +102,11 @@ def _ask(home: Home, witness: PinnedWitness, path: str, body: str | None) -> Rep
         return _exchange(_UnixConnection(_socket(home, witness.url)), path, body)
     url = urlsplit(witness.url)
     kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
-    return _exchange(kind(url.netloc, timeout=PATIENCE), url.path.rstrip("/") + path, body)
+    try:
+        connection = kind(url.netloc, timeout=PATIENCE)
+    except (HTTPException, ValueError) as error:
+        raise ConnectionError(f"an address that is none ({error})") from error
+    return _exchange(connection, url.path.rstrip("/") + path, body)
 
 
 def _socket(home: Home, url: str) -> Path:
@@ -114,7 +118,7 @@ def _exchange(connection: HTTPConnection, path: str, body: str | None) -> Reply:
         connection.request("GET" if body is None else "POST", path, body=None if body is None else body.encode())
         answer = connection.getresponse()
         return Reply(answer.status, answer.read(LARGEST).decode())
-    except (HTTPException, UnicodeDecodeError) as error:
+    except (HTTPException, UnicodeError) as error:
         raise ConnectionError(f"an answer that is none ({error})") from error
     finally:
         connection.close()

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from configs.errors import BadInput, NeoRLError
 from configs.home import Home
@@ -28,6 +29,18 @@ class PinnedWitness(Strict):
     """`NAME+ID+BASE64`, as its owner's `neorl witness show` prints it."""
     url: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?|unix:\S+)$")]
     """`http://HOST:PORT`, `https://...`, or `unix:PATH` of a socket, relative to the home."""
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        try:
+            there = parts.scheme == "unix" or (parts.hostname and parts.hostname.encode("idna") and parts.port != 0)
+        except ValueError as error:
+            raise ValueError(f"an address with a host and a port ({error})") from error
+        if not there:
+            raise ValueError("an address with a host")
+        return url
 
     @cached_property
     def verifier(self) -> Verifier:
@@ -85,6 +98,16 @@ def load_witnesses(path: Path) -> Witnesses:
         BadInput: when it is malformed, names a key twice or fewer witnesses than it requires.
     """
     found = load_yaml(path, Witnesses)
+    check_pinned_witnesses(found, path)
+    return found
+
+
+def check_pinned_witnesses(found: Witnesses, path: Path) -> None:
+    """Refuse witnesses of one name, keys that are not for countersignatures, and more required than there are.
+
+    Raises:
+        BadInput: for those.
+    """
     names = {witness.verifier.name for witness in found.witnesses}
     odd = next((w.key for w in found.witnesses if w.verifier.kind != COSIGNATURE), None)
     if odd or len(names) < len(found.witnesses) or found.required > len(names):
@@ -92,7 +115,6 @@ def load_witnesses(path: Path) -> Witnesses:
             f"expected at least {found.required} witnesses of different names in {path}, each with its key for "
             f"countersignatures, got {odd or ', '.join(sorted(names))}: correct it."
         )
-    return found
 
 
 def pin(path: Path, witnesses: Witnesses) -> None:
@@ -135,7 +157,7 @@ def lacking_witnesses(witnesses: Witnesses | None, keys: Sequence[str]) -> str |
     """
     known = {witness.key for witness in witnesses.witnesses} if witnesses else set()
     if strange := next((key for key in keys if key not in known), None):
-        return f"expected witnesses that are pinned, got {Verifier.parse(strange).name}"
+        return f"expected witnesses that are pinned, got {strange.partition('+')[0]}"
     if witnesses and len(keys) < witnesses.required:
         return f"expected {witnesses.required} of the pinned witnesses, got {len(keys)}"
     return None

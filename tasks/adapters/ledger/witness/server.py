@@ -54,10 +54,15 @@ def open_witness(
     Raises:
         BadInput, Refused: when the key cannot be opened, or the name is another than the folder's.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept = folder / NAME
+    if name and not kept.exists() and re.fullmatch(NAME_FORM, f"{name}x") is None:
+        raise BadInput(f"expected a witness's name without spaces and '+', got {name!r}: name it by your host.")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"expected a folder for a witness at {folder}, got '{error.strerror}': name another.") from error
     key = open_key(folder / KEY, passphrase)
     name = f"{name}{key_id(key.public)}" if name.endswith("/") else name
-    kept = folder / NAME
     if not kept.exists():
         write_atomic(kept, (name or f"neorl.witness/{key_id(key.public)}").encode())
     found = kept.read_text()

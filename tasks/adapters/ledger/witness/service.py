@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from pydantic import Field
+
 from configs.errors import BadInput, Refused
 from configs.strict import Strict
 from tasks.adapters.files.canonical import read_json, sha256_hex, write_json
@@ -49,6 +51,8 @@ class KnownLog(Strict):
     origin: str
     keys: list[str]
     """Verifiers of the keys that may sign its heads."""
+    next_keys: dict[str, str] = Field(default_factory=dict)
+    """By a key the one that it vouched for, until that one signs."""
     head: str = ""
     """Its newest head, countersigned."""
 
@@ -86,13 +90,20 @@ class Witness:
         """The same witness over a copy of its folder."""
         return Witness(folder, self.name, self._key, self.clock, self.open_to_all)
 
-    def add_log(self, verifier: Verifier) -> None:
-        """Let a key sign heads of the log of its name."""
+    def add_log(self, verifier: Verifier, after: str = "") -> None:
+        """Let a key sign heads of the log of its name.
+
+        Args:
+            verifier: the key.
+            after: a key whose place it takes as soon as it signs a head.
+        """
         if verifier.kind != SIGNATURE:
             raise BadInput(f"expected the key of a log, got one for countersignatures: {verifier}.")
         with self._change(verifier.name):
             known = self._log(verifier.name) or KnownLog(origin=verifier.name, keys=[])
-            self._keep(known.model_copy(update={"keys": sorted({*known.keys, str(verifier)})}))
+            following = {**known.next_keys, after: str(verifier)} if after else known.next_keys
+            added = {"keys": sorted({*known.keys, str(verifier)}), "next_keys": following}
+            self._keep(known.model_copy(update=added))
 
     def take_log(self, body: str) -> str:
         """Take a log that is new here, where this witness is open to all, or the next key of one that is known.
@@ -112,9 +123,10 @@ class Witness:
         if known is None and voucher is not None:
             raise Denied(404, f"expected a log that is known here, got {verifier.name}: its owner adds it.")
         if known is not None and voucher is not None and voucher.text == f"{verifier}\n":
-            if not any(voucher.is_signed_by(Verifier.parse(key)) for key in known.keys):
+            by = next((key for key in known.keys if voucher.is_signed_by(Verifier.parse(key))), None)
+            if by is None:
                 raise Denied(403, f"expected a key of {verifier.name} to vouch for its next one, got another's word.")
-            self.add_log(verifier)
+            self.add_log(verifier, after=by)
         elif known is None and self.open_to_all:
             self.add_log(verifier)
         elif known is None or str(verifier) not in known.keys:
@@ -157,7 +169,7 @@ class Witness:
                 )
             line = countersignature(note.text, self.name, self._key, int(now.timestamp()))
             # Kept before it is told: whoever has seen a countersignature can rely on it.
-            self._keep(known.model_copy(update={"head": str(note.beside([line]))}))
+            self._keep(_succeeded(known, note).model_copy(update={"head": str(note.beside([line]))}))
         return line + "\n"
 
     def nonce(self, body: str) -> str:
@@ -223,6 +235,14 @@ class Witness:
         """Look and write as one: two heads at once must not both follow the same one."""
         with self._one_at_a_time, exclusive(self.folder / "lock"):
             yield
+
+
+def _succeeded(known: KnownLog, note: Note) -> KnownLog:
+    """The log without the keys whose next one signs: a copy of a replaced key must not speak for it any more."""
+    signing = {key for key in known.keys if note.is_signed_by(Verifier.parse(key))}
+    gone = {old for old, new in known.next_keys.items() if new in signing and new != old}
+    left = {old: new for old, new in known.next_keys.items() if old not in gone}
+    return known.model_copy(update={"keys": [key for key in known.keys if key not in gone], "next_keys": left})
 
 
 def _read_request(body: str) -> tuple[int, list[bytes], Note]:

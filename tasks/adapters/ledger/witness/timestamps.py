@@ -90,12 +90,15 @@ def request_stamp(url: str, message: bytes) -> bytes:
         Refused: when it refuses, or answers something else.
     """
     parts = urlsplit(url)
-    connection = (HTTPSConnection if parts.scheme == "https" else HTTPConnection)(parts.netloc, timeout=PATIENCE)
+    try:
+        connection = (HTTPSConnection if parts.scheme == "https" else HTTPConnection)(parts.netloc, timeout=PATIENCE)
+    except (HTTPException, ValueError) as error:
+        raise ConnectionError(f"an address that is none ({error})") from error
     try:
         headers = {"Content-Type": "application/timestamp-query"}
         connection.request("POST", parts.path or "/", body=query(message), headers=headers)
         data = connection.getresponse().read(LONGEST)
-    except HTTPException as error:
+    except (HTTPException, UnicodeError) as error:
         raise ConnectionError(f"an answer that is none ({error})") from error
     finally:
         connection.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 from configs.errors import NeoRLError, Refused
@@ -29,6 +31,8 @@ WITNESSED = ("seed", "promotion")
 """Kinds of entries before which enough witnesses must countersign: the others follow when one of these does."""
 COUNTERSIGNED = "witnessed.head"
 """The newest countersigned head, in the home."""
+SILENCE = 30.0
+"""Seconds for which a witness that did not answer in time is not asked again."""
 RACES = 5
 """Times that another writer may be first at a witness."""
 
@@ -70,6 +74,7 @@ class Watch:
         """
         self._home, self._ledger, self._key, self._reach, self._own = home, ledger, key, reach, own
         self._caught_up = False
+        self._silent_until: dict[str, float] = {}
 
     def catch_up(self) -> None:
         """Hold the ledger, once, against every head that this home or its witnesses know.
@@ -259,6 +264,8 @@ class Watch:
         reply = self._told(witness, newest_path(origin), None)
         if reply.status == 404:
             return 0
+        if reply.status != 200:
+            raise Silent(f"{witness.verifier.name} at {witness.url}: it answers with status {reply.status}")
         try:
             countersigned_at(entries, reply.text, [witness.key])
         except NeoRLError as error:
@@ -276,7 +283,18 @@ class Watch:
             )
 
     def _told(self, witness: PinnedWitness, path: str, body: str | None) -> Reply:
+        where = f"{witness.verifier.name} at {witness.url}"
+        if monotonic() < self._silent_until.get(witness.key, -math.inf):
+            raise Silent(f"{where}: it has just not answered in time")
         try:
-            return self._reach(witness, path, body)
+            reply = self._reach(witness, path, body)
+        except TimeoutError as error:
+            # One request asks a witness several times, and its client waits for a minute only.
+            self._silent_until[witness.key] = monotonic() + SILENCE
+            raise Silent(f"{where}: {error}") from error
         except OSError as error:
-            raise Silent(f"{witness.verifier.name} at {witness.url}: {error}") from error
+            raise Silent(f"{where}: {error}") from error
+        if reply.status >= 500:
+            # A proxy speaks here, or a witness that failed: neither says anything of a head.
+            raise Silent(f"{where}: it answers with status {reply.status}")
+        return reply
