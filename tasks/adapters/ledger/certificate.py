@@ -217,7 +217,7 @@ def verify_certificate(
 
 
 def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
-    """What the trust root says of the signing key now, where no ledger shows when it signed: any date can be written."""
+    """What the trust root says of the signing key, where no ledger shows when it signed: any date can be written."""
     name = keyid_of(path.read_bytes())
     pin = next((pin for pin in trust.pins if pin.id == name), None)
     if with_ledger or pin is None or not (pin.until or pin.revoked):

@@ -15,6 +15,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.redteam.witnessed import ORIGIN, direct, pin_witnesses, watched, witness_in
 from configs.errors import BadInput, Refused
@@ -25,8 +26,9 @@ from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import read_certificate
 from tasks.adapters.ledger.client import stop
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.signing import SigningKey
 from tasks.adapters.ledger.witness.client import start_own, stop_own
-from tasks.adapters.ledger.witness.notes import Verifier
+from tasks.adapters.ledger.witness.notes import COSIGNATURE, SIGNATURE, Verifier
 from tasks.adapters.ledger.witness.pinned import FILE
 from tasks.adapters.ledger.witness.server import LARGEST, TcpServer, open_witness
 from tasks.adapters.ledger.witness.service import Witness
@@ -193,3 +195,24 @@ def test_commands_say_what_they_lack(place: Home, tmp_path: Path, capsys: pytest
     assert run(["witness", "show", str(tmp_path / "none")]) == 2
     assert run(["witness", "add", str(tmp_path / "none"), "x"]) == 2
     assert "expected a witness in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["witness.example:8710", "http://witness.example:87l0", "http://[::1", "http://a..b"])
+def test_an_address_that_is_none_pins_nothing(place: Home, capsys: pytest.CaptureFixture[str], url: str) -> None:
+    open_ledger(place)
+    key = str(Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
+    assert run(["witness", "pin", key, url]) == 2
+    assert "expected a witness's key and an address such as https://witness.example, got" in capsys.readouterr().err
+    assert not (place.root / FILE).exists()
+
+
+def test_a_key_that_cannot_be_pinned_leaves_the_file_as_it_was(place: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    open_ledger(place)
+    one, other = (SigningKey(Ed25519PrivateKey.generate()) for _ in range(2))
+    assert run(["witness", "pin", str(Verifier.of("witness.example/w1", COSIGNATURE, one)), "http://127.0.0.1:9"]) == 0
+    before = (place.root / FILE).read_bytes()
+    # Another key of the same name, and the key of a ledger in place of a witness's.
+    for key in (Verifier.of("witness.example/w1", COSIGNATURE, other), Verifier.of("neorl/plant", SIGNATURE, other)):
+        assert run(["witness", "pin", str(key), "http://127.0.0.1:9"]) == 2
+        assert "witnesses of different names" in capsys.readouterr().err
+        assert (place.root / FILE).read_bytes() == before
