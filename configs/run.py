@@ -263,7 +263,7 @@ class RunConfig(Strict):
 
         Example:
             >>> dict(RunConfig(plant="double_mass").settings())["train.algorithm"]
-            'td3_bc'
+            'bptt'
         """
         kept = self.model_dump(mode="json", exclude={"data": {"mapping"}, "approval": True, "concurrency": True})
         for name, value in named(kept):

@@ -28,7 +28,7 @@ from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.files.canonical import write_json
 
-SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/study")
+SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/study", "benchmarks/ope_study", "benchmarks/score.py")
 """What a run depends on."""
 
 
@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> None:
         if time.monotonic() > end:
             return
         home = Home(Home.locate().folder("study", f"{plant}-{behaviour}-{seed}"))
+        # What a killed run left would be gone on with, by this commit and on a clock that begins anew.
+        shutil.rmtree(home.root, ignore_errors=True)
         found = one_run(plant, behaviour, seed, home, data=data) | {"commit": at}
         runs = [*runs_of(plant, behaviour), found]
         write_json(path_of(plant, behaviour), {"plant": plant, "behaviour": behaviour, "runs": runs})

@@ -29,6 +29,9 @@ from tasks.references import Champion, Evaluation, Population
 from tasks.simulate import ROLLOUT_SEED
 from tasks.training.train import train
 
+NOT_FINITE = -1_000.0
+"""Score of an episode whose return is no number."""
+
 
 class Size(NamedTuple):
     """How large a run is."""
@@ -131,7 +134,8 @@ def _scores(
     found["members"] = np.stack(
         [np.asarray(rollouts(simulator, bare, policy, keys, simulator.domain).ret, np.float64) for policy in policies]
     )
-    return {name: score(simulator, returns) for name, returns in found.items()}
+    scores = {name: score(simulator, returns) for name, returns in found.items()}
+    return {name: np.where(np.isfinite(each), each, NOT_FINITE) for name, each in scores.items()}
 
 
 def _members(population: Population, selected: Evaluation, scores: npt.NDArray[np.float64]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ def cells(found: Mapping[tuple[str, str], Cell]) -> str:
         "|---" * 11 + "|",
     ]
     for (plant, behaviour), cell in found.items():
-        numbers = f"{cell.behaviour:.1f} | {cell.controller:.1f} | {cell.score:.1f}"
+        numbers = " | ".join(map(_number, (cell.behaviour, cell.controller, cell.score)))
         gains = f"{_shown(cell.over_behaviour)} | {_shown(cell.over_controller)} | {_number(cell.regret)}"
         lines.append(
             f"| {plant} | {behaviour} | {cell.runs} | {cell.refused} | {numbers} | {gains} | {cell.seconds:.0f} |"
@@ -40,8 +41,8 @@ def bars(found: Mapping[tuple[str, str], Cell]) -> str:
     refusing = [key for key, cell in found.items() if cell.refuses]
     regrets = [cell.regret for cell in found.values() if cell.regret == cell.regret]
     medium = {plant: cell for (plant, behaviour), cell in found.items() if behaviour == "medium"}
-    beaten = [plant for plant, cell in medium.items() if cell.over_controller.lower > 0 and not cell.refuses]
-    mean, most = (statistics.mean(regrets), max(regrets)) if regrets else (0.0, 0.0)
+    beaten = [plant for plant, cell in medium.items() if cell.over_controller.lower > 0 and not cell.refused]
+    mean, most = (statistics.mean(regrets), max(regrets)) if regrets else (math.nan, math.nan)
     lines = [
         ("the selected policy is below the behaviour in no cell", not worse, _listed(worse)),
         ("at most 4 cells refuse", len(refusing) <= 4, _listed(refusing)),
@@ -96,7 +97,8 @@ def together(results: Results) -> str:
     """The interquartile mean over the plants of each behaviour."""
     lines = ["| behaviour | cells | runs | interquartile mean of the selected members' scores |", "|---|---|---|---|"]
     for behaviour in BEHAVIOURS:
-        tasks = [[table.chosen(run) for run in one["runs"]] for one in results if one["behaviour"] == behaviour]
+        cells = [one["runs"] for one in results if one["behaviour"] == behaviour]
+        tasks = [found for runs in cells if (found := [table.chosen(run) for run in runs if run["supported"]])]
         if tasks:
             found = table.stratified_interval(tasks)
             shown = f"{found.value:.1f} [{found.lower:.1f}, {found.upper:.1f}]"
@@ -129,13 +131,14 @@ def official(one: Mapping[str, Any]) -> str:
     for run in one["runs"]:
         selected, other = run["members"][run["selected"]], table.model_free(run)
         scores.append(selected["score"])
-        free.append(other["score"])
+        free.append((other["score"], other["supported"]))
         said = "" if run["supported"] else ", not supported"
         lines.append(
             f"| {run['seed']} | {selected['algorithm']}{said} | {selected['score']:.1f} | {other['algorithm']} "
             f"| {other['score']:.1f} | {run['seconds']:.0f} |"
         )
-    above, over = sum(x > 90 for x in scores), sum(x > 76 for x in free)
+    above = sum(score > 90 for score, run in zip(scores, one["runs"], strict=True) if run["supported"])
+    over = sum(score > 76 for score, supported in free if supported)
     published = ", ".join(f"{name} {value:g}" for name, value in PUBLISHED_SCORES[OFFICIAL[0]].items())
     return "\n".join(
         [
@@ -173,12 +176,13 @@ Made by `make study`: on every plant and behaviour the default population of a r
 50,000 generated steps, a member is selected by off-policy evaluation alone, and afterwards all members, the behaviour
 and the plant's own tuned controller are scored in the same 256 episodes of the simulator, without a shield. Scores are
 points of the plant's scale, on which idling is 0 and the best known controller 100. A run is refused where the logs do
-not support the selected member's estimate: nothing ships then, and a refusal is no win. `open` stands where runs are
+not support the selected member's estimate: nothing ships then, and it counts in no other column. A cell refuses when
+more than half of its runs do; a plant is above its controller only where none does. `open` stands where runs are
 missing.
 """
-WORDS = """Intervals are of 95 %: with five runs Student's t over the runs' means; with two they are over the episodes
-of both, which is narrower and calls more cells worse than their behaviour, never fewer. Below, over the plants: the
-interquartile mean with a stratified bootstrap over runs (Agarwal et al. 2021)."""
+WORDS = """Intervals are of 95 %: Student's t over the means of the runs that are not refused; of two, over the episodes
+of both. Below, over the plants and the runs that are not refused: the interquartile mean with a stratified bootstrap
+over runs (Agarwal et al. 2021)."""
 LEARNERS = (
     """Mean score of each learner's members over the runs, lowest and highest, and how often each was selected."""
 )
@@ -186,5 +190,5 @@ FOUND = """## How the defaults were found
 
 The learners' settings come from their papers, but for those that docs/training.md names, which were found on
 chemical_reactor, hvac_control and water_treatment by off-policy evaluation with rollouts in view. The other six plants
-took no part and have seeds of their own; where defaults change after a run was made, that run's cell takes new seeds.
+took no part and have seeds of their own.
 """

@@ -31,14 +31,13 @@ class Cell(NamedTuple):
     refused: int
     """Runs whose selected member the logs do not support."""
     score: float
-    """Of the selected members, mean over runs."""
+    """Of the selected members, mean over the runs that are not refused, as all that follows; NaN where all are."""
     behaviour: float
     controller: float
     over_behaviour: Interval
-    """Of the runs that are not refused; NaN where all are."""
     over_controller: Interval
     regret: float
-    """Best member less the selected one, mean over runs that are not refused."""
+    """Best member less the selected one."""
     seconds: float
     """The longest run."""
 
@@ -56,12 +55,12 @@ def summary(result: Mapping[str, Any]) -> Cell:
     runs, kept = result["runs"], [run for run in result["runs"] if run["supported"]]
 
     def mean(name: str) -> float:
-        return float(np.mean([run["scores"].get(name, math.nan) for run in runs]))
+        return float(np.mean([run["scores"].get(name, math.nan) for run in kept])) if kept else math.nan
 
     return Cell(
         runs=len(runs),
         refused=len(runs) - len(kept),
-        score=float(np.mean([chosen(run) for run in runs])),
+        score=float(np.mean([chosen(run) for run in kept])) if kept else math.nan,
         behaviour=mean("behaviour"),
         controller=mean("controller"),
         over_behaviour=gain(kept, "behaviour"),
@@ -84,14 +83,14 @@ def regret(run: Mapping[str, Any]) -> float:
 def gain(runs: Sequence[Mapping[str, Any]], over: str) -> Interval:
     """Mean over runs of what the selected members score above another controller in the same episodes, and 95 %.
 
-    The runs are what varies: Student's t over five of them or more. Two say too little of that, so that the interval is
-    over their episodes then, which is narrower: it calls more cells worse than the behaviour, never fewer.
+    The runs are what varies: Student's t over three of them or more. Two say too little of that, so that the interval
+    is over their episodes then.
     """
     found = [run["gains"][over] for run in runs if over in run["gains"]]
     if not found:
         return NOTHING
     means, errors = np.array(found, np.float64).T
-    if len(found) >= 5:
+    if len(found) > 2:
         return mean_interval(means)
     half = 1.96 * float(np.sqrt((errors**2).sum())) / len(found)
     return Interval(float(means.mean()), float(means.mean()) - half, float(means.mean()) + half)

@@ -158,6 +158,15 @@ def side_by_side(data: Transition, starts: npt.NDArray[np.int64], plain: int, ho
     return Windows(*(jnp.asarray(x) for x in (o, a, r, n[..., :plain], t, logged, known)))
 
 
+def whole(found: Windows) -> Windows:
+    """The windows that last as long as the longest, or terminated: the return of the others is that of fewer steps."""
+    kept = np.flatnonzero(
+        np.asarray(found.logged[:, -1]) | (np.asarray(found.terminated * found.logged) > 0).any(axis=1)
+    )
+    every: Windows = jax.tree.map(lambda x: x[kept], found)
+    return every
+
+
 def logged_returns(found: Windows, discount: float) -> Float[Array, " W"]:
     """What each window's logged rewards add up to, discounted."""
     weight = jnp.asarray(discount, found.reward.dtype) ** jnp.arange(found.reward.shape[1])

@@ -214,7 +214,9 @@ def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any
         return [jnp.where(mark != 0, new, old) for mark, new, old in zip(marks, values, numbers, strict=True)]
 
     learner = _joined(placed(numbers, policy.params), rest)
-    for target in {"actor_target", "critic_target"} & set(learner._fields):
+    # Of a discrete action the values are the policy, and their target is its.
+    targets = {"actor_target", "critic_target"} if algorithm.discrete else {"actor_target"}
+    for target in targets & set(getattr(learner, "_fields", ())):
         learner = learner._replace(**{target: jax.tree.map(jnp.copy, policy.params)})
     return jax.tree.map(lambda x: x[None], learner)
 

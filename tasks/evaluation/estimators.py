@@ -14,7 +14,7 @@ from neorl_core.ope.agreement import Estimate, together
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
 from tasks.adapters.store.histories import Past
-from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, logged_steps, windows
+from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, lasting, logged_steps, windows
 
 if TYPE_CHECKING:
     from tasks.progress import Report
@@ -29,6 +29,8 @@ class Estimators(NamedTuple):
     run: RunConfig
     logs: Logs
     """With the history that the policies see, cut into windows."""
+    horizon: int
+    """Steps whose return is estimated: the plant's, or as many as half of the windows last."""
     steps: fqe.LoggedSteps
     layers: tuple[fqe.Layers, ...]
     learned: LearnedModelEvaluator
@@ -36,7 +38,7 @@ class Estimators(NamedTuple):
     def of(self, policy: Policy) -> Estimate:
         """A policy's estimate; policies of the same estimators meet the same resamples."""
         rounds, models = self._rounds(self.decisions(policy)), self.learned.evaluate(policy)
-        return together(rounds, models, len(self.logs.starts), self.run.evaluate.confidence)
+        return together(rounds, models, len(self.learned.windows.reward), self.run.evaluate.confidence)
 
     def decisions(self, policy: Policy) -> fqe.Decisions:
         """What a policy does on the logs."""
@@ -49,11 +51,11 @@ class Estimators(NamedTuple):
     def logged(self) -> Estimate:
         """The logged controller's own estimate; its replay is the log itself."""
         rounds = self._rounds(fqe.logged_decisions(self.steps))
-        return together(rounds, self.learned.logged(), len(self.logs.starts), self.run.evaluate.confidence)
+        return together(rounds, self.learned.logged(), len(self.learned.windows.reward), self.run.evaluate.confidence)
 
     def _rounds(self, decisions: fqe.Decisions) -> list[fqe.Evaluation]:
         asked, key = self.run.evaluate, jax.random.key(self.run.seed)
-        settings = (key, plant_of(self.run).spec.horizon, asked.discount, asked.bootstraps)
+        settings = (key, self.horizon, asked.discount, asked.bootstraps)
         return [jax.device_get(fqe.evaluate(layers, self.steps, decisions, *settings)) for layers in self.layers]
 
 
@@ -69,10 +71,13 @@ def fit_estimators(
         normaliser: scale of observations with that history, and of actions.
         progress: told of gradient steps made.
     """
-    logs = windows(past.stacked(plain), plant_of(run).spec.horizon)
+    every = past.stacked(plain)
+    horizon = lasting(every, plant_of(run).spec.horizon)
+    logs = windows(every, horizon)
     steps = logged_steps(logs, normaliser)
     layers = _features(run, steps, progress)
-    return Estimators(run, logs, steps, layers, fit_learned_model(run, steps, normaliser, past.history, progress))
+    learned = fit_learned_model(run, steps, normaliser, past.history, horizon, progress)
+    return Estimators(run, logs, horizon, steps, layers, learned)
 
 
 def _features(run: RunConfig, steps: fqe.LoggedSteps, progress: Report | None) -> tuple[fqe.Layers, ...]:

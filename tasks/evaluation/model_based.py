@@ -16,7 +16,6 @@ from neorl_core.ope import model as model_based
 from neorl_core.ope.fqe import LoggedSteps
 from neorl_core.types import History, Transition
 from neorl_core.world_model import bootstrap
-from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ def fit_learned_model(
     steps: LoggedSteps,
     normaliser: Normaliser,
     history: History | None,
+    horizon: int,
     progress: Report | None = None,
 ) -> LearnedModelEvaluator:
     """Learn models of the plant from logged steps.
@@ -70,6 +70,7 @@ def fit_learned_model(
         steps: logged steps of held-out windows, with their history.
         normaliser: scale by which `steps` are normalised.
         history: which earlier values stand behind the observations.
+        horizon: steps whose return is estimated; of shorter windows only those count that terminated.
         progress: told of gradient steps made.
     """
     of_weights, of_resample, of_batches, of_ridge = jax.random.split(jax.random.key(run.seed + 2), 4)
@@ -82,7 +83,7 @@ def fit_learned_model(
     counts = bootstrap.resample(of_resample, steps.episode, len(starts), model_based.MEMBERS)
     report = None if progress is None else lambda done, of: progress(done, of, "updates of the learned model")
     model = bootstrap.train(model, of_batches, scaled, counts, updates, report)
-    found = model_based.side_by_side(data, starts, len(model.low), plant_of(run).spec.horizon)
+    found = model_based.whole(model_based.side_by_side(data, starts, len(model.low), horizon))
     learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, len(starts))
     settings = (run.evaluate.discount, run.evaluate.bootstraps)
     return LearnedModelEvaluator(learned, normaliser, found, jax.random.key(run.seed), *settings)
@@ -98,6 +99,19 @@ def windows(logs: Logs, horizon: int) -> Logs:
     at = np.arange(len(logs.episode)) - logs.starts[logs.episode]
     begins = at % horizon == 0
     return logs._replace(episode=np.cumsum(begins) - 1, starts=np.flatnonzero(begins))
+
+
+def lasting(logs: Logs, horizon: int) -> int:
+    """The steps that at least half of the windows last: no longer return is seen in enough of them to be estimated.
+
+    Args:
+        logs: in the order of time; a window that terminated lasts as long as any.
+        horizon: steps of an episode of the plant, and the most.
+    """
+    cut = windows(logs, horizon)
+    ends = np.append(cut.starts[1:], len(cut.episode))
+    lengths = np.where(np.asarray(cut.transitions.terminated)[ends - 1] > 0, horizon, ends - cut.starts)
+    return int(np.sort(lengths)[len(lengths) // 2])
 
 
 def logged_steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:

@@ -33,7 +33,7 @@ from tasks.adapters.plants.known import run_sources
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
 from tasks.adapters.store.histories import observed_spec, past_of
-from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, logged_steps, windows
+from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, lasting, logged_steps, windows
 from tasks.references import Dataset, Reference
 from tasks.training.checkpointing import Checkpointing
 from tasks.training.data import TrainingData, mesh_for, training_data
@@ -206,8 +206,9 @@ def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
         # A run that is resumed at its end has nothing to compare, and fits no model.
         store = reader.StoredDataset.open(training.dataset.store, training.dataset.digest)
         held_out = past_of(run, store).stacked(read_logs(store, store.split(run.data.held_out)[1]))
-        steps = logged_steps(windows(held_out, spec.horizon), normaliser)
-        return fit_learned_model(run, steps, normaliser, spec.history)
+        horizon = lasting(held_out, spec.horizon)
+        steps = logged_steps(windows(held_out, horizon), normaliser)
+        return fit_learned_model(run, steps, normaliser, spec.history, horizon)
 
     return lambda state: evaluator().best(policies(training.algorithm, state.population, normaliser))
 

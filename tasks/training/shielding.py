@@ -24,8 +24,8 @@ def shield_of(
         envelope: lowest and highest trusted observation, (O,) each; the spec's bounds unless given.
 
     Raises:
-        BadInput: for a name that the plant does not have, a limit on one side without a buffer, or a dwell time of
-            continuous actions.
+        BadInput: for a name that the plant does not have, a limit on one side without a buffer, a dwell time of
+            continuous actions, or a rate limit of discrete ones.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -37,6 +37,11 @@ def shield_of(
         raise BadInput(
             f"expected no shield.dwell for {spec.name}, whose actions are continuous, got {settings.dwell}: limit "
             "their rates by shield.rate_limits."
+        )
+    if settings.rate_limits and spec.choices is not None:
+        raise BadInput(
+            f"expected no shield.rate_limits for {spec.name}, whose actions are choices and not sizes, got some: limit "
+            "how often they change by shield.dwell."
         )
     for limit in spec.constraints:
         if not math.isfinite(limit.high - limit.low) and limit.name not in settings.buffers:

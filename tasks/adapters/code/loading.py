@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -75,6 +75,11 @@ def find_code(reference: str, project: Path, kind: Kind = PLANT) -> UserCode:
         BadInput: when there is no such file in the project, or it is no Python.
     """
     path, _, attribute = reference.partition(":")
+    if not path.strip("./") or "\0" in path:
+        raise BadInput(
+            f"expected the code of {kind.article} as 'folder/file.py' or 'package.module:NAME', got {reference!r}: "
+            "name a module before the colon."
+        )
     relative = Path(path) if path.endswith(".py") else Path(*path.split(".")).with_suffix(".py")
     tree = Tree(project.resolve())
     outside = relative.is_absolute() or ".." in relative.parts
@@ -239,17 +244,23 @@ def _import_project(code: UserCode, tree: Tree, sources: Mapping[str, str]) -> M
     for finder in earlier:
         # A plant and an algorithm of one project stay beside each other, and share the modules that both import.
         if finder.tree == tree and all(finder.sources.get(name, sha256) == sha256 for name, sha256 in sources.items()):
+            _forget(sources.keys() - finder.sources.keys())
             finder.sources = {**finder.sources, **sources}
             return importlib.import_module(code.module)
     # What an earlier project of this process, or another state of this one, has left under the same names goes.
     for finder in earlier:
         sys.meta_path.remove(finder)
-    for name in {*sources, *(name for finder in earlier for name in finder.sources)}:
+    _forget({*sources, *(name for finder in earlier for name in finder.sources)})
+    sys.meta_path.insert(0, _ProjectFinder(tree, sources))
+    return importlib.import_module(code.module)
+
+
+def _forget(names: Iterable[str]) -> None:
+    """Have modules be imported anew: what this process holds of them may be of other sources than the digest's."""
+    for name in names:
         # The packages above go too, for they remember their modules as attributes.
         for end in range(1, name.count(".") + 2):
             sys.modules.pop(".".join(name.split(".")[:end]), None)
-    sys.meta_path.insert(0, _ProjectFinder(tree, sources))
-    return importlib.import_module(code.module)
 
 
 def _taken(top: str, tree: Tree) -> bool:

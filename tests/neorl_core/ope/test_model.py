@@ -151,6 +151,18 @@ def test_a_window_that_terminated_goes_on_with_the_steps_of_the_next_that_reach_
     assert model_based.logged_returns(rows, 0.5).tolist() == [0.0, 2.0, 3 + 2 + 5 / 4 + 6 / 8, 7 + 4]
 
 
+def test_a_fragment_is_worth_less_than_a_window_and_is_left_out() -> None:
+    # Worked by hand: of the windows above the last, two steps of four, was cut by time; the first two terminated.
+    column, terminated = np.arange(9.0, dtype=np.float32), np.float32([1, 0, 1, 0, 0, 0, 0, 0, 0])
+    data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, terminated)
+    rows = model_based.whole(model_based.side_by_side(data, np.array([0, 1, 3, 7]), 1, 10))
+    assert rows.logged.sum(axis=1).tolist() == [1, 2, 4]
+    # Rewards of 1 for four steps, undiscounted, are worth 4 however many fragments there are.
+    data = data._replace(reward=np.ones(9, np.float32), terminated=np.zeros(9, np.float32))
+    rows = model_based.whole(model_based.side_by_side(data, np.array([0, 4, 5, 6]), 1, 4))
+    assert float(model_based.logged_value(rows, jax.random.key(0), 1.0, 10).value.mean()) == 4.0
+
+
 def test_a_step_terminates_as_the_logged_one_did_unless_the_model_knows_a_difference() -> None:
     # Source: P(u < p | u < q) and P(u < p | u >= q) of one uniform u, by counting.
     u = (np.arange(100_000) + 0.5) / 100_000

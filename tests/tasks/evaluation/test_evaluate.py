@@ -16,7 +16,7 @@ from neorl_core.types import Transition
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.evaluation.evaluate import evaluate
-from tasks.evaluation.model_based import windows
+from tasks.evaluation.model_based import lasting, windows
 from tasks.references import Bundle, Champion, Dataset, Interval
 from tasks.training.train import keep_bundle
 from tests.small_data import PLANT, reactor_dataset, reactor_run, untrained
@@ -58,6 +58,25 @@ def test_episodes_are_cut_into_windows_of_a_horizon() -> None:
     assert cut.starts.tolist() == [0, 2, 4, 5]
     # The action after a window's last row was logged all the same.
     assert cut.followed.tolist() == followed.tolist()
+
+
+def test_what_is_estimated_is_the_return_of_as_many_steps_as_half_of_the_windows_last() -> None:
+    """Worked by hand: a long episode and its rest, episodes shorter than the plant's, and one that terminated."""
+
+    def logs(*lengths: int, terminated: int | None = None) -> Logs:
+        rows, starts = sum(lengths), np.cumsum((0, *lengths[:-1]))
+        ended = np.zeros(rows)
+        if terminated is not None:
+            ended[starts[terminated] + lengths[terminated] - 1] = 1.0
+        nothing = np.zeros(rows)
+        every = Transition(*[nothing] * 6)._replace(terminated=ended)
+        return Logs(every, np.repeat(np.arange(len(lengths)), lengths), starts, nothing > 0)
+
+    assert lasting(logs(25), 10) == 10
+    assert lasting(logs(8, 7, 6), 10) == 7
+    assert lasting(logs(8, 8, 2, 2), 10) == 8
+    assert lasting(logs(2, 9, 3, terminated=0), 10) == 9
+    assert lasting(logs(3, 3, 9, terminated=0), 10) == 9
 
 
 @pytest.mark.slow

@@ -73,7 +73,10 @@ def test_what_a_cell_comes_to() -> None:
     assert five.over_behaviour == pytest.approx((2.0, 2.0 - half, 2.0 + half), abs=1e-3)
     # What the logs do not support ships nothing: it is no gain and no loss.
     refused = table.summary(cell("pid", run(0, -50.0, supported=False), run(1, 4.0)))
-    assert (refused.refused, refused.refuses, refused.over_behaviour.value) == (1, False, 4.0)
+    assert (refused.refused, refused.refuses, refused.over_behaviour.value, refused.score) == (1, False, 4.0, 74.0)
+    # One of five refused leaves four, and the runs stay the unit.
+    four = table.summary(cell("medium", *(run(i, float(i), supported=i != 2) for i in range(5))))
+    assert four.over_behaviour.upper - four.over_behaviour.value > 2
     none = table.summary(cell("pid", run(0, -50.0, supported=False)))
     assert none.refuses
     assert np.isnan(none.over_behaviour.value)
@@ -104,6 +107,11 @@ def test_the_page_calls_bars_open_until_every_run_is_there() -> None:
     assert "| on medium above the tuned controller on five plants | yes | chemical_reactor, hvac" in whole
     shown = page.page([cell("official", *(run(1000 + i, 21.0) for i in range(10)))])
     assert "Above 90: 10 of 10 (asked: 10 of 10). Model-free alone above 76: 10 of 10" in shown
+    refused = [run(i, 30.0, supported=False) for i in range(10)]
+    assert "Above 90: 0 of 10" in page.page([cell("official", *refused)])
+    nothing = page.page([cell("medium", *refused[:5])])
+    assert "| mean regret at most 5 points, largest 15 | open | nan and nan |" in nothing
+    assert "| double_mass | medium | 5 | 5 | – | – | – |" in nothing
 
 
 def test_runs_that_are_missing_come_first_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,7 +274,8 @@ def test_the_best_checkpoint_ships_where_the_run_says_so(
         for name, run in (("half", half), ("whole", undisturbed))
     }
     normaliser = policies["whole"][0].normaliser
-    learned = fit_learned_model(reactor_run(), logged_steps(logs, normaliser), normaliser, None)
+    horizon = PLANTS["chemical_reactor"].spec.horizon
+    learned = fit_learned_model(reactor_run(), logged_steps(logs, normaliser), normaliser, None, horizon)
     best = max(policies, key=lambda name: learned.best(policies[name]))
     meant = {"half": half, "whole": undisturbed}[best]
     assert [m.bundle.digest for m in found.members] == [m.bundle.digest for m in meant.members]
