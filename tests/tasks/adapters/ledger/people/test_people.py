@@ -203,6 +203,20 @@ def test_two_persons_with_their_roles_one_of_them_a_reviewer(keyed: Ledger, ada:
     assert audit(keyed.home).passed
 
 
+def test_a_review_meets_no_role_and_an_approval_is_no_review(keyed: Ledger, ada: Person, ben: Person) -> None:
+    sign(keyed, demanding(roles=["safety engineer"]), ada.name, "an engineer decides", [ada.signs])
+    candidate = proposed(keyed, A)
+    approval(keyed, candidate, ada, role="safety engineer", reviewed=True)
+    with pytest.raises(Refused, match="expected an approval as safety engineer, got none"):
+        crowned(keyed, approval(keyed, candidate, ben, role="operator"))
+    sign(keyed, demanding(reviewers=1), ada.name, "somebody looks at it first", [ada.signs])
+    approval(keyed, candidate, ada)
+    with pytest.raises(Refused, match="expected 1 persons who reviewed it besides, got 0"):
+        crowned(keyed, approval(keyed, candidate, ben))
+    crowned(keyed, approval(keyed, candidate, ada, reviewed=True))
+    assert audit(keyed.home).passed
+
+
 def test_who_ran_the_retraining_does_not_approve_it(keyed: Ledger, ada: Person, ben: Person) -> None:
     sign(keyed, demanding(not_author=True), ada.name, "four eyes", [ada.signs])
     own = proposed(keyed, A, author="ada")
