@@ -89,11 +89,11 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
         The new key's id.
 
     Raises:
-        BadInput: when there is no key.
+        BadInput: when there is no key, or its file does not end with .pem.
         Refused: when it is not the person's key in force.
     """
     private = path or store.key_file(person)
-    following = private.with_suffix(".next.pem")
+    own_file, following = store.public_file(private), private.with_suffix(".next.pem")
     if not store.public_file(following).exists():
         signatory = store.unlock(private)
         made = Ed25519PrivateKey.generate()
@@ -110,7 +110,7 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
         # The public half last: while it lies there, this goes on.
         if following.exists():
             os.replace(following, private)
-        os.replace(store.public_file(following), store.public_file(private))
+        os.replace(store.public_file(following), own_file)
         _pin(ledger)
         return name
     # It was killed before its entry: nobody knows that key.

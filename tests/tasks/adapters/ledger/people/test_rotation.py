@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from flows.cli.main import run
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger import table
 from tasks.adapters.ledger.audit import audit
@@ -321,6 +323,27 @@ def test_a_persons_key_is_refused_without_its_passphrase(
     file.write_text("{}")
     with pytest.raises(BadInput, match="expected a person's public key in"):
         store.signatory_of("Ada")
+
+
+def test_a_persons_key_lies_where_it_is_said_to_and_leaves_their_folder_as_it_is(
+    home: Path, passphrase: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o755)
+    for name in ("ada.json", "ada.key", "ada"):
+        with pytest.raises(BadInput, match=r"a private key that ends with \.pem, got"):
+            store.create(Home(home), "Ada", folder / name)
+    assert list(folder.iterdir()) == []
+    assert run(["keys", "create", "--person", "Ada", "--key", str(folder / "ada.v2.pem"), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert store.unlock(Path(made["key"])).person == "Ada"
+    assert sorted(map(str, folder.iterdir())) == [made["public"], made["key"]]
+    assert folder.stat().st_mode & 0o777 == 0o755
+    # A folder that is made for the key is its owner's alone.
+    store.create(Home(home), "Ben", tmp_path / "new" / "ben.pem")
+    store.create(Home(home), "Carl")
+    for made_folder in (tmp_path / "new", store.people_folder()):
+        assert made_folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_rotation_of_a_persons_key_takes_the_old_one(home: Path) -> None:
