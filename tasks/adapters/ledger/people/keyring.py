@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -11,6 +13,9 @@ from tasks.adapters.ledger.signing import TrustRoot, key_id, keyid_of, public_ke
 
 KEY_TYPE = "application/vnd.neorl.person-key+json"
 REPLACEMENT_TYPE = "application/vnd.neorl.replacement-key+json"
+UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
+"""What Unicode calls default ignorable, and is in no category of its own."""
+JOINERS = "\u200c\u200d"
 KINDS = ("key", "rotation", "revocation")
 
 
@@ -111,8 +116,20 @@ def key_of(history: Iterable[Entry], person: str) -> KnownKey | None:
 
 
 def folded(name: str) -> str:
-    """A name without what does not tell two persons apart: case and white space."""
-    return " ".join(name.split()).casefold()
+    """A name without what does not tell two persons apart: case, white space, forms of a letter, what nobody sees."""
+    seen = UNSEEN.sub("", unicodedata.normalize("NFKC", name))
+    seen = "".join(c for c in seen if c.isspace() or unicodedata.category(c) not in ("Cf", "Cc"))
+    return unicodedata.normalize("NFKC", " ".join(seen.split()).casefold())
+
+
+def unwritable(name: str) -> str | None:
+    """A character of a name that is written nowhere, or turns around how others read; None where there is none.
+
+    Args:
+        name: a person's; the joiners of Indic and Persian letters belong into names.
+    """
+    odd = (c for c in name if c not in JOINERS and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp"))
+    return next((f"U+{ord(c):04X}" for c in odd), None)
 
 
 def counts(keys: dict[str, KnownKey], decision: Entry) -> bool:
