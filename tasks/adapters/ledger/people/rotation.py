@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,6 +15,7 @@ from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger.keys import kept_passphrase, store_key
 from tasks.adapters.ledger.ledger import Entry
 from tasks.adapters.ledger.people.keyring import REPLACEMENT_TYPE, RotationBody, home_keys_out, keyring
+from tasks.adapters.ledger.people.voided import texts
 from tasks.adapters.ledger.protocol import Answer, Append, Rotate
 from tasks.adapters.ledger.signing import (
     Pin,
@@ -121,7 +123,11 @@ def put_in_place(home: Home, path: Path) -> None:
 
 def finish(home: Home, history: Iterable[Entry]) -> None:
     """Complete a rotation that was killed after its entry, and forget one that was killed before."""
-    named = {key_id(public_key(e.body["public"])) for e in history if e.kind == "rotation" and not e.body["person"]}
+    named = set()
+    for entry in history:
+        if entry.kind == "rotation" and (told := texts(entry, "public", "person")) and not told[1]:
+            with suppress(ValueError):
+                named.add(key_id(public_key(told[0])))
     for path in home.signing_key.parent.glob(f"{NEXT}*.pem"):
         if path.stem.removeprefix(NEXT) in named:
             put_in_place(home, path)
@@ -135,8 +141,8 @@ def pins_of(trust: TrustRoot, history: Sequence[Entry]) -> list[Pin]:
     out, people = home_keys_out(history), keyring(history)
     revoked: dict[str, str] = {}
     for entry in history:
-        if entry.kind == "revocation":
-            key, since = entry.body["key"], entry.body["since"]
+        if entry.kind == "revocation" and (told := texts(entry, "key", "since")) and told[1]:
+            key, since = told
             revoked[key] = min(since, revoked.get(key, since))
     rows = {pin.id: pin for pin in trust.pins}
     for name, pin in rows.items():
