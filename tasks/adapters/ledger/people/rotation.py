@@ -97,13 +97,15 @@ def rotate(
     """
     trust = TrustRoot.read(source)
     following, path = prepare(home, passphrase, trust)
+    body = replacement(following, key_id(key.public), request.by, request.why).model_dump(mode="json")
     try:
         announce(following)
+        answer = write(Append(kind="rotation", plant="", body=body, artefacts=(), predecessor=predecessor))
     except Refused:
+        # Nothing is refused once its entry is in; after any other error it may be, and `finish` looks.
         _forget(path, source, trust)
         raise
-    body = replacement(following, key_id(key.public), request.by, request.why).model_dump(mode="json")
-    if write(Append(kind="rotation", plant="", body=body, artefacts=(), predecessor=predecessor)).stale:
+    if answer.stale:
         _forget(path, source, trust)
         return None
     put_in_place(home, path)
@@ -112,6 +114,7 @@ def rotate(
 
 def _forget(path: Path, source: Path, trust: TrustRoot) -> None:
     """Leave the key in force, as if no other had been made."""
+    kept_passphrase(path.read_bytes()).unlink(missing_ok=True)
     path.unlink()
     write_pins(source, trust.pins)
 

@@ -201,6 +201,22 @@ def test_a_rotation_that_is_killed_leaves_one_key_whole(home: Path, monkeypatch:
     assert audit(place).passed
 
 
+def test_a_rotation_that_is_refused_leaves_nothing_behind(home: Path) -> None:
+    place, moment = Home(home), datetime(2024, 1, 1, tzinfo=UTC)
+    open_ledger(place, clock=lambda: moment).append("note", NoteBody(text="of a day"))
+    signer = Signer.open(place, clock=lambda: moment)
+    kept = kept_passphrase(place.signing_key.read_bytes())
+    before = (TrustRoot.read(place.trust).pins, sorted(kept.parent.iterdir()))
+    moment = datetime(2023, 1, 1, tzinfo=UTC)
+    with pytest.raises(Refused, match="expected a clock that is not behind"):
+        signer.answer(Rotate(by="x", why="y"))
+    assert (TrustRoot.read(place.trust).pins, sorted(kept.parent.iterdir())) == before
+    assert sorted(path.name for path in place.signing_key.parent.glob("*.pem")) == ["signing.pem"]
+    moment = datetime(2024, 1, 1, tzinfo=UTC)
+    assert not signer.answer(Rotate(by="x", why="y")).stale
+    assert audit(place).passed
+
+
 def test_no_client_rotates_the_homes_key_by_an_entry(home: Path) -> None:
     signer = Signer.open(Home(home))
     thief = SigningKey(Ed25519PrivateKey.generate())
