@@ -145,8 +145,7 @@ def pins_of(trust: TrustRoot, history: Sequence[Entry]) -> list[Pin]:
     revoked: dict[str, str] = {}
     for entry in history:
         if entry.kind == "revocation" and (told := texts(entry, "key", "since")) and told[1]:
-            key, since = told
-            revoked[key] = min(since, revoked.get(key, since))
+            revoked[told[0]] = min(told[1], revoked.get(told[0], told[1]))
     rows = {pin.id: pin for pin in trust.pins}
     for name, pin in rows.items():
         if name in out:

@@ -52,7 +52,7 @@ def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]
         revoked[key] = min(since, revoked.get(key, since))
     if revoked:
         for entry in entries:
-            since = revoked.get(name) if (name := _key(entry)) else None
+            since = revoked.get(name, "") if (name := _key(entry)) else ""
             if since and entry.timestamp >= since and entry.kind in PERMITS:
                 found.setdefault(entry.sequence, f"signed by key {name}, which was revoked from {since} on")
     return found
@@ -74,8 +74,8 @@ def forged(entries: Sequence[Entry]) -> dict[int, str]:
 
 def texts(entry: Entry, *names: str) -> tuple[str, ...] | None:
     """These fields of a body; None of one that was forged without them, which the rules name and which says nothing."""
-    found = tuple(entry.body.get(name) for name in names)
-    return found if all(isinstance(text, str) for text in found) else None
+    found = tuple(text for name in names if isinstance(text := entry.body.get(name), str))
+    return found if len(found) == len(names) else None
 
 
 def _key(entry: Entry) -> str:
