@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from configs.errors import BadInput, Refused
+from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.console import AsJson, emit, group
 
@@ -56,7 +56,7 @@ def hand_of(by: str = "", key: Path | None = None) -> Hand:
 
 @keys.command("show")
 def keys_show(as_json: AsJson = False) -> None:
-    """Print the signing key's id and public half, the trust root in force, and the persons' keys with their dates.
+    """Print the signing key's id, the persons' keys with their dates, and the trust root in force for an auditor.
 
     Example: neorl keys show
     """
@@ -66,17 +66,21 @@ def keys_show(as_json: AsJson = False) -> None:
 
     home = Home.locate()
     public, root = _signing_key(home), TrustRoot.locate(home)
+    pins = list(root.pins)
+    if key_id(public) not in root.keys:
+        pins.append(home_pin(public, f"not pinned in {root.source}"))
     people = told(Ledger.open(home, write=False).entries()) if Ledger.exists(home) else []
     names = ("id", "person", "roles", "since", "until", "revoked")
     result = {
         "id": key_id(public),
         "trusted": sorted(root.keys),
         "trust_root": str(root.source),
+        "pins": [pin._asdict() for pin in pins],
         "people": [dict(zip(names, row, strict=True)) for row in people],
     }
     lines = [f"signs as {result['id']}", f"trusted: {', '.join(sorted(root.keys))} ({root.source})"]
     lines += [f"{row[1]} ({row[2] or 'no role'}): {row[0]}, {_dates(row)}" for row in people]
-    emit(result, as_json, [*lines, trust_yaml(home_pin(public, "")).decode().rstrip()])
+    emit(result, as_json, [*lines, trust_yaml(*pins).decode().rstrip()])
 
 
 @keys.command("init")
@@ -128,28 +132,24 @@ def keys_pin(
 ) -> None:
     """Pin this home's public key in the project's configuration, or enrol and pin a person's.
 
-    Signatures by any other key stop counting. The first person is enrolled in the home's name, every other one by the
-    signature of a person who is enrolled.
+    Signatures by any other key stop counting. Policies and witnesses that are pinned beside the home's trust root are
+    copied along, but for those that the project has. The first person is enrolled in the home's name, every other one
+    by the signature of a person who is enrolled.
 
     Example: neorl keys pin --person ada.json --role "safety engineer"
     """
     if person is not None:
         _enrol(person, role or [], why, by, key, as_json)
         return
-    from tasks.adapters.files.canonical import write_atomic
-    from tasks.adapters.ledger.signing import PROJECT_TRUST, TrustRoot, home_pin, key_id, trust_yaml
+    from tasks.adapters.ledger.signing import PROJECT_TRUST, key_id
+    from tasks.decisions.keys import pin_home
 
-    public = _signing_key(Home.locate())
-    if PROJECT_TRUST.exists() and key_id(public) not in TrustRoot.read(PROJECT_TRUST).keys:
-        raise Refused(
-            f"expected no other pinned keys, got some in {PROJECT_TRUST}: add this one there by hand after asking "
-            "their owner."
-        )
-    if not PROJECT_TRUST.exists():
-        own = [pin for pin in TrustRoot.locate(Home.locate()).pins if pin.id != key_id(public)]
-        write_atomic(PROJECT_TRUST, trust_yaml(home_pin(public, note), *own))
+    home = Home.locate()
+    public = _signing_key(home)
+    copied = [str(file) for file in pin_home(home, public, note, PROJECT_TRUST)]
     name = key_id(public)
-    emit({"id": name, "pinned_in": str(PROJECT_TRUST)}, as_json, [f"{name} is pinned in {PROJECT_TRUST}"])
+    lines = [f"{name} is pinned in {PROJECT_TRUST}", *(f"copied there, too: {file}" for file in copied)]
+    emit({"id": name, "pinned_in": str(PROJECT_TRUST), "copied": copied}, as_json, lines)
 
 
 @keys.command("rotate")

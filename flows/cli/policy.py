@@ -43,7 +43,7 @@ def policy_show(plant: Plant, as_json: AsJson = False) -> None:
     body, now = entry.read(PolicyBody), champion(entries, plant)
     until = certificate_until(entries, plant)
     standing = before_policy(entries, plant) or (
-        f"version {now.body['version']} meets it, its certificate counts until {until}"
+        f"version {now.body['version']}: its claim meets it, its certificate counts until {until}"
         if now
         else "there is no champion"
     )
@@ -121,7 +121,7 @@ def policy_sign(
         write_atomic(statement_to, signed_policy(Ledger.open(home, write=False), found, why, hand.signatory).encode())
         emit({"statement": str(statement_to)}, as_json, [f"{statement_to}, {hand.told}: nothing has changed yet"])
         return
-    others = [signed_elsewhere(path.read_text()) for path in statement or []]
+    others = [signed_elsewhere(_statement(path)) for path in statement or []]
     own = [hand.signatory] if hand.signatory else []
     with plant_lock(home, plant):
         entry = sign(Ledger.open(home), found, hand.name, why, [*own, *others])
@@ -130,6 +130,24 @@ def policy_sign(
     lines = [f"the policy of {plant} is entry {entry.sequence} of the ledger, pinned in {pinned}"]
     result = {"entry": entry.digest, "sequence": entry.sequence, "pinned": str(pinned), "champion": standing}
     emit(result, as_json, [*lines, hand.told, *([standing] if standing else [])])
+
+
+def _statement(path: Path) -> str:
+    """A statement that another person signed.
+
+    Raises:
+        BadInput: when the file cannot be read, or is no statement.
+    """
+    from tasks.adapters.ledger.people.statement import read_payload
+
+    try:
+        envelope = path.read_text()
+        if not isinstance(read_payload(envelope)["person"], str):
+            raise ValueError("nobody's name")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise BadInput(f"expected a signed policy in {path}, got '{why}': make it with --statement-to.") from error
+    return envelope
 
 
 def _draft(plant: str, run: Path | None) -> tuple[SafetyPolicy, str]:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from configs.errors import BadInput
+from configs.errors import BadInput, Refused
 from configs.home import Home
+from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger.client import ask
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import store
@@ -25,7 +26,9 @@ from tasks.adapters.ledger.people.rotation import pins_of, replacement, write_pi
 from tasks.adapters.ledger.people.rules import said_of_key, said_of_revocation, said_of_rotation
 from tasks.adapters.ledger.people.statement import Signatory
 from tasks.adapters.ledger.protocol import Rotate
-from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, public_key
+from tasks.adapters.ledger.signing import SigningKey, TrustRoot, home_pin, key_id, public_key, trust_yaml
+from tasks.adapters.ledger.witness.pinned import FILE as WITNESSES
+from tasks.adapters.ledger.witness.pinned import load_witnesses
 
 
 def enrol(
@@ -56,6 +59,47 @@ def enrol(
     entry = ledger.append("key", said)
     _pin(ledger)
     return entry
+
+
+def pin_home(home: Home, public: Ed25519PublicKey, note: str, project: Path) -> list[Path]:
+    """Pin the home's key in the project, with what lies beside the home's trust root: that is looked for there, then.
+
+    Args:
+        home: whose key.
+        public: its public half.
+        note: whose it is, in words.
+        project: the project's trust root.
+
+    Returns:
+        The files that were copied; what the project has already stays.
+
+    Raises:
+        Refused: when the project pins other keys.
+    """
+    if project.exists() and key_id(public) not in TrustRoot.read(project).keys:
+        raise Refused(
+            f"expected no other pinned keys, got some in {project}: add this one there by hand after asking their "
+            "owner."
+        )
+    beside = home.trust.parent
+    files = [*sorted(beside.glob("policies/*.yaml")), *_witnesses(beside)]
+    wanted = [(file, project.parent / file.relative_to(beside)) for file in files]
+    copied = [write_atomic(there, file.read_bytes()) for file, there in wanted if not there.exists()]
+    # The trust root last: until it lies there the home's own holds, and the same command again goes on.
+    if not project.exists():
+        own = [pin for pin in TrustRoot.locate(home, project=project).pins if pin.id != key_id(public)]
+        write_atomic(project, trust_yaml(home_pin(public, note), *own))
+    return copied
+
+
+def _witnesses(folder: Path) -> list[Path]:
+    """The file that pins witnesses, with the certificate that it names beside itself."""
+    path = folder / WITNESSES
+    if not path.is_file():
+        return []
+    stamps = load_witnesses(path).timestamps
+    named = [folder / stamps.certificate] if stamps and not Path(stamps.certificate).is_absolute() else []
+    return [*(file for file in named if file.is_file()), path]
 
 
 def rotate_home(home: Home, by: str, why: str) -> str:
@@ -89,11 +133,11 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
         The new key's id.
 
     Raises:
-        BadInput: when there is no key.
+        BadInput: when there is no key, or its file does not end with .pem.
         Refused: when it is not the person's key in force.
     """
     private = path or store.key_file(person)
-    following = private.with_suffix(".next.pem")
+    own_file, following = store.public_file(private), private.with_suffix(".next.pem")
     if not store.public_file(following).exists():
         signatory = store.unlock(private)
         made = Ed25519PrivateKey.generate()
@@ -110,7 +154,7 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
         # The public half last: while it lies there, this goes on.
         if following.exists():
             os.replace(following, private)
-        os.replace(store.public_file(following), store.public_file(private))
+        os.replace(store.public_file(following), own_file)
         _pin(ledger)
         return name
     # It was killed before its entry: nobody knows that key.

@@ -8,10 +8,18 @@ from configs.errors import Refused
 from tasks.adapters.files.canonical import write_atomic
 
 
-def write_secret(path: Path, data: bytes) -> Path:
-    """Write a file that only its owner may read, whole or not at all; its folder becomes the owner's alone, too."""
+def write_secret(path: Path, data: bytes, *, folder_is_ours: bool = True) -> Path:
+    """Write a file that only its owner may read, whole or not at all.
+
+    Args:
+        path: the file.
+        data: its bytes.
+        folder_is_ours: whether its folder becomes the owner's alone though it was there before; a new one always does.
+    """
+    ours = folder_is_ours or not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
+    if ours:
+        path.parent.chmod(0o700)
     write_atomic(path, data)
     path.chmod(0o600)
     return path

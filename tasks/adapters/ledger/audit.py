@@ -181,7 +181,8 @@ def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
             checks.append(Check("policies", False, str(error)))
         except (ValidationError, LookupError, TypeError):
             continue  # an entry that cannot be read, which the rules have named
-    return checks or [Check("policies", True, f"{len(signed)} pinned as the ledger has them, and met by champions")]
+    held = f"{len(signed)} pinned as the ledger has them, and met by champions' claims"
+    return checks or [Check("policies", True, held)]
 
 
 def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, Artefact]]:

@@ -180,9 +180,9 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def before_policy(history: Sequence[Entry], plant: str) -> str | None:
-    """In words, that the champion in force is from before the policy in force and does not meet it; else None.
+    """In words, that the champion is from before the policy in force, which its claim does not meet; else None.
 
-    It serves on: who signs a policy decides on what comes after it.
+    It serves on: who signs a policy decides on what comes after it, and so its approvals are not held against it.
 
     Args:
         history: verified entries.

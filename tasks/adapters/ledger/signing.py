@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,8 +180,14 @@ def trust_yaml(*pins: Pin) -> bytes:
     lines = ["keys:"]
     for pin in pins:
         told = {name: value for name, value in pin._asdict().items() if value}
-        lines += [f"  - id: '{told.pop('id')}'", *(f"    {name}: {json.dumps(value)}" for name, value in told.items())]
+        lines += [f"  - id: '{told.pop('id')}'", *(f"    {name}: {_quoted(value)}" for name, value in told.items())]
     return ("\n".join(lines) + "\n").encode()
+
+
+def _quoted(value: Any) -> str:
+    """A text or list of texts in YAML; JSON's escapes of letters beyond the BMP are two letters there, so they stay."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def public_key(text: str) -> Ed25519PublicKey:

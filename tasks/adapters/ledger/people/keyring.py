@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from configs.errors import Refused
 from tasks.adapters.ledger.ledger import Body, Entry
+from tasks.adapters.ledger.people.voided import texts
 from tasks.adapters.ledger.signing import TrustRoot, key_id, keyid_of, public_key
 
 KEY_TYPE = "application/vnd.neorl.person-key+json"
 REPLACEMENT_TYPE = "application/vnd.neorl.replacement-key+json"
+UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
+"""What Unicode calls default ignorable, and is in no category of its own."""
+JOINERS = "\u200c\u200d"
 KINDS = ("key", "rotation", "revocation")
 
 
@@ -87,19 +93,26 @@ class KnownKey(NamedTuple):
 
 
 def keyring(history: Iterable[Entry]) -> dict[str, KnownKey]:
-    """Every person's key by its id, as the ledger has them after these entries."""
+    """Every person's key by its id, as the ledger has them after these entries; what cannot be read says nothing."""
     found: dict[str, KnownKey] = {}
     for entry in history:
         if entry.kind == "key":
-            body = entry.read(KeyBody)
-            name = key_id(public_key(body.public))
+            try:
+                body = entry.read(KeyBody)
+                name = key_id(public_key(body.public))
+            except (ValueError, TypeError):
+                continue
             found[name] = KnownKey(name, body.public, body.person, body.login, body.roles, entry.timestamp)
-        elif entry.kind == "rotation" and (old := found.get(entry.body["old"])) is not None:
-            name = key_id(public_key(entry.body["public"]))
-            found[name] = old._replace(id=name, public=entry.body["public"], since=entry.timestamp)
+        elif entry.kind == "rotation" and (told := texts(entry, "old", "public")) and told[0] in found:
+            old, public = found[told[0]], told[1]
+            try:
+                name = key_id(public_key(public))
+            except (ValueError, TypeError):
+                continue
+            found[name] = old._replace(id=name, public=public, since=entry.timestamp)
             found[old.id] = old._replace(until=entry.timestamp)
-        elif entry.kind == "revocation" and (old := found.get(entry.body["key"])) is not None:
-            since = entry.body["since"]
+        elif entry.kind == "revocation" and (told := texts(entry, "key", "since")) and told[0] in found and told[1]:
+            old, since = found[told[0]], told[1]
             found[old.id] = old._replace(revoked=min(since, old.revoked or since))
     return found
 
@@ -111,8 +124,20 @@ def key_of(history: Iterable[Entry], person: str) -> KnownKey | None:
 
 
 def folded(name: str) -> str:
-    """A name without what does not tell two persons apart: case and white space."""
-    return " ".join(name.split()).casefold()
+    """A name without what does not tell two persons apart: case, white space, forms of a letter, what nobody sees."""
+    seen = UNSEEN.sub("", unicodedata.normalize("NFKC", name))
+    seen = "".join(c for c in seen if c.isspace() or unicodedata.category(c) not in ("Cf", "Cc"))
+    return unicodedata.normalize("NFKC", " ".join(seen.split()).casefold())
+
+
+def unwritable(name: str) -> str | None:
+    """A character of a name that is written nowhere, or turns around how others read; None where there is none.
+
+    Args:
+        name: a person's; the joiners of Indic and Persian letters belong into names.
+    """
+    odd = (c for c in name if c not in JOINERS and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp"))
+    return next((f"U+{ord(c):04X}" for c in odd), None)
 
 
 def counts(keys: dict[str, KnownKey], decision: Entry) -> bool:
@@ -131,7 +156,8 @@ def counts(keys: dict[str, KnownKey], decision: Entry) -> bool:
 
 def home_keys_out(history: Iterable[Entry]) -> dict[str, Entry]:
     """The home's keys that another one replaced: id -> the rotation's entry."""
-    return {e.body["old"]: e for e in history if e.kind == "rotation" and not e.body["person"]}
+    found = ((texts(entry, "old", "person"), entry) for entry in history if entry.kind == "rotation")
+    return {told[0]: entry for told, entry in found if told and not told[1]}
 
 
 def check_pins(history: Sequence[Entry], trust: TrustRoot) -> list[str]:

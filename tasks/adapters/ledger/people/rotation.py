@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,6 +15,7 @@ from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger.keys import kept_passphrase, store_key
 from tasks.adapters.ledger.ledger import Entry
 from tasks.adapters.ledger.people.keyring import REPLACEMENT_TYPE, RotationBody, home_keys_out, keyring
+from tasks.adapters.ledger.people.voided import texts
 from tasks.adapters.ledger.protocol import Answer, Append, Rotate
 from tasks.adapters.ledger.signing import (
     Pin,
@@ -95,13 +97,15 @@ def rotate(
     """
     trust = TrustRoot.read(source)
     following, path = prepare(home, passphrase, trust)
+    body = replacement(following, key_id(key.public), request.by, request.why).model_dump(mode="json")
     try:
         announce(following)
+        answer = write(Append(kind="rotation", plant="", body=body, artefacts=(), predecessor=predecessor))
     except Refused:
+        # Nothing is refused once its entry is in; after any other error it may be, and `finish` looks.
         _forget(path, source, trust)
         raise
-    body = replacement(following, key_id(key.public), request.by, request.why).model_dump(mode="json")
-    if write(Append(kind="rotation", plant="", body=body, artefacts=(), predecessor=predecessor)).stale:
+    if answer.stale:
         _forget(path, source, trust)
         return None
     put_in_place(home, path)
@@ -110,6 +114,7 @@ def rotate(
 
 def _forget(path: Path, source: Path, trust: TrustRoot) -> None:
     """Leave the key in force, as if no other had been made."""
+    kept_passphrase(path.read_bytes()).unlink(missing_ok=True)
     path.unlink()
     write_pins(source, trust.pins)
 
@@ -121,7 +126,11 @@ def put_in_place(home: Home, path: Path) -> None:
 
 def finish(home: Home, history: Iterable[Entry]) -> None:
     """Complete a rotation that was killed after its entry, and forget one that was killed before."""
-    named = {key_id(public_key(e.body["public"])) for e in history if e.kind == "rotation" and not e.body["person"]}
+    named = set()
+    for entry in history:
+        if entry.kind == "rotation" and (told := texts(entry, "public", "person")) and not told[1]:
+            with suppress(ValueError):
+                named.add(key_id(public_key(told[0])))
     for path in home.signing_key.parent.glob(f"{NEXT}*.pem"):
         if path.stem.removeprefix(NEXT) in named:
             put_in_place(home, path)
@@ -135,9 +144,8 @@ def pins_of(trust: TrustRoot, history: Sequence[Entry]) -> list[Pin]:
     out, people = home_keys_out(history), keyring(history)
     revoked: dict[str, str] = {}
     for entry in history:
-        if entry.kind == "revocation":
-            key, since = entry.body["key"], entry.body["since"]
-            revoked[key] = min(since, revoked.get(key, since))
+        if entry.kind == "revocation" and (told := texts(entry, "key", "since")) and told[1]:
+            revoked[told[0]] = min(told[1], revoked.get(told[0], told[1]))
     rows = {pin.id: pin for pin in trust.pins}
     for name, pin in rows.items():
         if name in out:

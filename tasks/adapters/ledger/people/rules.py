@@ -22,6 +22,7 @@ from tasks.adapters.ledger.people.keyring import (
     home_keys_out,
     key_of,
     keyring,
+    unwritable,
 )
 from tasks.adapters.ledger.people.statement import Said, Statement, differs, read_statement
 from tasks.adapters.ledger.policies.model import RULE
@@ -109,7 +110,9 @@ def check_key(history: Sequence[Entry], entry: Entry) -> None:
         Refused: naming what is wrong.
     """
     body = entry.read(KeyBody)
-    if not body.person.strip() or folded(body.person) == folded(RULE) or not (body.by.strip() and body.why.strip()):
+    if (odd := unwritable(body.person)) is not None:
+        raise Refused(f"expected a person's name without control characters, got {odd} in it: write letters.")
+    if not folded(body.person) or folded(body.person) == folded(RULE) or not (body.by.strip() and body.why.strip()):
         raise Refused("expected a person's name, who enrols their key, and why, got one missing: say all three.")
     public = public_key(body.public)
     told = TrustRoot({key_id(public): public}, Path("the request")).unseal(KEY_TYPE, body.possession.encode())

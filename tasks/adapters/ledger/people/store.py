@@ -18,7 +18,7 @@ from configs.home import Home, login
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.files.secrets import read_secret, write_secret
 from tasks.adapters.ledger.keys import configuration, encrypted, load_private
-from tasks.adapters.ledger.people.keyring import KEY_TYPE, PersonKey, folded
+from tasks.adapters.ledger.people.keyring import KEY_TYPE, PersonKey, folded, unwritable
 from tasks.adapters.ledger.people.statement import Signatory, with_key
 from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, public_key, public_text
 
@@ -52,7 +52,13 @@ def key_file(person: str) -> Path:
 
 
 def public_file(private: Path) -> Path:
-    """What the person hands to whoever enrols the key: a statement of the key about itself."""
+    """What the person hands to whoever enrols the key: a statement of the key about itself.
+
+    Raises:
+        BadInput: when the private key's file does not end with .pem, so that the two could be one.
+    """
+    if private.suffix != ".pem":
+        raise BadInput(f"expected a file for a private key that ends with .pem, got {private}: name it so.")
     return private.with_suffix(".json")
 
 
@@ -68,8 +74,11 @@ def create(home: Home, person: str, path: Path | None = None) -> tuple[Path, Per
         The file to hand to whoever enrols the key, and what it says.
 
     Raises:
-        BadInput: when there is one, the place is in the home, or nobody gives a passphrase.
+        BadInput: when there is one, the name has control characters, the place is in the home or does not end with
+            .pem, or nobody gives a passphrase.
     """
+    if (odd := unwritable(" ".join(person.split()))) is not None:
+        raise BadInput(f"expected a person's name without control characters, got {odd} in it: write letters.")
     private = path or key_file(person)
     if private.resolve().is_relative_to(home.root.resolve()):
         raise BadInput(f"expected a place outside the home, got {private}: a copy of the home could sign as {person}.")
@@ -82,7 +91,8 @@ def write(path: Path, person: str, private: Ed25519PrivateKey, passphrase: bytes
     """Encrypt a person's key, and write what it says of itself beside it."""
     key = SigningKey(private)
     own = PersonKey(person=" ".join(person.split()), public=public_text(key.public), login=login())
-    write_secret(path, encrypted(private, passphrase))
+    # A person may name any folder, whose mode is their own business.
+    write_secret(path, encrypted(private, passphrase), folder_is_ours=path.parent == people_folder())
     return write_atomic(public_file(path), key.seal(KEY_TYPE, own.model_dump())), own
 
 

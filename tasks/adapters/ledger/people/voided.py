@@ -45,13 +45,14 @@ def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]
     """
     found = forged(entries)
     revoked: dict[str, str] = {}
-    dates = [(e.body["key"], e.body["since"]) for e in entries if e.kind == "revocation" and e.sequence not in found]
+    told = [texts(e, "key", "since") for e in entries if e.kind == "revocation" and e.sequence not in found]
+    dates = [(each[0], each[1]) for each in told if each and each[1]]
     dates += [(pin.id, pin.revoked) for pin in pins if pin.revoked and not pin.person]
     for key, since in dates:
         revoked[key] = min(since, revoked.get(key, since))
     if revoked:
         for entry in entries:
-            since = revoked.get(name) if (name := _key(entry)) else None
+            since = revoked.get(name, "") if (name := _key(entry)) else ""
             if since and entry.timestamp >= since and entry.kind in PERMITS:
                 found.setdefault(entry.sequence, f"signed by key {name}, which was revoked from {since} on")
     return found
@@ -66,9 +67,15 @@ def forged(entries: Sequence[Entry]) -> dict[int, str]:
     for entry in entries:
         if (name := _key(entry)) in out:
             found[entry.sequence] = f"signed by key {name}, which entry {out[name]} replaced"
-        elif entry.kind == "rotation" and not entry.body["person"]:
-            out[entry.body["old"]] = entry.sequence
+        elif entry.kind == "rotation" and (told := texts(entry, "old", "person")) and not told[1]:
+            out[told[0]] = entry.sequence
     return found
+
+
+def texts(entry: Entry, *names: str) -> tuple[str, ...] | None:
+    """These fields of a body; None of one that was forged without them, which the rules name and which says nothing."""
+    found = tuple(text for name in names if isinstance(text := entry.body.get(name), str))
+    return found if len(found) == len(names) else None
 
 
 def _key(entry: Entry) -> str:

@@ -204,11 +204,13 @@ def lacking_approvals(policy: SafetyPolicy, signed: Entry, approvals: Sequence[E
     closing = [entry for entry in valid if entry.body.get("meaning") != "reviewed"]
     if (got := len(_people(closing))) < wanted.count:
         return f"expected approvals by {wanted.count} persons, got {got}{stale}"
-    if (got := len(_people(valid)) - wanted.count) < wanted.reviewers:
+    reviews = [entry for entry in valid if entry.body.get("meaning") == "reviewed"]
+    # Who did both may stand for either, but not for both at once.
+    if (got := min(len(_people(reviews)), len(_people(valid)) - wanted.count)) < wanted.reviewers:
         return f"expected {wanted.reviewers} persons who reviewed it besides, got {got}{stale}"
     if not closing:
         return f"expected an approval of at most {policy.approval_days} days, got none"
-    missing = sorted(set(wanted.roles) - {entry.body["role"] for entry in valid})
+    missing = sorted(set(wanted.roles) - {entry.body["role"] for entry in closing})
     return f"expected an approval as {missing[0]}, got none" if missing else None
 
 

@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from configs.errors import Refused
+from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json, sha256_hex
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.people import store
 from tasks.adapters.ledger.people.keyring import RevocationBody, key_of
 from tasks.adapters.ledger.people.rules import said_of_revocation
 from tasks.adapters.ledger.people.statement import STATEMENT_TYPE, Said, Signatory, with_key
 from tasks.adapters.ledger.people.verdicts import approve, reject, signed
 from tasks.adapters.ledger.policies.policy import policy_entry
+from tasks.adapters.ledger.signing import TrustRoot
 from tasks.decisions.policy import sign
 from tasks.promote import promote_candidate, reject_candidate, verdict_on
 from tests.evidence import PLANT, certificate_of, open_ledger, signer_at
@@ -114,6 +116,48 @@ def test_a_name_with_a_key_is_signed_for_where_the_policy_asks_for_none(
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "Ren\u00e9e",
+        "Rene\u0301e",
+        "RENE\u0301E",
+        "Ren\u00e9\u200be",
+        "Ren\u00e9\x00e",
+        "\uff32en\u00e9e\ufe0f",
+        "\u2066Ren\u00e9e",
+    ],
+)
+def test_a_name_with_a_key_is_the_same_in_every_form_of_its_letters(ledger: Ledger, name: str) -> None:
+    enrol(ledger, Person("Ren\u00e9e"))
+    candidate = proposed(ledger, A)
+    with pytest.raises(Refused, match="got the home's: this person has a key"):
+        approve(ledger, PLANT, verdict_on(candidate, name, ""))
+
+
+@pytest.mark.parametrize(
+    "name", ["\u674e\u660e", "\U00020bb7\u91ce", "Zo\u00eb \U0001f600", "\u0646\u0627\u0645\u200c\u0647", "a\u00a0b"]
+)
+def test_persons_of_all_scripts_are_pinned_and_approve(ledger: Ledger, name: str) -> None:
+    person = Person(name)
+    enrol(ledger, person, [f"engineer of {name}\x85\u2028"])
+    assert [(pin.person, pin.roles) for pin in TrustRoot.read(ledger.trust.source).pins if pin.person] == [
+        (name, (f"engineer of {name}\x85\u2028",))
+    ]
+    crowned(ledger, approval(ledger, proposed(ledger, A), person))
+    assert audit(ledger.home).passed
+
+
+def test_a_name_with_control_characters_is_nobodys(ledger: Ledger) -> None:
+    for name in ("Ada\x07", "Ada\u202e", "Ada\u2028x", "\u200badA"):
+        with pytest.raises(Refused, match=r"a person's name without control characters, got U\+"):
+            enrol(ledger, Person(name))
+    with pytest.raises(BadInput, match=r"a person's name without control characters, got U\+202E"):
+        store.create(ledger.home, "Ada\u202e")
+    with pytest.raises(Refused, match="expected a person's name, who enrols"):
+        enrol(ledger, Person("\u3164\u200d"))
+
+
+@pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"note": "another"}, "expected a statement whose note is 'looked at it', got 'another'"),
@@ -200,6 +244,20 @@ def test_two_persons_with_their_roles_one_of_them_a_reviewer(keyed: Ledger, ada:
         crowned(keyed, second)
     last = approval(keyed, candidate, ada, role="safety engineer")
     crowned(keyed, last)
+    assert audit(keyed.home).passed
+
+
+def test_a_review_meets_no_role_and_an_approval_is_no_review(keyed: Ledger, ada: Person, ben: Person) -> None:
+    sign(keyed, demanding(roles=["safety engineer"]), ada.name, "an engineer decides", [ada.signs])
+    candidate = proposed(keyed, A)
+    approval(keyed, candidate, ada, role="safety engineer", reviewed=True)
+    with pytest.raises(Refused, match="expected an approval as safety engineer, got none"):
+        crowned(keyed, approval(keyed, candidate, ben, role="operator"))
+    sign(keyed, demanding(reviewers=1), ada.name, "somebody looks at it first", [ada.signs])
+    approval(keyed, candidate, ada)
+    with pytest.raises(Refused, match="expected 1 persons who reviewed it besides, got 0"):
+        crowned(keyed, approval(keyed, candidate, ben))
+    crowned(keyed, approval(keyed, candidate, ada, reviewed=True))
     assert audit(keyed.home).passed
 
 

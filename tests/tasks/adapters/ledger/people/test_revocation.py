@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.champions import champion
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.decisions import keys
-from tests.evidence import PLANT
+from tests.evidence import PLANT, forge
 from tests.tasks.adapters.ledger.people.persons import Person, approval, crowned, proposed
 
 A, B = "a" * 64, "b" * 64
@@ -31,6 +33,20 @@ def test_one_by_a_key_that_was_revoked_for_later_counts(keyed: Ledger, ada: Pers
     crowned(keyed, approval(keyed, proposed(keyed, A), ben))
     keys.revoke(keyed, ben.id, keys.first_moment(""), ada.name, "left the company", ada.signs)
     assert audit(keyed.home).passed
+
+
+@pytest.mark.parametrize("kind", ["revocation", "rotation", "key"])
+@pytest.mark.parametrize("body", [{}, {"key": [], "since": 1, "old": {}, "person": ""}, {"key": "x", "since": ""}])
+def test_a_forged_entry_that_cannot_be_read_is_named_and_stops_no_reading(
+    keyed: Ledger, ada: Person, kind: str, body: dict[str, object]
+) -> None:
+    first = crowned(keyed, approval(keyed, proposed(keyed, A), ada))
+    entry = forge(keyed.home, kind, body, plant="")
+    ledger = Ledger.open(keyed.home, write=False)
+    assert champion(ledger.entries(), PLANT) == first
+    told = [check.detail for check in audit(keyed.home).failures]
+    assert keys.told(ledger.entries())
+    assert any(f"ledger entry {entry.sequence}: " in detail for detail in told), told
 
 
 def test_the_last_person_s_key_is_revoked_by_the_home(keyed: Ledger, ada: Person, ben: Person) -> None:

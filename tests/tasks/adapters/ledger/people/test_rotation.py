@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from flows.cli.main import run
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger import table
 from tasks.adapters.ledger.audit import audit
@@ -199,6 +201,22 @@ def test_a_rotation_that_is_killed_leaves_one_key_whole(home: Path, monkeypatch:
     assert audit(place).passed
 
 
+def test_a_rotation_that_is_refused_leaves_nothing_behind(home: Path) -> None:
+    place, moment = Home(home), datetime(2024, 1, 1, tzinfo=UTC)
+    open_ledger(place, clock=lambda: moment).append("note", NoteBody(text="of a day"))
+    signer = Signer.open(place, clock=lambda: moment)
+    kept = kept_passphrase(place.signing_key.read_bytes())
+    before = (TrustRoot.read(place.trust).pins, sorted(kept.parent.iterdir()))
+    moment = datetime(2023, 1, 1, tzinfo=UTC)
+    with pytest.raises(Refused, match="expected a clock that is not behind"):
+        signer.answer(Rotate(by="x", why="y"))
+    assert (TrustRoot.read(place.trust).pins, sorted(kept.parent.iterdir())) == before
+    assert sorted(path.name for path in place.signing_key.parent.glob("*.pem")) == ["signing.pem"]
+    moment = datetime(2024, 1, 1, tzinfo=UTC)
+    assert not signer.answer(Rotate(by="x", why="y")).stale
+    assert audit(place).passed
+
+
 def test_no_client_rotates_the_homes_key_by_an_entry(home: Path) -> None:
     signer = Signer.open(Home(home))
     thief = SigningKey(Ed25519PrivateKey.generate())
@@ -321,6 +339,27 @@ def test_a_persons_key_is_refused_without_its_passphrase(
     file.write_text("{}")
     with pytest.raises(BadInput, match="expected a person's public key in"):
         store.signatory_of("Ada")
+
+
+def test_a_persons_key_lies_where_it_is_said_to_and_leaves_their_folder_as_it_is(
+    home: Path, passphrase: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o755)
+    for name in ("ada.json", "ada.key", "ada"):
+        with pytest.raises(BadInput, match=r"a private key that ends with \.pem, got"):
+            store.create(Home(home), "Ada", folder / name)
+    assert list(folder.iterdir()) == []
+    assert run(["keys", "create", "--person", "Ada", "--key", str(folder / "ada.v2.pem"), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert store.unlock(Path(made["key"])).person == "Ada"
+    assert sorted(map(str, folder.iterdir())) == [made["public"], made["key"]]
+    assert folder.stat().st_mode & 0o777 == 0o755
+    # A folder that is made for the key is its owner's alone.
+    store.create(Home(home), "Ben", tmp_path / "new" / "ben.pem")
+    store.create(Home(home), "Carl")
+    for made_folder in (tmp_path / "new", store.people_folder()):
+        assert made_folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_rotation_of_a_persons_key_takes_the_old_one(home: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.load import load_yaml
+from flows.cli.main import run
+from flows.cli.policy import policy_sign
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import verify_certificate
 from tasks.adapters.ledger.champions import before_policy, champion
@@ -205,6 +207,30 @@ def test_a_champion_from_before_a_stricter_policy_serves_on_and_is_said_to(ledge
     assert [check.detail for check in report.checks if check.passed is None and check.name == "policies"] == [said]
     with pytest.raises(Refused, match=r"expected a p0 of at most 0\.0001"):
         crown(ledger, B)
+
+
+def test_a_champion_of_before_is_said_to_meet_a_policy_by_its_claim_alone(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was approved by one person, and the policy asks for two from now on."""
+    crown(ledger, A)
+    sign(ledger, changed(approvers=Approvers(count=2, roles=["safety engineer"])), "a reviewer", "four eyes")
+    held = [check.detail for check in audit(ledger.home).checks if check.name == "policies"]
+    assert held == ["1 pinned as the ledger has them, and met by champions' claims"]
+    assert run(["policy", "show", PLANT]) == 0
+    assert ": its claim meets it, its certificate counts until" in capsys.readouterr().out
+
+
+def test_a_statement_that_is_none_is_one_sentence(ledger: Ledger, tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_bytes(policy_yaml(POLICY))
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    for path in (tmp_path / "missing.json", other):
+        with pytest.raises(
+            BadInput, match=rf"^expected a signed policy in {re.escape(str(path))}, got .*--statement-to"
+        ):
+            policy_sign(PLANT, file, "why", statement=[path])
 
 
 def test_a_certificate_says_how_it_stands_to_the_policy_in_force(ledger: Ledger) -> None:
