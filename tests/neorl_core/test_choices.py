@@ -131,6 +131,11 @@ def test_what_has_no_meaning_is_refused_in_a_sentence() -> None:
         BadInput, match=r"expected no shield\.dwell for double_mass, whose actions are continuous, got 4"
     ):
         shield_of(PLANTS["double_mass"].spec, Shield(dwell=4))
+    # A clipped change would be a fraction of a choice, and the plant's own controller could not act either.
+    with pytest.raises(
+        BadInput, match=r"expected no shield\.rate_limits for pumping_station, whose actions are choices"
+    ):
+        shield_of(STATION.spec, Shield(rate_limits={"pumps": 0.5}))
     with pytest.raises(ValueError, match="expected a history of signals, got one of 'pumps', whose choices are no"):
         history_of({"pumps": 2}, STATION.spec)
     assert history_of({"level": 2}, STATION.spec) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import py_compile
 import shutil
@@ -87,6 +88,24 @@ def test_a_helper_behind_a_link_out_of_the_project_is_not_imported(project: Path
     put(project, "plants/own.py", "from plants.link import GRAVITY\n")
     with pytest.raises(BadInput, match=r"ModuleNotFoundError 'No module named .plants\.link'"):
         import_code(find_code("plants/own.py", project))
+
+
+@pytest.mark.parametrize("reference", [":X", "..:X", "/:X", "plants\0.py", "./:PLANT"])
+def test_what_names_no_module_is_refused(project: Path, reference: str) -> None:
+    with pytest.raises(BadInput, match=r"expected the code of a plant as 'folder/file\.py' or"):
+        find_code(reference, project)
+
+
+def test_what_a_process_had_imported_before_is_imported_anew(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook that has the helper of before must not have it stand behind the digest of the new one."""
+    helper = put(project, "plain_helper.py", "VALUE = 1\n")
+    put(project, "plants/first.py", "PLANT = 0\n")
+    put(project, "plants/second.py", "from plain_helper import VALUE\n")
+    monkeypatch.syspath_prepend(str(project))
+    importlib.import_module("plain_helper")
+    import_code(find_code("plants/first.py", project))
+    helper.write_text("VALUE = 2\n")
+    assert import_code(find_code("plants/second.py", project)).VALUE == 2
 
 
 @pytest.mark.parametrize("reference", ["plants/none.py", "plants.none:PLANT", "json:PLANT", "tasks.stages:PLANT"])
