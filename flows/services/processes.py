@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -125,7 +126,8 @@ def stop(processes: Sequence[ProcessId], grace: float = 6.0) -> None:
     for pid in leaders:
         _signal_group(pid, signal.SIGKILL)
     for process in left:
-        if process.is_running():
+        # It may end, as one of a group that was just killed, before its turn comes.
+        with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, timeout=grace)
     for identity in processes:

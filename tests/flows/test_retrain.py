@@ -184,6 +184,7 @@ def test_the_candidate_with_a_stale_normaliser_is_refused(
     assert counts.stop == "futile"
 
 
+@pytest.mark.slow
 def test_unchanged_inputs_reuse_everything_and_spend_nothing(
     command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:

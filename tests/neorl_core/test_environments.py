@@ -40,6 +40,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chemical_reactor", "power_grid"])
 def test_an_environment_pickles_within_an_episode_and_goes_on_equally(name: str) -> None:
     # Controllers of both plants are closures or lambdas, which do not pickle.

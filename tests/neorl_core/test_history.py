@@ -102,6 +102,7 @@ def actor(history: History | None, plant: Plant = PLANT) -> Policy:
     return Policy(actor_init(jax.random.key(3), len(normaliser.mean), spec.action.size, (16,)), normaliser)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["industrial_benchmark", "chemical_reactor"])
 def test_logs_controller_and_environment_show_the_same_bits(name: str) -> None:
     """Whatever acts, policy or fallback: what the environment shows is what the composite's policy saw, and what a log
@@ -225,6 +226,7 @@ def test_earlier_values_are_scaled_as_present_ones() -> None:
     np.testing.assert_allclose(moved, prepared.next_observation, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_learned_model_predicts_the_plain_part_and_moves_the_rest() -> None:
     """Of a model of stacked observations: its size, and that no rollout's past is other than what it went through."""
     history = History((2, 0), (1,))

@@ -137,6 +137,7 @@ def same(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_the_vector_environment_does_what_gymnasiums_own_does_over_single_ones(mode: AutoresetMode) -> None:
     # Uniform actions end the reactor's episodes at different steps, by its trip and by the limit of nine steps.
@@ -256,6 +257,7 @@ def test_a_composite_keeps_its_shield_and_fallback_in_training(log: Transition, 
     assert np.all(np.abs(agent(log.observation[0])) <= 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["td3_bc", "cql"])
 def test_the_policys_weights_go_where_the_algorithm_takes_its_actor_from(name: str, cloned: Policy) -> None:
     algorithm = ALGORITHMS[name]

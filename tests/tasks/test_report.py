@@ -226,6 +226,7 @@ def test_the_fallback_s_version_claims_nothing_of_the_candidate_before_a_decisio
     assert "nothing in it was trained" in text
 
 
+@pytest.mark.slow
 def test_the_selected_member_s_curve_is_found_by_its_index(sample: Record, tmp_path: Path) -> None:
     # Members can be fewer than the curves' rows: a member whose parameters are not finite is left out.
     population = sample.population.model_copy(update={"members": sample.population.members[2:]})

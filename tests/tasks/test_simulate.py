@@ -149,6 +149,7 @@ def test_the_simulator_misses_logs_of_another_plant(dataset: Dataset, tmp_path: 
     assert (gate.name, gate.passed) == ("simulator", False)
 
 
+@pytest.mark.slow
 def test_a_signal_that_holds_a_nan_is_kept(dataset: Dataset, tmp_path: Path) -> None:
     spoilt = altered(dataset, tmp_path / "spoilt", next_observations=lambda x: x * [1.0, float("nan"), 1.0, 1.0])
     found = validate_simulator(Home(tmp_path / "home"), reactor_run(), spoilt).signals["temperature"]

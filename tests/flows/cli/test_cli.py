@@ -216,6 +216,7 @@ def test_a_plant_is_shown_with_its_picture(tmp_path: Path, capsys: pytest.Captur
     assert "double_mass" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_logs_are_generated_and_ingested(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "logs"
     assert run(["generate", "chemical_reactor", "--out", str(out), "--weeks", "0.2", "--json"]) == 0
@@ -229,6 +230,7 @@ def test_logs_are_generated_and_ingested(home: Path, tmp_path: Path, capsys: pyt
     assert f"dataset {dataset['digest']}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_episodes_are_generated_exported_and_ingested_again(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

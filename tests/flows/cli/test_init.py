@@ -46,6 +46,7 @@ def held_to_the_file(made: DialectFile, mapping: Path, held: StoredDataset) -> N
         np.testing.assert_array_equal(rows[key], wanted.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_log_in_its_own_dialect_is_ingested_without_a_hand_edit(
     kind: str, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]

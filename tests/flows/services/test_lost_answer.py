@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from flows.services.state import Services, environment
 from tests.flows.cli.test_summary import OUTCOME
 
@@ -91,6 +93,7 @@ def losing(url: str) -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
+@pytest.mark.slow
 def test_what_a_run_came_to_outlives_a_lost_answer(services: Services, tmp_path: Path) -> None:
     script = tmp_path / "announced.py"
     script.write_text(FLOW)

@@ -264,6 +264,7 @@ def test_recipes_reach_every_group_of_parameters(name: str) -> None:
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(WITH_A_MODEL, FEW_ALGORITHMS))
 def test_a_warm_up_teaches_the_model_and_may_clone(name: str) -> None:
     algorithm = ALGORITHMS[name]

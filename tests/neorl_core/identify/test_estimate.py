@@ -138,6 +138,7 @@ def drawn_and_estimated(
     return estimate(linear, Gains(), BOTH, Episodes(logs.observations.at[:, 1:, 0].add(told), u), 5), true
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moved", "degrees"), [(1, 1), (2, 1), (5, 4)])
 def test_what_few_episodes_tell_is_not_taken_for_what_all_do(moved: int, degrees: int) -> None:
     keys = jax.random.split(jax.random.key(4), 200)

@@ -89,6 +89,7 @@ def true_value(gain: float, logs: Logged) -> float:
     return float((rewards @ DISCOUNT ** np.arange(HORIZON)).mean())
 
 
+@pytest.mark.slow
 def test_who_acts_as_was_logged_gets_the_logged_return_however_wrong_the_model_is() -> None:
     # Source: the logged rewards themselves. The networks are untrained, and set points and disturbances no model knows.
     logs = played(-0.5, *world(2))

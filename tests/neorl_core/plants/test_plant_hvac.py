@@ -149,6 +149,7 @@ def test_the_plants_numbers_forecast_citylearns_building_better_than_its_own_pas
     assert hvac.Domain().clearness_sd == pytest.approx(fitted["clearness_sd"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_step_has_the_gradient_of_its_finite_difference() -> None:
     with jax.enable_x64(True):
         state, _ = hvac.reset(jax.random.key(0), hvac.NOMINAL._replace(start_temperature=26.0))

@@ -249,6 +249,7 @@ def test_heat_is_accounted_for_to_1e_6(truth: Truth) -> None:
     truth("heat that the steel gains against heat that it absorbs, relative", 0.0, away, 1e-6, "energy's conservation")
 
 
+@pytest.mark.slow
 def test_the_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, physics.Params]) -> None:
     # Under the powers that `steady` gives, and one product, the zones stay and the exit meets the table's target.
     with jax.enable_x64(True):

@@ -170,6 +170,7 @@ def test_a_trip_ends_the_episode_and_costs_more_than_staying() -> None:
     assert not cool.terminated
 
 
+@pytest.mark.slow
 def test_a_step_has_the_gradient_of_its_finite_difference() -> None:
     with jax.enable_x64(True):
         state, _ = reactor.start(0.87, 325.0, 300.0, jnp.array([0.88]))

@@ -16,6 +16,7 @@ from neorl_core.plants import NAMES, PLANTS
 SMALL = Effort(starts=64, episodes=8, finalists=8, rounds=4, draws=16, draw_episodes=32, fresh=128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("chemical_reactor", marks=pytest.mark.slow), "supply_chain"])
 def test_a_small_search_finds_nothing_much_better_than_the_tuned_controller(name: str) -> None:
     found = measure(PLANTS[name], SMALL)

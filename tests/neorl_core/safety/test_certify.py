@@ -75,6 +75,7 @@ def run_ar(
 
 
 # Violation probabilities by quadrature: shared truth, section 1.7.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "probability"),
     [
@@ -258,6 +259,7 @@ def test_unshielded_random_and_stale_policies_are_refused() -> None:
     assert run_reactor(bare, SOUND).certified
 
 
+@pytest.mark.slow
 def test_the_shield_holds_what_the_random_policy_would_lose() -> None:
     controller = composite_controller(REACTOR, propose)
     for proposal, least in ((RANDOM, 1.0), (STALE, 1.0), (SOUND, 0.0)):

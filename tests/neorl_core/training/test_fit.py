@@ -98,6 +98,7 @@ def test_it_is_the_training_loop() -> None:
     assert [member.seed for member in found.members] == [0, 7]
 
 
+@pytest.mark.slow
 def test_cloning_finds_a_linear_law_in_physical_units() -> None:
     log = logged(1000)
     found = fit(log, SPEC, BC, updates=2000, overrides={"hidden": [32], "actor_lr": 3e-3}, batch_size=64)

@@ -149,6 +149,7 @@ def killed_at_random(
 
 
 # The default and the algorithm that the demonstrations train stay in the short suite, the others take minutes.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x == "td3_bc" else pytest.mark.slow) for x in sorted(ALGORITHMS)]
 )

@@ -148,6 +148,7 @@ def walks(law: Any, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray, n
     return logged[:, :1], logged[:, 1:2], logged[:, 2:], np.repeat(np.arange(episodes), 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("law", "better"),
     [

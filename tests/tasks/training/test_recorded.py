@@ -66,6 +66,7 @@ def test_a_d4rl_file_is_read_as_it_is_and_fills_no_home(home: Home, tmp_path: Pa
     np.testing.assert_array_equal(found.transitions.observation, plain.transitions.observation)
 
 
+@pytest.mark.slow
 def test_a_npz_archive_and_its_digest_train_the_same_policy(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

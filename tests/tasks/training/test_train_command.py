@@ -180,6 +180,7 @@ def test_a_run_of_other_settings_is_refused_with_the_difference(
     assert "which differs in hyperparameters.alpha 2.0 (checkpoint: 1.0): restore" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_divergence_is_refused_and_leaves_no_policy(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

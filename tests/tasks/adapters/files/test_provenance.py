@@ -59,6 +59,7 @@ def test_digests_are_of_the_sources_wherever_they_lie(copy: Path) -> None:
     assert _elsewhere(copy) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "digests"),
     [

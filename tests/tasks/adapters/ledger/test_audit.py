@@ -319,6 +319,7 @@ def test_damage_that_no_query_reads_is_found(furnished: Home, tmp_path: Path) ->
             assert not audit(home).passed
 
 
+@pytest.mark.slow
 def test_flipped_bytes_are_all_found(furnished: Home, tmp_path: Path) -> None:
     """`make tamper` in small; the home itself is untouched."""
     results = tamper(furnished, flips=60, seed=1, scratch=tmp_path)

@@ -89,6 +89,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return furnished_home(tmp_path_factory.mktemp("redteam") / "home").home
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack", [a for a in (*ATTACKS, *PEOPLE) if a.number not in SIMULATED], ids=lambda attack: attack.number
 )

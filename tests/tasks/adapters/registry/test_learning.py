@@ -104,6 +104,7 @@ def test_long_curves_are_thinned(registry: Registry, learning: Learning) -> None
     assert found[1] == (60, 5.0)
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_a_server(learning: Learning, capsys: pytest.CaptureFixture[str]) -> None:
     with LearningRuns(Registry("http://127.0.0.1:9"), learning) as log:
         log.log(so_far(4), 400)

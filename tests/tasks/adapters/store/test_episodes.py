@@ -31,6 +31,7 @@ def uneven(seed: int) -> Rows:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("near", [0, 30, 4096])
 @pytest.mark.parametrize("seed", range(4))
 def test_it_is_what_masking_all_rows_gives(
