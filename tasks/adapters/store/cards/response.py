@@ -23,6 +23,8 @@ LEVELS = 10
 """Groups of equally many rows, by an action's size."""
 LOOKED_AT = 50_000
 """Rows, evenly spaced."""
+MOST_BLOCKS = 16
+"""Blocks of rows that are read."""
 LEAST = 20
 """Rows of a group below which its mean says nothing."""
 CHANCE = 4.0
@@ -69,11 +71,12 @@ def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard,
 
 
 def _sample(dataset: StoredDataset, spec: PlantSpec) -> _Rows:
-    """Evenly spaced rows with what follows them in their episode and block."""
-    stride, first, bounds = max(-(-dataset.rows // LOOKED_AT), 1), 0, dataset.episodes
+    """Evenly spaced rows of evenly spaced blocks, with what follows them in their episode and block."""
+    blocks, bounds = _blocks(dataset.rows), dataset.episodes
+    stride = max(-(-sum(stop - first for first, stop in blocks) // LOOKED_AT), 1)
     actions, changes = list[Floats](), list[Floats]()
-    for block in dataset.blocks(("observations", "actions", "next_observations"), rows=BLOCK_ROWS):
-        count = len(block["actions"])
+    for first, stop in blocks:
+        block, count = dataset.read(first, stop, ("observations", "actions", "next_observations")), stop - first
         chosen = np.arange((-first) % stride, count, stride)
         if len(chosen):
             end = bounds[np.searchsorted(bounds, first + chosen, side="right")] - first
@@ -84,8 +87,14 @@ def _sample(dataset: StoredDataset, spec: PlantSpec) -> _Rows:
                 moved[known, k] = later[chosen[known] + ahead - 1] - begin[known]
             actions.append(action_vectors(block["actions"][chosen], spec).astype(np.float64))
             changes.append(moved)
-        first += count
     return _Rows(np.concatenate(actions), np.concatenate(changes))
+
+
+def _blocks(rows: int) -> list[tuple[int, int]]:
+    """First row of each block that is read, and one past its last: not of all, where reading them would take long."""
+    count = -(-rows // BLOCK_ROWS)
+    chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_BLOCKS)).astype(np.int64))
+    return [(int(i) * BLOCK_ROWS, min((int(i) + 1) * BLOCK_ROWS, rows)) for i in chosen]
 
 
 def _grouped(action: Floats) -> Index | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,6 +12,7 @@ import polars as pl
 import pytest
 
 from neorl_core.types import PlantSpec, Space
+from tasks.adapters.store.cards import response
 from tasks.adapters.store.cards.card import build_card, write_card
 from tasks.adapters.store.cards.pictures import pictures_of
 from tasks.adapters.store.cards.response import responses_of
@@ -123,6 +125,24 @@ def test_responses_are_means_by_hand(tmp_path: Path) -> None:
     lowest = valve <= np.quantile(valve, 0.1)
     np.testing.assert_allclose(level.after[0].change[0], 2 * valve[lowest].mean(), rtol=0.02)
     np.testing.assert_allclose(level.after[1].change[0], 20 * valve[lowest & (step <= 20)].mean(), rtol=0.02)
+
+
+def test_of_many_rows_some_blocks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response, "BLOCK_ROWS", 153)
+    monkeypatch.setattr(response, "MOST_BLOCKS", 5)
+    dataset, read = held(tmp_path), list[int]()
+    whole = StoredDataset.read
+
+    def counted(self: StoredDataset, start: int, stop: int, keys: Sequence[str] | None = None) -> Rows:
+        read.append(stop - start)
+        return whole(self, start, stop, keys)
+
+    monkeypatch.setattr(StoredDataset, "read", counted)
+    (level,) = responses_of(dataset, SPEC)
+    assert read == [*[153] * 4, 93]
+    assert level.action == "valve"
+    for change in level.after:
+        np.testing.assert_allclose(change.change, 2 * change.steps * np.array(change.level), rtol=1e-4, atol=0.5)
 
 
 def test_pictures_are_whole_and_say_what_they_show(tmp_path: Path) -> None:
