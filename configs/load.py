@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -51,7 +52,14 @@ def load_yaml(path: Path | str, model: type[Model]) -> Model:
         BadInput: one sentence that names file, line and key.
     """
     path = Path(path)
-    value, root = document(read_text(path), path)
+    found: Model = _validated(read_text(path), path, model)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _validated(text: str, path: Path, model: type[Model]) -> Model:
+    """A frozen model; a command asks for the same file several times, and parsing one of a hundred tags takes 0.1 s."""
+    value, root = document(text, path)
     if not isinstance(value, dict):
         got = "an empty file" if value is None else f"a {_kind(value)}"
         raise BadInput(f"expected keys and values in {path}, got {got}: start from a file in configs/.")

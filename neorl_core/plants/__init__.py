@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from neorl_core.plants.base import LoggedSignals
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from neorl_core.table import Table
-from neorl_core.types import Plant
+
+if TYPE_CHECKING:
+    from neorl_core.plants.base import LoggedSignals
+    from neorl_core.types import Plant
 
 NAMES = (
     "chemical_reactor",
@@ -21,8 +26,14 @@ NAMES = (
 
 PLANTS: Table[Plant] = Table(__name__, NAMES, lambda module: module.PLANT)
 
-LOGGED: Table[LoggedSignals] = Table(
-    __name__, NAMES, lambda module: LoggedSignals(module.logged_reward, module.logged_margins)
-)
+
+def _logged(module: ModuleType) -> LoggedSignals:
+    # Who asks for the names alone, such as a signer, starts without JAX.
+    from neorl_core.plants.base import LoggedSignals
+
+    return LoggedSignals(module.logged_reward, module.logged_margins)
+
+
+LOGGED: Table[LoggedSignals] = Table(__name__, NAMES, _logged)
 
 __all__ = ["LOGGED", "NAMES", "PLANTS"]

@@ -220,7 +220,7 @@ class Ledger:
         entries = self._refresh()
         for text in heads:
             self._check_head(entries, HeadNow(**self.trust.unseal(HEAD_TYPE, text.strip().encode())))
-        return self.head()
+        return self._head_of_read()
 
     def request(self, request: Request) -> Answer:
         """Ask this home's signer.

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from configs.errors import Refused
-from neorl_core.safety.drift import YEAR, alarm_threshold
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
 from tasks.adapters.ledger.people.approvals import of_process, open_approval
 from tasks.adapters.ledger.protocol import Artefact
@@ -137,6 +136,9 @@ def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
     Raises:
         Refused: naming what is wrong.
     """
+    # It brings NumPy, which the signer of a home without shadows needs not wait for.
+    from neorl_core.safety.drift import YEAR, alarm_threshold
+
     found = entry.read(ShadowComparison)
     shadow = next((e for e in history if (e.kind, e.digest) == ("shadow", found.shadow)), None)
     if shadow is None or shadow.plant != entry.plant:

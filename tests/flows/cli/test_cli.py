@@ -126,9 +126,10 @@ def test_shells_complete_commands_without_loading_anything_heavy() -> None:
     )
     assert done.stdout.split("loaded")[0].split() == ["retrain", "reject", "report"], done.stderr
     assert done.stdout.strip().endswith("loaded set()")
-    shown = subprocess.run(
-        [sys.executable, "-m", "flows", "--show-completion", "bash"], capture_output=True, text=True, cwd=PROJECT
-    )
+    # Which shell runs the tests is not what is asked.
+    told = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [sys.executable, "-m", "flows", "--show-completion", "bash"]
+    shown = subprocess.run(command, env=told, capture_output=True, text=True, cwd=PROJECT)
     assert "_NEORL_COMPLETE=complete_bash" in shown.stdout
 
 

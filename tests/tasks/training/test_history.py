@@ -121,6 +121,7 @@ def test_members_and_a_champion_without_a_history_are_compared(
     assert load_bundle(alone.folder, alone.digest)[1].history is None
 
 
+@pytest.mark.slow
 def test_an_agent_keeps_the_history_itself_and_learns_with_it(
     reference: Dataset, population: Population, composite: Composite, tmp_path: Path
 ) -> None:

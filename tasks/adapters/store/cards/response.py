@@ -21,7 +21,7 @@ AHEAD = (1, 10)
 """Control steps after which the change is taken."""
 LEVELS = 10
 """Groups of equally many rows, by an action's size."""
-LOOKED_AT = 50_000
+LOOKED_AT = 20_000
 """Rows, evenly spaced."""
 MOST_BLOCKS = 16
 """Blocks of rows that are read."""

@@ -197,13 +197,13 @@ def test_commands_say_what_they_lack(place: Home, tmp_path: Path, capsys: pytest
     assert "expected a witness in" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("url", ["witness.example:8710", "http://witness.example:87l0", "http://[::1", "http://a..b"])
-def test_an_address_that_is_none_pins_nothing(place: Home, capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_an_address_that_is_none_pins_nothing(place: Home, capsys: pytest.CaptureFixture[str]) -> None:
     open_ledger(place)
     key = str(Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
-    assert run(["witness", "pin", key, url]) == 2
-    assert "expected a witness's key and an address such as https://witness.example, got" in capsys.readouterr().err
-    assert not (place.root / FILE).exists()
+    for url in ("witness.example:8710", "http://witness.example:87l0", "http://[::1", "http://a..b"):
+        assert run(["witness", "pin", key, url]) == 2, url
+        assert "expected a witness's key and an address such as https://witness.example, got" in capsys.readouterr().err
+        assert not (place.root / FILE).exists()
 
 
 def test_a_key_that_cannot_be_pinned_leaves_the_file_as_it_was(place: Home, capsys: pytest.CaptureFixture[str]) -> None:
