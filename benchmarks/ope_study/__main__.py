@@ -18,7 +18,7 @@ from tasks.adapters.files.canonical import write_json
 
 SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/ope_study")
 """What a cell depends on."""
-BESIDE_PEERS = (("water_treatment", "medium"), ("double_mass", "medium"))
+BESIDE_PEERS = (("water_treatment", "mixed"), ("double_mass", "mixed"))
 """Cells that are evaluated by d3rlpy too."""
 
 
