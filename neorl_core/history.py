@@ -15,7 +15,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +27,6 @@ LAG = "_lag_"
 """Between a signal's name and how many steps ago it had the value."""
 MOST = 1_024
 """Numbers of a stacked observation at most: beyond, one is better off with another representation."""
-
-# Its numbers shape programs: they are structure, not arrays.
-jax.tree_util.register_static(History)
 
 
 def history_of(counts: Mapping[str, int], spec: PlantSpec) -> History | None:

@@ -10,8 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from neorl_core.recurrent import Recurrence, gru_apply, gru_init
+
 Params = dict[str, Any]
-"""Weights of one network: `{"Dense_0": {"kernel", "bias"}, ...}`, and `"LayerNorm_0": {"scale", "bias"}, ...`."""
+"""Weights of one network: `{"Dense_0": {"kernel", "bias"}, ...}`, and `"LayerNorm_0": {"scale", "bias"}, ...`; before
+those of a recurrent one `"gru"`."""
 
 Ensemble = tuple[Params, ...]
 """Weights of separate networks of one shape. Apart, not stacked: XLA's batched product is slower on a CPU."""
@@ -84,15 +87,25 @@ def mlp_init(key: PRNGKeyArray, inputs: int, features: tuple[int, ...], layer_no
 
 
 def mlp_apply(params: Params, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
-    """Apply an MLP; its shape is read off the weights, so that arrays are all that a policy needs."""
-    layers = sum(name.startswith("Dense_") for name in params)
+    """Apply an MLP, after its recurrent unit if it has one; its shape is read off the weights, so that arrays are all
+    that a policy needs."""
+    if "gru" in params:
+        x = gru_apply(params["gru"], x)
+        params = {name: layer for name, layer in params.items() if name != "gru"}
+    layers = _dense(params)
     features = tuple(params[f"Dense_{i}"]["bias"].shape[-1] for i in range(layers))
     output: Any = MLP(features, "LayerNorm_0" in params).apply({"params": params}, x)
     result: Float[Array, "*n F"] = output
     return result
 
 
-def actor_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
+def _dense(params: Params) -> int:
+    return sum(name.startswith("Dense_") for name in params)
+
+
+def actor_init(
+    key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], recurrence: Recurrence | None = None
+) -> Params:
     """Fresh weights of a deterministic actor.
 
     Args:
@@ -100,8 +113,13 @@ def actor_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple
         observations: how many observations, O.
         actions: how many actions, A.
         hidden: widths of the hidden layers.
+        recurrence: of a recurrent actor, whose layers see the plain observation and the state of its unit.
     """
-    return mlp_init(key, observations, (*hidden, actions))
+    if recurrence is None:
+        return mlp_init(key, observations, (*hidden, actions))
+    of_unit, of_layers = jax.random.split(key)
+    inputs = len(recurrence.history.observation) + recurrence.units
+    return {"gru": gru_init(of_unit, recurrence), **mlp_init(of_layers, inputs, (*hidden, actions))}
 
 
 def actor_apply(params: Params, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
@@ -136,7 +154,7 @@ def gaussian_apply(params: Params, observation: Float[Array, "*n O"]) -> Gaussia
 
 def mean_actor(params: Params) -> Params:
     """The deterministic actor tanh(mean) of a tanh-Gaussian one, as weights for `actor_apply`: what ships."""
-    last = f"Dense_{len(params) - 1}"
+    last = f"Dense_{_dense(params) - 1}"
     actions = params[last]["bias"].shape[-1] // 2
     return {**params, last: jax.tree.map(lambda x: x[..., :actions], params[last])}
 
@@ -178,7 +196,9 @@ class NormalActor(NamedTuple):
     log_std: Float[Array, " A"]
 
 
-def normal_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> NormalActor:
+def normal_init(
+    key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], recurrence: Recurrence | None = None
+) -> NormalActor:
     """Fresh weights, with deviation 1.
 
     Args:
@@ -186,8 +206,9 @@ def normal_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tupl
         observations: how many observations, O.
         actions: how many actions, A.
         hidden: widths of the hidden layers.
+        recurrence: of an actor whose mean is recurrent.
     """
-    return NormalActor(actor_init(key, observations, actions, hidden), jnp.zeros(actions))
+    return NormalActor(actor_init(key, observations, actions, hidden, recurrence), jnp.zeros(actions))
 
 
 def normal_apply(actor: NormalActor, observation: Float[Array, "*n O"]) -> Gaussian:

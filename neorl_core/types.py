@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 Params = Any
@@ -40,6 +41,10 @@ class History(NamedTuple):
     """(O,) of each component of the observation."""
     action: tuple[int, ...]
     """(A,) of each component of the action."""
+
+
+# Its numbers shape programs: they are structure, not arrays.
+jax.tree_util.register_static(History)
 
 
 class PlantSpec(NamedTuple):

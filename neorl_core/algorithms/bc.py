@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.algorithms import losses
 from neorl_core.networks import Params, actor_apply, actor_init
+from neorl_core.recurrent import recurrence_of
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
@@ -20,6 +21,8 @@ class Config(NamedTuple):
     """Defaults of BC; a population may vary the floats."""
 
     hidden: tuple[int, ...] = (64, 64)
+    gru: int = 0
+    """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
     actor_lr: float = 1e-3
     actor_recipe: Recipe = optimisers.TD3
 
@@ -40,7 +43,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
-    actor = actor_init(key, spec.observation.size, spec.action.size, config.hidden)
+    actor = actor_init(key, spec.observation.size, spec.action.size, config.hidden, recurrence_of(spec, config.gru))
     return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
 
 

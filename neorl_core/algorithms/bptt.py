@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.algorithms import losses
 from neorl_core.networks import Ensemble, Params, actor_apply, actor_init
+from neorl_core.recurrent import recurrence_of
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
@@ -28,6 +29,8 @@ class Config(NamedTuple):
     """Defaults of a run of 4,000 updates; a population may vary the floats. Four fifths of a run teach the model."""
 
     hidden: tuple[int, ...] = (64, 64)
+    gru: int = 0
+    """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
     model_hidden: tuple[int, ...] = (32, 32)
     members: int = 5
     elites: int = 2
@@ -77,7 +80,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """
     actor_key, model_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
-    actor = actor_init(actor_key, *sizes, config.hidden)
+    actor = actor_init(actor_key, *sizes, config.hidden, recurrence_of(spec, config.gru))
     return State(
         actor,
         dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe, spec.history),

@@ -23,6 +23,7 @@ from neorl_core.networks import (
     normal_init,
     normal_log_prob,
 )
+from neorl_core.recurrent import recurrence_of
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
@@ -37,6 +38,8 @@ class Config(NamedTuple):
     """
 
     hidden: tuple[int, ...] = (64, 64)
+    gru: int = 0
+    """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
     critics: int = 2
     expectile: float = 0.7
     beta: float = 3.0
@@ -73,7 +76,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """
     actor_key, value_key, critic_key = jax.random.split(key, 3)
     sizes = spec.observation.size, spec.action.size
-    actor = normal_init(actor_key, *sizes, config.hidden)
+    actor = normal_init(actor_key, *sizes, config.hidden, recurrence_of(spec, config.gru))
     value = mlp_init(value_key, spec.observation.size, (*config.hidden, 1))
     critics = critics_init(critic_key, *sizes, config.hidden, config.critics)
     return fresh(config, actor, value, critics)

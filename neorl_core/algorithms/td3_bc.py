@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.algorithms import losses
 from neorl_core.networks import Ensemble, Params, actor_apply, actor_init, critics_apply, critics_init
+from neorl_core.recurrent import recurrence_of
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
@@ -20,6 +21,8 @@ class Config(NamedTuple):
     """Defaults of TD3+BC; a population may vary the floats."""
 
     hidden: tuple[int, ...] = (64, 64)
+    gru: int = 0
+    """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
     critics: int = 2
     alpha: float = 2.5
     discount: float = 0.99
@@ -54,7 +57,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
-    actor = actor_init(actor_key, *sizes, config.hidden)
+    actor = actor_init(actor_key, *sizes, config.hidden, recurrence_of(spec, config.gru))
     critics = critics_init(critic_key, *sizes, config.hidden, config.critics)
     return State(
         actor,

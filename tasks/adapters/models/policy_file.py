@@ -14,7 +14,7 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from neorl_core.networks import Normaliser, Policy
-from neorl_core.types import Params, PlantSpec
+from neorl_core.types import History, Params, PlantSpec
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, parse_json, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_of_record, spec_record
@@ -133,6 +133,8 @@ def _policy(path: Path, arrays: Arrays, spec: PlantSpec) -> Policy:
         match name.split("/"):
             case ["params", layer, leaf]:
                 params.setdefault(layer, {})[leaf] = jnp.asarray(array)
+            case ["params", "gru" as unit, part, leaf]:
+                params.setdefault(unit, {"history": spec.history}).setdefault(part, {})[leaf] = jnp.asarray(array)
             case ["normaliser", leaf]:
                 normaliser[leaf] = jnp.asarray(array)
             case _:
@@ -142,7 +144,7 @@ def _policy(path: Path, arrays: Arrays, spec: PlantSpec) -> Policy:
     sizes |= {"choices": spec.acting} if spec.choices else {}
     if {name: array.shape for name, array in normaliser.items()} != {name: (size,) for name, size in sizes.items()}:
         raise _no_policy(path, "a normaliser of other signals")
-    if not is_network(params, observed, spec.acting):
+    if not is_network(params, observed, spec.acting, spec.history):
         raise _no_policy(path, "a network of other signals")
     return Policy(params, Normaliser(**normaliser))
 
@@ -152,7 +154,7 @@ def _flat(tree: Params, path: str = "") -> Arrays:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             found |= _flat(value, f"{path}{key}/")
-        else:
+        elif not isinstance(value, History):  # what a recurrent unit reads, which the spec says
             found[path + key] = np.ascontiguousarray(value, np.asarray(value).dtype.newbyteorder("<"))
     return found
 

@@ -33,6 +33,8 @@ def _branch(kind: type) -> Branch:
 
 MAX_DEPTH = 32
 """Levels of a structure: a policy behind its shield has five."""
+MOST_UNITS = 4_096
+"""Units of a recurrent unit; nobody trains as many, and shapes of more would take long to look at."""
 
 
 def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
@@ -274,15 +276,21 @@ def _misfit_of_policy(policy: Params, spec: PlantSpec, history: History | None =
         normaliser = normaliser._replace(choices=_zeros((spec.acting,)))
     if not isinstance(policy, Policy) or not _alike(policy.normaliser, normaliser):
         return "another policy"
-    return None if is_network(policy.params, observed, spec.acting) else "another network"
+    return None if is_network(policy.params, observed, spec.acting, history) else "another network"
 
 
-def is_network(params: Params, inputs: int, outputs: int) -> bool:
-    """Whether weights are dense layers, one after the other, from `inputs` numbers to `outputs`."""
+def is_network(params: Params, inputs: int, outputs: int, history: History | None = None) -> bool:
+    """Whether weights are dense layers, one after the other, from `inputs` numbers to `outputs`, or a recurrent unit
+    that reads this history and dense layers behind it."""
     import jax
 
     if not isinstance(params, dict) or not params:
         return False
+    if "gru" in params:
+        units = _units(params["gru"], history)
+        if history is None or units is None:
+            return False
+        inputs, params = len(history.observation) + units, {k: v for k, v in params.items() if k != "gru"}
     for i in range(len(params)):
         match params.get(f"Dense_{i}"):
             case {"kernel": jax.Array(shape=kernel), "bias": jax.Array(shape=(width,)), **rest} if not rest:
@@ -292,6 +300,22 @@ def is_network(params: Params, inputs: int, outputs: int) -> bool:
             case _:
                 return False
     return inputs == outputs
+
+
+def _units(params: Params, history: History | None) -> int | None:
+    """Units of a recurrent unit for this history; None of anything else."""
+    import jax
+
+    from neorl_core.recurrent import Recurrence, gru_init
+
+    match params:
+        case {"history": History() as own, "state": {"bias": jax.Array(shape=(units,))}}:
+            # Parts of any kind may stand in a file's history: only plain numbers are compared.
+            plain = all(isinstance(part, tuple) and all(type(count) is int for count in part) for part in own)
+            if plain and own == history and 0 < units <= MOST_UNITS:
+                like = jax.eval_shape(lambda key: gru_init(key, Recurrence(own, units)), jax.random.key(0))
+                return units if _alike(params, like) else None
+    return None
 
 
 def _alike(found: Params, like: Params) -> bool:

@@ -21,9 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import BadInput, NeoRLError, Refused
+from neorl_core.history import stacked_size
 from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants import PLANTS
+from neorl_core.recurrent import Recurrence
 from neorl_core.safety.composite import make_composite
+from neorl_core.types import History
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, file_sha256
 from tasks.adapters.models.bundle import (
@@ -192,6 +195,51 @@ def test_forged_bundles_are_refused_in_one_sentence(sound: Path, tmp_path: Path)
         with pytest.raises(Refused, match=said) as caught:
             load_bundle(forged(tmp_path / what, sound, None, **arrays))
         assert "\n" not in str(caught.value), what
+
+
+def test_a_recurrent_policy_comes_back_and_reads_no_other_history(tmp_path: Path) -> None:
+    given = History((2,) + (0,) * (OBSERVED - 1), (1,) * ACTING)
+    seen = stacked_size(given)
+    normaliser = Normaliser(jnp.zeros(seen), jnp.ones(seen), jnp.zeros(ACTING), jnp.ones(ACTING))
+    actor = actor_init(jax.random.key(0), seen, ACTING, (8,), Recurrence(given, 4))
+    composite = make_composite(PLANTS[NAME], Policy(actor, normaliser), history=given)
+    sound = tmp_path / "sound"
+    digest = save_bundle(sound, composite, NAME)
+    _, loaded = load_bundle(sound, digest)
+    assert jax.tree.structure(loaded) == jax.tree.structure(composite)
+    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(composite), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    def unit(manifest: Manifest) -> dict[str, Any]:
+        found: dict[str, Any] = fields(manifest, "policy")["params"]["dict"]["gru"]["dict"]
+        return found
+
+    def reading(value: Any) -> Callable[[Manifest], object]:
+        return lambda m: unit(m).update(history=value)
+
+    def an_array(manifest: Manifest) -> None:
+        place = unit(manifest)["input"]["dict"]
+        unit(manifest)["history"] = {
+            "type": "History",
+            "fields": {"observation": {"tuple": [place["bias"]]}, "action": {"tuple": []}},
+        }
+        place["bias"] = {"constant": 0}
+
+    others = {
+        "shorter": reading(history([1] + [0] * (OBSERVED - 1), [1] * ACTING)),
+        "texts": reading(history(["x"] * OBSERVED, [0] * ACTING)),
+        "endless": reading(history([10**9] * OBSERVED, [0] * ACTING)),
+        "a number": reading({"constant": 3}),
+        "an array": an_array,
+    }
+    for what, change in others.items():
+        with pytest.raises(Refused, match="another network"):
+            load_bundle(forged(tmp_path / what, sound, change))
+    arrays = {"state__bias": (5,), "input__kernel": (3, 12), "state__kernel": (4, 8)}
+    for name, shape in arrays.items():
+        changed = {f"policy__params__gru__{name}": np.zeros(shape, np.float32)}
+        with pytest.raises(Refused, match="another network"):
+            load_bundle(forged(tmp_path / name, sound, None, **changed))
 
 
 @pytest.mark.parametrize("value", ["text", 2**40, 10**400], ids=["text", "large", "huge"])

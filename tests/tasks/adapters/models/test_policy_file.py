@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from configs.errors import BadInput, NeoRLError, Refused
+from neorl_core.history import stacked_spec
 from neorl_core.networks import Normaliser, Policy, actor_init, policy_act
 from neorl_core.plants import PLANTS
+from neorl_core.recurrent import Recurrence
+from neorl_core.types import History
 from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
 
 SPEC = PLANTS["double_mass"].spec
@@ -54,6 +57,22 @@ def test_what_comes_back_is_what_was_saved(tmp_path: Path) -> None:
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     assert save_policy(tmp_path / "b.npz", policy(1), SPEC, MADE_BY) != digest
     assert save_policy(tmp_path / "b.npz", saved, SPEC._replace(dt=0.3), MADE_BY) != digest
+
+
+def test_a_recurrent_policy_comes_back_with_the_history_that_it_reads(tmp_path: Path) -> None:
+    seen = stacked_spec(SPEC, History((3,) + (0,) * (SPEC.observation.size - 1), (1,) * SPEC.action.size))
+    assert seen.history is not None
+    sizes = seen.observation.size, seen.action.size
+    actor = actor_init(jax.random.key(0), *sizes, (8,), Recurrence(seen.history, 4))
+    saved = Policy(actor, Normaliser(*(jnp.ones(sizes[i // 2]) for i in range(4))))
+    save_policy(tmp_path / "a.npz", saved, seen, MADE_BY)
+    found = load_policy(tmp_path / "a.npz").policy
+    assert jax.tree.structure(found) == jax.tree.structure(saved)
+    x = np.random.default_rng(1).normal(size=(9, seen.observation.size)).astype(np.float32)
+    np.testing.assert_array_equal(policy_act(found, x), policy_act(saved, x))
+    save_policy(tmp_path / "b.npz", saved, seen._replace(history=None), MADE_BY)
+    with pytest.raises(BadInput, match="a network of other signals"):
+        load_policy(tmp_path / "b.npz")
 
 
 def altered(path: Path, **changes: Any) -> Path:

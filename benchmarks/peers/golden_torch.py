@@ -1,0 +1,41 @@
+"""What torch.nn.GRU makes of a few sequences, run by a Python of its own that has torch; writes tests/golden/torch.npz.
+
+    PYTHON benchmarks/peers/golden_torch.py
+
+Development time only, with torch 2.13.0. Torch keeps its gates in the order reset, update, candidate, each with two
+biases, of which the state's are ours in the candidate's gate alone: the others are set to zero.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+OUT = Path(__file__).resolve().parents[2] / "tests" / "golden" / "torch.npz"
+READ, UNITS, STEPS, ROWS = 3, 5, 4, 6
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    unit = torch.nn.GRU(READ, UNITS)
+    with torch.no_grad():
+        for weight in unit.parameters():
+            weight.normal_()
+        unit.bias_hh_l0[: 2 * UNITS] = 0.0
+        given = torch.randn(STEPS, ROWS, READ)
+        state = unit(given)[1][0]
+        arrays = {
+            "given": given,
+            "state": state,
+            "input_kernel": unit.weight_ih_l0.T,
+            "input_bias": unit.bias_ih_l0,
+            "state_kernel": unit.weight_hh_l0.T,
+            "state_bias": unit.bias_hh_l0[2 * UNITS :],
+        }
+    np.savez(OUT, **{name: value.detach().numpy() for name, value in arrays.items()})
+
+
+if __name__ == "__main__":
+    main()
