@@ -54,10 +54,10 @@ def together(rounds: Sequence[fqe.Evaluation], models: ModelValue, windows: int,
 
     The value is the models' mean. What their bootstrap draws from is few: `MEMBERS` refits, and sometimes fewer
     windows; the draws are spread by `spread` for the fewer of them. An estimate has support where the policy stays by
-    the logged steps and where the families' intervals overlap. Where fitted Q evaluation says another thing, the interval
-    reaches over both: on logs whose actions hardly vary it errs by more than its resamples tell, and the models do not.
-    Where no set of features has rounds that converge the models stand alone, and the policy must stay nearer to the
-    logged steps.
+    the logged steps and where the families' intervals overlap. Where fitted Q evaluation says another thing, the
+    interval reaches over both: on logs whose actions hardly vary it errs by more than its resamples tell, and the
+    models do not. Where no set of features has rounds that converge the models stand alone, and the policy must stay
+    nearer to the logged steps.
 
     Args:
         rounds: fitted Q evaluation on each set of features.

@@ -140,6 +140,7 @@ def test_logs_controller_and_environment_show_the_same_bits(name: str) -> None:
     assert traced[0] == traced[-1]
 
 
+@pytest.mark.slow
 def test_environments_by_the_dozen_show_what_one_shows() -> None:
     one = PlantEnv(PLANT, history=COUNTS)
     many = PlantVectorEnv(PLANT, 3, history=COUNTS, autoreset_mode="SameStep", max_episode_steps=4)
@@ -158,6 +159,7 @@ def test_environments_by_the_dozen_show_what_one_shows() -> None:
     assert made.observation_space.shape == (18,)
 
 
+@pytest.mark.slow
 def test_what_was_applied_counts_and_what_cannot_be_read_is_left_out() -> None:
     """An operator overrules the policy; a sensor fails at the first step, and once more later."""
     history = history_of({"velocity": 2, "velocity_move": 1}, PLANT.spec)

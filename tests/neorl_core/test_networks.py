@@ -104,6 +104,7 @@ def test_layer_norm_equals_numpy() -> None:
     np.testing.assert_allclose(mlp_apply(params, x), y, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_squashed_gaussian_has_the_density_of_the_change_of_variables() -> None:
     # Source: SciPy's normal density and the Jacobian of tanh; a density integrates to one.
     with jax.enable_x64(True):

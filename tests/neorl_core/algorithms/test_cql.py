@@ -145,6 +145,7 @@ def test_without_conservatism_and_with_entropy_it_is_sac_with_two_critics() -> N
         assert_same(state.sac._replace(hyper=sac.hyper), sac, 1e-9)
 
 
+@pytest.mark.slow
 def test_proposals_carry_the_density_of_the_policy_that_drew_them() -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(3)
@@ -164,6 +165,7 @@ def test_proposals_carry_the_density_of_the_policy_that_drew_them() -> None:
         assert np.abs(actions[:, 4] - actions[:, 8]).min() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_sampled_integral_is_that_of_quadrature() -> None:
     """The mean over 30 000 proposals of all three kinds: each third alone estimates the same integral."""
     rng = np.random.default_rng(3)

@@ -237,6 +237,7 @@ def test_iql_finds_the_expectile_of_the_values_that_dynamic_programming_finds() 
 # Peers' defects, and the ends of the hyper-parameters.
 
 
+@pytest.mark.slow
 def test_an_advantage_weighs_a_regression_and_is_not_itself_maximised() -> None:
     """Raising every advantage by delta multiplies the actor's gradient by exp(beta delta), and turns it nowhere."""
     with jax.enable_x64(True):
@@ -256,6 +257,7 @@ def test_an_advantage_weighs_a_regression_and_is_not_itself_maximised() -> None:
         assert_same(one, other)
 
 
+@pytest.mark.slow
 def test_the_policy_moves_towards_the_action_that_was_logged() -> None:
     state = start(IQL, IQL.Config(hidden=(5, 4)))
     gradient = jax.jit(jax.grad(iql.actor_loss))

@@ -208,6 +208,7 @@ def test_one_update_of_sac_n_with_one_critic_equals_the_numpy_derivation() -> No
         assert sorted(metrics) == ["actor_loss", "critic_loss", "entropy", "q", "temperature"]
 
 
+@pytest.mark.slow
 def test_one_update_of_edac_equals_the_numpy_derivation() -> None:
     with jax.enable_x64(True):
         config = EDAC.Config(hidden=(6, 5), critics=4, diversity=3.0, actor_lr=0.01, critic_lr=0.02, **PLAIN)

@@ -94,6 +94,7 @@ def chain_logs(key: jax.Array, episodes: int = 6, steps: int = 24) -> Episodes:
     return Episodes(y.at[..., 0].set(jnp.nan), u)
 
 
+@pytest.mark.slow
 def test_scipy_finds_the_same_constants_and_starts() -> None:
     logs = chain_logs(jax.random.key(2))
     found = identify(CHAIN, CHAINED, logs, segment=6, starts={"y0": (1.0, 0.5)})

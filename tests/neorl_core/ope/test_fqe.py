@@ -162,6 +162,7 @@ def refit(logs: fqe.LoggedSteps, weights: Floats) -> float:
     return float(weights @ start / weights.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_the_bootstrap_is_that_of_refitting_every_resample() -> None:
     logs = linear_logs(5, 200, 10)

@@ -15,6 +15,7 @@ from neorl_core.plants.base import rollouts
 from tests.conftest import Truth
 
 
+@pytest.mark.slow
 def test_the_planner_s_cost_of_the_tracking_task(truth: Truth) -> None:
     # Truth 1.1: horizon 17, no move penalty, no preview: cost 0.0798, IAE 0.236, T in [318.5, 327.9].
     controller = reactor.nmpc

@@ -274,6 +274,7 @@ def _flow_at(state: grid.State, params: grid.Params) -> Flow:
     return grid.flow(state.load_level, idle, idle, state.positions, params)
 
 
+@pytest.mark.slow
 def test_meters_err_as_much_as_the_domain_says() -> None:
     state, _ = grid.reset(jax.random.key(0), grid.NOMINAL)
     found = _flow_at(state, grid.NOMINAL)

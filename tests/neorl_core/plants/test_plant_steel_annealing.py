@@ -268,6 +268,7 @@ def test_the_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, ph
     assert np.abs(np.asarray(now.observation)[:, places.CORE] - 870.0).max() < 2.0
 
 
+@pytest.mark.slow
 def test_sections_keep_their_product_and_come_out_in_order() -> None:
     nominal = arrays(furnace.NOMINAL)
     state, _ = RESET(jax.random.key(3), nominal)
@@ -345,6 +346,7 @@ def test_a_core_soaks_while_it_is_hot_and_cold_plate_has_not_begun(
     assert float(after.soak[-1]) == pytest.approx(float(state.soak[-2]) + 2.0, abs=0.35)
 
 
+@pytest.mark.slow
 def test_gradients_reach_through_an_advance(started: tuple[furnace.State, jax.Array, physics.Params]) -> None:
     state, observation, params = started
     share = physics.overlap(state.offset)

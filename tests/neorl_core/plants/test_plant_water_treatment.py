@@ -85,6 +85,7 @@ def test_substeps_and_the_balance_of_water() -> None:
     assert float(area @ (np.asarray(levels) - start)) == pytest.approx(came - exact[4], abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_nmpc_of_pc_gym_s_own_task(truth: Truth) -> None:
     # Truth 1.2. Its oracle reads the set point one step late, and the last one at first (oracle.py, `t_now/dt - 1`):
     # that belongs to the number. Without it the cost is 1.440.

@@ -43,6 +43,7 @@ def test_every_step_is_gymnasiums() -> None:
     assert limit == HORIZON
 
 
+@pytest.mark.slow
 def test_the_regulator_balances_and_random_pushes_do_not() -> None:
     found = cartpole.played(30)
     returns = np.asarray(found.ret).reshape(-1, len(cartpole.RANDOM)).mean(axis=0)
