@@ -104,7 +104,7 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int |
         kind = type(defaults[name])
         if kind is float and type(value) in (int, float) and np.isfinite(value):
             defaults[name] = float(value)
-        elif kind is int and type(value) is int and value > 0:
+        elif kind is int and type(value) is int and (value > 0 or value == defaults[name]):
             defaults[name] = value
         elif kind is tuple and isinstance(value, list | tuple) and all(type(v) is int and v > 0 for v in value):
             defaults[name] = tuple(value)

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from neorl_core.algorithms.bc import BC
 from neorl_core.fit import Fitted, fit
 from neorl_core.history import history_of, stacked_size, stacked_spec, stacked_transitions
 from neorl_core.networks import actor_apply, actor_init, policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.recurrent import Recurrence, _sequence, gru_apply, gru_init, recurrence_of
+from neorl_core.training.population import configure
 from neorl_core.types import History, Transition
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torch.npz"
@@ -117,3 +119,11 @@ def test_a_batch_is_what_its_rows_are() -> None:
     x = jax.random.normal(jax.random.key(2), (2, 5, stacked_size(history)))
     each = jax.vmap(jax.vmap(lambda row: actor_apply(params, row)))(x)
     np.testing.assert_allclose(actor_apply(params, x), each, atol=1e-6)
+
+
+def test_a_configuration_that_is_given_in_full_is_its_own() -> None:
+    """A policy's file has all of its algorithm's settings, `gru: 0` among them."""
+    every = BC.Config()._asdict()
+    assert configure(BC, every) == BC.Config()
+    with pytest.raises(ValueError, match="expected gru of bc to be like 0, got -1"):
+        configure(BC, {**every, "gru": -1})
