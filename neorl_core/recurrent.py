@@ -117,8 +117,3 @@ def gru_apply(params: dict[str, Any], x: Float[Array, "*n S"]) -> Float[Array, "
 
     begin = jnp.zeros((*x.shape[:-1], state["bias"].shape[0]), x.dtype)
     return jnp.concatenate([x[..., : len(history.observation)], jax.lax.scan(step, begin, given)[0]], axis=-1)
-
-
-def read_size(history: History) -> int:
-    """F, the numbers of a step."""
-    return int(_sequence(history).shape[1])
