@@ -24,11 +24,12 @@ import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from scipy.stats import norm, t
 
+from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import ridge as regression
 from neorl_core.ope.ridge import Ridge
 from neorl_core.training.optimisers import Recipe
-from neorl_core.types import History, Params, Transition
+from neorl_core.types import Params, Transition
 from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model, Reach
 

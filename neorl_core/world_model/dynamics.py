@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neorl_core.history import followed
+from neorl_core.history import History, followed
 from neorl_core.networks import Ensemble, Params, mlp_apply
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
-from neorl_core.types import History, Transition
+from neorl_core.types import Transition
 
 WIDENING = 0.25
 """How far beyond the data, in parts of their range, a rollout may go."""

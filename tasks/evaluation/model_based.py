@@ -11,10 +11,11 @@ import numpy as np
 from jax import Array
 
 from configs.run import RunConfig
+from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, normalise, to_unit
 from neorl_core.ope import model as model_based
 from neorl_core.ope.fqe import LoggedSteps
-from neorl_core.types import History, Transition
+from neorl_core.types import Transition
 from neorl_core.world_model import bootstrap
 from tasks.adapters.store.episodes import Logs
 
