@@ -14,19 +14,34 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, Int
 
 from neorl_core.networks import Normaliser
-from neorl_core.types import History, PlantSpec, Space, Transition
+from neorl_core.types import PlantSpec, Space, Transition
 
 LAG = "_lag_"
 """Between a signal's name and how many steps ago it had the value."""
 MOST = 1_024
 """Numbers of a stacked observation at most: beyond, one is better off with another representation."""
+
+
+class History(NamedTuple):
+    """How many earlier values of each signal a policy sees beside the observation."""
+
+    observation: tuple[int, ...]
+    """(O,) of each component of the observation."""
+    action: tuple[int, ...]
+    """(A,) of each component of the action."""
+
+
+# Its numbers shape programs: they are structure, not arrays.
+jax.tree_util.register_static(History)
 
 
 def history_of(counts: Mapping[str, int], spec: PlantSpec) -> History | None:

@@ -12,7 +12,7 @@ the recurrent product, as in cuDNN.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.types import History, PlantSpec
+from neorl_core.types import PlantSpec
+
+if TYPE_CHECKING:
+    from neorl_core.history import History
 
 GATES = 3
 """Reset, update, and the new state's candidate, side by side in every kernel."""

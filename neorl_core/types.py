@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+if TYPE_CHECKING:
+    # What describes a plant is also read where nothing is computed: importing JAX takes longer than that.
+    from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+    from neorl_core.history import History
 
 Params = Any
 """A pytree of arrays (physical constants, network weights, controller gains)."""
@@ -32,19 +35,6 @@ class Constraint(NamedTuple):
     unit: str
     low: float
     high: float
-
-
-class History(NamedTuple):
-    """How many earlier values of each signal a policy sees beside the observation (`neorl_core.history`)."""
-
-    observation: tuple[int, ...]
-    """(O,) of each component of the observation."""
-    action: tuple[int, ...]
-    """(A,) of each component of the action."""
-
-
-# Its numbers shape programs: they are structure, not arrays.
-jax.tree_util.register_static(History)
 
 
 class PlantSpec(NamedTuple):

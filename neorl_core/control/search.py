@@ -7,6 +7,7 @@ episodes, so that what is compared are paired differences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -57,7 +58,7 @@ class Space(NamedTuple):
     def place(self, numbers: npt.ArrayLike) -> Floats:
         """Numbers (..., n) as places in the unit cube: the inverse of `numbers`."""
         (low, high, many), own = self._orders(), np.asarray(numbers, float)
-        ratio = np.where(many, high / np.where(many, low, 1.0), np.e)
+        ratio = np.where(many, high / np.where(many, low, 1.0), math.e)
         return np.where(
             many,
             np.log(np.where(many, own / np.where(many, low, 1.0), 1.0)) / np.log(ratio),

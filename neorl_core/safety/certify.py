@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 import jax
@@ -135,10 +136,10 @@ class _Tally:
         """How many episodes of a batch count, and why the test stops there; the earliest reason holds."""
         allowed = len(self._boundaries) - 1
         lost = len(self._violating) + np.cumsum(flags)
-        count = self._episodes + np.arange(1, flags.size + 1)
+        number = self._episodes + np.arange(1, flags.size + 1)
         hopeless = lost > allowed
-        certified = ~hopeless & (count >= self._boundaries[np.minimum(lost, allowed)])
-        ended = np.flatnonzero(hopeless | certified | (count >= self._max_episodes))
+        certified = ~hopeless & (number >= self._boundaries[np.minimum(lost, allowed)])
+        ended = np.flatnonzero(hopeless | certified | (number >= self._max_episodes))
         if not ended.size:
             return int(flags.size)
         at = int(ended[0])
@@ -210,11 +211,37 @@ def certify_batches(
             f"expected at least {least} episodes, which p0 = {p0} at alpha = {alpha:.3g} needs without a violation, "
             f"got max_episodes = {max_episodes}; raise max_episodes"
         )
-    tally, started = _Tally(len(plant.spec.constraints), p0, alpha, max_episodes), 0
-    while tally.stop == "running":
-        tally.take(run(plant, controller, controller_params, episode_keys(seed, started, batch), domain), batch)
-        started += batch
+    results = (
+        run(plant, controller, controller_params, episode_keys(seed, start, batch), domain) for start in count(0, batch)
+    )
+    yield from certify_results(
+        results, len(plant.spec.constraints), p0=p0, alpha=alpha, max_episodes=max_episodes, batch=batch
+    )
+
+
+def certify_results(
+    results: Iterable[EpisodeResult | None], constraints: int, *, p0: float, alpha: float, max_episodes: int, batch: int
+) -> Iterator[CertificationCounts]:
+    """The test of `certify_batches` on results that come from anywhere, such as several machines.
+
+    Args:
+        results: of episodes 0 to batch - 1, batch to 2 batch - 1 and so on, without an end; None of a batch that has
+            none. No more are taken than the test needs.
+        constraints: how many limits the plant has.
+        p0: the violation probability to refute.
+        alpha: what this attempt may spend.
+        max_episodes: number of episodes after which it gives up.
+        batch: episodes of a result.
+
+    Yields:
+        The counts so far; the last one has the verdict, and lists the violated episodes.
+    """
+    tally = _Tally(constraints, p0, alpha, max_episodes)
+    for result in results:
+        tally.take(result, batch)
         yield tally.counts()
+        if tally.stop != "running":
+            return
 
 
 def certify(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.control.fallbacks import FALLBACK
-from neorl_core.history import begun, followed
+from neorl_core.history import History, begun, followed
 from neorl_core.networks import Policy, policy_act, preferences
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.shield import (
@@ -24,7 +24,7 @@ from neorl_core.safety.shield import (
     predicted_margins,
 )
 from neorl_core.safety.support import SupportShield, inside_support
-from neorl_core.types import Controller, History, Params, Plant, Process
+from neorl_core.types import Controller, Params, Plant, Process
 
 Propose = Callable[[Any, Float[Array, " S"]], Float[Array, " A"]]
 """(policy, observation with its history) -> action, in physical units."""

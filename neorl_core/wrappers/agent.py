@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from neorl_core.algorithms import check_actions, usual
 from neorl_core.fit import Fitted, fitted, known_algorithm
-from neorl_core.history import begins, stacked_spec, stacked_transitions
+from neorl_core.history import History, begins, stacked_spec, stacked_transitions
 from neorl_core.networks import Policy, policy_act
 from neorl_core.safety.composite import Composite, composite_controller, first_applied
 from neorl_core.training.loop import resident, schedule, train
@@ -26,7 +26,7 @@ from neorl_core.training.population import (
     warm_up_updates,
 )
 from neorl_core.training.preparation import Scaling, moments, scaled, scaling
-from neorl_core.types import Controller, History, Params, Plant, PlantSpec, Process, Transition
+from neorl_core.types import Controller, Params, Plant, PlantSpec, Process, Transition
 
 
 def _alone(policy: Policy, memory: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
-from neorl_core.history import begun, followed, history_of, stacked_spec
+from neorl_core.history import History, begun, followed, history_of, stacked_spec
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import clip_to
-from neorl_core.types import Constraint, History, Params, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import Constraint, Params, Plant, PlantSpec, Space, Timestep
 
 
 class Running(NamedTuple):

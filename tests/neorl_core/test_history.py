@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from neorl_core.history import (
+    History,
     begins,
     begun,
     followed,
@@ -26,7 +27,7 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.preparation import prepare
-from neorl_core.types import History, Plant, Transition
+from neorl_core.types import Plant, Transition
 from neorl_core.world_model import dynamics
 from neorl_core.world_model.rollouts import branched_rollouts, expected_rollouts
 from neorl_core.wrappers.gymnasium import PlantEnv

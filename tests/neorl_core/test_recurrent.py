@@ -12,12 +12,12 @@ import pytest
 
 from neorl_core.algorithms.bc import BC
 from neorl_core.fit import Fitted, fit
-from neorl_core.history import history_of, stacked_size, stacked_spec, stacked_transitions
+from neorl_core.history import History, history_of, stacked_size, stacked_spec, stacked_transitions
 from neorl_core.networks import actor_apply, actor_init, policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.recurrent import Recurrence, _sequence, gru_apply, gru_init, recurrence_of
 from neorl_core.training.population import configure
-from neorl_core.types import History, Transition
+from neorl_core.types import Transition
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torch.npz"
 PLANT = PLANTS["industrial_benchmark"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from neorl_core.types import Constraint, History, PlantSpec, Space
+from neorl_core.types import Constraint, PlantSpec, Space
+
+if TYPE_CHECKING:
+    from neorl_core.history import History
 
 OPTIONAL = ("history", "choices")
 """Fields that are left out where they are None."""
@@ -84,6 +87,8 @@ def _plain(value: Any) -> Any:
 
 
 def _history(value: Any, observed_size: int, acting_size: int) -> History:
+    from neorl_core.history import History
+
     held = _object(value, "history", History._fields)
     observed, acting = (_list(held[name], f"history.{name}") for name in History._fields)
     if not all(type(count) is int and count >= 0 for count in (*observed, *acting)):

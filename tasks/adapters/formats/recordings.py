@@ -15,10 +15,10 @@ from configs.errors import BadInput
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.formats.hdf5.isolated import read_recording
-from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR, VECTORS, Layout
+from tasks.adapters.formats.hdf5.layouts import VECTORS, Layout
 from tasks.adapters.formats.hdf5.sources import Blocks
 from tasks.adapters.store.episodes import transitions_of
-from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.schema import NO_SUCCESSOR, Rows
 
 MAX_DROPPED = 0.05
 """Share of rows with NaN or infinity above which a file is refused."""

@@ -7,7 +7,6 @@ the other two and of itself. Loading needs NumPy, JAX and `neorl_core` alone. No
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,14 +16,24 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.code import Described, Origin, UserCode
-from configs.errors import BadInput, Refused
+from configs.errors import Refused
 from neorl_core.plants import NAMES
 from neorl_core.safety.support import SupportShield
 from neorl_core.types import Params, Plant, PlantSpec, Process
 from tasks.adapters.code.loading import changed, find_installed
 from tasks.adapters.files.arrays import npz_bytes, read_npz
-from tasks.adapters.files.canonical import canonical_json, digest_json, file_sha256, sha256_hex, write_atomic
-from tasks.adapters.files.spec import spec_of_record, spec_record
+from tasks.adapters.files.canonical import canonical_json, digest_json, sha256_hex, write_atomic
+from tasks.adapters.files.spec import spec_record
+from tasks.adapters.models.manifest import (
+    ARRAYS,
+    EXAMPLES,
+    MANIFEST,
+    MAX_ARRAY_BYTES,
+    SCHEMA,
+    Manifest,
+    digest_of,
+    read_manifest,
+)
 from tasks.adapters.models.structure import CURE, Arrays, build_composite, flatten, of_process
 from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of_code
 
@@ -33,29 +42,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.floating[Any]]
 
-ARRAYS, EXAMPLES, MANIFEST = "composite.npz", "examples.npz", "composite.json"
-SCHEMA = "neorl/composite/1"
-MAX_MANIFEST_BYTES = 2**22
-MAX_ARRAY_BYTES = 2**28
-"""Bytes of a bundle's arrays; a policy of 256 x 256 weights takes a thousandth of it."""
 MAX_EXAMPLES = 10_000
-
-
-class Manifest(NamedTuple):
-    """A bundle's `composite.json`, whose digests have been compared with the files beside it."""
-
-    spec: PlantSpec
-    """The plant's names, bounds and limits when the bundle was made."""
-    code: str
-    """Digest of the plant's code, where it is not ours; else empty. Where that is, a bundle never says."""
-    digest: str
-    """Digest of the composite."""
-    structure: Any
-    """What `flatten` made of the composite: JSON that names arrays."""
-    files: Mapping[str, str]
-    """SHA-256 of the two archives, by name."""
-    meta: Mapping[str, str]
-    """Digests and names that were worth carrying along."""
 
 
 class Examples(NamedTuple):
@@ -73,15 +60,6 @@ def _known(plant: KnownPlant | str) -> KnownPlant:
     return plant_named(plant) if isinstance(plant, str) else plant
 
 
-def _digest(spec: PlantSpec, structure: Any, arrays: Mapping[str, npt.NDArray[Any]], code: str = "") -> str:
-    leaves = [
-        {"path": name, "dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256_hex(array.tobytes())}
-        for name, array in sorted(arrays.items())
-    ]
-    named = {"schema": SCHEMA, "plant": spec_record(spec), "structure": structure, "leaves": leaves}
-    return digest_json(named | ({"code": code} if code else {}))
-
-
 def composite_digest(composite: Params, plant: KnownPlant | str) -> str:
     """The name of a composite: SHA-256 over canonical JSON of its structure, array digests and the plant's limits.
 
@@ -92,7 +70,7 @@ def composite_digest(composite: Params, plant: KnownPlant | str) -> str:
     arrays: Arrays = {}
     structure = flatten(composite, arrays)
     plant = _known(plant)
-    return _digest(plant.spec, structure, arrays, plant.code)
+    return digest_of(plant.spec, structure, arrays, plant.code)
 
 
 def answers(plant: Plant | Process, composite: Composite, observations: Floats, applied: Floats) -> Floats:
@@ -192,7 +170,7 @@ def save_bundle(
     plant = _known(plant)
     arrays: Arrays = {}
     structure = flatten(composite, arrays)
-    digest = _digest(plant.spec, structure, arrays, plant.code)
+    digest = digest_of(plant.spec, structure, arrays, plant.code)
     observations, applied = _recorded(plant.controlled, composite, observations, applied)
     actions = answers(plant.controlled, composite, observations, applied)
     files = {
@@ -216,71 +194,6 @@ def save_bundle(
         write_atomic(folder / name, data)
     write_atomic(folder / MANIFEST, canonical_json(manifest))
     return digest
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """A bundle's `composite.json`, checked against its own digest, its canonical form and the files it names.
-
-    Raises:
-        BadInput: when there is no bundle.
-        Refused: when a byte of any file is not what was written, or a key is missing or unknown; names the file.
-    """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise BadInput(f"expected a bundle (a folder with {MANIFEST}) at {folder}, got none: check the path.")
-    _check_size(path, MAX_MANIFEST_BYTES)
-    data = path.read_bytes()
-    try:
-        value = json.loads(data)
-        intact = isinstance(value, dict) and canonical_json(value) == data
-        intact = intact and value.pop("sha256", None) == digest_json(value)
-    except (ValueError, RecursionError):
-        intact = False
-    if not intact:
-        raise Refused(f"expected {path} as it was written, got altered bytes: take the bundle from the registry again.")
-    try:
-        manifest = _manifest(value)
-    except ValueError as error:
-        raise Refused(
-            f"expected {path} as this version of neorl_core writes it, got '{str(error)[:300]}': take the bundle from "
-            "the registry again."
-        ) from error
-    for name, expected in manifest.files.items():
-        file = folder / name
-        if file.is_file():
-            _check_size(file, MAX_ARRAY_BYTES)
-        sha256 = file_sha256(file) if file.is_file() else "no file"
-        if sha256 != expected:
-            raise Refused(
-                f"expected SHA-256 {expected} of {file}, got {sha256}: take the bundle from the registry again."
-            )
-    return manifest
-
-
-def _manifest(value: dict[str, Any]) -> Manifest:
-    """The typed form of `composite.json`, without its own digest.
-
-    Raises:
-        ValueError: when a key is missing, unknown or of another type.
-    """
-    keys = {"schema", "plant", "digest", "structure", "files", "meta"}
-    if set(value) - {"code"} != keys or value["schema"] != SCHEMA:
-        raise ValueError(f"another schema than {SCHEMA}: the keys {', '.join(sorted(value))}")
-    if not (isinstance(value["digest"], str) and isinstance(value.get("code", ""), str)):
-        raise ValueError("a digest that is no text")
-    for name in ("files", "meta"):
-        if not isinstance(value[name], dict) or not all(isinstance(text, str) for text in value[name].values()):
-            raise ValueError(f"{name} that are no names and texts")
-    if set(value["files"]) != {ARRAYS, EXAMPLES}:
-        raise ValueError(f"other files than {ARRAYS} and {EXAMPLES}")
-    spec = spec_of_record(value["plant"])
-    return Manifest(spec, value.get("code", ""), value["digest"], value["structure"], value["files"], value["meta"])
-
-
-def _check_size(path: Path, limit: int) -> None:
-    size = path.stat().st_size
-    if size > limit:
-        raise Refused(f"expected at most {limit} bytes in {path}, got {size}: take the bundle from the registry again.")
 
 
 def is_current(folder: Path, plant: KnownPlant) -> bool:
@@ -329,18 +242,6 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
     return known
 
 
-def stored_digest(folder: Path) -> str:
-    """The digest of the composite that a bundle's files are, computed from them; no code of its plant is needed.
-
-    Raises:
-        BadInput: when there is no bundle, or its arrays are no plain arrays.
-        Refused: when a file was altered.
-    """
-    manifest = read_manifest(folder)
-    arrays = read_npz(folder / ARRAYS, MAX_ARRAY_BYTES)
-    return _digest(manifest.spec, manifest.structure, arrays, manifest.code)
-
-
 def load_bundle(
     folder: Path, expected_digest: str | None = None, source: Origin | None = None
 ) -> tuple[Plant | Process, Composite]:
@@ -366,7 +267,7 @@ def load_bundle(
     known = plant_of_bundle(folder, manifest, source)
     plant = known.controlled
     arrays = read_npz(folder / ARRAYS, MAX_ARRAY_BYTES)
-    found = _digest(known.spec, manifest.structure, arrays, known.code)
+    found = digest_of(known.spec, manifest.structure, arrays, known.code)
     for expected in {manifest.digest, expected_digest or manifest.digest}:
         if found != expected:
             raise Refused(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from configs.errors import BadInput, Refused
+from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy
-from neorl_core.types import History, Params, PlantSpec
+from neorl_core.types import Params, PlantSpec
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, parse_json, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_of_record, spec_record

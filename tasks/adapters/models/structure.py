@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
-from neorl_core.types import History, Params, Plant, PlantSpec, Process
+from neorl_core.history import History
+from neorl_core.types import Params, Plant, PlantSpec, Process
 
 if TYPE_CHECKING:
     from neorl_core.safety.composite import Composite
@@ -136,14 +137,6 @@ def of_process(structure: Any) -> bool:
         case {"fields": {"shield": {"type": str(name)}}}:
             return name == SupportShield.__name__
     return False
-
-
-def has_policy(structure: Any) -> bool:
-    """Whether a structure is more than the plant's own controller."""
-    match structure:
-        case {"fields": {"policy": {"constant": None}}}:
-            return False
-    return True
 
 
 def _known_types(plant: Plant | Process) -> dict[str, Branch]:

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.run import RunConfig
-from neorl_core.history import history_of, longest, resting_action, stacked_spec, stacked_transitions
+from neorl_core.history import History, history_of, longest, resting_action, stacked_spec, stacked_transitions
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.composite import Composite
 from neorl_core.safety.support import SupportShield
-from neorl_core.types import History, Plant, PlantSpec, Process, Transition
+from neorl_core.types import Plant, PlantSpec, Process, Transition
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
 from tasks.adapters.store.reader import StoredDataset

@@ -16,8 +16,7 @@ import numpy as np
 
 from configs.errors import BadInput
 from tasks.adapters.formats.hdf5.guard import find_array, open_guarded
-from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
-from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.schema import NO_SUCCESSOR, Rows
 
 FAMILY = "d3rlpy"
 BLOCK_ROWS = 65536

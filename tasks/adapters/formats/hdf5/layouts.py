@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from tasks.adapters.formats.hdf5.guard import find_array, open_guarded
-from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.schema import NO_SUCCESSOR, Rows
 
 BLOCK_ROWS = 65536
 """Rows that are read at once."""
@@ -32,8 +32,6 @@ VECTORS = ("observations", "actions", "next_observations")
 FLAGS = ("terminals", "timeouts")
 ENDS = "episode_terminals"
 """What d3rlpy 1 has for timeouts: the ends of all episodes, by whatever cause."""
-NO_SUCCESSOR = "no next observation"
-"""Why the last row of an episode is left out: a time limit cut it, or the file ends, and nothing tells what came."""
 
 
 class Layout(NamedTuple):

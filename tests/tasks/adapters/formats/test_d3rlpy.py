@@ -11,10 +11,9 @@ import pytest
 from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.formats.hdf5.d3rlpy import read_d3rlpy, read_d3rlpy_layout
-from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
 from tasks.adapters.formats.recordings import read as read_recording
 from tasks.adapters.formats.sources import recognise
-from tasks.adapters.store.schema import Rows
+from tasks.adapters.store.schema import NO_SUCCESSOR, Rows
 from tasks.ingest import ingest_file
 from tests.benchmark_files import Arrays, walk, with_choices, write_d3rlpy, write_d3rlpy_1, write_d4rl
 from tests.small_archives import opened

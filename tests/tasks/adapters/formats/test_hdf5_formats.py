@@ -15,8 +15,8 @@ import pytest
 
 from configs.errors import BadInput
 from tasks.adapters.formats.hdf5.guard import open_guarded
-from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR, read_blocks, read_layout
-from tasks.adapters.store.schema import Rows
+from tasks.adapters.formats.hdf5.layouts import read_blocks, read_layout
+from tasks.adapters.store.schema import NO_SUCCESSOR, Rows
 from tests.benchmark_files import Arrays, walk, write_d4rl, write_dsrl
 
 

@@ -18,16 +18,8 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, composite_controller, make_composite
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.models.bundle import (
-    ARRAYS,
-    EXAMPLES,
-    MANIFEST,
-    answers,
-    composite_digest,
-    load_bundle,
-    read_manifest,
-    save_bundle,
-)
+from tasks.adapters.models.bundle import answers, composite_digest, load_bundle, save_bundle
+from tasks.adapters.models.manifest import ARRAYS, EXAMPLES, MANIFEST, read_manifest
 from tasks.adapters.models.servability import check_bundle, serve_check
 
 NAME = "chemical_reactor"
@@ -144,9 +136,9 @@ def test_a_structure_of_unknown_types_is_refused(saved: tuple[Path, str, Composi
 
     def rename(manifest: dict[str, Any]) -> None:
         manifest["structure"]["type"] = "Popen"
-        from tasks.adapters.models.bundle import _digest
+        from tasks.adapters.models.manifest import digest_of
 
-        manifest["digest"] = _digest(PLANT.spec, manifest["structure"], read_npz(copy / ARRAYS))
+        manifest["digest"] = digest_of(PLANT.spec, manifest["structure"], read_npz(copy / ARRAYS))
 
     _rewrite(copy, rename)
     with pytest.raises(Refused, match="Popen"):

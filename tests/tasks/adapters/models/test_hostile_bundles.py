@@ -21,24 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import BadInput, NeoRLError, Refused
-from neorl_core.history import stacked_size
+from neorl_core.history import History, stacked_size
 from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants import PLANTS
 from neorl_core.recurrent import Recurrence
 from neorl_core.safety.composite import make_composite
-from neorl_core.types import History
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, file_sha256
-from tasks.adapters.models.bundle import (
-    ARRAYS,
-    EXAMPLES,
-    MANIFEST,
-    _digest,
-    load_bundle,
-    load_examples,
-    read_manifest,
-    save_bundle,
-)
+from tasks.adapters.models.bundle import load_bundle, load_examples, save_bundle
+from tasks.adapters.models.manifest import ARRAYS, EXAMPLES, MANIFEST, digest_of, read_manifest
 from tasks.adapters.models.servability import serve_check
 from tests.limited import read_limited
 
@@ -61,7 +52,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sign(folder: Path, manifest: Manifest) -> Path:
     """Write a manifest whose digests all fit what is there, as far as they can be computed."""
     with suppress(NeoRLError, ValueError, KeyError, TypeError, AttributeError):
-        manifest["digest"] = _digest(SPEC, manifest["structure"], read_npz(folder / ARRAYS))
+        manifest["digest"] = digest_of(SPEC, manifest["structure"], read_npz(folder / ARRAYS))
     with suppress(ValueError, KeyError, TypeError):
         manifest["files"] |= {name: file_sha256(folder / name) for name in (ARRAYS, EXAMPLES)}
     manifest.pop("sha256", None)

@@ -13,7 +13,8 @@ from configs.errors import Refused
 from neorl_core.safety.composite import make_composite
 from tasks.adapters.code.loading import find_code
 from tasks.adapters.files.canonical import canonical_json, digest_json
-from tasks.adapters.models.bundle import MANIFEST, is_current, load_bundle, save_bundle, stored_digest
+from tasks.adapters.models.bundle import is_current, load_bundle, save_bundle
+from tasks.adapters.models.manifest import MANIFEST, stored_digest
 from tasks.adapters.models.servability import serve_check
 from tasks.adapters.plants.known import plant_of_code
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from neorl_core.history import begins
-from neorl_core.types import History
+from neorl_core.history import History, begins
 from tasks.adapters.store.episodes import read_logs
 from tasks.adapters.store.histories import NO_PAST, Past, resting
 from tasks.adapters.store.stream import Ring
