@@ -24,13 +24,17 @@ MAX_SCALAR = 4096
 MAX_DIGITS = 40
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path, *, aliases: bool = False) -> Any:
     """Plain Python values of a YAML file; see `parse_yaml`.
+
+    Args:
+        path: the file.
+        aliases: also read aliases, as in Prefect's own files; each counts as the values that it stands for.
 
     Raises:
         BadInput: one sentence that names file and line; also when the file cannot be read.
     """
-    return parse_yaml(read_text(path), path)
+    return document(read_text(path), path, aliases=aliases)[0]
 
 
 def parse_yaml(text: str, path: Path | str) -> Any:
@@ -59,17 +63,29 @@ class _BoundedComposer(Composer):
     It counts while it reads, so that nothing is built of a text that is refused later.
     """
 
+    unread: str | None = "an alias (*), which is not read here: write the value out"
+    """Why aliases are refused; None where they are read."""
+
     levels = 0
     nodes = 0
+
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader)
+        self.sizes: dict[str, int] = {}
+        """Values below each anchor that is complete."""
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         """The next node, one level deeper than its parent."""
         event = self.parser.peek_event()
         self.levels += 1
         self.nodes += 1
-        found = None
+        before, found = self.nodes, None
         if isinstance(event, AliasEvent):
-            found = "an alias (*), which is not read here: write the value out"
+            self.nodes += self.sizes.get(event.anchor, 0)
+            if event.anchor not in self.sizes:
+                found = self.unread or "an alias (*) of what does not come before it: write the value out"
+            elif self.nodes > MAX_NODES:
+                found = f"more than {MAX_NODES} values, those that aliases stand for counted in: divide the file"
         elif event.ctag is not None:
             found = "a tag (!), which is not read here: write a plain value"
         elif self.levels > MAX_LEVELS:
@@ -84,6 +100,8 @@ class _BoundedComposer(Composer):
             raise MarkedYAMLError(problem=found, problem_mark=event.start_mark)
         node: Node | None = super().compose_node(parent, index)
         self.levels -= 1
+        if self.unread is None and not isinstance(event, AliasEvent) and event.anchor is not None:
+            self.sizes[event.anchor] = self.nodes - before + 1
         if isinstance(node, ScalarNode) and str(node.tag).endswith(":int") and len(node.value) > MAX_DIGITS:
             raise MarkedYAMLError(
                 problem=f"a number of more than {MAX_DIGITS} digits: shorten it", problem_mark=node.start_mark
@@ -91,7 +109,13 @@ class _BoundedComposer(Composer):
         return node
 
 
-def document(text: str, path: Path) -> tuple[Any, Node | None]:
+class _AliasComposer(_BoundedComposer):
+    """Reads aliases of what is complete before them, so that none holds itself."""
+
+    unread = None
+
+
+def document(text: str, path: Path, *, aliases: bool = False) -> tuple[Any, Node | None]:
     """The values of a text and the nodes that they were made of, which know their lines."""
     if len(text) > MAX_BYTES:
         raise BadInput(f"expected at most {MAX_BYTES} characters of YAML in {path}, got more: divide the file.")
@@ -101,7 +125,7 @@ def document(text: str, path: Path) -> tuple[Any, Node | None]:
         )
     # The pure loader builds plain Python values only, and refuses duplicate keys.
     yaml = YAML(typ="safe", pure=True)
-    yaml.Composer = _BoundedComposer
+    yaml.Composer = _AliasComposer if aliases else _BoundedComposer
     try:
         root: Node | None = yaml.compose(text)
         return (None if root is None else yaml.constructor.construct_document(root)), root

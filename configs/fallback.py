@@ -73,8 +73,11 @@ class Support(Strict):
 
 
 class Shadow(Strict):
-    """How long a policy without a certificate is watched, and by what it is noticed that the plant drifts."""
+    """How long a policy without a certificate is watched, and by what it is noticed that plant or data are others."""
 
     days: Count = 30
     alarms_per_year: Positive = 0.1
     """False drift alarms in a year of watching that are put up with."""
+    worse_by: Annotated[float, Field(gt=0.0, le=1.0)] = 0.02
+    """How much larger a share of newer logs that is lost, of bad quality or beyond limits may be than that of the data
+    that the champion learned from: 0.02 are two points in a hundred."""

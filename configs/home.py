@@ -9,12 +9,15 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.errors import BadInput
+from configs.errors import BadInput, Refused
 
 OWNER_ONLY = 0o700
 PASSPHRASE = "NEORL_KEY_PASSPHRASE"
 """Variable with the passphrase of the signing key."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+LAYOUT, OLDEST = 2, 1
+"""The layout of homes that this version makes, and the oldest that it opens; 1 is of homes without a file about it."""
+LAYOUT_FILE = "layout"
 
 
 def login() -> str:
@@ -32,11 +35,15 @@ class Home:
     root: Path
 
     @classmethod
-    def locate(cls) -> Home:
+    def locate(cls, *, any_layout: bool = False) -> Home:
         """The home named by `NEORL_HOME`, else `.neorl` under the working directory.
+
+        Args:
+            any_layout: also one that another version of NeoRL made, for those that migrate or examine it.
 
         Raises:
             BadInput: when the path names no folder and none can be made there, for a file is in the way.
+            Refused: when the home has a layout that this version does not open.
         """
         named = os.environ.get("NEORL_HOME") or ".neorl"
         try:
@@ -46,7 +53,42 @@ class Home:
             raise _no_folder(Path(named), str(error)) from error
         if not nearest.is_dir():
             raise _no_folder(root, f"a file at {nearest}")
-        return cls(root)
+        home = cls(root)
+        if not any_layout:
+            home.check_layout()
+        return home
+
+    @property
+    def layout(self) -> int:
+        """The version of how the home is laid out; that of this program where there is no home yet.
+
+        Raises:
+            Refused: when the file that says so cannot be read.
+        """
+        path = self.root / LAYOUT_FILE
+        try:
+            return int(path.read_text())
+        except FileNotFoundError:
+            return 1 if self.root.is_dir() and any(self.root.iterdir()) else LAYOUT
+        except (OSError, ValueError) as error:
+            raise Refused(f"expected a number in {path}, got '{error}': bring it back from a backup.") from error
+
+    def check_layout(self) -> None:
+        """Refuse a home that this version does not open.
+
+        Raises:
+            Refused: naming what opens it.
+        """
+        if (found := self.layout) > LAYOUT:
+            raise Refused(
+                f"expected a home of layout {LAYOUT} at most in {self.root}, got {found}: install the newer NeoRL that "
+                "made it."
+            )
+        if found < OLDEST:
+            raise Refused(
+                f"expected a home of layout {OLDEST} at least in {self.root}, got {found}: run 'neorl migrate', which "
+                "backs it up first."
+            )
 
     def folder(self, *parts: str) -> Path:
         """A folder under the home, made when absent; nobody but its owner may look into it.
@@ -59,6 +101,8 @@ class Home:
         """
         path = self.root
         _make(path)
+        if not (path / LAYOUT_FILE).exists() and not any(path.iterdir()):
+            self.write_layout(LAYOUT)
         for part in parts:
             path = path / part
             _make(path)
@@ -66,6 +110,19 @@ class Home:
             if stat.S_IMODE(path.stat().st_mode) != OWNER_ONLY and path.stat().st_uid == os.getuid():
                 path.chmod(OWNER_ONLY)
         return path
+
+    def write_layout(self, version: int) -> None:
+        """Write down how the home is laid out, whole or not at all."""
+        temporary = self.root / f".{LAYOUT_FILE}.{os.getpid()}"
+        try:
+            temporary.write_text(f"{version}\n")
+            temporary.chmod(0o600)
+            os.replace(temporary, self.root / LAYOUT_FILE)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if error.errno in FULL:
+                raise
+            raise _no_folder(self.root, error.strerror or str(error)) from error
 
     @property
     def ledger(self) -> Path:
@@ -91,6 +148,11 @@ class Home:
     def login(self) -> Path:
         """The name and password of this home's own servers, its owner's alone."""
         return self.root / "secrets" / "login"
+
+    @property
+    def metrics_token(self) -> Path:
+        """The token by which Prometheus reads the metrics, its owner's alone."""
+        return self.root / "secrets" / "metrics"
 
     @property
     def trust(self) -> Path:

@@ -212,7 +212,7 @@ class RunConfig(Strict):
     shadow: Shadow = Shadow()
     approval: Literal["auto", "required"] = "required"
     concurrency: Literal["wait", "refuse"] = "refuse"
-    """What a second run of the same plant does while one is going on."""
+    """What a second run of the same plant does while one is going on; a deployment's waits, whatever stands here."""
 
     def part(self, *names: str) -> RunConfig:
         """A copy that keeps only what is named, and the plant, its source and the seed; all else is at its default.

@@ -7,16 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.code import UserCode
+from configs.code import Origin, UserCode
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
-from neorl_core.identify.domain import drawing_plant, replaced_fields
-from neorl_core.identify.unknowns import Unknown
 from neorl_core.safety.bounds import betting_episodes
-from neorl_core.safety.certify import BATCH, certify_batches
-from neorl_core.safety.composite import Composite, composite_controller
-from neorl_core.types import Params, Plant
+from neorl_core.safety.certify import certify_results
+from neorl_core.safety.composite import Composite
+from neorl_core.types import Plant
 from tasks.adapters.files.canonical import digest_json, write_atomic
 from tasks.adapters.files.provenance import lock_digest, processor_class
 from tasks.adapters.files.spec import spec_record
@@ -36,12 +34,14 @@ from tasks.adapters.ledger.attempts import (
     witnesses_of,
 )
 from tasks.adapters.ledger.certificate import Repeat, make_certificate
-from tasks.adapters.ledger.claims import Claim, Counts, DrawnConstant, IdentifiedFrom, Materials, Predicate
+from tasks.adapters.ledger.claims import Claim, Counts, Materials, Predicate
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
 from tasks.adapters.ledger.policies.policy import expires, policy_of
-from tasks.adapters.models.bundle import composite_digest, load_bundle, plant_of_bundle, read_manifest, stored_digest
+from tasks.adapters.models.bundle import composite_digest, load_bundle, plant_of_bundle
+from tasks.adapters.models.manifest import read_manifest, stored_digest
 from tasks.adapters.plants.known import KnownPlant, plant_of
-from tasks.evaluation.guarded import SECONDS, guarded
+from tasks.evaluation.claims import claim_of, claimed_simulator
+from tasks.evaluation.episodes import episodes_of
 from tasks.gates import may_certify
 from tasks.identify import simulator_of
 from tasks.references import (
@@ -60,8 +60,6 @@ from tasks.stages import effect
 if TYPE_CHECKING:
     from tasks.progress import Report
 
-ROOM = 10
-"""Violations for which there is room where a run does not say how many episodes there may be."""
 COUNTED_BY = (
     "neorl_core.safety.certify",
     "neorl_core.safety.composite",
@@ -71,81 +69,6 @@ COUNTED_BY = (
 """Modules that the counts of a test rest on, besides the plant's."""
 ANY_DATASET = "none"
 """Stands for a dataset's digest where the composite learned nothing from data."""
-
-
-def claim_of(plant: Plant, run: RunConfig, identification: Identification = KNOWN, attempt: int = 1) -> Claim:
-    """What the run's configuration asks to be shown for a plant.
-
-    Args:
-        plant: with the constants of its file.
-        run: its `certify`.
-        identification: of the constants that were estimated; the domain draws these from their posterior.
-        attempt: number of the attempt, by which it needs more or fewer episodes.
-
-    Raises:
-        BadInput: when `certify.domain` names what is none of the domain, or what only spreads a constant that is drawn
-            from the posterior, which cannot be overridden.
-    """
-    spec = plant.spec
-    unknown = set(run.certify.domain) - set(plant.domain._fields)
-    if unknown:
-        raise BadInput(
-            f"expected certify.domain to name some of {', '.join(plant.domain._fields)}, got '{min(unknown)}': "
-            "correct the name."
-        )
-    if identification.constants:
-        drawn = [Unknown(c.name, 1.0, c.law, entry=c.entry) for c in identification.constants]
-        if replaced := sorted(set(run.certify.domain) & set(replaced_fields(plant, drawn))):
-            raise BadInput(
-                f"expected certify.domain to name what the posterior of {', '.join(map(str, drawn))} does not draw, "
-                f"got '{replaced[0]}', which would change nothing: leave it out, or its constant out of 'identify'."
-            )
-    domain = {**plant.domain._asdict(), **run.certify.domain}
-    name = "standard" if domain == plant.domain._asdict() else f"custom-{digest_json(domain)[:8]}"
-    identified = None
-    if identification.constants:
-        name += f" identified from dataset {identification.dataset[:12]}"
-        constants = (DrawnConstant(name=c.name, entry=c.entry, law=c.law) for c in identification.constants)
-        identified = IdentifiedFrom(dataset=identification.dataset, constants=tuple(constants))
-    return Claim(
-        plant=spec.name,
-        phi="; ".join(f"{c.low:g} <= {c.name} <= {c.high:g} {c.unit}" for c in spec.constraints),
-        horizon=spec.horizon,
-        family=f"{spec.name}.{type(plant.domain).__name__}",
-        domain_name=f"domain {spec.name}/{name}",
-        domain=domain | identification.domain,
-        identified=identified,
-        p0=run.certify.p0,
-        confidence=run.certify.confidence,
-        max_episodes=run.certify.max_episodes
-        or betting_episodes(run.certify.p0, ROOM, attempt_alpha(run.certify.confidence, attempt)),
-        batch=BATCH,
-        batch_seconds=SECONDS,
-    )
-
-
-def claimed_simulator(plant: Plant, claim: Claim) -> tuple[Plant, Params]:
-    """The simulator that a claim is about, and its operating domain, rebuilt from the claim alone.
-
-    Args:
-        plant: with the constants of its file.
-        claim: whose domain may draw from a posterior.
-
-    Raises:
-        Refused: when the claim's domain is not that of the plant and of what the claim says was identified.
-    """
-    own = set(plant.domain._fields)
-    posterior = {name: value for name, value in claim.domain.items() if name not in own}
-    drawn = claim.identified.constants if claim.identified else ()
-    try:
-        if missing := own - set(claim.domain):
-            raise ValueError(f"expected a domain with {', '.join(sorted(own))}, got none of '{min(missing)}'")
-        # The law says how a draw becomes a constant; the prior's spread has no part in it.
-        unknowns = [Unknown(constant.name, 1.0, constant.law, entry=constant.entry) for constant in drawn]
-        found = drawing_plant(plant, unknowns, posterior) if unknowns or posterior else plant
-    except (ValueError, AttributeError, TypeError) as error:
-        raise Refused(f"{error}: use the version of the plant that the certificate is of.") from error
-    return found, found.domain._replace(**claim.domain)
 
 
 def simulator_digest(known: KnownPlant, simulator: Plant) -> str:
@@ -264,7 +187,7 @@ def certify(
         )
     attempt = open_attempt(ledger, inputs, claim)
     claim, seed = attempt.body.scope, draw_seed(ledger, attempt)
-    counts = _count(plant, composite, claim, seed, attempt.alpha, progress)
+    counts = _count(plant, composite, claim, seed, attempt.alpha, bundle.folder, run.source, progress)
     materials = Materials(
         dataset=dataset,
         config=config,
@@ -315,26 +238,24 @@ def _certificate(result: ResultBody, path: Path, reused: bool) -> Certificate:
 
 
 def _count(
-    plant: Plant, composite: Composite, claim: Claim, seed: bytes, alpha: float, progress: Report | None
+    plant: Plant,
+    composite: Composite,
+    claim: Claim,
+    seed: bytes,
+    alpha: float,
+    folder: Path,
+    source: Origin | None,
+    progress: Report | None,
 ) -> Counts:
     """Run the sequential test of one attempt, as anybody can from the claim."""
-    simulator, domain = claimed_simulator(plant, claim)
-    batches = certify_batches(
-        simulator,
-        composite_controller(simulator),
-        composite,
-        domain,
-        seed,
-        p0=claim.p0,
-        alpha=alpha,
-        max_episodes=claim.max_episodes,
-        batch=claim.batch,
-        run=guarded(claim.batch_seconds),
-    )
-    for counts in batches:
-        if progress:
-            needed = betting_episodes(claim.p0, counts.violations, alpha)
-            progress(counts.episodes, max(min(needed, claim.max_episodes), counts.episodes), "episodes")
+    limits = len(plant.spec.constraints)
+    with episodes_of(claim, plant, composite, seed, folder, source) as results:
+        for counts in certify_results(
+            results, limits, p0=claim.p0, alpha=alpha, max_episodes=claim.max_episodes, batch=claim.batch
+        ):
+            if progress:
+                needed = betting_episodes(claim.p0, counts.violations, alpha)
+                progress(counts.episodes, max(min(needed, claim.max_episodes), counts.episodes), "episodes")
     return Counts(**counts._asdict())
 
 
@@ -356,4 +277,4 @@ def _repeat(bundle: Path, source: UserCode | None, predicate: Predicate, seed: b
     if not isinstance(plant, Plant):
         raise Refused(f"expected a bundle of a simulated plant in {bundle}, got a process's: it has no certificate.")
     # A challenge is an attempt that spends what the certificate's own did.
-    return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, None)
+    return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, bundle, source, None)

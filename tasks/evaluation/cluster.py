@@ -1,0 +1,134 @@
+"""Work that the workers of a Dask cluster share, and that comes back in the order in which one process would do it.
+
+Nothing depends on who does what: a task is a function of its arguments alone, and a worker whose sources, pinned
+packages or kind of processor differ from this machine's is refused, for its last bits might differ.
+
+Dask's own protocol executes what it is sent, so that a scheduler is reached over TLS with certificates of both sides,
+or on this machine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from configs.environment import DASK, setting
+from configs.errors import BadInput, Refused, ServiceMissing
+from tasks.adapters.files.provenance import code_digest, lock_digest, processor_class
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+Identity = tuple[str, str, str]
+AHEAD = 2
+"""Tasks that are handed out for each thread of the cluster: one is computed while the next one waits."""
+CALL = "10s"
+"""How long to wait for the scheduler."""
+
+
+@contextmanager
+def cluster() -> Iterator[Client | None]:
+    """The cluster that NEORL_DASK_SCHEDULER names; None where it names none.
+
+    Raises:
+        BadInput: when the address is none, or that of another machine without TLS.
+        ServiceMissing: when no scheduler answers, or it has no workers.
+    """
+    address = setting(DASK)
+    if not address:
+        yield None
+        return
+    if urlsplit(address).scheme != "tls" and not _is_here(str(urlsplit(address).hostname)):
+        raise BadInput(
+            f"expected {DASK} to begin with tls:// where the scheduler is on another machine, got {address}: "
+            "start scheduler and workers with certificates (docs/scale-out.md)."
+        )
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout=CALL)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise ServiceMissing(
+            f"expected a Dask scheduler at {address} ({DASK}), got '{error}': start it, or unset the variable."
+        ) from error
+    with client:
+        if not client.nthreads():  # type: ignore[no-untyped-call]
+            raise ServiceMissing(f"expected workers at the Dask scheduler {address}, got none: start some.")
+        yield client
+
+
+def in_order(
+    client: Client, function: Callable[[Argument], Result], arguments: Iterable[Argument]
+) -> Generator[Result | None, None, None]:
+    """The function's results in the order of its arguments, which may have no end.
+
+    Args:
+        client: of the cluster.
+        function: of one argument and of nothing else; it is sent to the workers.
+        arguments: taken as they are needed; the tasks that were handed out too many are given up at the end.
+
+    Yields:
+        Results; None of a task that killed every worker which took it.
+
+    Raises:
+        Refused: when a worker has other sources, packages or another kind of processor.
+        ServiceMissing: when the cluster is lost.
+    """
+    from distributed import KilledWorker
+    from distributed.client import FutureCancelledError
+    from distributed.comm.core import CommClosedError
+
+    ours, left, futures = identity(), iter(arguments), deque[Any]()
+    most = AHEAD * max(sum(client.nthreads().values()), 1)  # type: ignore[no-untyped-call]
+    try:
+        while True:
+            while len(futures) < most and (argument := next(left, None)) is not None:
+                # Each is a task of its own, also where the same was asked for before.
+                futures.append(client.submit(_with_identity, function, argument, pure=False))
+            if not futures:
+                return
+            try:
+                theirs, result = futures[0].result()
+            except KilledWorker:
+                theirs, result = ours, None
+            except (FutureCancelledError, CommClosedError, TimeoutError, OSError) as error:
+                raise ServiceMissing(
+                    f"expected the Dask cluster of {DASK} to go on, got '{error}': start it again, then run the "
+                    "same command again."
+                ) from error
+            futures.popleft()
+            if theirs != ours:
+                raise Refused(
+                    "expected Dask workers with this machine's sources, pinned packages and kind of processor, got "
+                    f"others ({', '.join(_differences(ours, theirs))}): start the workers from the same image."
+                )
+            yield result
+    finally:
+        client.cancel(list(futures), force=True)  # type: ignore[no-untyped-call]
+
+
+def identity() -> Identity:
+    """What the last bits of a result may depend on besides its arguments."""
+    return code_digest(), lock_digest(), processor_class()
+
+
+def _with_identity(function: Callable[[Argument], Result], argument: Argument) -> tuple[Identity, Result]:
+    return identity(), function(argument)
+
+
+def _differences(ours: Identity, theirs: Identity) -> list[str]:
+    names = ("sources", "lock file", "processor")
+    return [name for name, one, other in zip(names, ours, theirs, strict=True) if one != other]
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,115 @@
+"""The episodes of a claim, in batches, by this process or by the workers of a Dask cluster, to the same last bit."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from configs.code import Origin
+from configs.errors import Refused
+from neorl_core.plants.base import EpisodeResult
+from neorl_core.safety.certify import episode_keys
+from neorl_core.safety.composite import Composite, composite_controller
+from neorl_core.types import Controller, Params, Plant
+from tasks.adapters.ledger.claims import Claim
+from tasks.adapters.models.bundle import load_bundle
+from tasks.adapters.models.manifest import stored_digest
+from tasks.evaluation.claims import claimed_simulator
+from tasks.evaluation.cluster import cluster, in_order
+from tasks.evaluation.guarded import guarded
+
+Results = Iterator[EpisodeResult | None]
+Files = tuple[tuple[str, bytes], ...]
+"""Names and contents."""
+KEPT = 2
+"""Claims that a worker keeps compiled programs of."""
+
+
+class _Batch(NamedTuple):
+    """One batch of a claim's episodes, with all that a worker needs; it has nothing else of this machine."""
+
+    files: Files
+    """The bundle."""
+    digest: str
+    source: Origin | None
+    claim: str
+    seed: bytes
+    start: int
+
+
+@contextmanager
+def episodes_of(
+    claim: Claim, plant: Plant, composite: Composite, seed: bytes, folder: Path, source: Origin | None = None
+) -> Iterator[Results]:
+    """Results of episodes 0, 1, 2, ... of a claim, `claim.batch` at a time and without an end.
+
+    Args:
+        claim: says simulator, operating domain, and episodes of a batch.
+        plant: with the constants of its file.
+        composite: that is tested.
+        seed: of the attempt.
+        folder: the composite's bundle, of which workers get a copy.
+        source: the plant's code, where it is in a project of the user's own.
+
+    Yields:
+        The results; None of a batch that crashed or took too long.
+
+    Raises:
+        Refused: when the claim's domain is not the plant's, or as `in_order`.
+        BadInput, ServiceMissing: as `cluster`.
+    """
+    with cluster() as client:
+        if client is None:
+            simulator, domain = claimed_simulator(plant, claim)
+            yield _simulated(_Test(simulator, composite_controller(simulator), composite, domain), claim, seed)
+            return
+        files = tuple((path.name, path.read_bytes()) for path in sorted(folder.iterdir()) if path.is_file())
+        first = _Batch(files, stored_digest(folder), source, claim.model_dump_json(), seed, 0)
+        batches = (first._replace(start=start) for start in count(0, claim.batch))
+        with closing(in_order(client, _of_batch, batches)) as results:
+            yield results
+
+
+class _Test(NamedTuple):
+    simulator: Plant
+    controller: Controller
+    composite: Composite
+    domain: Params
+
+
+def _simulated(test: _Test, claim: Claim, seed: bytes) -> Results:
+    run = guarded(claim.batch_seconds)
+    for start in count(0, claim.batch):
+        keys = episode_keys(seed, start, claim.batch)
+        yield run(test.simulator, test.controller, test.composite, keys, test.domain)
+
+
+def _of_batch(batch: _Batch) -> EpisodeResult | None:
+    """What a worker does."""
+    test, claim = _opened(batch.files, batch.digest, batch.source, batch.claim)
+    keys = episode_keys(batch.seed, batch.start, claim.batch)
+    found = guarded(claim.batch_seconds)(test.simulator, test.controller, test.composite, keys, test.domain)
+    return None if found is None else EpisodeResult(*jax.device_get(found))
+
+
+# One simulator object for all batches of a claim: programs are compiled for it.
+@lru_cache(maxsize=KEPT)
+def _opened(
+    files: tuple[tuple[str, bytes], ...], digest: str, source: Origin | None, claim: str
+) -> tuple[_Test, Claim]:
+    said = Claim.model_validate_json(claim)
+    with tempfile.TemporaryDirectory(prefix="neorl-bundle-") as name:
+        for file, content in files:
+            (Path(name) / Path(file).name).write_bytes(content)
+        plant, composite = load_bundle(Path(name), digest, source)
+    if not isinstance(plant, Plant):
+        raise Refused("expected a bundle of a simulated plant, got a process's: it has no certificate.")
+    simulator, domain = claimed_simulator(plant, said)
+    return _Test(simulator, composite_controller(simulator), composite, domain), said

@@ -1,0 +1,198 @@
+"""The servers of a team, from Debian's packages and PyPI, each on a loopback port of its own and with a password."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+POSTGRESQL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+USER = "neorl"
+PROJECT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0) -> bool:
+    """Wait until somebody listens on a port; False where the process ends before."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return True
+        time.sleep(0.05)
+    return False
+
+
+class Postgres:
+    """A PostgreSQL server of a test's own."""
+
+    def __init__(self, folder: Path, port: int, password: str) -> None:
+        self.folder, self.port, self.password = folder, port, password
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str = "postgres", scheme: str = "postgresql") -> str:
+        """The URL of one of its databases."""
+        return f"{scheme}://{USER}:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Start it, after a kill too."""
+        options = ["-D", str(self.folder / "data"), "-k", str(self.folder), "-h", "127.0.0.1", "-p", str(self.port)]
+        # The children of one that was killed hold its memory for a moment.
+        for _ in range(50):
+            with (self.folder / "log").open("ab") as log:
+                command = [*_as_somebody(), str(POSTGRESQL[-1] / "postgres"), *options]
+                self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            if wait_for(self.port, self.process):
+                break
+            time.sleep(0.2)
+        ready = [str(POSTGRESQL[-1] / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        while subprocess.run(ready).returncode:
+            time.sleep(0.05)
+
+    def create(self, database: str) -> str:
+        """Make a database, and return its URL."""
+        command = [str(POSTGRESQL[-1] / "psql"), "-q", "-d", self.url(), "-c", f'CREATE DATABASE "{database}"']
+        subprocess.run(command, check=True)
+        return self.url(database)
+
+    def run(self, database: str, statement: str) -> str:
+        """What the administrator's own client answers."""
+        command = [str(POSTGRESQL[-1] / "psql"), "-qAt", "-d", self.url(database), "-c", statement]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[Postgres]:
+    """A PostgreSQL server; the test is skipped where Debian's package is absent."""
+    if not POSTGRESQL:
+        pytest.skip("PostgreSQL is not installed: make services")
+    folder.mkdir(parents=True)
+    if _as_somebody():
+        shutil.chown(folder, "postgres")
+        _let_through(folder.parent)
+    password = folder / "password"
+    server = Postgres(folder, free_port(), secrets.token_hex(16))
+    password.write_text(server.password)
+    password.chmod(0o644)
+    options = ["-D", str(folder / "data"), "-U", USER, "-A", "scram-sha-256", f"--pwfile={password}", "--no-sync"]
+    command = [*_as_somebody(), str(POSTGRESQL[-1] / "initdb"), *options]
+    subprocess.run(command, check=True, capture_output=True)
+    server.start()
+    try:
+        yield server
+    finally:
+        assert server.process is not None
+        server.process.terminate()
+        server.process.wait(30)
+
+
+class Redis(NamedTuple):
+    """A Redis server of a test's own."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+
+@contextmanager
+def redis(folder: Path) -> Iterator[Redis]:
+    """A Redis server with a password; the test is skipped where Debian's package is absent."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("Redis is not installed: make services")
+    folder.mkdir(parents=True)
+    port, password = free_port(), secrets.token_hex(16)
+    settings = f"port {port}\nbind 127.0.0.1\nrequirepass {password}\nsave ''\ndir {folder}\n"
+    process = subprocess.Popen(["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.stdin is not None
+    process.stdin.write(settings.encode())
+    process.stdin.close()
+    assert wait_for(port, process)
+    try:
+        yield Redis(f"redis://:{password}@127.0.0.1:{port}/0", process)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextmanager
+def storage(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
+    """An S3-like server with an empty bucket, and the environment of its clients."""
+    folder.mkdir(parents=True)
+    port = free_port()
+    variables = {
+        "AWS_ACCESS_KEY_ID": "neorl",
+        "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16),
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }
+    with (folder / "log").open("wb") as log:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        assert wait_for(port, process), (folder / "log").read_text()
+        try:
+            put = urllib.request.Request(f"{variables['AWS_ENDPOINT_URL']}/{bucket}", method="PUT")
+            with urllib.request.urlopen(put) as answer:
+                assert answer.status == 200
+            yield variables
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@contextmanager
+def dask(folder: Path, workers: int) -> Iterator[str]:
+    """The address of a Dask cluster: a scheduler, and workers that are processes of their own."""
+    folder.mkdir(parents=True)
+    port = free_port()
+    here = f"tcp://127.0.0.1:{port}"
+    variables = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
+    # Functions of test files are sent by their names.
+    variables["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "log").open("wb"))
+
+        def start(*words: str) -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", *words, "--host", "127.0.0.1", "--no-dashboard"]
+            process = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=folder)
+            stack.callback(process.wait, 30)
+            stack.callback(process.terminate)
+            return process
+
+        scheduler = start("distributed.cli.dask_scheduler", "--port", str(port))
+        assert wait_for(port, scheduler), (folder / "log").read_text()
+        many = ("--nworkers", str(workers), "--nthreads", "1", "--local-directory", str(folder))
+        start("distributed.cli.dask_worker", here, *many)
+        from distributed import Client
+
+        with Client(here) as client:  # type: ignore[no-untyped-call]
+            client.wait_for_workers(workers, 120)  # type: ignore[no-untyped-call]
+        yield here
+
+
+def _as_somebody() -> list[str]:
+    """PostgreSQL refuses to run as root, which some machines' tests do."""
+    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
+
+
+def _let_through(folder: Path) -> None:
+    """Let PostgreSQL's user come to a folder below one that pytest made for root alone."""
+    for above in (folder, *folder.parents):
+        if above.stat().st_uid == 0 and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o011)
