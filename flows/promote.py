@@ -17,6 +17,7 @@ from tasks.adapters.ledger.people.statement import Signatory
 from tasks.adapters.ledger.people.verdicts import missing_approvals, said_of_verdict
 from tasks.adapters.registry.registry import Registry
 from tasks.decisions.aliases import reconcile
+from tasks.decisions.rollback import roll_back
 from tasks.decisions.withdrawal import withdraw_champion
 from tasks.record import champion_in_force
 from tasks.references import Aliases, CandidateRecord, ChampionInForce, Reference
@@ -144,6 +145,30 @@ def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory:
         aliases=aliases,
         takes_over=done.takes_over,
     )
+
+
+def rollback(
+    home: Home, plant: str, version: str, by: str, why: str, signatory: Signatory | None = None, *, role: str = ""
+) -> Decided:
+    """Bring an earlier champion back into service, once all that it rests on has been verified again.
+
+    Args:
+        home: of the ledger.
+        plant: the plant's name.
+        version: that was champion before.
+        by: who decides.
+        why: for the record.
+        signatory: the person with their key; in the home's name without one.
+        role: as what they decide.
+
+    Raises:
+        Refused: when the version never was champion, was ruled out, its certificate does not hold or has expired, a
+            file of it is another, the plant's policy asks for more, or another run holds the plant.
+        ServiceMissing: when MLflow does not answer; nothing is recorded then.
+    """
+    with _deciding(home, plant) as registry:
+        roll_back(home, registry, plant, version, by, why, signatory, role=role)
+        return _decided(home, plant, registry)
 
 
 def statement(

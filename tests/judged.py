@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from tasks.references import (
     BoundsCheck,
     Certificate,
+    DriftFinding,
+    DriftRecord,
     Evidence,
     FallbackCheck,
     Interval,
@@ -14,6 +17,8 @@ from tasks.references import (
     PredictionErrors,
     ProcessEvidence,
     Servability,
+    ShadowComparison,
+    SignalDrift,
     SignalError,
     SimulatorErrors,
     SupportCheck,
@@ -94,5 +99,54 @@ def process_evidence(**changes: object) -> ProcessEvidence:
             kind="cloned", about="a clone", explained={"valve": 0.9}, least_explained=0.5, rows=100, unsound=0
         ),
         servability=SERVED,
+    )
+    return found.model_copy(update=changes)
+
+
+def shadow_comparison(shadow: str, dataset: str, **changes: object) -> ShadowComparison:
+    """What a shadow's newer logs of one day came to, but for what is changed."""
+    drift = DriftFinding(
+        blocks=20,
+        step_seconds=10.0,
+        block_steps=5,
+        reference_blocks=50,
+        alarms_per_year=0.1,
+        log_evidence=2.0,
+        # 31,557,600 s in a year are 631,152 blocks of 50 s, and ten years have ten times as many.
+        log_threshold=math.log(6_311_520),
+    )
+    found = ShadowComparison(
+        shadow=shadow,
+        dataset=dataset,
+        rows=100,
+        episodes=2,
+        agreement=0.5,
+        support=0.9,
+        interventions=0.1,
+        difference={"valve": 0.2},
+        model_error=1.1,
+        drift=drift,
+    )
+    return found.model_copy(update=changes)
+
+
+def drift_record(against: str, reference: str, dataset: str, **changes: object) -> DriftRecord:
+    """What a window of newer logs came to, without an alarm, but for what is changed."""
+    signal = SignalDrift(
+        name="level", group="observations", shift=0.1, log_evidence=2.0, blocks=20, reference_blocks=50, block_steps=5
+    )
+    found = DriftRecord(
+        against=against,
+        reference=reference,
+        dataset=dataset,
+        rows=100,
+        episodes=2,
+        model="linear model",
+        step_seconds=10.0,
+        alarms_per_year=0.1,
+        log_evidence=2.0,
+        # A year has 3,155,760 steps of 10 s, ten years ten times as many.
+        log_threshold=math.log(31_557_600),
+        signals=(signal,),
     )
     return found.model_copy(update=changes)

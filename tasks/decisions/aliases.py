@@ -13,7 +13,7 @@ from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people.queue import waiting
 from tasks.adapters.registry.page import Page, split
 from tasks.adapters.registry.registry import CHALLENGER, CHAMPION, SHADOW, Registry
-from tasks.adapters.registry.upload import COMPOSITE
+from tasks.adapters.registry.upload import COMPOSITE, STATUS_TAG
 from tasks.decisions.pages import of_this_ledger, wanted_pages
 from tasks.references import Aliases
 
@@ -46,9 +46,9 @@ def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
         found = registry.pages(plant) if any(e.kind == "candidate" and e.plant == plant for e in entries) else {}
         for version, (now, page) in stale_pages(entries, plant, found).items():
             registry.annotate(plant, version, page.tags, told=page.description)
-            before = now.tags.get("neorl.status", "nothing")
-            if before != page.tags["neorl.status"]:
-                changes.append(f"version {version}: {before} -> {page.tags['neorl.status']}")
+            before = now.tags.get(STATUS_TAG, "nothing")
+            if before != page.tags[STATUS_TAG]:
+                changes.append(f"version {version}: {before} -> {page.tags[STATUS_TAG]}")
     return Aliases(champion=champion, challenger=challenger, shadow=shadow, changes=tuple(changes))
 
 
@@ -59,7 +59,7 @@ def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page])
             "pages",
             False,
             f"MLflow's page of version {version} of {plant} does not say what the ledger does, "
-            f"{page.tags['neorl.status']!r} and who decided: the next `neorl candidates`, `approve` or `retrain` puts "
+            f"{page.tags[STATUS_TAG]!r} and who decided: the next `neorl candidates`, `approve` or `retrain` puts "
             "it right; ask who changed it",
         )
         for version, (_, page) in stale_pages(entries, plant, found).items()

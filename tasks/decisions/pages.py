@@ -11,9 +11,10 @@ from tasks.adapters.ledger.people.approvals import signed_how
 from tasks.adapters.ledger.people.queue import candidate_with, record_of, verdict_against, waiting
 from tasks.adapters.ledger.people.verdicts import missing_approvals
 from tasks.adapters.registry.page import END, STATUS, Page
+from tasks.adapters.registry.upload import STATUS_TAG
 from tasks.references import CandidateRecord
 
-DECISIONS = ("approval", "rejection", "promotion", "withdrawal", "shadow", "extension")
+DECISIONS = ("approval", "rejection", "promotion", "rollback", "withdrawal", "shadow", "extension")
 MOST = 12
 """Decisions that a page shows, the last ones: `neorl history` has all."""
 NOTE = 300
@@ -41,6 +42,8 @@ def wanted_pages(entries: Sequence[Entry], plant: str, now: datetime) -> dict[st
 
 def _is_about(decision: Entry, candidate: Entry, entries: Sequence[Entry]) -> bool:
     named = decision.body.get("candidate")
+    if decision.kind == "rollback" and decision.body["leaves"] == candidate.body["composite"]:
+        return True
     if named is None:
         cause = decision.body.get("promotion") or decision.body.get("shadow")
         named = next((entry.body["candidate"] for entry in entries if entry.digest == cause), None)
@@ -54,10 +57,8 @@ def _status(entries: Sequence[Entry], candidate: Entry, record: CandidateRecord,
     last = shadows.last_shadow(entries, plant)
     if champion is not None and champion.body["candidate"] == candidate.digest:
         return "champion"
-    if against is not None and against.kind == "withdrawal":
-        return "withdrawn"
     if against is not None:
-        return "rejected"
+        return {"withdrawal": "withdrawn", "rollback": "rolled back from"}.get(against.kind, "rejected")
     if last is not None and last.body["candidate"] == candidate.digest:
         watched = shadows.shadow(entries, plant)
         return "in shadow" if watched is not None and watched.runs(now) else "shadow expired"
@@ -77,6 +78,7 @@ def _status(entries: Sequence[Entry], candidate: Entry, record: CandidateRecord,
 EXPLAINED = {
     "was champion": "Another version has taken its place, or a key that this rested on was revoked.",
     "withdrawn": "It was taken out of service and is not promoted again.",
+    "rolled back from": "An earlier champion took its place again; only `neorl rollback` brings it back.",
     "rejected": "It is not promoted; the champion stays.",
     "refused": "It did not pass every gate, and no approval can skip one.",
     "superseded": "It was compared with what is no longer in force: nothing can be decided about it.",
@@ -104,24 +106,30 @@ def _row(entry: Entry, entries: Sequence[Entry]) -> tuple[str, ...]:
     when = f"{datetime.fromisoformat(entry.timestamp).astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
     if entry.kind in ("promotion", "shadow"):
         return when, "promoted" if entry.kind == "promotion" else f"in shadow for {body['days']} days", "", "", ""
-    said = {"approval": body.get("meaning") or "approved", "rejection": "rejected", "withdrawal": "withdrawn"}
-    what = said.get(entry.kind, f"{body.get('days')} more days in shadow")
+    what = _meaning(entry) or f"{body.get('days')} more days in shadow"
     role = f" ({_cell(body['role'])})" if body.get("role") else ""
     note = _cell(body.get("note") or body.get("why") or "")
     return when, what, f"{_cell(body['by'])}{role}", note, signed_how(entry)
 
 
+def _meaning(decision: Entry) -> str | None:
+    """What a person's decision means, in words; None of what is no decision on a candidate."""
+    body = decision.body
+    told = {"approval": "approved", "rejection": "rejected", "withdrawal": "withdrawn"}
+    told["rollback"] = f"version {body.get('version')} brought back"
+    return body.get("meaning") or told.get(decision.kind)
+
+
 def _tags(status: str, decided: Sequence[Entry]) -> dict[str, str]:
     """The tags of a version: its status, and of the last person's decision who, when, meaning, note and signature."""
-    said = [entry for entry in decided if entry.kind in ("approval", "rejection", "withdrawal")]
-    tags = {"neorl.status": status}
+    said = [entry for entry in decided if entry.kind in ("approval", "rejection", "withdrawal", "rollback")]
+    tags = {STATUS_TAG: status}
     if said:
         body = said[-1].body
         tags |= {
             "neorl.decided_by": body["by"],
             "neorl.decided_at": said[-1].timestamp,
-            "neorl.meaning": body.get("meaning")
-            or {"approval": "approved", "withdrawal": "withdrawn"}.get(said[-1].kind, "rejected"),
+            "neorl.meaning": _meaning(said[-1]) or "",
             "neorl.note": (body.get("note") or body.get("why") or "–")[:NOTE],
             "neorl.signed": signed_how(said[-1]),
         }

@@ -13,7 +13,7 @@ from configs.load import load_yaml
 from configs.run import RunConfig
 from neorl_core.types import Plant
 from tasks.adapters.files.canonical import write_atomic
-from tasks.adapters.ledger.champions import champion
+from tasks.adapters.ledger.champions import champion, restored
 from tasks.adapters.ledger.claims import Claim
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people.statement import Signatory
@@ -31,7 +31,7 @@ from tasks.adapters.ledger.policies.policy import (
     said_of_policy,
 )
 from tasks.adapters.plants.known import plant_of
-from tasks.certify import claim_of
+from tasks.evaluation.claims import claim_of
 from tasks.gates import REQUIRED
 from tasks.references import CandidateRecord, Evidence
 
@@ -62,7 +62,7 @@ def draft_of_champion(entries: Sequence[Entry], plant: str) -> SafetyPolicy | No
         return None
     by_digest = {entry.digest: entry for entry in entries}
     evidence = by_digest[now.body["candidate"]].read(CandidateRecord).evidence
-    claim, persons = claims[-1][1], 0 if by_digest[now.body["approval"]].body["by"] == RULE else 1
+    claim, persons = claims[-1][1], 0 if by_digest[restored(entries, now).body["approval"]].body["by"] == RULE else 1
     drawn = sorted(_constant(c.name, c.entry) for c in claim.identified.constants) if claim.identified else []
     return _draft(claim, isinstance(evidence, Evidence) and evidence.beat_plant, persons, drawn)
 
@@ -117,7 +117,10 @@ def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: S
     last = policy_entry(ledger.entries(), plant)
     if last is None or policy_of(ledger.entries(), plant) != policy:
         last = ledger.append("policy", body, plant=plant)
-    write_atomic(pinned_file(ledger.trust, plant), policy_yaml(policy))
+    path = pinned_file(ledger.trust, plant)
+    if path.parent.parent == ledger.home.root:
+        ledger.home.folder(path.parent.name)  # nobody but its owner looks into it
+    write_atomic(path, policy_yaml(policy))
     return last
 
 

@@ -6,18 +6,25 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, time
 
 from configs.errors import BadInput, Refused
+from tasks.adapters.ledger.attempts import certificate_file
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
 from tasks.adapters.ledger.people.approvals import check_signed_time, of_process, open_approval, open_approvals
+from tasks.adapters.ledger.people.keyring import folded
 from tasks.adapters.ledger.people.rules import check_signed
 from tasks.adapters.ledger.people.statement import Said
+from tasks.adapters.ledger.people.voided import leaves_service
 from tasks.adapters.ledger.policies.policy import (
     PolicyBody,
     certified_claims,
     check_met,
     lacking,
     policy_entry,
+    policy_of,
 )
 from tasks.adapters.ledger.protocol import Artefact
+
+IN_FORCE = ("promotion", "rollback")
+"""Kinds of entries that put a version into force."""
 
 
 class PromotionBody(Body):
@@ -48,6 +55,27 @@ class WithdrawalBody(Body):
     """Envelope of the person's statement. A withdrawal waits for nobody's: it is the safe direction."""
 
 
+class RollbackBody(Body):
+    """An earlier champion comes back into service."""
+
+    composite: str
+    candidate: str
+    """Digest of the candidate's entry."""
+    version: str
+    restores: str
+    """Digest of the promotion by which it was champion."""
+    replaces: str | None
+    """Digest of the entry that put the champion into force whose place it takes; none where nobody is."""
+    leaves: str
+    """Composite of that champion, which only a rollback brings back; empty for none and for the plant's own."""
+    by: str
+    role: str = ""
+    why: str
+    signed: str = ""
+    signature: str = ""
+    """Envelope of the person's statement."""
+
+
 def moment(text: str) -> str:
     """A date (its last microsecond) or an ISO time (UTC where it names no zone) as the ledger writes times.
 
@@ -67,15 +95,21 @@ def moment(text: str) -> str:
 
 
 def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Entry | None:
-    """The promotion in force for a plant, now or at a date or time: the last one by then, unless it was withdrawn.
+    """The promotion or rollback in force for a plant, now or at a date or time: the last by then, unless withdrawn.
 
     Args:
         history: verified entries, from `Ledger.entries()`.
     """
     limit = moment(at) if at is not None else None
-    turns = (e for e in reversed(history) if e.kind in ("promotion", "withdrawal") and e.plant == plant)
+    turns = (e for e in reversed(history) if e.plant == plant and (e.kind in IN_FORCE or leaves_service(e)))
     last = next((entry for entry in turns if limit is None or entry.timestamp <= limit), None)
-    return last if last is not None and last.kind == "promotion" else None
+    return last if last is not None and last.kind in IN_FORCE else None
+
+
+def promotion_of(history: Sequence[Entry], plant: str, version: str) -> Entry | None:
+    """The last promotion by which a version became champion of a plant, or None where it never was."""
+    found = (e for e in reversed(history) if (e.kind, e.plant) == ("promotion", plant))
+    return next((entry for entry in found if entry.body["version"] == version), None)
 
 
 def withdrawal_of(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
@@ -108,6 +142,123 @@ def said_of_withdrawal(body: WithdrawalBody, plant: str) -> Said:
     """What a person signs who withdraws a champion."""
     about = {"composite": body.composite, "promotion": body.promotion, "version": body.version}
     return Said("withdrawal", plant, about, "withdrawn", note=body.why)
+
+
+def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
+    """Refuse a rollback to anything but an earlier champion that may be champion by the policy of now.
+
+    The approvals of its promotion count on, whatever their age, and who rolls back approves it, too: where the policy
+    has come to ask for more than these, the rollback is refused.
+
+    Args:
+        history: all entries before the rollback.
+        entry: the rollback.
+
+    Raises:
+        Refused: naming what is wrong or missing.
+    """
+    plant, body = entry.plant, entry.read(RollbackBody)
+    check_allowed(history, plant, body.version, body.composite)
+    promotion = promotion_of(history, plant, body.version)
+    wanted = leaving(history, plant)
+    if promotion is None or (promotion.digest, promotion.body["composite"], promotion.body["candidate"]) != (
+        body.restores,
+        body.composite,
+        body.candidate,
+    ):
+        raise Refused(f"expected a rollback to version {body.version} of {plant} as it was champion, got another.")
+    if (body.replaces, body.leaves) != wanted:
+        raise Refused(
+            f"expected a rollback that takes the place of the champion of {plant} in force, got one prepared against "
+            "another: look at 'neorl history', and roll back again."
+        )
+    if (now := champion(history, plant)) is not None and now.body["candidate"] == body.candidate:
+        raise Refused(f"expected an earlier champion of {plant}, got version {body.version}, which is in force.")
+    if not (body.by.strip() and body.why.strip()):
+        raise Refused("expected who rolls back, and why, got nothing: say both.")
+    candidate = {e.digest: e for e in history}[body.candidate]
+    policy = policy_of(history, plant)
+    required = policy is not None and policy.approvers.keys
+    said = said_of_rollback(history, plant, body)
+    check_signed(history, entry, body.by, body.signature, said, required=required)
+    check_signed_time(body.signature, body.signed)
+    given = [*approvals_of(history, promotion), entry]
+    if policy is not None and policy.approvers.not_author:
+        author = folded(str(candidate.body.get("author", "")))
+        given = [approval for approval in given if folded(approval.body["by"]) != author]
+    check_met(history, candidate, given, entry.timestamp, used=True)
+
+
+def check_allowed(history: Sequence[Entry], plant: str, version: str, composite: str) -> None:
+    """Refuse a version as champion that never was, or that a person has ruled out for good.
+
+    Args:
+        history: all entries before the rollback.
+        plant: the plant's name.
+        version: in the registry.
+        composite: digest of what it holds.
+    """
+    known = dict.fromkeys(e.body["version"] for e in history if (e.kind, e.plant) == ("promotion", plant))
+    if version not in known:
+        raise Refused(
+            f"expected a version of {plant} that was champion before ({', '.join(known) or 'there is none'}), got "
+            f"{version}: 'neorl approve' makes champion what never was."
+        )
+    for kind, verb in (("withdrawal", "withdrew"), ("rejection", "rejected")):
+        against = [e for e in history if (e.kind, e.plant) == (kind, plant) and e.body["composite"] == composite]
+        if against:
+            why = against[0].body.get("why") or against[0].body.get("note") or "no reason given"
+            raise Refused(
+                f"expected an earlier champion of {plant} that nobody has ruled out, got version {version}, which "
+                f"{against[0].body['by']} {verb} ({why}): go back to another one, or retrain."
+            )
+
+
+def leaving(history: Sequence[Entry], plant: str) -> tuple[str | None, str]:
+    """The entry in force that a rollback takes the place of, and the composite that it leaves behind.
+
+    The plant's own controller is not left behind: it takes over again when the next champion is withdrawn.
+    """
+    now = champion(history, plant)
+    if now is None:
+        return None, ""
+    candidate = next((e for e in history if e.digest == now.body["candidate"]), None)
+    own = candidate is not None and candidate.body.get("role") == "fallback"
+    return now.digest, "" if own else now.body["composite"]
+
+
+def restored(history: Sequence[Entry], now: Entry) -> Entry:
+    """The promotion that made champion what is in force: of a rollback the one that it restores."""
+    return {e.digest: e for e in history}[now.body["restores"]] if now.kind == "rollback" else now
+
+
+def approvals_of(history: Sequence[Entry], promotion: Entry) -> list[Entry]:
+    """The approvals that a promotion rested on."""
+    given = open_approvals(history[: promotion.sequence - 1], promotion.plant, promotion.body["composite"])
+    return [entry for entry in given if entry.body["candidate"] == promotion.body["candidate"]]
+
+
+def said_of_rollback(history: Sequence[Entry], plant: str, body: RollbackBody) -> Said:
+    """What a person signs who rolls back: all that the version rests on, as the ledger has it now.
+
+    Args:
+        history: all entries before the rollback.
+        plant: the plant's name.
+        body: the rollback, without its signature.
+    """
+    results = certified_claims(history, plant, body.composite)
+    certificate = certificate_file(results[-1][0]) if results else None
+    policy = policy_entry(history, plant)
+    about = {
+        "candidate": body.candidate,
+        "certificate": certificate.sha256 if certificate else None,
+        "champion": body.replaces,
+        "composite": body.composite,
+        "policy": policy.digest if policy else None,
+        "promotion": body.restores,
+        "version": body.version,
+    }
+    return Said("rollback", plant, about, "approved for closed loop", body.role, body.why)
 
 
 def check_certified(history: Sequence[Entry], plant: str, composite: str) -> None:
@@ -217,6 +368,6 @@ def promote(ledger: Ledger, plant: str, promotion: PromotionBody, artefacts: Seq
         Refused: when the champion has changed meanwhile, or certification or approval is missing.
     """
     current = champion(ledger.entries(), plant)
-    if current is not None and current.body["approval"] == promotion.approval:
+    if current is not None and current.body.get("approval") == promotion.approval:
         return current
     return ledger.append("promotion", promotion, plant=plant, artefacts=artefacts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from configs.errors import Refused
 from neorl_core.plants import NAMES
 from tasks.adapters.ledger.attempts import ResultBody, check_attempt, check_result
-from tasks.adapters.ledger.champions import check_promotion, check_withdrawal
+from tasks.adapters.ledger.champions import IN_FORCE, check_promotion, check_rollback, check_withdrawal
 from tasks.adapters.ledger.ledger import Body, Entry
 from tasks.adapters.ledger.people.rules import check_key, check_revocation, check_rotation
 from tasks.adapters.ledger.people.verdicts import check_approval, check_rejection
@@ -17,7 +18,7 @@ from tasks.adapters.ledger.policies.policy import check_policy
 from tasks.adapters.ledger.shadows import check_comparison, check_extension, check_shadow
 from tasks.adapters.ledger.witness.seeds import check_nonce, check_seed
 from tasks.gates import check_gates
-from tasks.references import CandidateRecord, Certificate, DecisionRecord, ProcessEvidence
+from tasks.references import CandidateRecord, Certificate, DecisionRecord, DriftRecord, ProcessEvidence
 
 Rule = Callable[[Sequence[Entry], Entry], None]
 """(all entries before it, the entry) -> nothing, or Refused: it reads nothing else, so that it can be repeated."""
@@ -123,11 +124,46 @@ def check_decision(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused(f"expected a decision with the verdict {record.outcome.verdict}, got {record.verdict}.")
 
 
+def check_drift(history: Sequence[Entry], entry: Entry) -> None:
+    """Refuse a drift against no champion or shadow of the plant, or whose threshold or alarm is another.
+
+    Args:
+        history: all entries before the drift.
+        entry: the drift.
+
+    Raises:
+        Refused: naming what is wrong.
+    """
+    # It brings NumPy, which the signer of a home that watches nothing needs not wait for.
+    from neorl_core.safety.drift import YEAR, alarm_threshold
+
+    found = entry.read(DriftRecord)
+    against = next((e for e in history if e.digest == found.against), None)
+    if against is None or against.kind not in (*IN_FORCE, "shadow") or against.plant != entry.plant:
+        raise Refused(f"expected a drift from what was champion or shadow of {entry.plant}, got another.")
+    candidate = next(e for e in history if e.digest == against.body["candidate"])
+    if found.reference != candidate.read(CandidateRecord).dataset.digest:
+        raise Refused(f"expected a drift from the dataset of version {against.body['version']}, got another.")
+    rates = (found.step_seconds, found.alarms_per_year)
+    if not all(math.isfinite(rate) and rate > 0 for rate in rates):
+        raise Refused("expected a positive step and number of alarms in a year, got another: monitor anew.")
+    threshold = math.log(alarm_threshold(YEAR / found.step_seconds, found.alarms_per_year))
+    if not math.isclose(found.log_threshold, threshold, rel_tol=1e-9, abs_tol=1e-12):
+        raise Refused(
+            f"expected the threshold {threshold:g} that {found.alarms_per_year:g} alarms a year come to, got "
+            f"{found.log_threshold:g}: monitor anew."
+        )
+    reached = found.log_evidence >= found.log_threshold
+    if math.isnan(found.log_evidence) or reached is not (found.alarm is not None):
+        raise Refused("expected an alarm where the evidence reached its threshold and nowhere else, got another.")
+
+
 GROUPS = {
     "attempts": ("attempt", "seed", "nonce", "result"),
     "decisions": ("candidate", "approval", "rejection", "decision"),
-    "promotions": ("policy", "promotion", "withdrawal"),
+    "promotions": ("policy", "promotion", "rollback", "withdrawal"),
     "shadows": ("shadow", "extension", "comparison"),
+    "monitoring": ("drift",),
     "keys": ("key", "rotation", "revocation"),
 }
 """Kinds as an audit sums them up; the others decide nothing."""
@@ -143,10 +179,12 @@ RULES: dict[str, Rule] = {
     "rejection": check_rejection,
     "policy": check_policy,
     "promotion": check_promotion,
+    "rollback": check_rollback,
     "withdrawal": check_withdrawal,
     "shadow": check_shadow,
     "extension": check_extension,
     "comparison": check_comparison,
+    "drift": check_drift,
     "key": check_key,
     "rotation": check_rotation,
     "revocation": check_revocation,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sql
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.schema import CreateTable
 
-from configs.errors import Refused
+from configs.errors import BadInput, Refused
 
 GENESIS = "0" * 64
 """Predecessor of the first entry."""
@@ -40,14 +41,73 @@ SQLITE_TRIGGERS = (
     f"OR NEW.predecessor IS NOT COALESCE((SELECT digest FROM ledger ORDER BY sequence DESC LIMIT 1), '{GENESIS}') "
     "BEGIN SELECT RAISE(ABORT, 'the ledger only takes the next entry'); END",
 )
+POSTGRESQL_TRIGGERS = (
+    """CREATE OR REPLACE FUNCTION ledger_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$""",
+    f"""CREATE OR REPLACE FUNCTION ledger_next_only() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+      IF NEW.sequence IS DISTINCT FROM (SELECT COALESCE(MAX(sequence), 0) + 1 FROM ledger)
+        OR NEW.predecessor IS DISTINCT FROM
+          COALESCE((SELECT digest FROM ledger ORDER BY sequence DESC LIMIT 1), '{GENESIS}')
+      THEN RAISE unique_violation USING MESSAGE = 'the ledger only takes the next entry';
+      END IF;
+      RETURN NEW;
+    END $$""",
+    """CREATE OR REPLACE TRIGGER ledger_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON ledger
+    FOR EACH STATEMENT EXECUTE FUNCTION ledger_append_only()""",
+    """CREATE OR REPLACE TRIGGER ledger_next_only BEFORE INSERT ON ledger
+    FOR EACH ROW EXECUTE FUNCTION ledger_next_only()""",
+)
+GUARDED = sql.text(
+    "SELECT count(*) = 2 FROM pg_trigger WHERE tgrelid = to_regclass('ledger') "
+    "AND tgname IN ('ledger_no_change', 'ledger_next_only')"
+)
+"""Whether PostgreSQL has the table with its triggers: who made it may have been killed before the last of them."""
+TRIGGERS = {"sqlite": SQLITE_TRIGGERS, "postgresql": POSTGRESQL_TRIGGERS}
+"""By dialect; whoever administers the database can drop them, and the chain of signed entries then tells of it."""
+CURES = {
+    "sqlite": "restore it from its backup",
+    "postgresql": "check NEORL_LEDGER_URL and its server, or restore the database from its backup",
+}
+FIRST_USE = int.from_bytes(b"neorl", "big")
+"""Number of PostgreSQL's advisory lock under which the table is made."""
+PATIENCE = 60
+"""Seconds to wait for SQLite's lock."""
+CALL = 10
+"""Seconds to wait for a database server to take a connection."""
 
 
 @lru_cache(maxsize=16)
 def connect(url: str) -> sql.Engine:
-    """The engine for a ledger's URL; it keeps statements that were compiled, and no connection."""
-    # Statements commit one by one: an entry is one insert, and the unique predecessor guards the rest.
-    connect_args = {"timeout": 60} if url.startswith("sqlite") else {}
-    engine = sql.create_engine(url, poolclass=sql.NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args)
+    """The engine for a ledger's URL; it keeps statements that were compiled, and no connection.
+
+    Args:
+        url: of SQLAlchemy: `sqlite:///PATH`, or `postgresql://USER:PASSWORD@HOST/DATABASE`.
+
+    Raises:
+        BadInput: when it is no URL, or of a database that there is no driver for.
+    """
+    try:
+        found = sql.make_url(url)
+        if found.drivername == "postgresql":
+            found = found.set(drivername="postgresql+psycopg")
+        backend = found.get_backend_name()
+        if backend not in TRIGGERS:
+            raise BadInput(
+                f"expected NEORL_LEDGER_URL to begin with sqlite or postgresql, got {backend}: name one of these."
+            )
+        waits = {"timeout": PATIENCE} if backend == "sqlite" else {"connect_timeout": CALL}
+        # Statements commit one by one: an entry is one insert, and the unique predecessor guards the rest.
+        engine = sql.create_engine(found, poolclass=sql.NullPool, isolation_level="AUTOCOMMIT", connect_args=waits)
+    except (ArgumentError, ValueError) as error:
+        # Not the text itself, which may hold a password.
+        raise BadInput(
+            "expected NEORL_LEDGER_URL as postgresql://USER:PASSWORD@HOST/DATABASE, got no URL: correct it."
+        ) from error
+    except ImportError as error:
+        raise BadInput(
+            f"expected the driver {error.name} for NEORL_LEDGER_URL, got none: install NeoRL with its extra 'team'."
+        ) from error
     if engine.dialect.name == "sqlite":
 
         @sql.event.listens_for(engine, "connect")
@@ -69,16 +129,18 @@ def create(engine: sql.Engine) -> bool:
     """
     try:
         with engine.connect() as connection:
-            connection.execute(CreateTable(TABLE, if_not_exists=True))
-            if engine.dialect.name == "sqlite":
-                if engine.url.database and os.access(engine.url.database, os.W_OK):
-                    os.chmod(engine.url.database, 0o600)
-                for trigger in SQLITE_TRIGGERS:
-                    connection.exec_driver_sql(trigger)
+            # On a server `IF NOT EXISTS` alone lets two first users collide, and replacing a trigger waits for writers.
+            if engine.dialect.name == "sqlite" or not connection.scalar(GUARDED):
+                with _alone(connection):
+                    connection.execute(CreateTable(TABLE, if_not_exists=True))
+                    for statement in TRIGGERS[engine.dialect.name]:
+                        connection.exec_driver_sql(statement)
+            if engine.dialect.name == "sqlite" and engine.url.database and os.access(engine.url.database, os.W_OK):
+                os.chmod(engine.url.database, 0o600)
             return connection.execute(sql.select(TABLE.c.sequence).limit(1)).first() is None
     except DBAPIError as error:
         raise Refused(
-            f"expected a database at {engine.url}, got '{error.orig}': restore it from its backup."
+            f"expected a database at {named(engine)}, got '{_said(error)}': {CURES[engine.dialect.name]}."
         ) from error
 
 
@@ -100,5 +162,28 @@ def rows_from(engine: sql.Engine, sequence: int) -> Generator[sql.Row[Any], None
                 number += 1
     except DBAPIError as error:
         raise Refused(
-            f"expected ledger entry {number} to be readable, got '{error.orig}': restore the database from its backup."
+            f"expected ledger entry {number} to be readable, got '{_said(error)}': {CURES[engine.dialect.name]}."
         ) from error
+
+
+def named(engine: sql.Engine) -> str:
+    """The database's URL without its password."""
+    return engine.url.render_as_string(hide_password=True)
+
+
+@contextmanager
+def _alone(connection: sql.Connection) -> Iterator[None]:
+    """Let nobody else make the table meanwhile; SQLite has its own lock for that."""
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    connection.execute(sql.select(sql.func.pg_advisory_lock(FIRST_USE)))
+    try:
+        yield
+    finally:
+        connection.execute(sql.select(sql.func.pg_advisory_unlock(FIRST_USE)))
+
+
+def _said(error: DBAPIError) -> str:
+    """A driver's message in one line."""
+    return " ".join(str(error.orig).split())

@@ -12,7 +12,7 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.champions import champion
-from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.ledger import Entry, Ledger, folder_artefacts
 from tasks.adapters.models.bundle import save_bundle
 from tasks.adapters.registry.page import Page
 from tasks.adapters.registry.registry import Registry
@@ -34,6 +34,7 @@ class Served:
         monkeypatch.setenv("NEORL_MLFLOW_URL", services.mlflow.url)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         self.home = Home(root)
+        self.services = services
         self.ledger, self.registry = Ledger.open(self.home), Registry(services.mlflow.url)
         self.registry.reconcile(PLANT, None, None)
         self._made = 0
@@ -60,7 +61,9 @@ class Served:
             "author": "the scheduler",
         }
         said |= {"champion": now.digest if now else None, "served": self._listed(reference.version), **changes}
-        return self.ledger.append("candidate", candidate_record(self.ledger, digest, **said), plant=PLANT)
+        record = candidate_record(self.ledger, digest, **said)
+        files = folder_artefacts(self.home, bundle, "bundle")
+        return self.ledger.append("candidate", record, plant=PLANT, artefacts=files)
 
     def _listed(self, version: str) -> ServedModel:
         return listed_model(self.home, self.registry, PLANT, version)

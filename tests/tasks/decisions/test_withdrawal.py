@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from configs.errors import Refused
-from configs.home import Home
 from flows.cli.main import run
 from flows.promote import withdraw
 from tasks import promote
@@ -21,18 +18,10 @@ from tasks.adapters.ledger.policies.model import Approvers
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
 from tasks.decisions.policy import sign
 from tasks.decisions.withdrawal import withdraw_champion
-from tests.evidence import PLANT, POLICY, candidate_record, certify, forge, propose, signer_at
+from tests.evidence import PLANT, POLICY, candidate_record, certify, forge, propose
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 WHY = "the valve was replaced, it is another plant"
-
-
-@pytest.fixture
-def ledger(home: Path) -> Iterator[Ledger]:
-    with signer_at(Home(home)):
-        ledger = Ledger.open(Home(home))
-        sign(ledger, POLICY, "a reviewer", "first")
-        yield ledger
 
 
 def crowned(ledger: Ledger, composite: str, version: str) -> Entry:

@@ -42,8 +42,9 @@ def check_signed_time(signature: str, signed: str) -> None:
 def open_approvals(history: Sequence[Entry], plant: str, composite: str) -> list[Entry]:
     """The approvals of a composite that count still.
 
-    A promotion, shadow or withdrawal of the plant ends all that came before it, for they are of a comparison with what
-    was in force then; a rejection ends those of its composite. What a key signed after its revocation does not count.
+    A promotion, rollback, shadow or withdrawal of the plant ends all that came before it, for they are of a comparison
+    with what was in force then; a rejection ends those of its composite. What a key signed after its
+    revocation does not count.
     """
     found: list[Entry] = []
     for entry in history:
@@ -51,7 +52,7 @@ def open_approvals(history: Sequence[Entry], plant: str, composite: str) -> list
             continue
         if entry.kind == "approval" and entry.body["composite"] == composite:
             found.append(entry)
-        elif entry.kind in ("promotion", "shadow", "withdrawal") or (
+        elif entry.kind in ("promotion", "rollback", "shadow", "withdrawal") or (
             entry.kind == "rejection" and entry.body["composite"] == composite
         ):
             found = []
@@ -69,9 +70,12 @@ def approvers(history: Sequence[Entry], promotion: Entry) -> str:
 
     Args:
         history: all verified entries.
-        promotion: one of them, or a shadow's.
+        promotion: one of them, a rollback's or a shadow's.
     """
     body = promotion.body
+    if promotion.kind == "rollback":
+        restored = {entry.digest: entry for entry in history}[body["restores"]]
+        return f"{approvers(history, restored)}, brought back by {body['by'].strip()}"
     given = open_approvals(history[: promotion.sequence - 1], promotion.plant, body["composite"])
     names = [e.body["by"].strip() for e in given if e.body["candidate"] == body["candidate"]]
     return ", ".join({name.casefold(): name for name in reversed(names)}.values())

@@ -8,9 +8,8 @@ from contextlib import suppress
 from pydantic import ValidationError
 
 from tasks.adapters.ledger.certificate import Check
-from tasks.adapters.ledger.champions import champion
+from tasks.adapters.ledger.champions import IN_FORCE, approvals_of, champion, restored
 from tasks.adapters.ledger.ledger import Entry
-from tasks.adapters.ledger.people.approvals import open_approvals
 from tasks.adapters.ledger.people.keyring import check_pins, counts, keyring
 from tasks.adapters.ledger.people.voided import counting, forged, void
 from tasks.adapters.ledger.policies.model import RULE
@@ -39,7 +38,8 @@ def check_people(entries: Sequence[Entry], trust: TrustRoot) -> list[Check]:
 
 
 def _summary(entries: Sequence[Entry], failed: bool) -> Iterator[Check]:
-    decided = [e for e in entries if e.kind in ("approval", "rejection", "withdrawal") and e.body.get("by") != RULE]
+    kinds = ("approval", "rejection", "withdrawal", "rollback")
+    decided = [e for e in entries if e.kind in kinds and e.body.get("by") != RULE]
     signed = sum(bool(entry.body.get("signature")) for entry in decided)
     if not failed:
         yield Check(NAME, True, f"{signed} decisions signed by persons' keys, each as the trust root pins it")
@@ -52,12 +52,12 @@ def _summary(entries: Sequence[Entry], failed: bool) -> Iterator[Check]:
 def _resting(entries: Sequence[Entry]) -> Iterator[str]:
     """Champions whose approvals do not all count any more, after a key was revoked from before."""
     keys = keyring(entries)
-    for plant in sorted({entry.plant for entry in entries if entry.kind == "promotion"}):
+    for plant in sorted({entry.plant for entry in entries if entry.kind in IN_FORCE}):
         now = champion(entries, plant)
         if now is None:
             continue
-        before = entries[: now.sequence - 1]
-        for approval in open_approvals(before, plant, now.body["composite"]):
+        own = [now] if now.kind == "rollback" else []
+        for approval in [*approvals_of(entries, restored(entries, now)), *own]:
             if not counts(keys, approval):
                 key = keys[keyid_of(approval.body["signature"].encode())]
                 yield (

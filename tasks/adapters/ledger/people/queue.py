@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from configs.errors import BadInput
 from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.ledger import Entry
+from tasks.adapters.ledger.people.voided import VOID, leaves_service
 from tasks.references import CandidateRecord, Evidence, ProcessEvidence
 
-VERBS = {"rejection": "rejected", "withdrawal": "withdrew"}
+VERBS = {"rejection": "rejected", "withdrawal": "withdrew", "rollback": "rolled back from", VOID: "rolled back from"}
 """Verdicts against a composite: it is not promoted again."""
+FINAL = ("rejection", "withdrawal")
+"""Those that hold for good: what was rolled back from may be rolled back to."""
 
 
 def record_of(entry: Entry) -> CandidateRecord:
@@ -25,13 +28,23 @@ def in_force(entries: Sequence[Entry], plant: str, evidence: Evidence | ProcessE
 
 
 def was_rejected(entries: Sequence[Entry], plant: str, composite: str) -> bool:
-    """Whether a person rejected this composite, or withdrew it."""
+    """Whether a person rejected this composite, withdrew it or rolled back from it."""
     return verdict_against(entries, plant, composite) is not None
 
 
 def verdict_against(entries: Sequence[Entry], plant: str, composite: str) -> Entry | None:
-    """The first rejection or withdrawal of a composite."""
-    return next((e for e in entries if e.kind in VERBS and e.plant == plant and e.body["composite"] == composite), None)
+    """The first rejection or withdrawal of a composite, else the rollback that left it behind."""
+    own = [e for e in entries if e.plant == plant and (e.kind in (*FINAL, "rollback") or leaves_service(e))]
+    final = (e for e in own if e.kind in FINAL and e.body["composite"] == composite)
+    # What a rollback that does not count was to bring back is left to what was said before.
+    turns = (
+        e
+        for e in reversed(own)
+        if e.kind not in FINAL
+        and composite in ((e.body["composite"], e.body["leaves"]) if e.kind == "rollback" else (e.body["leaves"],))
+    )
+    last = next(turns, None)
+    return next(final, last if last is not None and last.body["leaves"] == composite else None)
 
 
 def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
@@ -41,7 +54,6 @@ def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
     nothing.
     """
     promoted = {e.body.get("candidate") for e in entries if e.kind in ("promotion", "shadow")}
-    rejected = {e.body["composite"] for e in entries if e.kind in VERBS}
     found = []
     for entry in entries:
         if entry.kind != "candidate" or plant not in (None, entry.plant) or entry.digest in promoted:
@@ -49,7 +61,9 @@ def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
         record = record_of(entry)
         current = in_force(entries, entry.plant, record.evidence)
         replaced, running = (current.digest, current.body["composite"]) if current else (None, None)
-        if record.passed and record.composite not in {*rejected, running} and record.champion == replaced:
+        if not record.passed or record.composite == running or record.champion != replaced:
+            continue
+        if not was_rejected(entries, entry.plant, record.composite):
             found.append(entry)
     return found
 

@@ -11,11 +11,14 @@ from tasks.adapters.ledger.signing import Pin, keyid_of
 if TYPE_CHECKING:
     from tasks.adapters.ledger.ledger import Entry
 
+REPLACED = " replaced"
+"""How the reason of an entry ends that was signed by a key of before."""
 VOID = "void"
 """Kind that an entry is read as when it does not count; no entry is signed as one."""
-PERMITS = ("result", "candidate", "approval", "promotion", "shadow", "extension", "policy", "key")
+PERMITS = ("result", "candidate", "approval", "promotion", "rollback", "shadow", "extension", "policy", "key")
 """What allows something. Attempts, rejections and withdrawals of a time that is doubtful later go on to count: else who
-revokes a key of their own would get error probability, or what was rejected, back."""
+revokes a key of their own would get error probability, or what was rejected, back. For the same reason a rollback that
+does not count brings nothing back, but what it left stays out of service (`leaves_service`)."""
 
 
 def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry]:
@@ -55,7 +58,22 @@ def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]
             since = revoked.get(name, "") if (name := _key(entry)) else ""
             if since and entry.timestamp >= since and entry.kind in PERMITS:
                 found.setdefault(entry.sequence, f"signed by key {name}, which was revoked from {since} on")
+    permits = {e.digest: e.sequence for e in entries if e.sequence in found}
+    for entry in entries:
+        rests = [permits[d] for d in (texts(entry, "restores", "candidate") or ()) if d in permits]
+        if entry.kind == "rollback" and rests:
+            found.setdefault(entry.sequence, f"to what entry {rests[0]} permitted, which does not count")
     return found
+
+
+def leaves_service(entry: Entry) -> bool:
+    """Whether an entry as it counts takes a champion out of service without another one: a withdrawal, or a rollback
+    that does not count because its key was revoked or because of what it rests on. One that was forged does nothing.
+    """
+    if entry.kind != VOID:
+        return entry.kind == "withdrawal"
+    reason = str(entry.body["reason"])
+    return reason.startswith("rollback ") and not reason.endswith(REPLACED)
 
 
 def forged(entries: Sequence[Entry]) -> dict[int, str]:
@@ -66,7 +84,7 @@ def forged(entries: Sequence[Entry]) -> dict[int, str]:
         return found
     for entry in entries:
         if (name := _key(entry)) in out:
-            found[entry.sequence] = f"signed by key {name}, which entry {out[name]} replaced"
+            found[entry.sequence] = f"signed by key {name}, which entry {out[name]}{REPLACED}"
         elif entry.kind == "rotation" and (told := texts(entry, "old", "person")) and not told[1]:
             out[told[0]] = entry.sequence
     return found

@@ -1,0 +1,139 @@
+"""Commands about champions of before: who was in force when, and going back to one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from configs.home import Home
+from flows.cli.console import AsJson, emit, known_plant, show_table
+from flows.cli.keys import KeyFile, hand_of
+from flows.cli.models import Plant, Role, Who
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tasks.adapters.ledger.ledger import Entry
+    from tasks.decisions.past import InForce
+
+
+def rollback(
+    plant: Plant,
+    to: Annotated[str, typer.Option("--to", help="The version to go back to, which was champion before.")],
+    why: Annotated[str, typer.Option(help="Why, for the record.")],
+    by: Who = "",
+    role: Role = "",
+    key: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring an earlier champion back into service, once all that it rests on has been verified again.
+
+    Verified are the ledger, the certificate (signature, statistics, age by the plant's policy), the bundle, which must
+    load and answer as recorded, and MLflow's files. The version that it takes the place of is not promoted again by
+    itself; a rollback brings it back.
+
+    Example: neorl rollback chemical_reactor --to 3 --why "version 4 is nervous on the valve"
+    """
+    from flows.promote import rollback as decide
+
+    hand = hand_of(by, key)
+    result = decide(Home.locate(), known_plant(plant), to, hand.name, why, hand.signatory, role=role)
+    lines = [f"version {to} of {plant} is champion again", hand.told, *result.aliases.changes]
+    emit(result, as_json, lines)
+
+
+def history(
+    plant: Plant,
+    at: Annotated[
+        str,
+        typer.Option(help="Only who was in force then: a date (its end in UTC), or an ISO time with its zone."),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show who was champion when, and every entry about the plant, from the verified ledger.
+
+    With --at, who was in force at that instant, with the certificate, the dataset and the approvals of then. A time
+    without a zone is taken as UTC, and the answer says so.
+
+    Example: neorl history chemical_reactor --at 2026-11-20T14:00:00+01:00
+    """
+    known_plant(plant)
+    from tasks.adapters.ledger.champions import IN_FORCE, before_policy
+    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.decisions.past import in_force_at
+    from tasks.record import history_rows
+
+    entries = Ledger.open(Home.locate(), write=False).entries()
+    then = in_force_at(entries, plant, at) if at else None
+    own = [e for e in entries if e.plant == plant and (then is None or e.digest == then.entry)]
+    rows = [_promotion(entry, entries) for entry in own if entry.kind in IN_FORCE]
+    watched = [_promotion(entry, entries) for entry in own if entry.kind == "shadow"]
+    if then is not None:
+        found = {"champions": [row._asdict() for row in rows], "shadows": [row._asdict() for row in watched]}
+        emit({"plant": plant, **found, "entries": [], "then": then.model_dump()}, as_json, _told(then))
+        return
+    everything = [row.model_dump() for row in history_rows(entries, plant)]
+    if as_json:
+        found = {"champions": [row._asdict() for row in rows], "shadows": [row._asdict() for row in watched]}
+        emit({"plant": plant, **found, "entries": everything}, True)
+        return
+    if rows:
+        show_table(Promotion._fields[:-1], [row[:-1] for row in rows])
+    elif watched:
+        print(f"{plant} has had no champion, for it has no simulator; in shadow were")
+        show_table(Promotion._fields[:-1], [row[:-1] for row in watched])
+    else:
+        print(f"{plant} has had no champion yet")
+    if standing := before_policy(entries, plant):
+        print(standing)
+    if everything:
+        print()
+        show_table(("sequence", "timestamp", "kind", "detail"), [[*row.values()] for row in everything])
+
+
+class Promotion(NamedTuple):
+    """A row of the history."""
+
+    since: str
+    version: str
+    composite: str
+    approved_by: str
+    entry: str
+    sequence: int
+
+
+def _promotion(entry: Entry, entries: Sequence[Entry]) -> Promotion:
+    from tasks.adapters.ledger.people.approvals import approvers
+
+    return Promotion(
+        since=entry.timestamp,
+        version=str(entry.body.get("version", "")),
+        composite=entry.body["composite"],
+        approved_by=approvers(entries, entry),
+        entry=entry.digest,
+        sequence=entry.sequence,
+    )
+
+
+def _told(then: InForce) -> list[str]:
+    """Who was in force at an instant, for people."""
+    lines = [f"{then.plant} at {then.at} ({then.zone}): {then.who}"]
+    if then.version is None:
+        return lines
+    lines += [f"composite    {then.composite}", f"since        {then.since}, ledger entry {then.entry}"]
+    if (certificate := then.certificate) is None:
+        lines.append("certificate  none: without a simulator there is none")
+    else:
+        until = f", by the policy of then good until {certificate.until}" if certificate.until else ""
+        lines += [
+            f"certificate  {certificate.file} of {certificate.since}{until}",
+            *(f"             {line}" for line in (certificate.claim or "").splitlines()),
+        ]
+    if (dataset := then.dataset) is not None:
+        logs = f", of logs {', '.join(source[:12] for source in dataset.sources)}" if dataset.sources else ""
+        lines.append(f"dataset      {dataset.digest}: {dataset.rows:,} rows in {dataset.episodes:,} episodes{logs}")
+    for each in then.approvals:
+        role, note = f" as {each.role}" if each.role else "", f": {each.note}" if each.note else ""
+        lines.append(f"{each.when}  {each.meaning} by {each.by}{role}, {each.signed}{note}")
+    return lines

@@ -1,0 +1,184 @@
+"""A rollback where the policy asks for persons' keys: signed by one in force, on what the ledger has now."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import Refused
+from configs.home import Home
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.champions import (
+    PromotionBody,
+    RollbackBody,
+    champion,
+    leaving,
+    promote,
+    promotion_of,
+    said_of_rollback,
+)
+from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.people.approvals import VerdictBody
+from tasks.adapters.ledger.people.keyring import RevocationBody
+from tasks.adapters.ledger.people.queue import was_rejected
+from tasks.adapters.ledger.people.rules import said_of_revocation
+from tasks.adapters.ledger.people.statement import read_payload
+from tasks.adapters.ledger.people.verdicts import approve
+from tasks.adapters.ledger.protocol import Rotate
+from tasks.adapters.ledger.signer import Signer
+from tasks.adapters.ledger.signing import keyid_of
+from tasks.decisions import keys
+from tests.evidence import PLANT, open_ledger, propose
+from tests.tasks.adapters.ledger.people.persons import Person, approval, pin, proposed
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+
+
+def signed_rollback(ledger: Ledger, person: Person, **changes: Any) -> RollbackBody:
+    """A rollback to the first champion that a person signed, and what is changed after that."""
+    history = ledger.entries()
+    first = promotion_of(history, PLANT, "1")
+    assert first is not None
+    replaces, leaves = leaving(history, PLANT)
+    said = RollbackBody(
+        composite=first.body["composite"],
+        candidate=first.body["candidate"],
+        version="1",
+        restores=first.digest,
+        replaces=replaces,
+        leaves=leaves,
+        by=person.name,
+        why="it hunts",
+    )
+    envelope = person.signs.sign(said_of_rollback(history, PLANT, said))
+    signature = {"signature": envelope, "signed": read_payload(envelope)["signed"]}
+    return said.model_copy(update={**signature, **changes})
+
+
+@pytest.fixture
+def two_champions(keyed: Ledger, ada: Person) -> Ledger:
+    for number, composite in enumerate((A, B), 1):
+        candidate = proposed(keyed, composite, version=str(number), run_key=str(number))
+        given = approval(keyed, candidate, ada)
+        promotion = PromotionBody(
+            composite=composite,
+            approval=given.digest,
+            replaces=candidate.body["champion"],
+            candidate=candidate.digest,
+            version=str(number),
+        )
+        promote(keyed, PLANT, promotion)
+    return keyed
+
+
+def test_a_person_signs_the_return_of_a_champion(two_champions: Ledger, ben: Person) -> None:
+    ledger = two_champions
+    with pytest.raises(Refused, match="expected Ben's own signature on the rollback, got the home's"):
+        ledger.append("rollback", signed_rollback(ledger, ben, signature="", signed=""), plant=PLANT)
+    with pytest.raises(Refused, match="expected a statement whose note is 'another reason', got 'it hunts'"):
+        ledger.append("rollback", signed_rollback(ledger, ben, why="another reason"), plant=PLANT)
+    with pytest.raises(Refused, match="expected a signature by a key that is enrolled"):
+        ledger.append("rollback", signed_rollback(ledger, Person("Ben")), plant=PLANT)
+    entry = ledger.append("rollback", signed_rollback(ledger, ben), plant=PLANT)
+    assert _audited(ledger) == []
+    # The statement is of this champion: given again it counts for nothing.
+    with pytest.raises(Refused, match="in force, got one prepared against another"):
+        ledger.append("rollback", entry.read(RollbackBody), plant=PLANT)
+
+
+def test_what_rests_on_a_key_that_was_revoked_is_named(two_champions: Ledger, ada: Person, ben: Person) -> None:
+    ledger = two_champions
+    entry = ledger.append("rollback", signed_rollback(ledger, ben), plant=PLANT)
+    gone = RevocationBody(key=ben.id, since=entry.timestamp, by=ada.name, why="the laptop was stolen")
+    signature = ada.signs.sign(said_of_revocation(gone))
+    ledger.append("revocation", gone.model_copy(update={"signature": signature}))
+    pin(ledger)
+    (named,) = _audited(ledger)
+    assert named.startswith(f"version 1 of {PLANT} serves on Ben's approval (entry {entry.sequence}), by key {ben.id}")
+
+
+def _audited(ledger: Ledger) -> list[str]:
+    return [check.detail for check in audit(ledger.home).failures]
+
+
+class Revoked:
+    """A home whose key was stolen: two champions, and a rollback to the first, each on a day of its own."""
+
+    def __init__(self, home: Home) -> None:
+        self.home, self.day = home, datetime(2024, 1, 1, tzinfo=UTC)
+        self.signer = Signer.open(home, clock=lambda: self.day)
+
+    @property
+    def ledger(self) -> Ledger:
+        return open_ledger(self.home, clock=lambda: self.day)
+
+    def on(self, day: int) -> Ledger:
+        self.day = datetime(2024, 1, day, tzinfo=UTC)
+        return self.ledger
+
+    def crown(self, day: int, composite: str) -> Entry:
+        """Its version is its letter."""
+        ledger = self.on(day)
+        candidate = propose(ledger, composite, version=composite[0], run_key=composite[0])
+        now = champion(ledger.entries(), PLANT)
+        said = VerdictBody(composite=composite, by="a reviewer", note="", candidate=candidate)
+        promotion = PromotionBody(
+            composite=composite,
+            approval=approve(ledger, PLANT, said).digest,
+            replaces=now.digest if now else None,
+            candidate=candidate,
+            version=composite[0],
+        )
+        return promote(ledger, PLANT, promotion)
+
+    def rotate(self) -> None:
+        assert not self.signer.answer(Rotate(by="an administrator", why="stolen")).stale
+
+    def roll_back(self, day: int, to: Entry) -> None:
+        ledger = self.on(day)
+        replaces, leaves = leaving(ledger.entries(), PLANT)
+        about = {name: to.body[name] for name in ("composite", "candidate", "version")}
+        why = {"by": "an operator", "why": "it hunts"}
+        ledger.append(
+            "rollback", RollbackBody(**about, **why, restores=to.digest, replaces=replaces, leaves=leaves), plant=PLANT
+        )
+
+    def revoke(self, since: int, key: str) -> list[Entry]:
+        keys.revoke(self.on(20), key, f"2024-01-{since:02}T00:00:00.000000Z", "an administrator", "stolen")
+        return self.ledger.entries()
+
+
+def test_what_was_left_stays_out_of_service_when_the_rollbacks_key_is_revoked(home: Path) -> None:
+    stolen = Revoked(Home(home))
+    first = stolen.crown(1, A)
+    stolen.crown(2, B)
+    stolen.roll_back(6, first)
+    key = keyid_of(first.envelope)
+    stolen.on(10)
+    stolen.rotate()
+    entries = stolen.revoke(5, key)
+    assert champion(entries, PLANT) is None
+    assert was_rejected(entries, PLANT, B)
+    assert not was_rejected(entries, PLANT, A)
+    report = audit(stolen.home)
+    assert report.passed, report.failures
+
+
+def test_a_rollback_does_not_bring_back_what_a_stolen_key_promoted(home: Path) -> None:
+    stolen = Revoked(Home(home))
+    first = stolen.crown(1, A)
+    second = stolen.crown(6, B)
+    key = keyid_of(first.envelope)
+    stolen.on(7)
+    stolen.rotate()
+    stolen.crown(8, C)
+    stolen.roll_back(9, second)
+    assert champion(stolen.ledger.entries(), PLANT) is not None
+    entries = stolen.revoke(5, key)
+    assert champion(entries, PLANT) is None
+    assert was_rejected(entries, PLANT, C)
+    report = audit(stolen.home)
+    assert report.passed, report.failures
