@@ -1,0 +1,147 @@
+"""Check an archive of `neorl audit export` without NeoRL: python verify_archive.py ARCHIVE TRUST.YAML [HEAD FILE ...].
+
+Needs Python 3.11 and `cryptography` (pip install cryptography), and follows docs/audit.md and docs/evidence.md alone.
+It checks the list of files and their SHA-256, every entry's signature, the chain, the Merkle root and the signed head,
+the files that entries name, and the signatures of certificates. TRUST.YAML holds the public keys that you were given by
+another way than the archive. A HEAD is a file with a signed head that was kept: a report, or a `ledger.head`.
+The statistics of certificates, witnesses, keys that were replaced or revoked, and the rules of each kind of entry are
+left to `neorl audit verify --archive`.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import sys
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+ENTRY, HEAD, CERTIFICATE = (
+    f"application/{name}+json" for name in ("vnd.neorl.ledger-entry.v3", "vnd.neorl.ledger-head", "vnd.in-toto")
+)
+SMALL = 2**26
+KEPT = r'\{"payload":"[^"]+","payloadType":"[^"]+ledger-head\+json".*?\}\]\}'
+
+
+class Wrong(Exception):
+    """What does not hold, in a sentence."""
+
+
+def expect(held: bool, said: str) -> None:
+    """Stop with a sentence unless something holds."""
+    if not held:
+        raise Wrong(said)
+
+
+def canonical(value: Any) -> bytes:
+    """The one form of a JSON value that is signed."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def read_keys(path: str) -> dict[str, Ed25519PublicKey]:
+    """Homes' public keys by id, the beginning of the SHA-256 of the key; a person's key signs no entry."""
+    with open(path, encoding="utf-8") as file:
+        rows = re.split(r"^\s*- ", file.read(), flags=re.MULTILINE)
+    rows = [row for row in rows if not re.search(r"^\s*person: *[^\s'\"]", row.replace("'", "").replace('"', ""), re.M)]
+    texts = [text for row in rows for text in re.findall(r"^\s*public: *['\"]?([A-Za-z0-9+/=]+)", row, re.M)]
+    raw = [base64.b64decode(text, validate=True) for text in texts]
+    return {hashlib.sha256(key).hexdigest()[:16]: Ed25519PublicKey.from_public_bytes(key) for key in raw}
+
+
+def unsealed(keys: dict[str, Ed25519PublicKey], kind: str, raw: bytes) -> Any:
+    """The payload of a DSSE envelope that one of the keys signed: PAE = "DSSEv1" SP len type SP len body."""
+    envelope = json.loads(raw)
+    (signature,), body = envelope["signatures"], base64.b64decode(envelope["payload"], validate=True)
+    expect(canonical(envelope) == raw and envelope["payloadType"] == kind, f"not a canonical envelope of {kind}")
+    expect(signature["keyid"] in keys, f"signed by key {signature['keyid']}, which is not in the trust file")
+    said = b"DSSEv1 %d %b %d %b" % (len(kind), kind.encode(), len(body), body)
+    keys[signature["keyid"]].verify(base64.b64decode(signature["sig"], validate=True), said)
+    payload = json.loads(body)
+    expect(canonical(payload) == body, "a payload that is not canonical")
+    return payload
+
+
+def root(leaves: list[bytes]) -> bytes:
+    """Merkle tree hash of RFC 6962, section 2.1."""
+    if len(leaves) < 2:
+        return hashlib.sha256(b"\0" + leaves[0] if leaves else b"").digest()
+    half = 1 << (len(leaves) - 1).bit_length() - 1
+    return hashlib.sha256(b"\1" + root(leaves[:half]) + root(leaves[half:])).digest()
+
+
+def files_of(path: str) -> Iterator[tuple[str, str, bytes]]:
+    """Path, SHA-256 and, where it is small, content of each file: nothing is unpacked."""
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            odd = {"", ".", ".."} & set(member.name.split("/"))
+            expect(member.type == tarfile.REGTYPE and not odd, f"{member.name!r} is not a plain file below the top")
+            source = archive.extractfile(member)
+            assert source is not None
+            digest, content = hashlib.sha256(), b""
+            while block := source.read(2**20):
+                digest.update(block)
+                content += block if member.size <= SMALL else b""
+            yield member.name, digest.hexdigest(), content
+
+
+def contains(keys: dict[str, Ed25519PublicKey], leaves: list[bytes], envelope: bytes, name: str) -> None:
+    """Whether the ledger begins with what a signed head has seen."""
+    head = unsealed(keys, HEAD, envelope)
+    part = leaves[: head["size"]]
+    last = hashlib.sha256(part[-1]).hexdigest() if part else "0" * 64
+    same = (len(part), last, root(part).hex()) == (head["size"], head["last"], head["root"])
+    expect(same, f"the ledger does not contain the signed head of {name}: it was shortened or replaced")
+
+
+def verify(archive: str, trust: str, heads: list[str]) -> str:
+    """Check everything, and say what there was."""
+    keys = read_keys(trust)
+    found = {}
+    for name, digest, content in files_of(archive):
+        expect(name not in found, f"{name} comes twice")
+        found[name] = (digest, content)
+    contents = json.loads(found.pop("archive.json")[1])
+    expect(contents["format"] == "neorl-audit-archive/1", "another form of archive")
+    listed = {file["path"]: file["sha256"] for file in contents["files"]}
+    wrong = sorted(set(listed) ^ set(found)) or [name for name in listed if found[name][0] != listed[name]]
+    expect(not wrong, f"{', '.join(wrong[:3])}: missing, added or altered")
+    leaves = [found[f"ledger/{number:08d}.json"][1] for number in range(1, contents["entries"] + 1)]
+    before, clock, files, absent = "0" * 64, "", 0, 0
+    for number, leaf in enumerate(leaves, 1):
+        entry = unsealed(keys, ENTRY, leaf)
+        expect((entry["sequence"], entry["predecessor"]) == (number, before), f"entry {number} breaks the chain")
+        expect(entry["timestamp"] >= clock, f"entry {number} is older than the one before")
+        before, clock = hashlib.sha256(leaf).hexdigest(), entry["timestamp"]
+        for file in entry["artefacts"]:
+            path, files = file["path"], files + 1
+            if path not in found and path in contents["left_out"] and path.startswith("datasets/"):
+                absent += 1
+                continue
+            expect(path in found, f"{path}, named by entry {number}, is missing")
+            expect(found[path][0] == file["sha256"], f"{path} is not the file that entry {number} names")
+            if entry["kind"] == "result" and path.startswith("certificates/"):
+                unsealed(keys, CERTIFICATE, found[path][1])
+    contains(keys, leaves, found["ledger.head"][1].strip(), "the archive")
+    expect(json.loads(base64.b64decode(json.loads(found["ledger.head"][1])["payload"]))["size"] == len(leaves), "cut")
+    for name in heads:
+        with open(name, encoding="utf-8") as kept:
+            texts = re.findall(KEPT, html.unescape(kept.read()))
+        expect(bool(texts), f"{name} holds no signed head")
+        for text in texts:
+            contains(keys, leaves, text.encode(), name)
+    less = f", {absent} of them datasets' that were left out" if absent else ""
+    return f"ok: {len(leaves)} entries until {clock}, {files} files named{less}, root {root(leaves).hex()}"
+
+
+if __name__ == "__main__":
+    try:
+        print(verify(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    except InvalidSignature:
+        sys.exit("failed: a signature that does not fit what it signs")
+    except (Wrong, OSError, ValueError, LookupError, TypeError, tarfile.TarError, RecursionError) as error:
+        sys.exit(f"failed: {error if isinstance(error, Wrong) else f'{type(error).__name__} {error}'}")
