@@ -122,7 +122,9 @@ def view(record: Record) -> View:
         title=record.run.plant.replace("_", " ").capitalize(),
         verdict=CERTIFIED if alone else verdict_text(record.verdict, record.gates, record.champion),
         tone=TONES.get(record.verdict, "wait"),
-        gates=tuple(GateRow(GATE_TITLES[gate.name], mark(gate), gate.detail) for gate in record.gates),
+        gates=tuple(
+            GateRow(f"{gate.name}: {GATE_TITLES[gate.name]}", mark(gate), gate.detail) for gate in record.gates
+        ),
         certificate=certificate,
         certificate_of=of,
         non_claims=NO_SIMULATOR if record.of_process else NON_CLAIMS,

@@ -90,7 +90,14 @@ def test_the_report_loads_nothing_and_tells_everything(sample: Record, plots: di
     assert "@import" not in html
     assert "url(" not in html
     first_screen, _, rest = page.text.partition("Behaviour")
-    for words in (VERDICTS["waiting"], sample.headline, "version 2", CLAIM, "+0.103 [+0.091, +0.115]", "Servability"):
+    for words in (
+        VERDICTS["waiting"],
+        sample.headline,
+        "version 2",
+        CLAIM,
+        "+0.103 [+0.091, +0.115]",
+        "servability: loads",
+    ):
         assert words in first_screen
     digests = [value for _, value in sample.digests]
     told = ("46,512", "31 out of order", "neorl audit verify", "75.0 s", sample.run_key)
@@ -119,7 +126,10 @@ def test_what_a_log_says_cannot_become_markup(sample: Record, home: Path) -> Non
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
     text = describe(record)
-    assert "| Data | **FAIL** | column 'a\\|b' &lt;script> is &amp; stays text |\n" in text
+    assert (
+        "| data: the logs meet every expectation | **FAIL** | column 'a\\|b' &lt;script> is &amp; stays text |\n"
+        in text
+    )
     assert "<script>" not in text
 
 
@@ -242,7 +252,9 @@ def test_the_description_is_decided_from_its_first_lines(sample: Record) -> None
     text = describe(sample, "http://host/#/experiments/1/runs/r", "get-artifact?path=p.png")
     assert text.startswith(f"### {VERDICTS['waiting']}\n")
     assert len(text) <= 5000  # the column's width in MLflow's schema, which PostgreSQL enforces
-    order = [text.index(words) for words in (sample.headline, CLAIM, "plant controller", "Servability", "Not claimed")]
+    order = [
+        text.index(words) for words in (sample.headline, CLAIM, "plant controller", "servability: loads", "Not claimed")
+    ]
     assert order == sorted(order)
     assert "![" in text
     assert "&emsp;" not in text
