@@ -49,6 +49,7 @@ from tasks.references.learning import (
     SimulatorErrors,
     TrainedLearner,
 )
+from tasks.references.monitoring import DriftGroup, DriftRecord, SignalDrift
 from tasks.references.process import (
     NAIVE_PREDICTORS,
     NO_CLAIM,
@@ -84,6 +85,8 @@ __all__ = [
     "DecisionRecord",
     "Digests",
     "DriftFinding",
+    "DriftGroup",
+    "DriftRecord",
     "DriftReference",
     "Evaluation",
     "Evidence",
@@ -124,6 +127,7 @@ __all__ = [
     "Service",
     "ShadowComparison",
     "ShadowInForce",
+    "SignalDrift",
     "SignalError",
     "SimulatorErrors",
     "Source",

@@ -51,10 +51,22 @@ class Dataset(Reference):
     notes: tuple[str, ...] = ()
     """A line for each thing that a reader should check."""
 
+    def at(self, store: Path) -> Dataset:
+        """The same dataset with its files in another folder of datasets."""
+        moved = {name: _moved(value, self.store, store) for name, value in self}
+        return self.model_copy(update=moved)
+
     @property
     def found(self) -> str:
         lost = f", {self.quarantined:,} in quarantine" if self.quarantined else ""
         return f"dataset {self.digest[:12]}: {self.rows:,} rows in {self.episodes:,} episodes{lost}"
+
+
+def _moved(value: object, before: Path, now: Path) -> object:
+    """A path below one folder as below another; anything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(_moved(each, before, now) for each in value)
+    return now / value.relative_to(before) if isinstance(value, Path) and value.is_relative_to(before) else value
 
 
 class DriftReference(Reference):

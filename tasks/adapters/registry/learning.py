@@ -172,3 +172,24 @@ def rate_members(registry: Registry, plant: str, rated: Sequence[RatedMember]) -
                 registry.client.log_batch(
                     run.info.run_id, metrics=told, tags=[RunTag(COMPOSITE, member.composite)], synchronous=True
                 )
+
+
+def log_numbers(registry: Registry, run_id: str, numbers: Mapping[str, float], step: int) -> None:
+    """Write numbers that come once in a while, such as those of a drift, into a version's run.
+
+    Args:
+        registry: MLflow.
+        run_id: the run.
+        numbers: by the metric's name; those that are not finite are left out.
+        step: their place on the metric's axis.
+
+    Raises:
+        ServiceMissing: when MLflow does not answer.
+    """
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    told = [Metric(name, value, now, step) for name, value in numbers.items() if np.isfinite(value)]
+    with registry.answering(f"run {run_id}"):
+        for start in range(0, len(told), BATCH):
+            registry.client.log_batch(run_id, metrics=told[start : start + BATCH], synchronous=True)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from configs.code import Origin
+from configs.environment import TELEMETRY_OFF
 from configs.errors import Refused, ServiceMissing
-from configs.telemetry import TELEMETRY_OFF
 from neorl_core.types import Plant, PlantSpec, Process
-from tasks.adapters.models.bundle import load_bundle, read_manifest
+from tasks.adapters.models.bundle import load_bundle
+from tasks.adapters.models.manifest import read_manifest
 from tasks.adapters.registry import reading
 from tasks.adapters.registry.page import LIMIT, Page, joined, split
 from tasks.adapters.registry.upload import COMPOSITE, MODEL_ID, RUN_KEY, Artifact, Submission, put, upload
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from neorl_core.safety.composite import Composite
 
 CHAMPION, CHALLENGER, SHADOW = "champion", "challenger", "shadow"
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""What kind of experiment a plant's is, for MLflow's pages differ by it."""
+TRAINING_PAGES = "workflowType=machine_learning"
+"""By which a link shows MLflow's pages of training: runs and registered models."""
 CLIENT = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_UV_AUTO_DETECT": "false",
@@ -132,12 +137,12 @@ class Registry:
 
     def run_url(self, experiment_id: str, run_id: str) -> str:
         """Where the UI shows a run; a database without a server has no pages."""
-        page = f"/#/experiments/{experiment_id}/runs/{run_id}"
+        page = f"/#/experiments/{experiment_id}/runs/{run_id}?{TRAINING_PAGES}"
         return f"{self.uri}{page}" if self.uri.startswith("http") else f"runs:/{run_id}"
 
     def version_url(self, plant: str, version: str) -> str:
         """Where the UI shows a model version."""
-        page = f"/#/models/{plant}/versions/{version}"
+        page = f"/#/models/{plant}/versions/{version}?{TRAINING_PAGES}"
         return f"{self.uri}{page}" if self.uri.startswith("http") else f"models:/{plant}/{version}"
 
     def experiment(self, plant: str) -> str:
@@ -147,9 +152,11 @@ class Registry:
         with self.answering():
             found = self.client.get_experiment_by_name(plant)
             if found is not None and found.lifecycle_stage == "active":
+                for key, value in EXPERIMENT_TAGS.items() - found.tags.items():
+                    self.client.set_experiment_tag(found.experiment_id, key, value)
                 return str(found.experiment_id)
             try:
-                return self.client.create_experiment(plant)
+                return self.client.create_experiment(plant, tags=EXPERIMENT_TAGS)
             except MlflowException as error:
                 # Another process, or the thread that follows a training, was faster.
                 found = self.client.get_experiment_by_name(plant)
@@ -208,7 +215,7 @@ class Registry:
                 submission.plant,
                 source=f"models:/{run.model_id}",
                 run_id=run.run_id,
-                tags={**submission.all_tags(), MODEL_ID: run.model_id},
+                tags=submission.version_tags(run.model_id),
                 description=submission.describe(run.run_id)[:LIMIT],
                 model_id=run.model_id,
                 await_creation_for=0,

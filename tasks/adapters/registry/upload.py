@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 RUN_KEY, COMPOSITE, MODEL_ID = "neorl.run_key", "neorl.composite", "neorl.model_id"
+STATUS_TAG, HEAD = "neorl.status", "neorl.ledger_head"
 CURVE_POINTS = 200
 REQUIREMENTS = ("mlflow", "numpy", "pandas", "jax", "jaxtyping", "flax")
 BATCH = 1000
@@ -91,6 +92,15 @@ class Submission:
     def all_tags(self) -> dict[str, str]:
         """The tags, with those by which runs and versions are found again."""
         return {**self.tags, RUN_KEY: self.run_key, COMPOSITE: self.digest}
+
+    def version_tags(self, model_id: str) -> dict[str, str]:
+        """Those of the version: what MLflow's table of versions shows, in this order. The run has the other digests.
+
+        Args:
+            model_id: of the model that the version serves.
+        """
+        head = {HEAD: self.tags[HEAD]} if HEAD in self.tags else {}
+        return {STATUS_TAG: "registered", COMPOSITE: self.digest, RUN_KEY: self.run_key, MODEL_ID: model_id} | head
 
 
 class UploadedRun(NamedTuple):

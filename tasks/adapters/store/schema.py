@@ -23,6 +23,8 @@ ROW_KEYS: dict[str, np.dtype[Any]] = {
 }
 """Keys per row in their canonical order; `timestamps` (ns since 1970, UTC) only where they are known."""
 
+NO_SUCCESSOR = "no next observation"
+"""Why the last row of an episode is left out: a time limit cut it, or the file ends, and nothing tells what came."""
 CHOICE = np.dtype("<i4")
 """A discrete action, which is the number of its choice, in place of `ROW_KEYS`' type."""
 MOST_CHOICES = 1_000

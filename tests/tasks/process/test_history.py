@@ -9,7 +9,7 @@ import pytest
 
 from configs.home import Home
 from flows.checks import checked_run
-from neorl_core.types import History
+from neorl_core.history import History
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.plants.known import plant_of
 from tasks.evaluation.evaluate import evaluate

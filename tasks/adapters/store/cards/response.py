@@ -35,11 +35,34 @@ MOST_SIGNALS, MOST_ACTIONS = 6, 4
 Index = npt.NDArray[np.int64]
 
 
+class _Changes(NamedTuple):
+    """What each signal changed by, so many steps ahead."""
+
+    sums: tuple[Floats, Floats, Floats]
+    """Of every row whether it is known, the change, 0 where it is not, and its square: what is summed (n, O)."""
+    total: Floats
+    """Known changes (O,), at least 1."""
+    centre: Floats
+    """Mean change (O,)."""
+    spread: Floats
+    """Sum of the squared deviations from it (O,)."""
+
+    @classmethod
+    def of(cls, change: Floats) -> _Changes:
+        """Of changes (n, O), NaN where the episode ends before."""
+        known = np.isfinite(change)
+        value = np.where(known, change, 0.0)
+        total = np.maximum(known.sum(axis=0), 1).astype(np.float64)
+        centre = value.sum(axis=0) / total
+        spread = (np.where(known, value - centre, 0.0) ** 2).sum(axis=0)
+        return cls((known.astype(np.float64), value, value * value), total, centre, spread)
+
+
 class _Rows(NamedTuple):
     actions: Floats
     """(n, A)."""
-    changes: Floats
-    """(n, len(AHEAD), O); NaN where the episode ends before."""
+    changes: tuple[_Changes, ...]
+    """For each of `AHEAD`."""
 
 
 def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard, ...]:
@@ -57,7 +80,7 @@ def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard,
     clear = np.zeros((acting.size, spec.observation.size))
     for i, groups in enumerate(grouped):
         if groups is not None:
-            clear[i] = np.max([_explained(rows.changes[:, k], groups) for k in range(len(AHEAD))], axis=0)
+            clear[i] = np.max([_explained(change, groups) for change in rows.changes], axis=0)
         clear[i, [name in (acting.names[i], *goals) for name in spec.observation.names]] = 0.0
     actions = _best(clear.max(axis=1, initial=0.0), MOST_ACTIONS)
     signals = _best(clear[actions].max(axis=0, initial=0.0), MOST_SIGNALS)
@@ -87,7 +110,8 @@ def _sample(dataset: StoredDataset, spec: PlantSpec) -> _Rows:
                 moved[known, k] = later[chosen[known] + ahead - 1] - begin[known]
             actions.append(action_vectors(block["actions"][chosen], spec).astype(np.float64))
             changes.append(moved)
-    return _Rows(np.concatenate(actions), np.concatenate(changes))
+    moved = np.concatenate(changes)
+    return _Rows(np.concatenate(actions), tuple(_Changes.of(moved[:, k]) for k in range(len(AHEAD))))
 
 
 def _blocks(rows: int) -> list[tuple[int, int]]:
@@ -105,34 +129,28 @@ def _grouped(action: Floats) -> Index | None:
     return groups if (counts >= LEAST).sum() > 1 else None
 
 
-def _means(change: Floats, groups: Index) -> tuple[Floats, Floats, Floats]:
+def _means(change: _Changes, groups: Index) -> tuple[Floats, Floats, Floats]:
     """Of each group the mean change and its standard error (B, O), and how many rows have one (B, O)."""
     size = int(groups.max()) + 1
-    known = np.isfinite(change)
-    value = np.where(known, change, 0.0)
     # Sums of groups as a product of matrices: adding row by row takes ten times as long.
     member = (np.arange(size)[:, None] == groups).astype(np.float64)
-    count, plain, square = (member @ part for part in (known.astype(np.float64), value, value**2))
+    count, plain, square = (member @ part for part in change.sums)
     most = np.maximum(count, 1)
     mean = plain / most
     deviation = np.sqrt(np.maximum(square / most - mean**2, 0.0))
     return mean, deviation / np.sqrt(most), count
 
 
-def _explained(change: Floats, groups: Index) -> Floats:
+def _explained(change: _Changes, groups: Index) -> Floats:
     """Share of each signal's changes that the action's group explains (O,), less what chance hardly reaches.
 
     Of B groups chance explains (B - 1) / n on average, with a deviation of sqrt(2 (B - 1)) / n.
     """
     mean, _, count = _means(change, groups)
-    known = np.isfinite(change)
-    total = np.maximum(known.sum(axis=0), 1)
-    centre = np.where(known, change, 0.0).sum(axis=0) / total
-    spread = (np.where(known, change - centre, 0.0) ** 2).sum(axis=0)
-    between = (count * (mean - centre) ** 2).sum(axis=0)
+    between = (count * (mean - change.centre) ** 2).sum(axis=0)
     free = len(mean) - 1
-    chance = (free + CHANCE * np.sqrt(2 * free)) / total
-    return np.asarray(np.maximum(between / np.where(spread > 0, spread, np.inf) - chance, 0.0))
+    chance = (free + CHANCE * np.sqrt(2 * free)) / change.total
+    return np.asarray(np.maximum(between / np.where(change.spread > 0, change.spread, np.inf) - chance, 0.0))
 
 
 def _best(clear: Floats, most: int) -> list[int]:
@@ -145,8 +163,8 @@ def _card(spec: PlantSpec, rows: _Rows, groups: Index, action: int, signal: int)
     size = int(groups.max()) + 1
     levels = np.bincount(groups, rows.actions[:, action], size) / np.bincount(groups, minlength=size)
     after = []
-    for k, ahead in enumerate(AHEAD):
-        mean, error, count = (x[:, 0] for x in _means(rows.changes[:, k, [signal]], groups))
+    for ahead, moved in zip(AHEAD, rows.changes, strict=True):
+        mean, error, count = (sums[:, signal] for sums in _means(moved, groups))
         enough = count >= LEAST
         if enough.sum() > 1:
             chosen = (levels[enough], mean[enough], 2 * error[enough])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,11 @@ from tasks.adapters.ledger.people.queue import waiting
 from tasks.gates import REQUIRED_OF_PROCESS
 from tasks.process.compare import known_comparison
 from tasks.promote import promote_candidate, reject_candidate
-from tasks.references import CandidateRecord, DriftFinding, ProcessEvidence, ShadowComparison
+from tasks.references import (
+    CandidateRecord,
+    ProcessEvidence,
+    ShadowComparison,
+)
 from tests import judged
 from tests.evidence import DATASET, PLANT, forge, judged_record, open_ledger
 
@@ -168,29 +171,7 @@ def test_a_shadow_needs_gates_passed_and_an_approval_of_its_own(ledger: Ledger) 
 
 
 def comparison(shadow: str, **changes: Any) -> ShadowComparison:
-    drift = DriftFinding(
-        blocks=20,
-        step_seconds=10.0,
-        block_steps=5,
-        reference_blocks=50,
-        alarms_per_year=0.1,
-        log_evidence=2.0,
-        # 31,557,600 s in a year are 631,152 blocks of 50 s, and ten years have ten times as many.
-        log_threshold=math.log(6_311_520),
-    )
-    found = ShadowComparison(
-        shadow=shadow,
-        dataset=DATASET,
-        rows=100,
-        episodes=2,
-        agreement=0.5,
-        support=0.9,
-        interventions=0.1,
-        difference={"valve": 0.2},
-        model_error=1.1,
-        drift=drift,
-    )
-    return found.model_copy(update=changes)
+    return judged.shadow_comparison(shadow, DATASET, **changes)
 
 
 def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger: Ledger) -> None:
@@ -217,6 +198,27 @@ def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger:
     unwatched = blind.model_copy(update={"log_evidence": 0.0})
     ledger.append("comparison", comparison(entry.digest, drift=unwatched), plant=PROCESS)
     assert audit(ledger.home).passed
+
+
+def test_a_drift_is_from_what_was_in_force_and_follows_from_its_numbers(ledger: Ledger) -> None:
+    entry = begun(ledger)
+    found = judged.drift_record(entry.digest, DATASET, B)
+    ledger.append("drift", found, plant=PROCESS)
+    alarmed = {"log_evidence": 20.0, "alarm": "episode 1, step 5"}
+    ledger.append("drift", found.model_copy(update=alarmed), plant=PROCESS)
+    for changed, sentence in (
+        ({"against": B}, "expected a drift from what was champion or shadow"),
+        ({"reference": B}, "expected a drift from the dataset of version"),
+        ({"step_seconds": 0.0}, "expected a positive step"),
+        ({"log_threshold": 1.5}, "expected the threshold 17.2673 that 0.1 alarms a year come to, got 1.5"),
+        ({"alarm": "episode 1, step 5"}, "expected an alarm where the evidence reached"),
+        ({"log_evidence": 20.0}, "expected an alarm where the evidence reached"),
+    ):
+        with pytest.raises(Refused, match=sentence):
+            ledger.append("drift", found.model_copy(update=changed), plant=PROCESS)
+    assert audit(ledger.home).passed
+    forge(ledger.home, "drift", found.model_copy(update={"log_threshold": 1.5}).model_dump(mode="json"), plant=PROCESS)
+    assert [check.name for check in audit(ledger.home).failures] == ["monitoring"]
 
 
 def test_a_comparison_is_known_by_its_shadow_its_logs_and_its_rate_of_alarms(ledger: Ledger) -> None:

@@ -86,14 +86,25 @@ def test_a_version_holds_what_a_reviewer_needs(
     record, reference = registered
     found = registry.version(NAME, reference.version)
     assert found.digest == reference.digest == record.digests.composite
-    assert {f"neorl.{name}": value for name, value in record.digests}.items() <= found.tags.items()
     assert record.ledger is not None
+    # The table of versions is read by people: their status first, and the digests with the run.
+    assert list(found.tags) == [
+        "neorl.status",
+        "neorl.composite",
+        "neorl.run_key",
+        "neorl.model_id",
+        "neorl.ledger_head",
+    ]
     assert found.tags["neorl.ledger_head"] == record.ledger.signed
     # What is decided stands above it, from the ledger, and changes: this stays so.
     assert found.description.startswith(f"### {VERDICTS['passed']}")
     assert f"run_uuid={reference.run_id}" in found.description
     run = registry.client.get_run(reference.run_id)
     assert run.info.status == "FINISHED"
+    assert {f"neorl.{name}": value for name, value in record.digests}.items() <= run.data.tags.items()
+    # MLflow shows an experiment of trained models as that only where it says so.
+    kind = registry.client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"]
+    assert kind == "custom_model_development"
     assert run.data.params["train.algorithm"] == record.run.train.algorithm
     (dataset,) = run.inputs.dataset_inputs
     assert dataset.dataset.digest == record.dataset.digest[:36]
@@ -333,7 +344,7 @@ def test_descriptions_and_tags_can_be_completed_later(
     (tmp_path / "report.html").write_text("<p>report</p>")
     registry.attach(reference.run_id, [Artifact("", tmp_path / "report.html")])
     assert [f.path for f in registry.client.list_artifacts(reference.run_id)] == ["report.html"]
-    assert reference.url == f"{registry.uri}/#/models/{NAME}/versions/{reference.version}"
+    assert reference.url == f"{registry.uri}/#/models/{NAME}/versions/{reference.version}?workflowType=machine_learning"
 
 
 def test_a_server_that_is_gone_is_one_sentence(submission: Submission, monkeypatch: pytest.MonkeyPatch) -> None:
