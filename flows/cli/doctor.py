@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from packaging.requirements import Requirement
 
-from configs.home import Home
+from configs.errors import NeoRLError
+from configs.home import LAYOUT, PASSPHRASE, Home
 from flows.services import processes, servers
 from flows.services.definitions import SERVICES, TITLES
 from flows.services.locks import dead_runs, holders
+
+if TYPE_CHECKING:
+    from tasks.adapters.ledger.ledger import Ledger
 
 PROJECT = Path(__file__).resolve().parents[2]
 LEAST_FREE_GB = 2.0
@@ -30,8 +37,9 @@ class Finding(NamedTuple):
 
 
 def examine(home: Home) -> list[Finding]:
-    """Look at Python, packages, disk, the home, services, keys and locks; changes nothing."""
-    return [_python(), _pins(), _disk(home), _home(home), *_services(home), examine_key(home), *_locks(home)]
+    """Look at Python, packages, disk, the home, services, keys, the ledger and locks; changes nothing."""
+    here = [_python(), _pins(), _disk(home), _home(home), _layout(home)]
+    return [*here, *_services(home), examine_key(home), *_secrets(home), *_ledger(home), *_locks(home)]
 
 
 def _python() -> Finding:
@@ -78,6 +86,91 @@ def _home(home: Home) -> Finding:
     mode = stat.S_IMODE(home.root.stat().st_mode)
     detail = f"others may look into {home.root} (mode {mode:04o})" if mode & 0o077 else str(home.root)
     return Finding("home", not mode & 0o077, detail, f"chmod 700 {home.root}")
+
+
+def _layout(home: Home) -> Finding:
+    try:
+        found = home.layout
+        home.check_layout()
+    except NeoRLError as error:
+        said, _, cure = str(error).rstrip(".").rpartition(": ")
+        return Finding("layout", False, said, cure)
+    if found < LAYOUT:
+        detail = f"{found}, of an earlier version; it opens as it is"
+        return Finding("layout", True, detail, "'neorl down', then 'neorl migrate', which backs it up first")
+    return Finding("layout", True, str(found))
+
+
+def _secrets(home: Home) -> list[Finding]:
+    """Secrets that others may read, and a passphrase that is not to be found."""
+    findings = []
+    for path in sorted([home.login, *(home.root / "keys" / "seeds").glob("*"), home.root / "witness" / "key.pem"]):
+        if path.is_file() and path.stat().st_mode & 0o077:
+            findings.append(Finding("secrets", False, f"others may read {path}", f"chmod 600 {path}, and replace it"))
+    if not home.signing_key.exists():
+        return findings
+    from tasks.adapters.ledger import keys
+
+    named = os.environ.get(keys.PASSPHRASE_FILE)
+    if named and not Path(named).is_file():
+        cure = f"bring it back, or unset {keys.PASSPHRASE_FILE}"
+        findings.append(Finding("passphrase", False, f"no file at {named}, which {keys.PASSPHRASE_FILE} names", cure))
+        return findings
+    try:
+        asked = keys.must_be_asked_for(home)
+    except NeoRLError:
+        return findings  # which the finding about the key says
+    if asked and not os.environ.get(PASSPHRASE):
+        kept = keys.kept_passphrase(home.signing_key.read_bytes())
+        detail = (
+            f"none of the signing key in {kept}: each command that signs asks for it, and none that is scheduled can"
+        )
+        cure = f"bring that file back, or name one by {keys.PASSPHRASE_FILE}"
+        findings.append(Finding("passphrase", False, detail, cure))
+    return findings
+
+
+def _ledger(home: Home) -> list[Finding]:
+    """Whether the ledger can be read and verified, this machine's clock is not behind it, and its witnesses answer."""
+    from tasks.adapters.ledger.ledger import Ledger
+
+    if not Ledger.exists(home):
+        return []
+    from tasks.adapters.ledger.witness.audit import check_clock
+
+    try:
+        ledger = Ledger.open(home, write=False)
+        entries = ledger.entries()
+        witnesses = list(_witnesses(home, ledger))
+    except NeoRLError as error:
+        said, _, cure = str(error).rstrip(".").rpartition(": ")
+        return [Finding("ledger", False, said, cure)]
+    findings = [Finding("ledger", True, f"{len(entries):,} entries, each signed by a pinned key"), *witnesses]
+    clock = check_clock(entries, datetime.now(UTC))
+    if not clock.passed:
+        findings.append(
+            Finding("clock", False, clock.detail, "set this machine's clock right; nothing is signed before")
+        )
+    return findings
+
+
+def _witnesses(home: Home, ledger: Ledger) -> Iterator[Finding]:
+    """Whether the witnesses that others run answer: too few of them, and nothing is certified or promoted."""
+    from tasks.adapters.ledger.witness.client import OWN, over_http
+    from tasks.adapters.ledger.witness.pinned import pinned
+
+    found = pinned(home, ledger.trust)
+    for witness in found.witnesses if found else ():
+        if witness.url == OWN:
+            continue
+        try:
+            over_http(home)(witness, "/key", None)
+        except OSError as error:
+            cure = "have its owner start it with 'neorl witness serve', or pin another one"
+            detail = f"{witness.verifier.name} at {witness.url} does not answer ({error})"
+            yield Finding("witness", False, detail, cure)
+        else:
+            yield Finding("witness", True, f"{witness.verifier.name} answers at {witness.url}")
 
 
 def _services(home: Home) -> list[Finding]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+import sqlite3
+from contextlib import closing
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from configs.home import Home
-from flows.cli.doctor import _pinned, examine
+from flows.cli.doctor import Finding, _pinned, examine
 from flows.services.locks import RunRecord
-from tasks.adapters.files.canonical import write_json
+from tasks.adapters.files.canonical import write_atomic, write_json
+from tasks.adapters.ledger import keys
+from tasks.adapters.ledger.rules import NoteBody
+from tasks.adapters.ledger.signing import SigningKey
+from tasks.adapters.ledger.witness.notes import COSIGNATURE, Verifier
+from tests.evidence import furnished_home, open_ledger
 from tests.flows.services.waiting import killed_process
 
 
@@ -33,6 +45,53 @@ def test_the_doctor_names_what_is_wrong_with_a_cure(home: Path) -> None:
     key.unlink()
     place.ledger.touch()
     assert "restore" in next(f for f in examine(place) if f.name == "keys").cure
+
+
+def test_the_doctor_reads_the_ledger_and_misses_passphrases(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> dict[str, Finding]:
+        return {finding.name: finding for finding in examine(Home(home))}
+
+    furnished_home(home)
+    assert found()["ledger"].detail == "15 entries, each signed by a pinned key"
+    assert found()["layout"].ok
+    assert "passphrase" not in found()
+    kept = keys.kept_passphrase(Home(home).signing_key.read_bytes())
+    kept.rename(kept.with_suffix(".away"))
+    assert f"none of the signing key in {kept}" in found()["passphrase"].detail
+    assert found()["passphrase"].cure == "bring that file back, or name one by NEORL_KEY_PASSPHRASE_FILE"
+    monkeypatch.setenv("NEORL_KEY_PASSPHRASE_FILE", str(home / "none"))
+    assert found()["passphrase"].cure == "bring it back, or unset NEORL_KEY_PASSPHRASE_FILE"
+    monkeypatch.delenv("NEORL_KEY_PASSPHRASE_FILE")
+    kept.with_suffix(".away").rename(kept)
+    login = Home(home).folder("secrets") / "login"
+    login.write_text("neorl:secret")
+    login.chmod(0o644)
+    assert found()["secrets"].cure == f"chmod 600 {login}, and replace it"
+    login.chmod(0o600)
+    with closing(sqlite3.connect(home / "ledger.db", isolation_level=None)) as database:
+        database.execute("DROP TRIGGER ledger_no_update")
+        database.execute("UPDATE ledger SET plant = 'double_mass' WHERE sequence = 7")
+    assert not found()["ledger"].ok
+    assert found()["ledger"].detail.startswith("ledger entry 7: expected plant 'chemical_reactor', got 'double_mass'")
+
+
+def test_the_doctor_finds_a_clock_that_is_behind_and_a_witness_that_is_silent(home: Path) -> None:
+    future = open_ledger(Home(home), clock=lambda: datetime.now(UTC) + timedelta(days=3))
+    future.append("note", NoteBody(text="of the future"), plant="chemical_reactor")
+    with socket.socket() as nobody:
+        # Bound and never listened on: a connection is refused at once.
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        key = Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate()))
+        write_atomic(
+            home / "witnesses.yaml",
+            f'origin: "neorl/0"\nrequired: 1\nwitnesses:\n  - {{key: "{key}", url: "{url}"}}\n'.encode(),
+        )
+        found = {finding.name: finding for finding in examine(Home(home))}
+    assert found["clock"].detail.startswith("ledger entry 1: ")
+    assert found["clock"].cure.startswith("set this machine's clock right")
+    assert found["witness"].detail.startswith(f"witness.example/w1 at {url} does not answer (")
+    assert "neorl witness serve" in found["witness"].cure
 
 
 def test_only_pins_for_this_python_and_platform_are_compared() -> None:
