@@ -1,0 +1,27 @@
+"""What `neorl serve` refuses; `tests/infra/test_commands.py` runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.cli.main import run
+
+NO_LOGIN = "no-colon-in-it"
+
+
+def test_an_unknown_service_a_wrong_login_and_absent_servers_are_one_sentence_each(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", "ledger"]) == 2
+    said = capsys.readouterr().err
+    assert "expected one of prefect, mlflow, metrics, worker, got 'ledger': name one of them." in said
+    monkeypatch.setenv("NEORL_SERVICE_LOGIN", NO_LOGIN)
+    assert run(["serve", "prefect", "--port", "4200"]) == 2
+    said = capsys.readouterr().err
+    assert "expected NEORL_SERVICE_LOGIN as name:password, got another form: correct it." in said
+    assert NO_LOGIN not in said
+    for command in (["serve", "worker"], ["register"]):
+        assert run(command) == 3
+        assert "expected Prefect to answer for" in capsys.readouterr().err
