@@ -8,8 +8,12 @@ _.critic_penalty
 
 # Attributes and methods that a library reads or calls.
 _.create_system  # zipfile
+_.linkname  # tarfile
 _.text_factory  # sqlite3
 _.predict_best_action  # d3rlpy
+_.backfill  # prefect.yaml
+_.exc_text  # logging
+_.copybufsize  # tarfile
 _.initial_status, _.headloss, _.global_efficiency, _.hydraulic_timestep, _.report_timestep, _.pattern_timestep  # WNTR
 _.writeable  # NumPy
 _.writable, _.seekable, _.readinto  # io.RawIOBase
@@ -29,12 +33,15 @@ _.filters  # Jinja
 )  # http.server
 _.handle_starttag, _.handle_endtag, _.handle_data  # html.parser
 _.get_filename, _.get_data  # importlib
+_.copybufsize  # tarfile
 _.initial_status, _.headloss, _.global_efficiency  # wntr
 _.hydraulic_timestep, _.report_timestep, _.pattern_timestep  # wntr
 
 # Fields that are written as JSON, shown by a template, or compared as a whole.
 _.type_, _.predicateType, _.protocol, _.nonClaims  # a certificate's statement
+_.ledger_size  # `neorl report --from --to --json`
 _.approved_by  # `neorl history --json`
+_.removed  # `neorl prune --json`
 _.mean_covered  # the dataset card
 _.device, _.inode  # what the file system says of a shard; `run.json` of `neorl train`
 _.card_record, _.quarantine_files  # files that belong to a dataset
