@@ -37,7 +37,7 @@ def check_protection(run: RunConfig, config: Path) -> None:
         BadInput: naming the key of 'fallback', 'shield' or 'certify'.
     """
     from tasks.adapters.plants.known import plant_of
-    from tasks.certify import claim_of
+    from tasks.evaluation.claims import claim_of
     from tasks.process.protection import check_fallback
     from tasks.training.shielding import shield_of
 

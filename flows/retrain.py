@@ -43,7 +43,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
 
     Args:
         config: the run's YAML.
-        data: files of logs.
+        data: files of logs; all that came to the watched folder when not given.
 
     Returns:
         What came of it, as the state's data.

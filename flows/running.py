@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from prefect import get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 
 from configs.code import Described
 from configs.errors import BadInput, NeoRLError, Refused
@@ -19,11 +20,13 @@ from configs.run import RunConfig
 from flows.checks import checked_run
 from flows.services.locks import plant_lock, recorded_run
 from flows.services.servers import connect, reap_dead_runs
+from flows.watch import arrivals
 from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import RefusalBody
+from tasks.adapters.plants.known import plant_of
 from tasks.adapters.registry.learning import LearningRuns
 from tasks.adapters.registry.registry import Registry
 from tasks.conclusion import earlier_outcome, show_artifact
@@ -42,20 +45,40 @@ _announced: dict[str, Outcome] = {}
 """What this process's flow runs came to, by the run's id."""
 
 P = ParamSpec("P")
+R = TypeVar("R")
 Inputs = tuple[Home, RunConfig, tuple[Path, ...]]
 
 
-def refusals_as_states(function: Callable[P, State[Outcome]]) -> Callable[P, State[Outcome]]:
+def refusals_as_states(function: Callable[P, State[R]]) -> Callable[P, State[R]]:
     """End a flow that is refused in a failed state whose message is the reason, in place of a traceback in its log."""
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> State[Outcome]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> State[R]:
+        # Prefect logs the error of a task's state, and of a deployment's run that of the flow's, with their stacks.
+        for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine"):
+            logging.getLogger(name).addFilter(_SENTENCES)
         try:
             return function(*args, **kwargs)
         except NeoRLError as error:
             return failed(error)
 
     return call
+
+
+class _Sentences(logging.Filter):
+    """A refusal is logged as its sentence: the stack that it came through would tell a user nothing more."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Take the stack out of a record of a refusal."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, NeoRLError):
+            record.msg, record.args = str(error), ()
+        if error is None or isinstance(error, NeoRLError):
+            record.exc_info = record.exc_text = None
+        return True
+
+
+_SENTENCES = _Sentences()
 
 
 def flow_run_name() -> str:
@@ -69,7 +92,7 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
 
     Args:
         config: the run's YAML.
-        data: files of logs.
+        data: files of logs; where there are none, all that came to the watched folder.
 
     Yields:
         The home, the checked configuration and the files.
@@ -81,9 +104,11 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
     """
     home, run = Home.locate(), checked_run(config)
     run_id = str(flow_run.id)
+    # Nobody is there to start a deployment's run again: a drift, a file or a schedule would pass without a retraining.
+    policy = "wait" if deployment.id else run.concurrency
     with (
         recorded_run(home, run_id, run.plant),
-        plant_lock(home, run.plant, run.concurrency, flow_run.name or "", lambda text: print(text, file=sys.stderr)),
+        plant_lock(home, run.plant, policy, flow_run.name or "", lambda text: print(text, file=sys.stderr)),
     ):
         reap_dead_runs(home)
         services = connect(home)
@@ -100,13 +125,42 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
             url=f"{services.prefect.url}/runs/flow-run/{run_id}",
         )
         with session(found):
+            named = tuple(data or (arrival.path for arrival in arrivals(home, run.plant)))
             try:
                 hold_run(Ledger.open(home), run)
-                yield home, run, tuple(data)
+                named = tuple(present(home, run, path) for path in named)
+                yield home, run, named
             except (BadInput, Refused) as error:
-                body = RefusalBody(reason=str(error), sources=tuple(path_content(path) for path in data))
+                body = RefusalBody(reason=str(error), sources=tuple(path_content(path) for path in named))
                 Ledger.open(home).append("refusal", body, plant=run.plant)
                 raise
+
+
+def present(home: Home, run: RunConfig, path: Path) -> Path:
+    """Where a file of logs is; the usual generated log of a simulated plant is made where it is not there yet.
+
+    So a deployment runs on a fresh clone, and no other file that is missing is ever made.
+
+    Args:
+        home: what a relative path that begins with `.neorl` is in, wherever the home is.
+        run: its plant.
+        path: as the deployment or a person names it.
+    """
+    if path.exists():
+        return path
+    if path.parts[:1] == (".neorl",):
+        path = home.root.joinpath(*path.parts[1:])
+    if path.exists() or not path.resolve().is_relative_to(home.root / "generated"):
+        return path
+    from tasks.adapters.synthetic.usual import make_usual, usual_log
+
+    plant = plant_of(run)
+    if plant.plant is not None and path.resolve() == usual_log(home, plant).log:
+        own = getattr(run.source, "module", "").replace(".", "/")
+        with StageProgress("generate") as progress:
+            make_usual(home, plant, f"{own}.py" if own else plant.name, progress)
+        get_run_logger().info(f"generated {path}, for there was none: made data of the simulator, no plant's")
+    return path
 
 
 def without_simulator(run: RunConfig) -> bool:

@@ -13,7 +13,6 @@ from configs.home import Home
 from flows.cli.console import AsJson, emit
 
 if TYPE_CHECKING:
-    from tasks.adapters.plants.known import KnownPlant
     from tasks.references import Dataset
 
 DatasetOrFile = Annotated[
@@ -41,9 +40,6 @@ HorizonOf = Annotated[
 Root = Annotated[
     Path | None, typer.Option("--root", help="The folder of a dataset that was generated outside of the home.")
 ]
-
-USUAL_STEPS = 60_000
-"""Control steps of a generated log, of which a fifth is held out: some weeks of most plants."""
 
 
 def generate(
@@ -74,11 +70,12 @@ def generate(
     Example: neorl generate double_mass --behaviour medium --episodes 1000 --seed 1
     """
     from tasks.adapters.plants.known import plant_at
+    from tasks.adapters.synthetic.usual import usual_log
     from tasks.progress import StageProgress
 
     known = plant_at(plant)
     if behaviour is None:
-        behaviour, out, episodes = usual_log(known, episodes, weeks, out)
+        behaviour, out, episodes = usual_log(Home.locate(), known, episodes, weeks, out)
     if behaviour != "historian":
         if weeks is not None:
             raise BadInput(f"expected --weeks for a history alone, got it with {behaviour}: give --episodes instead.")
@@ -99,18 +96,6 @@ def generate(
     with StageProgress("generate") as progress:
         log = write(known.name, out, seed=seed, weeks=3.0 if weeks is None else weeks, progress=progress)
     emit(log.model_dump(mode="json"), as_json, [f"{log.rows:,} rows in {log.path}"])
-
-
-def usual_log(
-    plant: KnownPlant, episodes: int | None, weeks: float | None, out: Path | None
-) -> tuple[str, Path, int | None]:
-    """What is generated of a plant without --behaviour, where, and how many episodes: what its deployment reads."""
-    from tasks.adapters.synthetic.plant_log import HISTORIES
-
-    folder = Home.locate().root / "generated" / plant.name
-    if weeks is not None or (plant.name in HISTORIES and episodes is None):
-        return "historian", out or folder, episodes
-    return "pid", out or folder / "episodes.hdf5", episodes or max(USUAL_STEPS // plant.spec.horizon, 1)
 
 
 def ingest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +76,7 @@ def certificate_verify(
     found: dict[str, str] = {}
     repeat = None
     if folder is not None:
-        from tasks.adapters.models.bundle import stored_digest
+        from tasks.adapters.models.manifest import stored_digest
 
         found["composite"] = stored_digest(folder)
     if again:
@@ -106,13 +107,17 @@ def certificate_verify(
 @audit.command("verify")
 def audit_verify(
     head: Annotated[list[Path] | None, typer.Option("--head", help="A report or a signed head kept elsewhere.")] = None,
+    archive: Annotated[
+        Path | None, typer.Option(help="An archive of 'neorl audit export', in place of this home.")
+    ] = None,
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the ledger and every file that it vouches for; 1 is the exit code when anything was altered.
 
     The ledger is also held against the signed heads in this home's reports, in MLflow's tags where it answers, and in
-    the files given; MLflow's aliases, and the files that it serves, are held against the ledger.
+    the files given; MLflow's aliases, and the files that it serves, are held against the ledger. An archive is checked
+    without a home: with --trust against keys that you were given by another way.
 
     Example: neorl audit verify --head report-from-last-month.html
     """
@@ -120,8 +125,13 @@ def audit_verify(
     from tasks.adapters.ledger.ledger import Ledger, read_heads, report_heads, signed_by
     from tasks.adapters.ledger.signing import TrustRoot
 
-    home = Home.locate()
     heads = [text for path in head or [] for text in read_heads(path)]
+    if archive is not None:
+        from tasks.adapters.ledger.archive.verify import verify_archive
+
+        _conclude(verify_archive(archive, heads, trust), as_json)
+        return
+    home = Home.locate()
     heads += report_heads(home)
     registry = _answering_registry(home)
     if registry is not None and Ledger.exists(home):
@@ -130,17 +140,72 @@ def audit_verify(
     _conclude([*checks, *_projection(home, registry, trust)], as_json)
 
 
-def report(plant: Annotated[str, typer.Argument(help="The plant's name.")], as_json: AsJson = False) -> None:
-    """Name the newest report of a plant, one HTML file that opens offline.
+@audit.command("export")
+def audit_export(
+    file: Annotated[Path, typer.Argument(help="The archive to write, such as november.tar.")],
+    data: Annotated[bool, typer.Option(help="With the datasets, which may be large; else only their digests.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Write the ledger and all that it vouches for into one archive, for an auditor without this home.
 
-    Example: neorl report chemical_reactor
+    'neorl audit verify --archive' checks it, and so does infra/verify_archive.py, which needs none of our code. The
+    same ledger gives the same bytes: tell the SHA-256 that is printed by another way.
+
+    Example: neorl audit export november.tar --no-data
     """
-    folder = Home.locate().root / "reports" / known_plant(plant)
+    from tasks.adapters.ledger.archive.export import export
+
+    done = export(Home.locate(), file, data)
+    left_out = f", {done.left_out} files of datasets left out" if done.left_out else ""
+    lines = [f"{done.path}: {done.entries} entries, {done.files} files{left_out}", f"SHA-256 {done.sha256}"]
+    emit({**done._asdict(), "path": str(done.path)}, as_json, lines)
+
+
+def report(
+    plant: Annotated[str | None, typer.Argument(help="The plant's name; with a period all plants without it.")] = None,
+    first: Annotated[str, typer.Option("--from", help="First day of a period, such as 2026-11-01 (UTC).")] = "",
+    last: Annotated[str, typer.Option("--to", help="Last day of it.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Name the newest report of a plant; with --from and --to, write the audit report over a period.
+
+    Either is one HTML file that opens offline. That over a period is made to be printed: who was champion when, who
+    decided what and why, certificates, data, runs, incidents, and the ledger's signed head; 1 is the exit code when the
+    audit found what does not hold, which it tells.
+
+    Example: neorl report chemical_reactor --from 2026-11-01 --to 2026-11-30
+    """
+    if plant is not None:
+        known_plant(plant)
+    if first or last:
+        _report_period(plant, first, last, as_json)
+        return
+    if plant is None:
+        raise BadInput("expected a plant, or --from and --to, got neither: write 'neorl report chemical_reactor'.")
+    folder = Home.locate().root / "reports" / plant
     files = sorted(folder.glob("*.html"), key=lambda p: p.stat().st_mtime)
     if not files:
         raise BadInput(f"expected a report of {plant} in {folder}, got none: 'neorl retrain' writes one.")
     result = {"report": str(files[-1]), "reports": [str(f) for f in files]}
     emit(result, as_json, [str(files[-1])])
+
+
+def _report_period(plant: str | None, first: str, last: str, as_json: bool) -> None:
+    from flows.period_report import report_period
+
+    done = report_period(Home.locate(), _day("--from", first), _day("--to", last), plant)
+    emit(done, as_json, [str(done.path)])
+    if done.failed:
+        raise Refused(f"expected every check of the audit to hold, got failures in {', '.join(done.failed)}: "
+                      "the report says what they found.")  # fmt: skip
+
+
+def _day(option: str, text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        got = f"'{text}'" if text else "none"
+        raise BadInput(f"expected a day like 2026-11-01 after {option}, got {got}: write it so.") from error
 
 
 def _bundle_of(home: Home, statement: Statement) -> Path | None:

@@ -23,13 +23,27 @@ from flows.cli import services as commands_services
 from flows.cli import shadow as commands_shadow
 from flows.cli import start as commands_start
 from flows.cli import witness as commands_witness
+from flows.cli.auditing import bills as commands_bills
 from flows.cli.console import emit, group
+from flows.cli.operations import champions as commands_champions
+from flows.cli.operations import home as commands_home
+from flows.cli.operations import members as commands_members
 
 ABOUT = "Turn a plant's logs into a certified, registered, explained control policy."
 app = group(ABOUT, completion=True)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PANELS: dict[str, list[Callable[..., None]]] = {
-    "services": [commands_services.up, commands_services.down, commands_services.status, commands_services.doctor],
+    "services": [
+        commands_services.up,
+        commands_services.down,
+        commands_services.status,
+        commands_services.watch,
+        commands_services.serve,
+        commands_services.register,
+        commands_services.metrics,
+        commands_services.doctor,
+    ],
+    "home": [commands_home.backup, commands_home.restore, commands_home.migrate, commands_home.prune],
     "data": [
         commands_start.init,
         commands_start.check,
@@ -41,15 +55,18 @@ PANELS: dict[str, list[Callable[..., None]]] = {
     "models": [
         commands_models.train,
         commands_models.retrain,
+        commands_members.members,
         commands_models.candidates,
         commands_models.approve,
         commands_models.reject,
         commands_models.withdraw,
+        commands_champions.rollback,
+        commands_shadow.monitor,
         commands_shadow.shadow,
         commands_shadow.extend,
-        commands_models.history,
+        commands_champions.history,
     ],
-    "evidence": [commands_evidence.report],
+    "evidence": [commands_evidence.report, commands_bills.bom],
 }
 for panel, commands in PANELS.items():
     for command in commands:

@@ -1,4 +1,4 @@
-"""Commands about policies, candidates and champions: train, retrain, candidates, approve, reject, history."""
+"""Commands about policies, candidates and champions: train, retrain, candidates, approve, reject, withdraw."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,12 +17,9 @@ from flows.cli.data import DatasetOrFile, HorizonOf, MappingOf, PlantOf, Root, S
 from flows.cli.keys import Hand, KeyFile, hand_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from configs.run import Setting
     from flows.promote import Decided
     from tasks.adapters.code.known import KnownAlgorithm
-    from tasks.adapters.ledger.ledger import Entry
     from tasks.adapters.ledger.people.statement import Signatory
     from tasks.adapters.ledger.people.statement import Statement as Signed
     from tasks.progress import FollowLearning
@@ -326,71 +323,3 @@ def _write_statement(
 
 def _in_force(decided: Decided) -> str:
     return f"in shadow: {decided.shadow}" if decided.shadow else f"champion: {decided.champion}"
-
-
-def history(
-    plant: Plant,
-    at: Annotated[str, typer.Option(help="Only who was champion then: 2026-11-20 or an ISO time.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Show who was champion when, and every entry about the plant, from the verified ledger.
-
-    Example: neorl history chemical_reactor --at 2026-11-20
-    """
-    known_plant(plant)
-    from tasks.adapters.ledger.champions import before_policy, champion
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.record import history_rows
-
-    ledger = Ledger.open(Home.locate(), write=False)
-    entries = ledger.entries()
-    if at:
-        entry = champion(entries, plant, at)
-        if entry is None:
-            raise BadInput(f"expected a champion of {plant} at {at}, got none: the first promotion came later.")
-        promotions = [entry]
-    else:
-        promotions = [e for e in entries if e.kind == "promotion" and e.plant == plant]
-    rows = [_promotion(entry, entries) for entry in promotions]
-    watched = [_promotion(entry, entries) for entry in entries if (entry.kind, entry.plant) == ("shadow", plant)]
-    everything = [] if at else [row.model_dump() for row in history_rows(entries, plant)]
-    if as_json:
-        found = {"champions": [row._asdict() for row in rows], "shadows": [row._asdict() for row in watched]}
-        emit({"plant": plant, **found, "entries": everything}, True)
-        return
-    if rows:
-        show_table(Promotion._fields[:-1], [row[:-1] for row in rows])
-    elif watched:
-        print(f"{plant} has had no champion, for it has no simulator; in shadow were")
-        show_table(Promotion._fields[:-1], [row[:-1] for row in watched])
-    else:
-        print(f"{plant} has had no champion yet")
-    if standing := before_policy(entries, plant):
-        print(standing)
-    if everything:
-        print()
-        show_table(("sequence", "timestamp", "kind", "detail"), [[*row.values()] for row in everything])
-
-
-class Promotion(NamedTuple):
-    """A row of the history."""
-
-    since: str
-    version: str
-    composite: str
-    approved_by: str
-    entry: str
-    sequence: int
-
-
-def _promotion(entry: Entry, entries: Sequence[Entry]) -> Promotion:
-    from tasks.adapters.ledger.people.approvals import approvers
-
-    return Promotion(
-        since=entry.timestamp,
-        version=str(entry.body.get("version", "")),
-        composite=entry.body["composite"],
-        approved_by=approvers(entries, entry),
-        entry=entry.digest,
-        sequence=entry.sequence,
-    )

@@ -1,4 +1,4 @@
-"""Commands about the local servers: up, down, status, doctor."""
+"""Commands about the local servers: up, down, status, watch, metrics, doctor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import shlex
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.console import AsJson, emit, show_table
 
@@ -20,7 +22,7 @@ def up(
     worker: Annotated[bool, typer.Option(help="Also run a worker and register the schedule.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Start a Prefect server, an MLflow server, a worker and the signer for this home, unless they run already.
+    """Start Prefect, MLflow, a server of metrics, a worker and the signer for this home, unless they run already.
 
     Example: neorl up
     """
@@ -50,10 +52,22 @@ def up(
     lines += (
         [f"Log in   with {login}: Prefect asks for all of it, MLflow for the name and the password"] if login else []
     )
+    if found.metrics:
+        result["metrics"] = f"{found.metrics.url}/metrics"
+        lines.append(f"Metrics  {result['metrics']}: Prometheus reads its token in {found.home.metrics_token}")
     if watching := _witnesses(found.home):
         result["witnesses"] = watching
         alone = " (one machine is no second party)" if all(name.startswith("neorl.local/") for name in watching) else ""
         lines.append(f"Witness  {', '.join(watching)}{alone}")
+    if found.prefect.process and worker:
+        told = found.told is not None
+        result["notifications"] = told
+        lines.append(
+            "Messages of failed runs and drift go to the block 'neorl'"
+            if told
+            else "No messages of failed runs and drift: make a notification block named 'neorl' in Prefect's pages "
+            f"({found.prefect.url}/blocks/catalog), then 'neorl up' again"
+        )
     lines += [f"marked {len(reaped)} killed run(s) as crashed"] if reaped else []
     lines += [f"started {', '.join(found.started)} in {seconds} s" if found.started else "everything ran already"]
     emit(result, as_json, lines)
@@ -80,6 +94,62 @@ def down(as_json: AsJson = False) -> None:
 
     stopped = services.down(Home.locate())
     emit({"stopped": stopped}, as_json, [f"stopped {', '.join(stopped)}" if stopped else "nothing was running"])
+
+
+def watch(
+    once: Annotated[bool, typer.Option("--once", help="Look twice, some seconds apart, and end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Announce files that come to the watched folder, as the worker of 'neorl up' does; for a team's own workers.
+
+    Example: neorl watch --once
+    """
+    from flows.watch import QUIET, follow, in_words, incoming, look
+
+    home = Home.locate()
+    folder = incoming(home)
+    if not once:
+        print(f"watching {folder}", file=sys.stderr, flush=True)
+        follow(home, lambda line: print(line, file=sys.stderr, flush=True))
+    before = look(home, {}).states
+    time.sleep(QUIET if before else 0.0)
+    found = look(home, before).arrived
+    lines = [in_words(arrival) for arrival in found] or [f"nothing new in {folder}"]
+    emit({"folder": str(folder), "arrived": [a.model_dump(mode="json") for a in found]}, as_json, lines)
+
+
+def serve(
+    service: Annotated[str, typer.Argument(help="prefect, mlflow, metrics or worker.")],
+    host: Annotated[str, typer.Option(help="The address of the interface to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Where to listen; a worker tells there of its health.", min=1, max=65535)
+    ] = 8080,
+    name: Annotated[
+        list[str] | None, typer.Option(help="What clients on other machines call the server; repeat it.")
+    ] = None,
+) -> None:
+    """Run one service of 'neorl up' in the foreground, as a container does; the login is NEORL_SERVICE_LOGIN.
+
+    Example: neorl serve mlflow --host 0.0.0.0 --port 5000 --name mlflow
+    """
+    from flows.services.definitions import SERVICES
+    from flows.services.foreground import serve as become
+
+    if service not in SERVICES:
+        raise BadInput(f"expected one of {', '.join(SERVICES)}, got '{service}': name one of them.")
+    become(Home.locate(), service, host, port, tuple(name or ()))
+
+
+def register(as_json: AsJson = False) -> None:
+    """Make prefect.yaml's deployments, and the automations, known to the Prefect server that a team runs.
+
+    Example: NEORL_PREFECT_URL=http://prefect:4200 neorl register
+    """
+    from flows.services.foreground import register as make_known
+
+    made = make_known(Home.locate(), timeout=300.0)
+    lines = [f"registered {', '.join(made)}" if made else "all of it was known already"]
+    emit({"registered": made}, as_json, lines)
 
 
 def status(
@@ -114,6 +184,34 @@ def status(
         raise typer.Exit(3)
 
 
+def metrics(
+    out: Annotated[Path | None, typer.Option(help="Write them to this file, whole or not at all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the numbers of this home in Prometheus' text format, once; 'neorl up' serves the same.
+
+    A file that ends in .prom is what the textfile collector of Prometheus' node exporter reads.
+
+    Example: neorl metrics --out /var/lib/node_exporter/neorl.prom
+    """
+    from prometheus_client.exposition import generate_latest
+
+    from flows.metrics import HomeCollector
+    from tasks.adapters.files.canonical import write_atomic
+
+    collector = HomeCollector(Home.locate())
+    if out is not None:
+        write_atomic(out, generate_latest(collector))
+        # Its reader is another user, and the file holds no secret.
+        out.chmod(0o644)
+        emit({"file": str(out)}, as_json, [f"metrics in {out}"])
+    elif as_json:
+        found = [sample for metric in collector.collect() for sample in metric.samples]
+        emit({"samples": [{"name": s.name, "labels": s.labels, "value": s.value} for s in found]}, as_json)
+    else:
+        print(generate_latest(collector).decode(), end="")
+
+
 def doctor(as_json: AsJson = False) -> None:
     """Look for what would keep NeoRL from working, each with its cure; 1 is the exit code when something would.
 
@@ -121,7 +219,7 @@ def doctor(as_json: AsJson = False) -> None:
     """
     from flows.cli.doctor import examine
 
-    findings = examine(Home.locate())
+    findings = examine(Home.locate(any_layout=True))
     failed = [f for f in findings if not f.ok]
     lines = [f"{'ok  ' if f.ok else 'FAIL'}  {f.name}: {f.detail}" + ("" if f.ok else f": {f.cure}") for f in findings]
     emit({"ok": not failed, "findings": [f._asdict() for f in findings]}, as_json, lines)

@@ -1,4 +1,4 @@
-"""Commands about policies in shadow: compare one with newer logs, and let it run on."""
+"""Commands about newer logs: hold them against a champion's or a shadow's, and let a shadow run on."""
 
 from __future__ import annotations
 
@@ -14,24 +14,39 @@ from flows.cli.console import AsJson, emit, known_plant
 Plant = Annotated[str, typer.Argument(help="The plant's name: a process without a simulator.")]
 
 
-def shadow(
-    plant: Plant,
-    data: Annotated[list[Path], typer.Option("--data", help="A file of newer logs; repeat it for several.")],
-    config: Annotated[Path | None, typer.Option(help="The run's YAML; configs/PLANT.yaml when not given.")] = None,
+Newer = Annotated[list[Path], typer.Option("--data", help="A file of newer logs; repeat it for several.")]
+RunFile = Annotated[Path | None, typer.Option("--config", help="The run's YAML; configs/PLANT.yaml when not given.")]
+
+
+def monitor(
+    plant: Annotated[str, typer.Argument(help="The plant's name.")],
+    data: Newer,
+    config: RunFile = None,
+    alarms_per_year: Annotated[
+        float | None, typer.Option(help="False alarms in a year that are put up with; the run's own when not given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
+    """Hold newer logs against those of a plant's champion, or of a shadow, and tell of drift and of worse data.
+
+    Example: neorl monitor chemical_reactor --data logs/february.parquet
+    """
+    from flows.monitor import in_words, monitor_plant
+
+    found = monitor_plant(Home.locate(), _run_file(plant, config), data, alarms_per_year)
+    lines = [f"version {found.version} of {plant}: {found.url}", *in_words(found.finding)]
+    lines += [f"worse than the champion's data: {rise}" for rise in found.worse]
+    emit(found, as_json, lines)
+
+
+def shadow(plant: Plant, data: Newer, config: RunFile = None, as_json: AsJson = False) -> None:
     """Lay a shadow's proposals beside what the plant did, and watch for drift.
 
     Example: neorl shadow buffer_vessel --data logs/february.csv
     """
-    from configs.errors import BadInput
-    from configs.load import load_run
     from flows.shadow import compare_shadow, in_words
 
-    path = config or Path("configs") / f"{known_plant(plant)}.yaml"
-    if load_run(path).plant != plant:
-        raise BadInput(f"expected a run of {plant} in {path}, got one of another plant: name it with --config.")
-    found = compare_shadow(Home.locate(), path, data)
+    found = compare_shadow(Home.locate(), _run_file(plant, config), data)
     told = in_words(found.comparison).replace("**", "").replace("`", "").splitlines()
     first = f"version {found.version} of {plant}, in shadow until {found.until}"
     emit(found, as_json, [first, *told, f"picture: {found.picture}"])
@@ -52,3 +67,18 @@ def extend(
 
     found = decide(Home.locate(), known_plant(plant), days, by or getpass.getuser(), note)
     emit(found, as_json, [f"version {found.version} of {plant} runs in shadow until {found.until}"])
+
+
+def _run_file(plant: str, config: Path | None) -> Path:
+    """The run's file of a plant.
+
+    Raises:
+        BadInput: when there is no such plant, or the file is of another.
+    """
+    from configs.errors import BadInput
+    from flows.checks import checked_run
+
+    path = config or Path("configs") / f"{known_plant(plant)}.yaml"
+    if checked_run(path).plant != plant:
+        raise BadInput(f"expected a run of {plant} in {path}, got one of another plant: name it with --config.")
+    return path

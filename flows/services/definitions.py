@@ -9,13 +9,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from configs.environment import ARTIFACTS, MLFLOW_DATABASE, PREFECT_DATABASE, REDIS, TELEMETRY_OFF, setting, with_driver
 from configs.home import Home
-from configs.telemetry import TELEMETRY_OFF
 from flows.services import deployments, processes, rest
 from flows.services.deployments import POOL, Deployments, worker_is_online
-from flows.services.guard import LOGIN
+from flows.services.guard import LOGIN, LOOPBACK, NAMES
 from flows.services.processes import HOST, TOKEN
-from flows.services.state import Service, Services, home_login, mlflow_login, prefect_login
+from flows.services.state import Service, Services, home_login, metrics_token, mlflow_login, prefect_login
+
+SHARED_BY_REDIS = {
+    "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
+    "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
+    "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
+}
+"""Settings by which several Prefect servers are one."""
 
 
 class Start(NamedTuple):
@@ -28,6 +36,12 @@ class Start(NamedTuple):
     """The services started before it, by name."""
     due: Deployments | None = None
     """What a worker has to register before it works."""
+    login: str = ""
+    """What a server asks its clients for."""
+    host: str = HOST
+    """The address of the interface that it listens on."""
+    names: tuple[str, ...] = ()
+    """What its clients call it besides loopback's names."""
 
 
 class Command(NamedTuple):
@@ -65,12 +79,24 @@ def start(home: Home, name: str, port: int, others: Mapping[str, Service], due: 
         The service, which may not answer yet.
     """
     token = secrets.token_hex(16)
-    arguments, variables, folder = SERVICES[name].command(Start(home, port, token, others, due))
+    command = completed(name, Start(home, port, token, others, due, home_login(home) if name in SERVERS else ""))
+    process = processes.spawn(command.arguments, command.variables, log_file(home, name), command.folder)
+    return Service(name, f"http://{HOST}:{port}" if port else "", port, process, token)
+
+
+def completed(name: str, start: Start) -> Command:
+    """The command of a service as it is executed: with the interpreter before it, and all of its environment.
+
+    Args:
+        name: its name in `SERVICES`.
+        start: what the command depends on.
+    """
+    arguments, variables, folder = SERVICES[name].command(start)
     # Nothing of the caller's Prefect or MLflow set-up may leak into a service of this home.
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "_MLFLOW_"))}
-    ours = {**TELEMETRY_OFF, "NEORL_HOME": str(home.root), TOKEN: token, "PREFECT_HOME": str(home.folder("prefect"))}
-    process = processes.spawn([sys.executable, *arguments], kept | ours | variables, log_file(home, name), folder)
-    return Service(name, f"http://{HOST}:{port}" if port else "", port, process, token)
+    prefect = str(start.home.folder("prefect"))
+    ours = {**TELEMETRY_OFF, "NEORL_HOME": str(start.home.root), TOKEN: start.token, "PREFECT_HOME": prefect}
+    return Command([sys.executable, *arguments], kept | ours | variables, folder)
 
 
 def log_file(home: Home, name: str) -> Path:
@@ -78,9 +104,10 @@ def log_file(home: Home, name: str) -> Path:
     return home.folder("logs") / f"{name}.log"
 
 
-def _server(port: int, application: str) -> list[str]:
+def _server(start: Start, application: str) -> list[str]:
     # uvicorn is called directly: the servers' own commands import everything twice and keep a parent process.
-    options = ["--host", HOST, "--port", str(port), "--log-level", "warning", "--timeout-graceful-shutdown", "3"]
+    where = ["--host", start.host, "--port", str(start.port)]
+    options = [*where, "--log-level", "warning", "--timeout-graceful-shutdown", "3"]
     return ["-m", "uvicorn", *options, "--factory", f"flows.services.guard:{application}"]
 
 
@@ -89,13 +116,20 @@ def _prefect(start: Start) -> Command:
         "PREFECT__SERVER_FINAL": "1",
         # SQLite waits this long for a lock; the default of 10 s is short on a busy machine.
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-        "PREFECT_SERVER_API_HOST": HOST,
+        "PREFECT_SERVER_API_HOST": start.host,
         "PREFECT_SERVER_API_PORT": str(start.port),
-        "PREFECT_SERVER_API_AUTH_STRING": home_login(start.home),
+        "PREFECT_SERVER_API_AUTH_STRING": start.login,
+        NAMES: " ".join(start.names),
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{start.port},http://localhost:{start.port}",
         "PREFECT_UI_API_URL": f"http://{HOST}:{start.port}/api",
     }
-    return Command(_server(start.port, "prefect"), variables, start.home.folder("prefect"))
+    if database := setting(PREFECT_DATABASE):
+        variables["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = with_driver(database, "asyncpg")
+    if redis := setting(REDIS):
+        variables |= SHARED_BY_REDIS | dict.fromkeys(
+            ("PREFECT_REDIS_MESSAGING_URL", "PREFECT_SERVER_DOCKET_URL"), redis
+        )
+    return Command(_server(start, "prefect"), variables, start.home.folder("prefect"))
 
 
 def _prefect_answers(home: Home, services: Mapping[str, Service]) -> bool:
@@ -104,20 +138,26 @@ def _prefect_answers(home: Home, services: Mapping[str, Service]) -> bool:
 
 def _mlflow(start: Start) -> Command:
     folder = start.home.folder("mlflow")
-    database = f"sqlite:///{folder / 'mlflow.db'}"
+    database = with_driver(setting(MLFLOW_DATABASE), "psycopg") or f"sqlite:///{folder / 'mlflow.db'}"
+    kept = setting(ARTIFACTS) or str(start.home.folder("mlflow", "artifacts"))
     # What `mlflow server` sets for its worker processes in the pinned version; a test starts a real one.
     variables = {
-        LOGIN: home_login(start.home),
+        LOGIN: start.login,
+        NAMES: " ".join(start.names),
         "_MLFLOW_SERVER_FILE_STORE": database,
         "_MLFLOW_SERVER_REGISTRY_STORE": database,
         "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
-        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(start.home.folder("mlflow", "artifacts")),
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": kept,
         "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
         "_MLFLOW_SGI_NAME": "uvicorn",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     }
-    return Command(_server(start.port, "mlflow"), variables, folder)
+    if start.names:
+        # MLflow compares names too; the guard before it is the stricter of the two.
+        hosts = sorted({*LOOPBACK, *start.names})
+        variables["MLFLOW_SERVER_ALLOWED_HOSTS"] = ",".join([*hosts, *(f"{name}:*" for name in hosts)])
+    return Command(_server(start, "mlflow"), variables, folder)
 
 
 def _mlflow_answers(home: Home, services: Mapping[str, Service]) -> bool:
@@ -128,10 +168,23 @@ def _mlflow_answers(home: Home, services: Mapping[str, Service]) -> bool:
     )
 
 
+def _metrics(start: Start) -> Command:
+    variables = {LOGIN: metrics_token(start.home), NAMES: " ".join(start.names)}
+    return Command(_server(start, "metrics"), variables, start.home.root)
+
+
+def _metrics_answers(home: Home, services: Mapping[str, Service]) -> bool:
+    return rest.answers(f"{services['metrics'].url}/health")
+
+
 def _worker(start: Start) -> Command:
     first = deployments.arguments(start.home, start.due) if start.due else []
     work = ["--worker", "--pool", POOL, "--type", "process", "--name", _worker_name(start.token), "--limit", "1"]
     variables = deployments.variables(Services(start.home, start.others["prefect"], start.others["mlflow"]))
+    if start.port:
+        # It answers there whether it still asks for work.
+        work.append("--with-healthcheck")
+        variables |= {"PREFECT_WORKER_WEBSERVER_HOST": start.host, "PREFECT_WORKER_WEBSERVER_PORT": str(start.port)}
     return Command(
         ["-m", "flows.services.worker", *first, *work],
         variables | {"PREFECT_WORKER_QUERY_SECONDS": "3"},
@@ -151,6 +204,7 @@ def _worker_name(token: str) -> str:
 SERVICES: Mapping[str, Definition] = {
     "prefect": Definition("Prefect", _prefect, _prefect_answers, port=4200),
     "mlflow": Definition("MLflow", _mlflow, _mlflow_answers, port=5000),
+    "metrics": Definition("Metrics", _metrics, _metrics_answers, port=9847),
     "worker": Definition("Prefect worker", _worker, _worker_answers, needs=("prefect",)),
 }
 """The services in the order in which they are waited for."""

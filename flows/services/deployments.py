@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import urllib.error
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -49,7 +50,7 @@ def declared(project: Path | None = None) -> Deployments | None:
     if not path.is_file():
         return None
     try:
-        entries = read_yaml(path).get("deployments") or []
+        entries = read_yaml(path, aliases=True).get("deployments") or []
         names = [_text(entry, "name") for entry in entries]
         sources = sorted({_source(path.parent, _text(entry, "entrypoint")) for entry in entries})
         pools = {(entry.get("work_pool") or {}).get("name") or POOL for entry in entries}
@@ -71,10 +72,11 @@ def deployed_data(config: Path) -> list[Path]:
     """
     if declared(Path.cwd()) is None:
         return []
-    for entry in read_yaml(Path.cwd() / FILE).get("deployments") or []:
+    for entry in read_yaml(Path.cwd() / FILE, aliases=True).get("deployments") or []:
         given = entry.get("parameters") or {}
-        if Path(str(given.get("config"))).resolve() == config.resolve():
-            return [Path(str(path)) for path in given.get("data") or []]
+        # Of the deployments of a run's file the retraining names its logs.
+        if Path(str(given.get("config"))).resolve() == config.resolve() and given.get("data"):
+            return [Path(str(path)) for path in given["data"]]
     return []
 
 
@@ -208,8 +210,10 @@ def _plain(texts: Sequence[str]) -> list[str]:
 
 
 def _are_known(services: Services, names: Sequence[str]) -> bool:
-    wanted = {"deployments": {"name": {"any_": list(names)}}}
-    return {found["name"] for found in services.ask_prefect("deployments/filter", wanted)} >= set(names)
+    # Flows may have deployments of the same name, such as that of their plant.
+    wanted = {"deployments": {"name": {"any_": sorted(set(names))}}}
+    known = Counter(found["name"] for found in services.ask_prefect("deployments/filter", wanted))
+    return known >= Counter(names)
 
 
 def _ensure_pool(services: Services, pool: str) -> None:

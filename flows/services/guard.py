@@ -1,4 +1,4 @@
-"""Keeps other web sites, and other users of the machine, out of the two servers: an ASGI application around each.
+"""Keeps other web sites, and other users of the machine, out of the servers: an ASGI application around each.
 
 A page of any web site that a user has open may send requests to the loopback interface, and one whose host name an
 attacker lets point there (DNS rebinding) may read the answers too. Browsers tell both: in `Origin`, the page's own
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -20,8 +20,12 @@ from flows.services.rest import basic
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 LOGIN = "NEORL_SERVICE_LOGIN"
+NAMES = "NEORL_SERVICE_NAMES"
+"""Names, apart by blanks, by which a server's clients on other machines call it; loopback's need no mention."""
 OPEN_PATHS = ("/health", "/version")
-"""MLflow's addresses that tell nothing but that it is there."""
+"""Addresses that tell nothing but that the server is there."""
+UNUSED_PARTS = ("/ajax-api/3.0/mlflow/assistant", "/ajax-api/3.0/jobs", "/gateway", "/ajax-api/3.0/mlflow/gateway")
+"""What MLflow serves besides, and nobody here needs: its assistant executes programs on this machine for its pages."""
 
 
 class Guard:
@@ -29,12 +33,16 @@ class Guard:
 
     Args:
         application: the server behind it.
-        login: `name:password` for HTTP Basic authentication; empty where the application asks for it itself.
+        expected: the Authorization header that it takes; empty where the application asks for a login itself.
+        names: what clients on other machines call the server. Pages are shown under loopback's names alone.
+        unused: beginnings of paths that are never handed on.
     """
 
-    def __init__(self, application: ASGIApp, login: str = "") -> None:
-        self._application = application
-        self._expected = basic(login) if login else ""
+    def __init__(
+        self, application: ASGIApp, expected: str = "", names: Collection[str] = (), unused: tuple[str, ...] = ()
+    ) -> None:
+        self._application, self._expected, self._hosts = application, expected, LOOPBACK.union(names)
+        self._unused = unused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
@@ -51,15 +59,18 @@ class Guard:
 
     def _refusal(self, path: str, headers: Mapping[str, str]) -> PlainTextResponse | None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if not _is_loopback(host):
-            return PlainTextResponse("expected this machine's loopback address as Host\n", 403)
+        if _name_of(host) not in self._hosts:
+            return PlainTextResponse("expected this machine's loopback address, or a name of --name, as Host\n", 403)
         if origin is not None and not _same_origin(origin, host):
             return PlainTextResponse("expected a request from this server's own pages\n", 403)
         if self._expected and path not in OPEN_PATHS:
             given = headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), self._expected.encode()):
-                ask = {"WWW-Authenticate": 'Basic realm="NeoRL", charset="UTF-8"'}
+                basic_or_bearer = self._expected.partition(" ")[0]
+                ask = {"WWW-Authenticate": f'{basic_or_bearer} realm="NeoRL", charset="UTF-8"'}
                 return PlainTextResponse("expected the login that 'neorl up' tells of\n", 401, ask)
+        if path.startswith(self._unused):
+            return PlainTextResponse("expected a part of MLflow that this server offers\n", 404)
         return None
 
 
@@ -67,7 +78,7 @@ def prefect() -> ASGIApp:
     """The Prefect server, which asks for its login itself."""
     from prefect.server.api.server import create_app
 
-    return Guard(create_app())
+    return Guard(create_app(), names=_names())
 
 
 def mlflow() -> ASGIApp:
@@ -75,14 +86,25 @@ def mlflow() -> ASGIApp:
     from uvicorn.importer import import_from_string
 
     application: ASGIApp = import_from_string("mlflow.server.fastapi_app:app")
-    return Guard(application, os.environ[LOGIN])
+    return Guard(application, basic(os.environ[LOGIN]), _names(), UNUSED_PARTS)
 
 
-def _is_loopback(host: str) -> bool:
+def metrics() -> ASGIApp:
+    """The metrics of a home, behind a token of their own."""
+    from flows.metrics import application
+
+    return Guard(application(), f"Bearer {os.environ[LOGIN]}", _names())
+
+
+def _names() -> list[str]:
+    return os.environ.get(NAMES, "").split()
+
+
+def _name_of(host: str) -> str:
     try:
-        return urlsplit(f"//{host}").hostname in LOOPBACK
+        return urlsplit(f"//{host}").hostname or ""
     except ValueError:
-        return False
+        return ""
 
 
 def _same_origin(origin: str, host: str) -> bool:

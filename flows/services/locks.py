@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,21 +31,25 @@ class RunRecord:
     """The run's name in a plant's lock."""
     flow_run: str = ""
     """The flow run's id in a record of its own."""
+    host: str = ""
+    """The machine or container whose processes `pid` counts; this one where an earlier version wrote the record."""
 
     @classmethod
     def of_this_process(cls, plant: str, *, run: str = "", flow_run: str = "") -> RunRecord:
         """A record of this process from now on."""
         me = ProcessId.current()
-        return cls(plant, me.pid, me.created, datetime.now(UTC).isoformat(timespec="seconds"), run, flow_run)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(plant, me.pid, me.created, now, run, flow_run, socket.gethostname())
 
     @property
     def alive(self) -> bool:
-        """Whether its process still runs."""
-        return ProcessId(self.pid, self.created).alive
+        """Whether its process still runs, as far as this machine can tell: it knows nothing of another's."""
+        return self.host not in ("", socket.gethostname()) or ProcessId(self.pid, self.created).alive
 
     def __str__(self) -> str:
         run = f"run {self.run}, " if self.run else ""
-        return f"{run}process {self.pid}, going on since {self.started}"
+        where = f" on {self.host}" if self.host not in ("", socket.gethostname()) else ""
+        return f"{run}process {self.pid}{where}, going on since {self.started}"
 
 
 @contextmanager

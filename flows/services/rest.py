@@ -1,9 +1,13 @@
-"""HTTP requests with JSON in and out, without prefect, whose import takes longer than all requests of a start."""
+"""HTTP requests with JSON in and out, without prefect, whose import takes longer than all requests of a start.
+
+`python -m flows.services.rest URL` exits with 0 where a GET of the URL succeeds: a container's health check.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +20,7 @@ BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 0.0)
 """How long to wait for a server that says it is busy, before each further try; at the last one it is an error."""
 
 
-def request(url: str, body: object = None, *, login: str = "", timeout: float = 10.0) -> Any:
+def request(url: str, body: object = None, *, login: str = "", timeout: float = 10.0, method: str | None = None) -> Any:
     """One HTTP request; plain text comes back as a string.
 
     Args:
@@ -24,6 +28,7 @@ def request(url: str, body: object = None, *, login: str = "", timeout: float = 
         body: what to POST as JSON; None makes it a GET.
         login: `name:password`, sent as HTTP Basic authentication; empty sends none.
         timeout: seconds for each try.
+        method: another than GET or POST.
 
     Returns:
         The answer's JSON, for the caller to check.
@@ -36,7 +41,7 @@ def request(url: str, body: object = None, *, login: str = "", timeout: float = 
     headers = {"Content-Type": "application/json"}
     if login:
         headers["Authorization"] = basic(login)
-    message = urllib.request.Request(url, data, headers)
+    message = urllib.request.Request(url, data, headers, method=method)
     for patience in BUSY_SECONDS:
         try:
             with _opener(url).open(message, timeout=timeout) as answer:
@@ -69,3 +74,7 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
     """A proxy set for the outside world must not be asked for loopback addresses."""
     local = urlsplit(url).hostname in {HOST, "localhost", "::1"}
     return urllib.request.build_opener(urllib.request.ProxyHandler({})) if local else urllib.request.build_opener()
+
+
+if __name__ == "__main__":
+    sys.exit(not answers(sys.argv[1], timeout=5.0))

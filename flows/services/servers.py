@@ -1,4 +1,4 @@
-"""The Prefect server, MLflow server and Prefect worker of one home: up, down, status, and who answers."""
+"""The Prefect server, MLflow server, metrics and Prefect worker of one home: up, down, status, and who answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from configs.errors import BadInput, ServiceMissing
 from configs.home import PASSPHRASE, Home
-from flows.services import definitions, deployments, processes
+from flows.services import automations, definitions, deployments, processes
 from flows.services.definitions import SERVERS, SERVICES, TITLES, log_file
 from flows.services.locks import dead_runs
 from flows.services.state import (
@@ -113,6 +113,7 @@ class _Startup:
         self.known = read_services(home)
         self.found = _find(home)
         self.started: list[str] = []
+        self.told: str | None = None
         for name, port in wanted.items():
             _check_port(name, port, self.found.get(name))
 
@@ -120,7 +121,7 @@ class _Startup:
         """Start and wait in the table's order; what a service needs answers before it is started."""
         # A worker takes runs from the home's own server only: a team has workers of its own.
         local = team_service("prefect") is None
-        names = [name for name in SERVICES if name in SERVERS or (worker and local)]
+        names = [name for name in SERVICES if name in SERVERS or (worker and (local or name != "worker"))]
         answering: set[str] = set()
         due: deployments.Deployments | None = None
         for waited in names:
@@ -131,6 +132,9 @@ class _Startup:
             answering.add(waited)
             if waited == "prefect" and worker and local:
                 due = deployments.due(self.services())
+                self.told = automations.notification_block(self.services())
+                for name in automations.install(self.services(), self.told):
+                    self.say(f"automation '{name}'")
         if due:
             registers = self.found["worker"].process if "worker" in self.started else None
             deployments.finish(due, self.services(), self.deadline, registers)
@@ -140,7 +144,13 @@ class _Startup:
     def services(self) -> Services:
         """All that was found or started until now."""
         return Services(
-            self.home, self.found["prefect"], self.found["mlflow"], self.found.get("worker"), tuple(self.started)
+            self.home,
+            self.found["prefect"],
+            self.found["mlflow"],
+            self.found.get("worker"),
+            tuple(self.started),
+            self.told,
+            self.found.get("metrics"),
         )
 
     def _start(self, name: str, *, anywhere: bool = False, due: deployments.Deployments | None = None) -> None:
@@ -213,6 +223,18 @@ def status(home: Home) -> Status:
     complete = all(name in found for name in SERVERS)
     variables = environment(Services(home, found["prefect"], found["mlflow"])) if complete else {}
     return Status(str(home.root), report, {k: v for k, v in variables.items() if k not in SECRET})
+
+
+def wanted(home: Home) -> list[str]:
+    """Names of the services that this home started, or that a team runs for it, whether they still run or not."""
+    known = read_services(home)
+    return [name for name in SERVICES if name in known or (name in SERVERS and team_service(name))]
+
+
+def answers(home: Home, name: str) -> bool:
+    """Whether one service runs and answers now."""
+    found = _find(home)
+    return name in found and SERVICES[name].answers(home, found)
 
 
 def _service_status(home: Home, name: str, found: Mapping[str, Service]) -> ServiceStatus:

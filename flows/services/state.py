@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from configs.environment import TELEMETRY_OFF
 from configs.errors import BadInput
 from configs.home import Home
-from configs.telemetry import TELEMETRY_OFF
 from flows.services import rest
 from flows.services.processes import HOST, ProcessId, belongs
 from tasks.adapters.files.canonical import write_json
@@ -46,19 +46,23 @@ class Services:
     worker: Service | None = None
     started: tuple[str, ...] = ()
     """What this call of `up` had to start."""
+    told: str | None = None
+    """Id of the notification block by which Prefect tells of failures, as far as this call of `up` looked."""
+    metrics: Service | None = None
 
     @property
     def prefect_api(self) -> str:
         """The address that Prefect's clients want."""
         return f"{self.prefect.url}/api"
 
-    def ask_prefect(self, path: str, body: object = None) -> Any:
-        """One request to Prefect's API with its login: a GET, or a POST of a body; the answer's JSON.
+    def ask_prefect(self, path: str, body: object = None, *, method: str | None = None) -> Any:
+        """One request to Prefect's API with its login: a GET, or a POST of a body, or as named; the answer's JSON.
 
         Example:
             >>> services.ask_prefect("flow_runs/filter", {"limit": 5})  # doctest: +SKIP
         """
-        return rest.request(f"{self.prefect_api}/{path}", body, login=prefect_login(self.home, self.prefect))
+        login = prefect_login(self.home, self.prefect)
+        return rest.request(f"{self.prefect_api}/{path}", body, login=login, method=method)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ def environment(services: Services) -> dict[str, str]:
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
         "MLFLOW_TRACKING_URI": services.mlflow.url,
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        # By its heartbeats an automation knows that a run's process lives (`flows.services.automations`).
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         # Seven retries, the default, keep a run waiting for minutes when MLflow has gone.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
         # Five, the default, take a minute for each request to a server that has gone.
@@ -120,6 +126,19 @@ def home_login(home: Home) -> str:
     if not home.login.exists():
         write_secret(home.login, f"{USER}:{secrets.token_urlsafe(32)}\n".encode())
     return read_secret(home.login).decode().strip()
+
+
+def metrics_token(home: Home) -> str:
+    """What a reader of this home's metrics sends, made when absent: it opens nothing but them.
+
+    The login would let Prometheus run code by way of Prefect.
+
+    Raises:
+        Refused: when others than its owner may read the file.
+    """
+    if not home.metrics_token.exists():
+        write_secret(home.metrics_token, secrets.token_urlsafe(32).encode())
+    return read_secret(home.metrics_token).decode().strip()
 
 
 def prefect_login(home: Home, service: Service) -> str:

@@ -1,7 +1,8 @@
-"""A worker of Prefect's that first registers deployments: two of Prefect's commands, which import it once.
+"""A worker of Prefect's that first registers deployments, and watches for files: Prefect's commands, imported once.
 
-Importing Prefect takes longer than either command. Run as `python -m flows.services.worker`, by `definitions` as the
-worker of a home, and by `deployments` where a worker runs already.
+Importing Prefect takes longer than either command. A thread beside the worker looks into the watched folder. Run as
+`python -m flows.services.worker`, by `definitions` as the worker of a home, and by `deployments` where a worker runs
+already.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.home import Home
 from flows.services.processes import private_log
 from tasks.adapters.files.canonical import write_json
 
@@ -30,6 +33,8 @@ def main(arguments: Sequence[str]) -> None:
         code = deploy(Path(project), Path(log))
         write_json(Path(outcome), {"code": code, "digest": digest})
     if asked.worker:
+        # A thread: what it does takes next to no time, and it ends with the worker.
+        threading.Thread(target=_watch, daemon=True).start()
         _prefect("worker", "start", *asked.worker)
 
 
@@ -55,6 +60,14 @@ def deploy(project: Path, log: Path) -> int:
         _prefect("--no-prompt", "deploy", "--all")
         raise SystemExit
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _watch() -> None:
+    """Follow the watched folder, and tell the worker's log what came."""
+    # What it imports need not be waited for.
+    from flows.watch import follow
+
+    follow(Home.locate(), lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _prefect(*words: str) -> None:

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ruamel.yaml import YAML
 
+from configs.home import Home
 from flows.checks import checked_run
-from flows.cli.data import usual_log
+from flows.services.events import ARRIVED, DRIFTED, resource_of
 from neorl_core.plants import NAMES
+from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.plants.known import plant_named
+from tasks.adapters.registry.registry import Registry
+from tasks.adapters.synthetic.usual import usual_log
 from tasks.gates import REQUIRED
 
 if TYPE_CHECKING:
@@ -29,32 +33,62 @@ evaluate: {fqe_updates: 40, model_updates: 40, bootstraps: 50, rollouts: 8}
 """What a test adds to a plant's own YAML, in place of the defaults that it leaves alone."""
 
 
+Deployments = dict[tuple[str, str], dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def deployments() -> dict[str, dict[str, Any]]:
-    """What prefect.yaml declares, by name."""
+def deployments() -> Deployments:
+    """What prefect.yaml declares, by the flow's function and the deployment's name."""
     declared = YAML(typ="safe", pure=True).load((PROJECT / "prefect.yaml").read_text())["deployments"]
-    return {entry["name"]: entry for entry in declared}
+    found = {(entry["entrypoint"].rpartition(":")[2], entry["name"]): entry for entry in declared}
+    assert len(found) == len(declared)
+    return found
 
 
 @pytest.mark.parametrize("plant", NAMES)
 def test_every_plant_has_a_run_and_a_deployment_that_reads_its_generated_log(
-    home: Path, deployments: dict[str, dict[str, Any]], plant: str
+    home: Path, deployments: Deployments, plant: str
 ) -> None:
     from flows.retrain import retrain
 
-    parameters = deployments[plant.replace("_", "-")]["parameters"]
+    found = deployments["retrain", plant.replace("_", "-")]
+    parameters = found["parameters"]
     assert parameters["config"] == f"configs/{plant}.yaml"
     # All that can be wrong with a run's file: its names, its mapping, its limits' buffers.
     assert checked_run(PROJECT / parameters["config"]).plant == plant
     assert retrain.validate_parameters(parameters) == parameters
-    behaviour, out, _ = usual_log(plant_named(plant), None, None, None)
-    log = out / "historian.parquet" if behaviour == "historian" else out
+    log = usual_log(Home(home), plant_named(plant)).log
     assert parameters["data"] == [f".neorl/{log.relative_to(home)}"]
+    (trigger,) = found["triggers"]
+    assert trigger["match"] == {"prefect.resource.id": resource_of(plant)}
+    assert set(trigger["expect"]) == {ARRIVED, DRIFTED}
 
 
-def test_no_two_deployments_start_together(deployments: dict[str, dict[str, Any]]) -> None:
-    starts = [entry["schedules"][0]["cron"] for entry in deployments.values()]
-    assert len(set(starts)) == len(starts) == len(NAMES)
+@pytest.mark.parametrize("plant", NAMES)
+def test_every_plant_is_monitored(deployments: Deployments, plant: str) -> None:
+    from flows.deployed import monitor
+
+    found = deployments["monitor", plant.replace("_", "-")]
+    assert found["parameters"] == {"config": f"configs/{plant}.yaml"}
+    assert monitor.validate_parameters(found["parameters"])["config"] == f"configs/{plant}.yaml"
+
+
+def test_every_deployment_is_of_a_flow_of_that_name_and_one_at_a_time(deployments: Deployments) -> None:
+    """Prefect calls a deployment FLOW/NAME: the function's name is the flow's, so that the file says what to type."""
+    from importlib import import_module
+
+    for (function, _), entry in deployments.items():
+        module = entry["entrypoint"].partition(":")[0].removesuffix(".py").replace("/", ".")
+        assert getattr(import_module(module), function).name == function
+        assert entry["concurrency_limit"]["limit"] == 1
+        assert entry["work_pool"] == {"name": "neorl"}
+
+
+def test_no_two_deployments_start_together(deployments: Deployments) -> None:
+    scheduled = [entry["schedules"] for entry in deployments.values() if "schedules" in entry]
+    starts = [schedule[0]["cron"] for schedule in scheduled]
+    assert len(set(starts)) == len(starts) == 2 * len(NAMES) + 1
+    assert {schedule[0]["timezone"] for schedule in scheduled} == {"UTC"}
 
 
 @pytest.mark.slow
@@ -80,3 +114,21 @@ def test_a_small_run_on_generated_logs_ends_in_words(services: Services, tmp_pat
     # Its own logs are those of a plant of its domain, and its own controller keeps the limits there.
     assert (verdicts["simulator"], verdicts["fallback"]) == (True, True), found["gates"]
     assert found["champion"]["composite"]
+    # Another log of the same plant has not drifted from the champion's.
+    newer = tmp_path / "newer.hdf5"
+    neorl("generate", plant, "--episodes", "40", "--seed", "1", "--out", str(newer))
+    watched = neorl("monitor", plant, "--data", str(newer), "--config", str(config))
+    assert (watched["finding"]["alarm"], watched["finding"]["model"]) == (None, "linear model")
+    assert {signal["group"] for signal in watched["finding"]["signals"]} == {
+        *("observations", "actions", "rewards", "model")
+    }
+    entries = Ledger.open(services.home, write=False).entries("drift", plant)
+    assert [entry.digest for entry in entries] == [watched["entry"]]
+    registry = Registry(services.mlflow.url)
+    run = registry.version(plant, watched["version"]).run_id
+    numbers = registry.client.get_run(run).data.metrics
+    assert numbers["drift/alarm"] == 0.0
+    assert {name: numbers[f"data/{name}"] for name in watched["quality"]["shares"]} == watched["quality"]["shares"]
+    assert numbers["drift/evidence"] == pytest.approx(
+        watched["finding"]["log_evidence"] / watched["finding"]["log_threshold"]
+    )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from configs.bounded import parse_yaml, read_text
+from configs.bounded import document, parse_yaml, read_text
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.historian.guessing.start import process_name, start_mapping
@@ -106,17 +106,17 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
 
 
 def _deploy(path: Path, empty: str, deployment: str) -> bool:
-    """Add a deployment at the end of a project's; False where that would change anything else, or there is one."""
+    """Add deployments at the end of a project's; False where that would change anything else, or there is one."""
     before = read_text(path) if path.exists() else empty
     after = before.rstrip() + "\n" + deployment
     try:
-        known, found = parse_yaml(before, path), parse_yaml(after, path)
-        (added,) = parse_yaml(f"deployments:\n{deployment}", path)["deployments"]
+        known, found = (document(text, path, aliases=True)[0] for text in (before, after))
+        added = parse_yaml(f"deployments:\n{deployment}", path)["deployments"]
         entries = known.get("deployments") or []
-        taken = any(entry["name"] == added["name"] for entry in entries)
+        taken = {entry["name"] for entry in entries} & {entry["name"] for entry in added}
     except (BadInput, AttributeError, LookupError, TypeError):
         return False  # a person's own form of the file
-    if taken or found != {**known, "deployments": [*entries, added]}:
+    if taken or found != {**known, "deployments": [*entries, *added]}:
         return False
     write_atomic(path, after.encode())
     return True

@@ -183,3 +183,16 @@ def test_long_tables_workbooks_and_batches_are_looked_at_too(
     np.testing.assert_array_equal(held.arrays()["observations"][:, 0], values[inside, 0].astype(np.float32))
     np.testing.assert_array_equal(held.arrays()["next_observations"][:, 0], values[inside + 1, 0].astype(np.float32))
     np.testing.assert_array_equal(held.arrays()["actions"][:, 0], values[inside, 1].astype(np.float32))
+
+
+def test_a_deployment_joins_those_of_a_file_with_anchors(tmp_path: Path) -> None:
+    """The project's own prefect.yaml says once what its deployments have in common."""
+    from configs.bounded import read_yaml
+    from tasks.adapters.project.start import _deploy
+
+    path = tmp_path / "prefect.yaml"
+    path.write_text((Path(__file__).parents[3] / "prefect.yaml").read_text())
+    before = read_yaml(path, aliases=True)["deployments"]
+    assert _deploy(path, "", "  - name: tanks\n    entrypoint: flows/retrain.py:retrain\n")
+    after = read_yaml(path, aliases=True)["deployments"]
+    assert [entry["name"] for entry in after] == [*(entry["name"] for entry in before), "tanks"]

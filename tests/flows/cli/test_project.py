@@ -61,7 +61,7 @@ def test_a_new_project_is_complete_but_for_its_logs(project: Path, capsys: pytes
     assert run(["generate", "plants/vessel.py", "--episodes", "40"]) == 0
     deployments = declared()
     assert deployments is not None
-    assert deployments.names == ["vessel"]
+    assert deployments.names == ["vessel", "vessel"]  # retrain and monitor
     # The deployment reads where `neorl generate` wrote, in a home that lies in the project; this one does not.
     (log,) = deployed_data(Path("configs/vessel.yaml"))
     assert str(log) == ".neorl/generated/vessel/episodes.hdf5"
@@ -157,7 +157,8 @@ def test_a_second_plant_of_a_project_is_deployed_beside_the_first(
     assert (project / "prefect.yaml").read_text().startswith(before)
     deployments = declared()
     assert deployments is not None
-    assert deployments.names == ["vessel", "mill"]
+    # Retrain, monitor, and of a process the comparison of its shadow.
+    assert deployments.names == ["vessel"] * 2 + ["mill"] * 3
     assert deployed_data(Path("configs/mill.yaml")) == [Path("log.csv")]
     assert deployed_data(Path("configs/vessel.yaml")) == [Path(".neorl/generated/vessel/episodes.hdf5")]
     assert "Traceback" not in capsys.readouterr().err
@@ -189,4 +190,4 @@ def test_a_file_of_deployments_in_another_form_is_left_alone_and_the_lines_are_p
     (tmp_path / "prefect.yaml").write_text(f"deployments:\n{block}")
     deployments = declared(tmp_path)
     assert deployments is not None
-    assert deployments.names == ["vessel"]
+    assert deployments.names == ["vessel", "vessel"]  # retrain and monitor

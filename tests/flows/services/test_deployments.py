@@ -28,6 +28,18 @@ def retrain(config: str = "", data: list[str] | None = None) -> dict:
     pathlib.Path("ran.txt").write_text(config + " " + os.environ["NEORL_HOME"])
     return {"config": config}
 """
+OTHERS = """\
+from prefect import flow
+
+
+def nothing() -> None: ...
+
+
+monitor, promote, rollback, report, backfill = (
+    flow(nothing, name=name) for name in ("monitor", "promote", "rollback", "report", "backfill")
+)
+"""
+"""In the place of the other flows that prefect.yaml has deployments of."""
 MANY = """\
 deployments:
   - name: weekly
@@ -71,6 +83,7 @@ def project(borrowed: Services, tmp_path: Path) -> Path:
     """A project with a small flow."""
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "retrain.py").write_text(FLOW)
+    (tmp_path / "flows" / "deployed.py").write_text(OTHERS)
     for name in ("prefect.yaml", "prefect.toml"):
         shutil.copy(PROJECT / name, tmp_path / name)
     (tmp_path / ".neorl").symlink_to(borrowed.home.root)
@@ -151,17 +164,32 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str) -> None:
     ("text", "said"),
     [
         ("deployments: [{name: x", "line 1"),
-        ("deployments: [{name: &n x, entrypoint: a.py:b}, {name: *n, entrypoint: a.py:c}]", r"an alias \(\*\)"),
+        ("deployments: &all [*all]", r"an alias \(\*\) of what does not come before it"),
+        (
+            "a: &a [1, 1]\n" + "".join(f"{b}: &{b} [{f'*{a}, ' * 50}]\n" for a, b in ("ab", "bc", "cd")),
+            "aliases stand for",
+        ),
         (f"deployments: {'[' * 30}{']' * 30}", "nested more than 20 deep"),
         pytest.param(f"deployments: [{'{}, ' * 60_000}]", "more than 50000 values", marks=pytest.mark.slow),
     ],
-    ids=["open", "alias", "deep", "many"],
+    ids=["open", "alias of itself", "aliases of aliases", "deep", "many"],
 )
 def test_a_file_is_read_within_the_same_bounds_as_all_yaml(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "prefect.yaml").write_text(text)
     with pytest.raises(BadInput, match=rf"expected YAML in .*prefect\.yaml.*{said}") as told:
         declared(tmp_path)
     assert "\n" not in str(told.value)
+
+
+def test_what_deployments_have_in_common_is_written_once(tmp_path: Path) -> None:
+    """Prefect's own way, by anchors under `definitions`; deployments of two flows may have one name."""
+    (tmp_path / "prefect.yaml").write_text(
+        "definitions:\n  both: &both {work_pool: {name: pool}}\n"
+        "deployments:\n  - {<<: *both, name: x, entrypoint: a.py:b}\n  - {<<: *both, name: x, entrypoint: a.py:c}\n"
+    )
+    found = declared(tmp_path)
+    assert found is not None
+    assert (found.names, found.pools) == (["x", "x"], ["pool"])
 
 
 def test_without_a_project_or_deployments_there_is_nothing_to_register(services: Services, tmp_path: Path) -> None:
@@ -182,6 +210,7 @@ def test_the_schedule_is_registered_and_yields_runs(services: Services) -> None:
 
 
 def test_a_paused_schedule_stays_paused(services: Services) -> None:
+    register(services)  # for other tests register projects of their own, whose deployments have the same names
     found = services.ask_prefect("deployments/name/retrain/chemical-reactor")
     services.ask_prefect(f"deployments/{found['id']}/pause_deployment", {})
     up(services.home)

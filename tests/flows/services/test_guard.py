@@ -152,3 +152,15 @@ def test_mlflows_clients_log_in_by_environment(services: Services, tmp_path: Pat
     )
     assert done.returncode
     assert "401" in done.stderr
+
+
+@pytest.mark.parametrize("path", ["assistant/message", "assistant/config", "assistant/providers"])
+def test_mlflows_assistant_which_executes_programs_is_not_there(services: Services, path: str) -> None:
+    """With the login, too: who may look at a model may not run what they like on this machine."""
+    where = f"{services.mlflow.url}/ajax-api/3.0/mlflow/{path}"
+    assert send(where, login(services), {"message": "touch pwned.txt"}) == 404
+    assert send(where, login(services)) == 404
+    # The path is the one that MLflow itself answers under.
+    from mlflow.server.assistant.api import assistant_router
+
+    assert f"/ajax-api/3.0/mlflow/{path}" in {getattr(route, "path", "") for route in assistant_router.routes}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from configs.errors import Refused
 from configs.home import Home
-from flows.services.locks import dead_runs, holders, plant_lock, recorded_run
+from flows.services.locks import RunRecord, dead_runs, holders, plant_lock, recorded_run
 
 PROJECT = Path(__file__).parents[3]
 HOLD = """
@@ -73,6 +76,13 @@ def test_a_run_that_ends_leaves_no_record(home: Path) -> None:
         assert record.exists()
         assert dead_runs(Home(home)) == []
     assert not record.exists()
+    # Of a container that shares the home: its processes are not to be seen from here, and its run may well go on.
+    theirs = RunRecord("p", pid=2**22 + 1, created=1.0, started="", flow_run="abc", host="another")
+    record.write_text(json.dumps(asdict(theirs)))
+    assert dead_runs(Home(home)) == []
+    record.write_text(json.dumps(asdict(replace(theirs, host=socket.gethostname()))))
+    assert [found.flow_run for _, found in dead_runs(Home(home))] == ["abc"]
+    record.unlink()
     with pytest.raises(FileExistsError), recorded_run(Home(home), "abc", "p"):
         record.touch(exist_ok=False)
     assert not record.exists()

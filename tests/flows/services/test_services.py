@@ -63,7 +63,7 @@ def test_a_second_up_finds_the_same_servers(services: Services) -> None:
     assert (again.prefect, again.mlflow, again.worker) == (services.prefect, services.mlflow, services.worker)
     report = status(services.home)
     assert {name: row.state for name, row in report.services.items()} == dict.fromkeys(report.services, "running")
-    assert set(report.services) == {"prefect", "mlflow", "worker"}
+    assert set(report.services) == {"prefect", "mlflow", "metrics", "worker"}
     assert services.prefect.process is not None
     assert report.services["prefect"].pid == services.prefect.process.pid
 
@@ -116,12 +116,12 @@ def test_the_passphrase_goes_to_the_signer_and_to_no_server(home: Path, monkeypa
 
     place, passphrase = Home(home), "known to one person"
     with foreign_server() as port:
-        # A team's Prefect, so that MLflow is the only server to start.
+        # A team's Prefect, so that there are only MLflow and the metrics to start.
         monkeypatch.setenv("NEORL_PREFECT_URL", f"http://127.0.0.1:{port}")
         monkeypatch.setenv(PASSPHRASE, passphrase)
         found = servers.up(place)
         try:
-            assert found.started == ("mlflow",)
+            assert found.started == ("mlflow", "metrics")
             assert found.mlflow.process is not None
             # One that has ended has no environment left, however long its parent waits to look.
             ours = psutil.Process().children(recursive=True)
@@ -134,7 +134,7 @@ def test_the_passphrase_goes_to_the_signer_and_to_no_server(home: Path, monkeypa
             assert client.public_key(place)
         finally:
             stopped = servers.down(place)
-    assert stopped == ["mlflow", "signer"]
+    assert stopped == ["metrics", "mlflow", "signer"]
     assert not client.stop(place)
 
 
@@ -174,7 +174,7 @@ def test_down_of_another_home_leaves_these_running(services: Services, home: Pat
 
 
 def test_a_teams_servers_are_used_and_left_alone(
-    services: Services, home: Path, monkeypatch: pytest.MonkeyPatch
+    services: Services, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     from flows.services.servers import down, environment, up
 
@@ -184,8 +184,10 @@ def test_a_teams_servers_are_used_and_left_alone(
     for name, value in environment(services).items():
         if name in {"PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}:
             monkeypatch.setenv(name, value)
+    request.addfinalizer(lambda: down(Home(home)))
     team = up(Home(home))
-    assert team.started == ()
+    # The numbers of a home are its own, whoever runs the servers.
+    assert team.started == ("metrics",)
     assert (team.prefect_api, team.mlflow.url, team.worker) == (services.prefect_api, services.mlflow.url, None)
     assert environment(team)["PREFECT_API_URL"] == services.prefect_api
     assert environment(team)["PREFECT_API_AUTH_STRING"] == environment(services)["PREFECT_API_AUTH_STRING"]
@@ -193,7 +195,7 @@ def test_a_teams_servers_are_used_and_left_alone(
     assert not Home(home).login.exists()
     with pytest.raises(BadInput, match="unset NEORL_PREFECT_URL"):
         up(Home(home), prefect_port=processes.any_free_port())
-    assert down(Home(home)) == []
+    assert down(Home(home)) == ["metrics"]
     monkeypatch.setenv("NEORL_MLFLOW_URL", f"http://127.0.0.1:{processes.any_free_port()}")
     with pytest.raises(ServiceMissing, match=r"expected MLflow at .* \(NEORL_MLFLOW_URL\), got no answer"):
         up(Home(home), timeout=1.0)

@@ -1,0 +1,125 @@
+"""Automations of a home on a real Prefect server: installed once, runs that fell silent ended, people told."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from flows.services import automations
+from flows.services.automations import install, notification_block, wanted
+from flows.services.events import DRIFTED, Event, announce
+from flows.services.state import Services
+from tests.flows.services.waiting import wait_until
+
+LOST, TOLD = (each.name for each in wanted("any"))
+
+
+@pytest.fixture
+def borrowed(services: Services) -> Iterator[Services]:
+    """The session's server, whose automations are those of every home again after a test."""
+    yield services
+    for block in services.ask_prefect("block_documents/filter", {"block_documents": {"name": {"any_": ["neorl"]}}}):
+        services.ask_prefect(f"block_documents/{block['id']}", method="DELETE")
+    install(services, None)
+
+
+def known(services: Services, name: str) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = services.ask_prefect(
+        "automations/filter", {"automations": {"name": {"any_": [name]}}}
+    )
+    return found
+
+
+def test_up_installs_them_once_and_one_that_is_switched_off_stays_off(
+    borrowed: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (found,) = known(borrowed, LOST)
+    assert found["enabled"]
+    assert known(borrowed, TOLD) == []  # nobody has made a block
+    assert install(borrowed, notification_block(borrowed)) == []
+    borrowed.ask_prefect(f"automations/{found['id']}", {"enabled": False}, method="PATCH")
+    assert install(borrowed, None) == []
+    # Another definition takes its place, and is as much switched off as the one before.
+    monkeypatch.setattr(automations, "SILENCE", 600)
+    assert install(borrowed, None) == [LOST]
+    (changed,) = known(borrowed, LOST)
+    assert (changed["id"], changed["enabled"]) == (found["id"], False)
+    assert "600 seconds" in str(changed["description"])
+    monkeypatch.undo()
+    borrowed.ask_prefect(f"automations/{found['id']}", {"enabled": True}, method="PATCH")
+    assert install(borrowed, None) == [LOST]
+
+
+@pytest.mark.slow
+def test_a_run_that_falls_silent_is_ended(borrowed: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect waits for whole periods, so the period is short here; else it is the automation that ships."""
+    monkeypatch.setattr(automations, "SILENCE", 10)
+    assert install(borrowed, None) == [LOST]
+    flow = borrowed.ask_prefect("flows/", {"name": "silent"})["id"]
+    silent, ended = (
+        borrowed.ask_prefect("flow_runs/", {"flow_id": flow, "state": {"type": "RUNNING"}})["id"] for _ in range(2)
+    )
+    borrowed.ask_prefect(f"flow_runs/{ended}/set_state", {"state": {"type": "COMPLETED", "name": "Completed"}})
+    for run in (silent, ended):
+        beat = {
+            "id": str(uuid.uuid4()),
+            "event": "prefect.flow-run.heartbeat",
+            "occurred": datetime.now(UTC).isoformat(),
+            "resource": {"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.name": "silent"},
+        }
+        borrowed.ask_prefect("events", [beat])
+
+    def state(run: str) -> str:
+        return str(borrowed.ask_prefect(f"flow_runs/{run}")["state_type"])
+
+    wait_until(lambda: state(silent) == "CRASHED", 200)
+    assert "no heartbeat of its process" in borrowed.ask_prefect(f"flow_runs/{silent}")["state"]["message"]
+    # What has ended stays as it ended.
+    assert state(ended) == "COMPLETED"
+
+
+@pytest.mark.slow
+def test_a_block_named_neorl_is_told_of_drift_and_without_one_nobody_is(borrowed: Services) -> None:
+    told: list[str] = []
+
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(204)
+            self.end_headers()
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        kind = borrowed.ask_prefect("block_types/slug/custom-webhook")["id"]
+        schemas = borrowed.ask_prefect("block_schemas/filter", {"block_schemas": {"block_type_id": {"any_": [kind]}}})
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        data = {"name": "here", "url": address, "json_data": {"subject": "{{subject}}", "text": "{{body}}"}}
+        block = {"name": "neorl", "data": data, "block_schema_id": schemas[0]["id"], "block_type_id": kind}
+        borrowed.ask_prefect("block_documents/", block)
+        assert install(borrowed, notification_block(borrowed)) == [TOLD]
+        (automation,) = known(borrowed, TOLD)
+        assert "secret" not in json.dumps(automation)
+        payload = {"found": "drift at episode 7, step 3"}
+        # The automation is loaded by the server's triggers some time after it was made.
+        for attempt in range(20):
+            announce(borrowed, Event(DRIFTED, "told_tank", f"{uuid.uuid4()}", payload))
+            try:
+                wait_until(lambda: told, 6)
+                break
+            except AssertionError:
+                assert attempt < 19
+        message = json.loads(told[0])
+        assert message["subject"] == f"{DRIFTED}: told_tank"
+        assert message["text"] == "drift at episode 7, step 3"
+        server.shutdown()
+    (document,) = borrowed.ask_prefect("block_documents/filter", {"block_documents": {"name": {"any_": ["neorl"]}}})
+    borrowed.ask_prefect(f"block_documents/{document['id']}", method="DELETE")
+    assert notification_block(borrowed) is None
+    assert install(borrowed, None) == [TOLD]
+    assert known(borrowed, TOLD) == []

@@ -1,0 +1,129 @@
+"""The watched folder: what comes is announced once, whole, and survives kills and servers that are gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from configs.errors import ServiceMissing
+from configs.home import Home
+from flows.services.events import ARRIVED
+from flows.watch import FOLDER, arrivals, incoming, look
+from tests.flows.services.waiting import wait_until
+
+if TYPE_CHECKING:
+    from flows.services.servers import Services
+
+PLANT = "watched_tank"
+"""No deployment is triggered by it."""
+
+
+@pytest.fixture
+def folder(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a plant, which the session's worker does not look into."""
+    monkeypatch.setenv(FOLDER, str(tmp_path / "incoming"))
+    shutil.rmtree(services.home.root / "arrivals" / PLANT, ignore_errors=True)
+    (tmp_path / "incoming" / PLANT).mkdir(parents=True)
+    return tmp_path / "incoming" / PLANT
+
+
+def put(path: Path, text: str) -> Path:
+    """A file that was written a minute ago, as one that a program has copied with its times."""
+    path.write_text(text)
+    os.utime(path, (time.time() - 60,) * 2)
+    return path
+
+
+def events(services: Services) -> list[dict[str, Any]]:
+    """Those of the plant that Prefect knows, the oldest first."""
+    query = {"event": {"name": [ARRIVED]}, "resource": {"id": [f"neorl.plant.{PLANT}"]}}
+    found: list[dict[str, Any]] = services.ask_prefect("events/filter", {"filter": {**query, "order": "ASC"}})["events"]
+    return found
+
+
+def test_one_file_that_cannot_be_taken_keeps_no_other_from_it(services: Services, folder: Path) -> None:
+    put(Path(os.fsdecode(bytes(folder / "uebersicht.csv").replace(b"ue", b"\xdc"))), f"t\n{time.time_ns()}\n")
+    good = put(folder / "zulu.csv", f"t\n{time.time_ns()}\n")
+    found = look(services.home, look(services.home, {}).states)
+    assert [arrival.path for arrival in found.arrived] == [good]
+    (why,) = found.failed
+    assert why == f"expected a file name in UTF-8 in {folder}, got '\\udcdcbersicht.csv': rename the file."
+
+
+@pytest.mark.slow  # Prefect shows an event some seconds after it took it.
+def test_a_file_is_announced_once_it_stays_as_it_is_and_its_content_once(services: Services, folder: Path) -> None:
+    home, stamp = services.home, str(time.time_ns())
+    first = put(folder / "january.csv", f"t,{stamp}\n1,2\n")
+    put(folder / "february.csv.part", "half")
+    put(folder / ".hidden", "x")
+    states = look(home, {}).states
+    assert list(states) == [first]
+    # It grew between the two looks, so that a third one decides.
+    put(first, f"t,{stamp}\n1,2\n3,4\n")
+    grown = look(home, states)
+    assert grown.arrived == ()
+    (found,) = look(home, grown.states).arrived
+    assert (found.plant, found.path, found.size) == (PLANT, first, first.stat().st_size)
+    # Neither another look, nor a copy of it under another name, nor the file itself put there anew is an event.
+    second = put(folder / "february.csv", f"t,{stamp}\n5,6\n")
+    copy = put(folder / "copy.csv", first.read_text())
+    put(first, first.read_text())
+    states = look(home, {}).states
+    assert [arrival.path for arrival in look(home, states).arrived] == [second]
+    assert [arrival.path for arrival in look(home, states).arrived] == []
+    assert [arrival.size for arrival in arrivals(home, PLANT)] == [first.stat().st_size, second.stat().st_size]
+    copy.unlink()
+    wait_until(lambda: len([e for e in events(services) if stamp in Path(e["payload"]["file"]).read_text()]) == 2)
+    told = [e for e in events(services) if stamp in Path(e["payload"]["file"]).read_text()]
+    assert [e["payload"]["file"] for e in told] == [str(first), str(second)]
+    # A run learns from all that came, the new file last.
+    assert told[1]["payload"]["data"] == [str(first), str(second)]
+    assert told[0]["payload"]["sha256"] == found.sha256
+
+
+@pytest.mark.slow
+def test_a_kill_between_the_event_and_its_record_announces_nothing_twice(services: Services, folder: Path) -> None:
+    home, stamp = services.home, str(time.time_ns())
+    path = put(folder / "march.csv", stamp)
+    states = look(home, {}).states
+    (arrival,) = look(home, states).arrived
+    shutil.rmtree(home.root / "arrivals" / PLANT)  # as a process leaves it that was killed there
+    (again,) = look(home, states).arrived
+    assert again.sha256 == arrival.sha256
+    query = {"filter": {"any_resource": {"id": [f"neorl.plant.{PLANT}"]}, "event": {"name": [ARRIVED]}}}
+
+    def told() -> list[str]:
+        found = services.ask_prefect("events/filter", query)["events"]
+        return [e["id"] for e in found if e["payload"]["file"] == str(path)]
+
+    wait_until(lambda: told())
+    time.sleep(6)  # Prefect writes what it took every five seconds
+    assert len(told()) == 1
+
+
+def test_what_comes_while_no_server_answers_is_announced_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER, raising=False)
+    home = Home(tmp_path / "home")
+    assert look(home, {}).states == {}
+    (incoming(home) / PLANT).mkdir(parents=True)
+    put(incoming(home) / PLANT / "april.csv", "x")
+    put(incoming(home) / "not in a folder of a plant.csv", "x")
+    states = look(home, {}).states
+    assert len(states) == 1
+    with pytest.raises(ServiceMissing, match="neorl up"):
+        look(home, states)
+    assert arrivals(home, PLANT) == ()
+
+
+def test_a_file_that_was_just_written_is_not_taken_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    home = Home(tmp_path / "home")
+    (tmp_path / PLANT).mkdir()
+    (tmp_path / PLANT / "now.csv").write_text("x")
+    # No server answers: had it been taken, this would have raised.
+    assert look(home, look(home, {}).states, quiet=3600.0).arrived == ()
