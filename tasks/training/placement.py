@@ -107,6 +107,26 @@ def train_population(training: TrainingRun, progress: Report | None = None, log:
     return Trained(joined, placement, len(parts) * training.data.plan.updates / seconds)
 
 
+def train_share(training: TrainingRun, process: int, processes: int, progress: Report | None = None) -> list[int]:
+    """Train some members of a population, as one of several machines that share a home.
+
+    Their states are left where `train_population` finds them, on whatever machine: each member is a program of its own,
+    so that it is the same to the last bit whoever trains it on this kind of processor.
+
+    Args:
+        training: the population, which its run places in processes.
+        process: number of this machine, from 0.
+        processes: how many share the members: each takes every `processes`-th.
+        progress: told of gradient steps made, of all that each of its members makes.
+
+    Returns:
+        Indices of its members.
+    """
+    share = range(process, len(training.members), processes)
+    _run_each(training, share, progress, trial=False)
+    return list(share)
+
+
 class _Switch(Exception):
     """Ends the one program; its processes begin."""
 

@@ -35,7 +35,7 @@ from tasks.references import (
     TrainedLearner,
 )
 from tasks.stages import cached
-from tasks.training.placement import train_population
+from tasks.training.placement import train_population, train_share
 from tasks.training.population import Diverged, TrainingRun, training_run
 from tasks.training.shielding import shield_of
 
@@ -116,6 +116,40 @@ def train(
         diverged=tuple(str(error) for error in lost),
         rows=rows,
     )
+
+
+def train_shares(
+    home: Home, run: RunConfig, dataset: Dataset, process: int, processes: int, progress: Report | None = None
+) -> list[str]:
+    """Train one machine's share of every learner's members, before `train` gathers them on one machine.
+
+    Args:
+        home: shared by the machines.
+        run: as for `train`.
+        dataset: what to learn from.
+        process: number of this machine, from 0.
+        processes: how many share the members.
+        progress: told of gradient steps made, of all that each member makes.
+
+    Returns:
+        The members trained here, in words.
+
+    Raises:
+        BadInput: on an unknown algorithm or hyper-parameter, or members that share one program.
+        Refused: when a member's process ended before its training.
+    """
+    done = []
+    for alone in run.train.alone():
+        if alone.members != "processes":
+            raise BadInput(
+                f"expected 'members: processes' in 'train' of {alone.algorithm}, got '{alone.members}': members of one "
+                "program cannot be shared among machines."
+            )
+        training = _training(home, run.model_copy(update={"train": alone}), dataset)
+        shown = _named(progress, alone.algorithm) if run.train.beside else progress
+        found = train_share(training, process, processes, shown)
+        done += [f"{alone.algorithm} {index} (seed {training.members[index].seed})" for index in found]
+    return done
 
 
 def _named(progress: Report | None, algorithm: str) -> Report | None:

@@ -14,9 +14,10 @@ from configs.errors import BadInput
 from configs.home import Home
 from configs.run import RunConfig
 from flows.checks import checked_run
+from neorl_core.history import History
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, composite_controller
-from neorl_core.types import History, Transition
+from neorl_core.types import Transition
 from neorl_core.wrappers.agent import Agent
 from tasks.adapters.models.agents import Agent as StoredAgent
 from tasks.adapters.models.bundle import answers, composite_digest, load_bundle, load_examples

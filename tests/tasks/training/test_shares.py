@@ -1,0 +1,95 @@
+"""A population trained by two real processes that share a home, as two pods of an Indexed Job do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs.home import Home
+from flows.checks import checked_run
+from flows.cli.main import run as neorl
+from neorl_core.training.population import policies
+from tasks.adapters.models.bundle import load_bundle
+from tasks.adapters.synthetic.plant_log import generate
+from tasks.ingest import ingest
+from tasks.training.population import train_members, training_run
+from tasks.training.train import train
+from tests.small_data import MAPPING, PLANT
+
+PROJECT = Path(__file__).parents[3]
+RUN = """\
+plant: chemical_reactor
+data: {{mapping: {mapping}, held_out: 0.3}}
+train:
+  {{algorithm: td3_bc, updates: 40, batch_size: 32, seeds: 2, checkpoint_every: 20, members: {members},
+   hyperparameters: {{critics: 2, hidden: [8]}}}}
+"""
+
+
+def written(folder: Path) -> dict[str, int]:
+    """When each checkpoint's file was written."""
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does_to_the_last_bit(tmp_path: Path) -> None:
+    log, config, shared = generate(PLANT, tmp_path, 0, 0.1).path, tmp_path / "run.yaml", tmp_path / "shared"
+    config.write_text(RUN.format(mapping=MAPPING, members="processes"))
+    words = [sys.executable, "-m", "flows", "members", str(config), "--data", str(log), "--processes", "2", "--json"]
+    pods = [
+        subprocess.Popen(
+            words,
+            cwd=PROJECT,
+            env={**os.environ, "NEORL_HOME": str(shared), "JOB_COMPLETION_INDEX": str(index)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    said = [json.loads(pod.communicate(timeout=300)[0].splitlines()[-1]) for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0]
+    assert [answer["trained"] for answer in said] == [["td3_bc 0 (seed 0)"], ["td3_bc 1 (seed 1)"]]
+
+    run, before = checked_run(config), written(shared / "checkpoints")
+    assert {name for path in before for name in Path(path).parts if name.startswith("member-")} == {
+        "member-0",
+        "member-1",
+    }
+    dataset = ingest(Home(shared), run.part("data"), [log])
+    assert dataset.digest == said[0]["dataset"] == said[1]["dataset"]
+    gathered = train(Home(shared), run.for_training(), dataset)
+    steps = {name: when for name, when in written(shared / "checkpoints").items() if name in before}
+    assert steps == before, "the gathering trained nothing again"
+
+    # This process alone, in a home of its own.
+    training = training_run(Home(tmp_path / "alone"), run.for_training(), dataset)
+    with training.data.open(None) as rows:
+        parts = [train_members(training, rows, only=member.index)[0] for member in training.members]
+    with np.load(gathered.learners[0].curves) as curves:
+        for name in parts[0].curves:
+            np.testing.assert_array_equal(curves[name], np.concatenate([part.curves[name] for part in parts]))
+    for member, part in zip(gathered.members, parts, strict=True):
+        policy = load_bundle(member.bundle.folder, member.bundle.digest)[1].policy
+        (alone,) = policies(training.algorithm, part.population, training.data.scaling.normaliser)
+        for one, other in zip(*map(jax.tree.leaves, (policy, alone)), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert len({member.bundle.digest for member in gathered.members}) == 2
+
+
+def test_members_of_one_program_cannot_be_shared(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, config = generate(PLANT, tmp_path, 0, 0.1).path, tmp_path / "run.yaml"
+    config.write_text(RUN.format(mapping=MAPPING, members="vmapped"))
+    words = ["members", str(config), "--data", str(log), "--processes", "2"]
+    assert neorl(words) == 2
+    assert "expected 'members: processes' in 'train' of td3_bc, got 'vmapped': members" in capsys.readouterr().err
+    assert neorl([*words, "--process", "2"]) == 2
+    assert "expected --process below 2, got 2: machines are numbered from 0." in capsys.readouterr().err
