@@ -1,4 +1,4 @@
-"""Writes the table of stages into docs/architecture.md, and the picture of a finished retraining's graph beside it.
+"""Writes stages into docs/architecture.md, the picture of a finished graph beside it, metrics into docs/operations.md.
 
 The table is read from the flow's source. The picture is a screenshot of Prefect's page, in headless Chromium and logged
 in, of the last retraining of the home (`make run` makes one); without Chromium or a run the picture stays as it is.
@@ -7,20 +7,17 @@ in, of the last retraining of the home (`make run` makes one); without Chromium 
 from __future__ import annotations
 
 import asyncio
-import base64
-import itertools
-import json
 import os
 import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pictures.browser import chromium
 from configs.errors import ServiceMissing
 from configs.home import Home
 from flows.graph import table
 from flows.services.servers import connect, environment
+from tasks.monitoring.catalogue import table as metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -29,17 +26,26 @@ MARKS = {
     "simulated": ("<!-- stages: begin -->", "<!-- stages: end -->"),
     "process": ("<!-- process stages: begin -->", "<!-- process stages: end -->"),
 }
-SECONDS = 12.0
-"""How long the page may take to draw."""
+OPERATIONS = ROOT / "docs" / "operations.md"
+METRICS = ("<!-- metrics: begin -->", "<!-- metrics: end -->")
 
 
 def with_table(text: str) -> str:
     """The page with the tables of stages between their markers."""
-    for kind, (begin, end) in MARKS.items():
-        head, _, rest = text.partition(begin)
-        _, _, tail = rest.partition(end)
-        text = f"{head}{begin}\n\n{table(kind)}\n\n{end}{tail}"
+    for kind, marks in MARKS.items():
+        text = _between(text, marks, table(kind))
     return text
+
+
+def with_metrics(text: str) -> str:
+    """The page about operations with the table of metrics between its markers."""
+    return _between(text, METRICS, "\n".join(metrics()))
+
+
+def _between(text: str, marks: tuple[str, str], table: str) -> str:
+    begin, end = marks
+    head, _, rest = text.partition(begin)
+    return f"{head}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
 
 
 def last_run(home: Home) -> tuple[str, str, str] | None:
@@ -56,58 +62,25 @@ def last_run(home: Home) -> tuple[str, str, str] | None:
     return (services.prefect.url, login, str(runs[0]["id"])) if runs else None
 
 
-async def screenshot(chromium: str, url: str, login: str, run: str, out: Path) -> None:
+async def screenshot(command: str, url: str, login: str, run: str, out: Path) -> None:
     """Take a picture of a flow run's page."""
-    import websockets
-
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
-        words += ["--disable-background-networking", f"--user-data-dir={profile}", "--window-size=1500,1000"]
-        words += ["--remote-allow-origins=*", "about:blank"]
-        browser = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-        try:
-            port = Path(profile) / "DevToolsActivePort"
-            while not port.exists():
-                await asyncio.sleep(0.1)
-            number = port.read_text().splitlines()[0]
-            import urllib.request
-
-            with urllib.request.urlopen(f"http://127.0.0.1:{number}/json") as answer:
-                target = next(page for page in json.load(answer) if page["type"] == "page")
-            async with websockets.connect(target["webSocketDebuggerUrl"], max_size=None) as page:
-                numbers = itertools.count(1)
-
-                async def call(method: str, **parameters: object) -> dict[str, Any]:
-                    number = next(numbers)
-                    await page.send(json.dumps({"id": number, "method": method, "params": parameters}))
-                    while (found := json.loads(await page.recv())).get("id") != number:
-                        pass
-                    result: dict[str, Any] = found["result"]
-                    return result
-
-                await call("Page.navigate", url=url)
-                await asyncio.sleep(2.0)
-                secret = base64.b64encode(login.encode()).decode()
-                await call("Runtime.evaluate", expression=f"localStorage.setItem('prefect-password', '{secret}')")
-                await call("Page.navigate", url=f"{url}/runs/flow-run/{run}")
-                await asyncio.sleep(SECONDS)
-                shot = await call("Page.captureScreenshot", format="png")
-            out.write_bytes(base64.b64decode(shot["data"]))
-        finally:
-            browser.terminate()
-            browser.wait()
+    async with chromium(command) as page:
+        await page.log_in(url, login)
+        await page.open(f"{url}/runs/flow-run/{run}")
+        await page.picture(out)
 
 
 def main() -> None:
     """Write the table, and the picture where there is something to show."""
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    OPERATIONS.write_text(with_metrics(OPERATIONS.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"wrote the tables of stages into {PAGE.relative_to(ROOT)}")
-    chromium, found = shutil.which("chromium"), last_run(Home.locate())
-    if chromium is None or found is None:
+    command, found = shutil.which("chromium"), last_run(Home.locate())
+    if command is None or found is None:
         print("no picture: it needs Chromium ('make services') and a finished retraining ('make run')")
         return
     os.environ.setdefault("NO_PROXY", "127.0.0.1")
-    asyncio.run(screenshot(chromium, *found, PICTURE))
+    asyncio.run(screenshot(command, *found, PICTURE))
     print(f"wrote {PICTURE.relative_to(ROOT)}")
 
 

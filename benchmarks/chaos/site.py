@@ -1,0 +1,178 @@
+"""One home that retrainings are struck in: its servers, its commands, and what must hold of it at any time."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from configs.home import Home
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.champions import IN_FORCE, champion
+from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.people.queue import record_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PLANT = "chemical_reactor"
+CONFIG = """\
+plant: chemical_reactor
+seed: {seed}
+data: {{mapping: {mapping}}}
+train:
+  {{algorithm: td3_bc, updates: 300, seeds: 2, checkpoint_every: 100, hyperparameters: {{critics: 2, hidden: [16]}}}}
+evaluate: {{fqe_updates: 100, model_updates: 40, bootstraps: 50, rollouts: 32, discount: 0.95}}
+gates: {{beat_plant: false}}
+approval: auto
+concurrency: wait
+"""
+PATIENCE = 300.0
+"""Seconds that a command may take before it counts as hanging."""
+
+
+class Ended(NamedTuple):
+    """A command that has ended."""
+
+    code: int
+    """Negative when a signal ended it."""
+    answer: dict[str, Any]
+    """The object of its last line; empty where there is none."""
+    said: str
+    """What it printed for people."""
+
+    @property
+    def sentence(self) -> str:
+        """Why it failed."""
+        lines = [line for line in self.said.splitlines() if line.startswith("neorl: expected")]
+        return str(self.answer.get("error") or (lines[-1] if lines else ""))
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with how it ended: without a word, or with a stack."""
+        if "Traceback" in self.said:
+            return f"a stack: {self.said.strip().splitlines()[-1][:200]}"
+        if self.code > 0 and not (self.answer or self.sentence):
+            return f"exit code {self.code} without a sentence"
+        return ""
+
+
+class Site:
+    """A home with servers of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, Home(folder / "home")
+        self.log = folder / "log" / "historian.parquet"
+        self.environment = {
+            **os.environ,
+            "NEORL_HOME": str(self.home.root),
+            # What is compiled runs once: XLA need not make it fast.
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+        }
+
+    def prepare(self) -> None:
+        """Start the servers, and make the log; nothing of it twice."""
+        self.up()
+        if not self.log.exists():
+            done = self.run("generate", PLANT, "--out", str(self.log.parent), "--weeks", "0.5")
+            if done.code:
+                raise SystemExit(f"chaos: neorl generate left with {done.code}: {done.said[-2000:]}")
+
+    def up(self) -> None:
+        """Start the servers that do not run."""
+        done = self.run("up", "--no-worker")
+        if done.code:
+            raise SystemExit(f"chaos: neorl up left with {done.code}: {done.said[-2000:]}")
+
+    def config(self, seed: int) -> Path:
+        """The configuration of a trial's retraining."""
+        path = self.folder / f"seed-{seed}.yaml"
+        path.write_text(CONFIG.format(seed=seed, mapping=ROOT / "configs" / "mappings" / f"{PLANT}.yaml"))
+        return path
+
+    def start(
+        self, *words: str, largest_file: int | None = None, before: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
+        """Start a command in a process group of its own.
+
+        Args:
+            words: of the command, without `neorl`.
+            largest_file: bytes that any of its files may have, which stands for a full disk.
+            before: a program that starts it.
+        """
+
+        def limit() -> None:
+            if largest_file is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+
+        return subprocess.Popen(
+            [*before, sys.executable, "-m", "flows", *words, "--json"],
+            cwd=ROOT,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=limit,
+        )
+
+    def retrain(self, seed: int, **options: Any) -> subprocess.Popen[str]:
+        """Start a trial's retraining."""
+        return self.start("retrain", str(self.config(seed)), "--data", str(self.log), **options)
+
+    def run(self, *words: str) -> Ended:
+        """Run a command to its end."""
+        return ended(self.start(*words))
+
+    def datasets(self) -> set[str]:
+        """Names of all that was ingested: manifests, and the shards that they are of."""
+        kept = self.home.root / "datasets"
+        return {str(path.relative_to(kept)) for part in ("manifests", "shards") for path in kept.glob(f"*/{part}/*")}
+
+    def faults(self, before: set[str]) -> list[str]:
+        """What does not hold, each in a sentence.
+
+        Args:
+            before: what `datasets` were there.
+        """
+        found = [f"{name} is lost" for name in sorted(before - self.datasets())]
+        found += [str(check) for check in audit(self.home).failures]
+        ledger = Ledger.open(self.home, write=False)
+        entries = ledger.entries()
+        now = champion(entries, PLANT)
+        if now is not None:
+            record = record_of(ledger.entry(now.body["candidate"]))
+            if not record.passed or not all(gate.passed for gate in record.gates):
+                found.append(f"the champion, version {record.version}, did not pass every gate")
+            aliases = self._aliases()
+            if aliases != record.version:
+                found.append(f"MLflow's champion is version {aliases}, the ledger's {record.version}")
+        elif any(entry.kind in IN_FORCE and entry.plant == PLANT for entry in entries):
+            found.append("there was a champion, and there is none")
+        return found
+
+    def _aliases(self) -> str:
+        from flows.services.servers import connect, environment
+        from tasks.adapters.registry.registry import Registry
+
+        services = connect(self.home)
+        os.environ.update(environment(services))
+        return Registry(services.mlflow.url).aliases(PLANT).get("champion", "none")
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    """Wait for a command; one that hangs is killed, and says so."""
+    try:
+        out, said = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, said = process.communicate()
+        said += f"\nTraceback: none, but it hung for {PATIENCE:.0f} s"
+    last = (out.strip().splitlines() or [""])[-1]
+    try:
+        answer = json.loads(last)
+    except ValueError:
+        answer = {}
+    return Ended(process.returncode, answer if isinstance(answer, dict) else {}, said)

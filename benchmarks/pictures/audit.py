@@ -1,0 +1,41 @@
+"""A picture of the audit report over a period, for docs/audit.md: `make audit-picture`.
+
+It is the report over the day of the home's newest ledger entry, as a browser shows it and not edited afterwards.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+
+from configs.home import Home
+from flows.period_report import report_period
+from tasks.adapters.ledger.ledger import Ledger
+
+PICTURE = Path(__file__).parents[2] / "docs" / "audit.png"
+WIDTH, HEIGHT = 1120, 1180
+
+
+def main() -> int:
+    """Write the picture; 1 without a browser."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        print("no picture: it needs Chromium ('make services')")
+        return 1
+    home = Home.locate()
+    day = date.fromisoformat(Ledger.open(home, write=False).entries()[-1].timestamp[:10])
+    page = report_period(home, day, day).path
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        command = [browser, *options, f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={PICTURE}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+    print(f"wrote {PICTURE.relative_to(PICTURE.parents[1])}, the first screen of {page}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

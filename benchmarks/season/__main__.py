@@ -1,0 +1,203 @@
+"""The days that are missing, the results and the page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from benchmarks import season
+from benchmarks.commit import commit
+from benchmarks.season.days import SPARE, Day, Sizes, worse
+from benchmarks.season.page import PAGE, page
+from benchmarks.season.plant import fouled, serve, write_day
+from configs.errors import NeoRLError
+from configs.home import Home
+from tasks.adapters.files.canonical import write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "season.json"
+SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/season")
+"""What a season depends on."""
+WINDOW = 10
+"""Days of logs that a retraining learns from."""
+CONFIG = """\
+plant: chemical_reactor
+train: {algorithm: td3_bc, updates: 400, seeds: 2, checkpoint_every: 200}
+evaluate: {fqe_updates: 200, model_updates: 200, bootstraps: 100, rollouts: 128, discount: 0.95}
+gates: {beat_plant: false}
+approval: auto
+"""
+DAYS = TypeAdapter(list[Day])
+
+
+def main() -> int:
+    known = argparse.ArgumentParser(description=season.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known.add_argument("--days", type=int, default=90)
+    known.add_argument("--out", type=Path, default=RESULTS, help="of the results; the page is written for the default")
+    known.add_argument("--table", action="store_true", help="write the page alone")
+    options = known.parse_args()
+    if not options.table:
+        play(Home.locate(), options.days, options.out)
+    if options.out == RESULTS:
+        PAGE.write_text(page(DAYS.validate_json(RESULTS.read_bytes())))
+    return 0
+
+
+def play(home: Home, days: int, out: Path) -> list[Day]:
+    """Run the days that the home has not seen, and keep all of them.
+
+    Args:
+        home: whose servers are started if none answers; its ledger has all that was decided.
+        days: of the season so far.
+        out: JSON file of the results.
+    """
+    from flows.checks import checked_run
+    from flows.services.servers import environment, up
+
+    at = commit(SOURCES) if out == RESULTS else ""
+    kept = home.folder("season")
+    services = up(home, worker=False, say=lambda text: print(text, file=sys.stderr, flush=True))
+    os.environ.update(environment(services))
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    config = kept / "chemical_reactor.yaml"
+    config.write_text(CONFIG)
+    checked_run(config)
+    done: list[Day] = []
+    for day in range(days):
+        file = kept / f"day-{day:02d}.json"
+        if not file.exists():
+            found = one_day(home, config, day)
+            write_json(file, found.model_dump(mode="json") | {"commit": at})
+            print(found.line, flush=True)
+        done.append(Day.model_validate_json(file.read_bytes()))
+    write_json(out, DAYS.dump_python(done, mode="json"))
+    return done
+
+
+def one_day(home: Home, config: Path, day: int) -> Day:
+    """A day's log, what monitoring finds in it, whether the champion of the day before stays, and a retraining."""
+    logs = home.folder("season", "logs")
+    files = [write_day(each, logs / f"day{each:+04d}.hdf5") for each in range(day - WINDOW + 1, day + 1)]
+    back = review(home, day)
+    started = time.monotonic()
+    evidence, alarm, steps = monitored(home, config, files[-1])
+    watched = time.monotonic() - started
+    started, used = time.monotonic(), time.process_time()
+    verdict, gates, refused = retrained(config, files)
+    return Day(
+        day=day,
+        fouled=fouled(day),
+        evidence=evidence,
+        alarm=alarm,
+        steps=steps,
+        verdict=verdict,
+        failed=gates,
+        refused=refused,
+        rolled_back=back,
+        champion=in_service(home)[0],
+        monitor_seconds=watched,
+        seconds=time.monotonic() - started,
+        processor_seconds=time.process_time() - used,
+        sizes=sizes(home),
+    )
+
+
+def monitored(home: Home, config: Path, log: Path) -> tuple[float | None, bool, int]:
+    """Evidence of drift as a share of what an alarm takes, whether it was raised, and the steps that were watched."""
+    from flows.monitor import monitor_plant
+
+    try:
+        finding = monitor_plant(home, config, [log]).finding
+    except NeoRLError as error:
+        print(f"monitor: {error}", flush=True)
+        return None, False, 0
+    return finding.log_evidence / finding.log_threshold, finding.alarm is not None, finding.rows
+
+
+def retrained(config: Path, files: list[Path]) -> tuple[str, tuple[str, ...], str]:
+    """Verdict of a retraining, the gates that failed, and why it was refused where it was."""
+    from flows.retrain import retrain
+    from flows.running import outcome_of
+
+    try:
+        # The decorators hide that the flow returns a state.
+        ended = retrain(str(config), [str(path) for path in files], return_state=True)
+        outcome = outcome_of(cast("object", ended))  # type: ignore[arg-type]
+    except NeoRLError as error:
+        return "refused", (), str(error)
+    return outcome.verdict, tuple(gate.name for gate in outcome.gates if gate.passed is False), ""
+
+
+def in_service(home: Home) -> tuple[str, Path | None]:
+    """Version and bundle of the champion; nothing where there is none."""
+    from tasks.adapters.ledger.champions import champion
+    from tasks.adapters.ledger.ledger import Ledger
+
+    ledger = Ledger.open(home, write=False)
+    found = champion(ledger.entries(), "chemical_reactor")
+    return ("", None) if found is None else (found.body["version"], bundle_of(home, found.body["candidate"]))
+
+
+def bundle_of(home: Home, candidate: str) -> Path:
+    """Folder of the bundle that a candidate's entry names."""
+    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.adapters.models.manifest import MANIFEST
+
+    files = Ledger.open(home, write=False).entry(candidate).artefacts
+    return next((home.root / file.path).parent for file in files if file.path.endswith(f"/{MANIFEST}"))
+
+
+def review(home: Home, day: int) -> str:
+    """Roll a champion back that came yesterday and does worse than the one before it; the version that it was."""
+    from flows.promote import rollback
+    from tasks.adapters.ledger.ledger import Ledger
+
+    if not home.ledger.exists():
+        return ""
+    turns = [entry for entry in Ledger.open(home, write=False).entries() if entry.kind in ("promotion", "rollback")]
+    reviewed = home.folder("season") / "reviewed"
+    if len(turns) < SPARE or (reviewed.exists() and reviewed.read_text() == turns[-1].digest):
+        return ""
+    before, now = (serve(bundle_of(home, turn.body["candidate"]), day) for turn in turns[-2:])
+    reviewed.write_text(turns[-1].digest)
+    if turns[-1].kind == "rollback" or not worse(now.returns - before.returns, now.violated - before.violated):
+        return ""
+    leaving, to = turns[-1].body["version"], turns[-2].body["version"]
+    mean = float(np.mean(now.returns - before.returns))
+    why = f"return per episode {mean:+.3g} beside version {to}, {now.violated} of {len(now.returns)} violate"
+    try:
+        rollback(home, "chemical_reactor", to, "season", why)
+    except NeoRLError as error:
+        print(f"rollback: {error}", flush=True)
+        return ""
+    return str(leaving)
+
+
+def sizes(home: Home) -> Sizes:
+    """What the home has grown to."""
+
+    def of(path: Path) -> float:
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        return sum(file.stat().st_size for file in files) / 1e6
+
+    databases = [next(iter(sorted((home.root / name).rglob("*.db"))), None) for name in ("prefect", "mlflow")]
+    prefect, mlflow = (of(path) if path is not None else 0.0 for path in databases)
+    return Sizes(
+        ledger=of(home.ledger),
+        prefect=prefect,
+        mlflow=mlflow,
+        home=of(home.root),
+        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
