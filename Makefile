@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study tune plants-pipeline chaos resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture services lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture audit-picture screens services docs secrets pin-images scan baseline lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -62,7 +62,7 @@ tune: $(READY)  ## search for better parameters of every plant's controller; wri
 plants-pipeline: $(READY)  ## every plant through a retraining on generated logs; writes docs/pipeline.md
 	$(BIN)/python -m benchmarks.plants_pipeline
 
-chaos: $(READY)  ## kill -9 a retrain at ten random moments, then finish it
+chaos: $(READY)  ## two hundred faults in the middle of retrainings, those that are missing; writes docs/chaos.md
 	$(BIN)/python -m benchmarks.chaos
 
 study: $(READY)  ## retraining on nine plants and three behaviours held against the truth, runs that are missing; writes docs/results.md
@@ -71,6 +71,9 @@ study: $(READY)  ## retraining on nine plants and three behaviours held against 
 
 ope-study: $(READY)  ## off-policy evaluation held against the truth, cells that are missing; writes docs/ope.md
 	$(BIN)/python -m benchmarks.ope_study
+
+season: $(READY)  ## ninety days of a plant that wears, each with monitoring and a retraining; writes docs/season.md
+	$(BIN)/python -m benchmarks.season
 
 resume: $(READY)  ## kill -9 the training of every algorithm at twenty random steps and compare bits
 	$(BIN)/python -m benchmarks.resume
@@ -94,7 +97,7 @@ ROWS ?= 100000000
 store: $(READY)  ## the dataset store beside its yardsticks, and validation of ROWS transitions (100 million by default)
 	$(BIN)/python -m benchmarks.store --validate $(ROWS)
 
-architecture: $(READY)  ## the table and the picture of a retraining's graph; writes docs/architecture.md and docs/graph.png
+architecture: $(READY)  ## tables of stages and metrics, the picture of a graph; writes docs/architecture.md, docs/operations.md, docs/graph.png
 	$(BIN)/python -m benchmarks.architecture
 
 tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
@@ -117,19 +120,43 @@ identify: $(READY)  ## identify reactors from their logs, judge and certify them
 picture: $(READY)  ## copy the last run's picture into the README
 	cp "$$(ls -t .neorl/runs/chemical_reactor/*/plots/glance.png | head -1)" docs/result.png
 
+audit-picture: $(READY)  ## a picture of the audit report over the last run's day; writes docs/audit.png
+	$(BIN)/python -m benchmarks.pictures.audit
+
+screens: $(READY)  ## pictures of what each user sees first, of the home's last run; writes docs/screens.md
+	$(BIN)/python -m benchmarks.pictures.screens
+
 services:  ## Debian packages that only some tests need
-	@if command -v chromium >/dev/null; then echo "chromium is here"; \
+	@missing=; command -v chromium >/dev/null || missing="$$missing chromium"; \
+	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
+	[ -d /usr/lib/postgresql ] || missing="$$missing postgresql"; \
+	if [ -z "$$missing" ]; then echo "chromium, redis-server and postgresql are here"; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends chromium; \
-	else echo "chromium needs apt-get and root; the browser tests will skip"; fi
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; \
+	else echo "$$missing: they need apt-get and root; the tests that use them will skip"; fi
+
+docs: $(READY)  ## the documentation as a site in site/, which opens from the disk; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -d site
+
+secrets: $(READY)  ## passwords, keys and certificates for infra/compose.yaml and infra/kubernetes, in infra/secrets
+	$(BIN)/python infra/make_secrets.py
+
+pin-images: $(READY)  ## the digest of each image behind its tag, where its registry answers
+	$(BIN)/python -m infra.pin_images
+
+scan: $(READY)  ## secrets in tracked files, and known flaws of pinned packages where their database answers
+	$(BIN)/python infra/scan.py
+
+baseline: $(READY)  ## list what `make scan` finds now as no secrets
+	$(BIN)/python infra/scan.py --baseline
 
 lock: $(READY)  ## pin the newest allowed versions, with hashes and without index addresses
-	$(BIN)/uv pip compile pyproject.toml --extra pipeline --extra gym --extra dev --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra pipeline --extra team --extra gym --extra docs --extra dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -q -o requirements.lock
 
 clean:
 	-@[ -x $(BIN)/neorl ] && $(BIN)/neorl down
-	rm -rf .venv .neorl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* htmlcov
+	rm -rf .venv site .neorl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* htmlcov
 
 $(READY): requirements.lock infra/uv.lock pyproject.toml
 	@started=$$SECONDS; \

@@ -177,17 +177,18 @@ def earlier_outcome(home: Home, run: RunConfig, key: str) -> Outcome | None:
     return earlier.model_copy(update=changes)
 
 
-def show_artifact(plant: str, headline: str, text: str) -> None:
+def show_artifact(plant: str, headline: str, text: str, flow: str = "retrain") -> None:
     """Show a Markdown text on the pages of the flow run.
 
     Args:
         plant: the plant's name; its runs' texts follow each other under one key.
         headline: what came of the run, in a sentence.
         text: Markdown without pictures, which Prefect's pages cannot load.
+        flow: what kind of run.
     """
     from prefect.artifacts import create_markdown_artifact
 
-    create_markdown_artifact(text, key=f"retrain-{plant.replace('_', '-')}", description=headline)
+    create_markdown_artifact(text, key=f"{flow}-{plant.replace('_', '-')}", description=headline)
 
 
 def _registered(home: Home, findings: Learned, record: Record, role: Role, plots: dict[str, Path]) -> Candidate:

@@ -277,13 +277,19 @@ def _rollouts(evidence: Evidence) -> Gate:
 
 
 def _champion(evidence: Evidence) -> Gate:
-    """Whether held-out logs show the candidate no worse than the champion: upper bound of the difference."""
+    """Whether neither held-out logs nor the simulator show the candidate worse than the champion: upper bounds.
+
+    Logs alone rarely tell two policies apart; what is no worse by them every day may be worse from day to day.
+    """
     if evidence.incomparable:
         return _gate("champion", True, "not compared: the champion was made for other limits")
     if evidence.champion is None:
         return _gate("champion", True, "no trained champion to compare with")
-    detail = f"estimated gain over the champion {_words(evidence.champion)}"
-    return _gate("champion", evidence.champion.upper >= 0, detail)
+    found = [("estimated gain over the champion", evidence.champion)]
+    if evidence.champion_rollouts is not None:
+        found.append(("return per episode on the simulator against it", evidence.champion_rollouts))
+    detail = "; ".join(f"{what} {_words(interval)}" for what, interval in found)
+    return _gate("champion", all(interval.upper >= 0 for _, interval in found), detail)
 
 
 def _statistical(certificate: Certificate | None) -> Gate:

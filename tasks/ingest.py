@@ -23,11 +23,12 @@ from tasks.adapters.formats.sources import for_declared, for_plant, in_words, na
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of, opened
 from tasks.adapters.store.cards.card import write_card
+from tasks.adapters.store.losses import losses
 from tasks.adapters.store.reader import StoredDataset, dataset_of, newest_first
 from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, by_reason
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.references import Dataset, Source
-from tasks.sources import OpenSource, add_source, losses, open_source, recipe_of, recorded
+from tasks.sources import OpenSource, add_source, open_source, recipe_of, recorded
 from tasks.stages import cached
 
 Progress = Callable[[int, int, str], None]

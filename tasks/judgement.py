@@ -52,6 +52,7 @@ def screen(
         rollouts=rollouts.differences["plant controller"],
         fallback_share=rollouts.controllers["candidate"].fallback_share,
         champion=evaluation.champion_difference,
+        champion_rollouts=rollouts.differences.get("champion") if evaluation.champion_difference else None,
         incomparable=champion.incomparable,
         fallback=protection,
     )

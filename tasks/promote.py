@@ -49,7 +49,8 @@ def drift_reference(home: Home, run: RunConfig, dataset: Dataset) -> DriftRefere
     while found is not None:
         earlier = record_of(by_digest[found.body["candidate"]]).dataset
         if earlier.digest != dataset.digest:
-            return DriftReference(dataset=earlier)
+            # The ledger names files where the home was then, which may have moved since.
+            return DriftReference(dataset=earlier.at(home.root / "datasets" / earlier.plant))
         found = by_digest.get(found.body["replaces"] or "")
     return DriftReference()
 
@@ -267,7 +268,7 @@ def promote_candidate(
     rejected = verdict_against(entries, plant, record.composite)
     same = current is not None and current.body["composite"] == record.composite
     # It is champion or shadow already, whichever run proposed it; but a rejection has ended a shadow.
-    if current is not None and same and (rejected is None or current.kind == "promotion"):
+    if current is not None and same and (rejected is None or current.kind in champions.IN_FORCE):
         if current.kind == "shadow":
             shadows.check_runs(entries, plant, clock())
         return current

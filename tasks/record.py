@@ -51,18 +51,19 @@ VERDICTS: dict[Known, str] = {
 }
 """`passed` and `failed` are what is known at registration, before anything is decided, and what stays so."""
 GATE_TITLES: dict[GateName, str] = {
-    "data": "Data",
-    "simulator": "Simulator predicts held-out logs",
-    "learned_model": "Learned model predicts held-out logs",
-    "ope": "Better than the logged controller",
-    "rollouts": "Better than the plant's controller on the simulator",
-    "champion": "Not worse than the champion",
-    "bounds": "Actions within bounds and rates",
-    "shield": "Hand-over outside the data's support",
-    "statistical": "Statistical certificate",
-    "fallback": "Fallback",
-    "servability": "Servability",
+    "data": "the logs meet every expectation",
+    "simulator": "it predicts held-out logs",
+    "learned_model": "it predicts held-out logs",
+    "ope": "better than the logged controller, by held-out logs",
+    "rollouts": "better than the plant's controller on the simulator",
+    "champion": "not worse than the champion",
+    "bounds": "actions within bounds and rates",
+    "shield": "hand-over outside the data's support",
+    "statistical": "certified on the simulator",
+    "fallback": "what takes over is sound",
+    "servability": "loads elsewhere and answers in time",
 }
+"""What each gate asks; docs/review.md explains them under the same names."""
 
 
 class Record(Reference):
@@ -171,7 +172,7 @@ def headline(gates: Sequence[Gate], rollouts: Rollouts | None) -> str:
         f"The candidate failed {failed[0].name}: {failed[0].detail}" if failed else "The candidate passed every gate"
     ]
     if any(gate.name == "learned_model" for gate in gates):
-        if others := [GATE_TITLES[gate.name].lower() for gate in failed[1:]]:
+        if others := [gate.name for gate in failed[1:]]:
             parts.append(f"it failed besides: {', '.join(others)}")
     elif any(gate.name == "fallback" for gate in failed[1:]):
         parts.append("the plant's own controller is not certified either")
@@ -249,7 +250,7 @@ def history_rows(entries: Sequence[Entry], plant: str) -> tuple[HistoryRow, ...]
             continue
         told = {key: entry.body[key] for key in TOLD if entry.body.get(key) not in (None, "")}
         parts = [f"{key} {value}" for key, value in told.items()]
-        if entry.kind in ("approval", "rejection", "withdrawal"):
+        if entry.kind in ("approval", "rejection", "withdrawal", "rollback"):
             parts.append(signed_how(entry))
         if "composite" in entry.body:
             parts.append(f"composite {entry.body['composite'][:12]}")

@@ -8,19 +8,17 @@ from pathlib import Path
 from configs.run import named
 from tasks.adapters.registry.learning import rate_members
 from tasks.adapters.registry.registry import Registry
-from tasks.adapters.registry.upload import Artifact, Curve, Submission, TrainingData
+from tasks.adapters.registry.upload import HEAD, Artifact, Curve, Submission, TrainingData
 from tasks.record import Record
 from tasks.references import Bundle, RatedMember, Version
 from tasks.report import ReportFiles, describe, read_curves, view
-
-HEAD = "neorl.ledger_head"
 
 
 def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[str, Path]) -> Version:
     """Register a candidate; the same run key and composite again find the version that is there.
 
     Args:
-        record: everything known so far; its digests become the version's tags.
+        record: everything known so far; its digests become the run's tags.
         registry: MLflow.
         bundle: the composite that was certified.
         plots: the pictures that `tasks.report.draw_plots` made.
@@ -124,7 +122,7 @@ def rated(record: Record) -> Iterator[RatedMember]:
 
 
 def tags(record: Record) -> dict[str, str]:
-    """A version's tags: every digest, and the ledger's signed head."""
+    """A run's tags: every digest, and the ledger's signed head."""
     found = {f"neorl.{name}": value for name, value in record.digests if value}
     return found | ({HEAD: record.ledger.signed} if record.ledger else {})
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +13,11 @@ from configs.mapping import HistorianMapping
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import FileState, digest_json, file_state, read_json, write_json
 from tasks.adapters.files.spec import spec_record
-from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
 from tasks.adapters.formats.hdf5.sources import Source
 from tasks.adapters.formats.sources import digest_of, files_of, for_plant, recognise
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.plants.known import KnownPlant
-from tasks.adapters.store.records import GAP, FileRecord, IngestedSource, Provenance, SourceRecord, StepAccount
+from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, StepAccount
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.shards import sha256_while_unchanged
@@ -159,42 +157,6 @@ def add_source(writer: DatasetWriter, source: OpenSource, spec: PlantSpec, recip
     record = found.model_dump(mode="json")
     write_json(memo, {"record": record, "digest": digest_json(record)})
     return found
-
-
-class Loss(NamedTuple):
-    """What was lost, of what was read, without anybody's wish."""
-
-    what: str
-    read: int
-    reasons: Counter[str]
-    key: str
-    """The key of `data` that says what share may be lost."""
-
-    @property
-    def share(self) -> float:
-        return self.reasons.total() / max(self.read, 1)
-
-
-def losses(records: Sequence[SourceRecord]) -> tuple[Loss, ...]:
-    """What was lost of raw rows, and of rows or control steps, by failing and by gaps.
-
-    What the mapping leaves out (ignored tags, modes, trips) is no loss. Nor is a silence of the whole archive, nor a
-    row that nothing follows: formats without next observations end episodes so.
-    """
-    accounts = [record.account for record in records if record.account is not None]
-    raw, failed = Counter[str](), Counter[str]()
-    for account in accounts:
-        raw.update(account.raw.reasons)
-    for record in records:
-        failed.update(record.reasons)
-    failed.pop(NO_SUCCESSOR, None)
-    gaps = Counter({GAP: sum(account.gap - account.silent for account in accounts)})
-    seen = sum(record.seen for record in records)
-    return (
-        Loss("raw rows", sum(account.raw.rows - account.raw.ignored for account in accounts), raw, "max_quarantined"),
-        Loss("control steps" if accounts else "rows", seen, failed, "max_quarantined"),
-        Loss("control steps in gaps", seen + gaps.total(), gaps, "max_gaps"),
-    )
 
 
 def _parts(folder: str, digests: list[str]) -> tuple[FileRecord, ...]:

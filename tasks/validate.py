@@ -17,12 +17,12 @@ from tasks.adapters.store.cards.card import read_card, write_card
 from tasks.adapters.store.cards.pictures import pictures_of
 from tasks.adapters.store.drift import mean_shift, stability_index
 from tasks.adapters.store.expectations import Check, check_episode_table, check_tables
+from tasks.adapters.store.losses import losses
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import SourceRecord, by_reason
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
 from tasks.adapters.store.statistics import Signal, Statistics, signal_bounds, summarise
 from tasks.references import Dataset, DriftReference, Validation
-from tasks.sources import losses
 from tasks.stages import cached
 
 NONE_EARLIER = DriftReference()

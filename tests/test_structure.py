@@ -29,7 +29,7 @@ UNTYPED = {
     "tasks.adapters.formats.hdf5.isolated:_ask": "reads frames of the process that opens foreign HDF5 files",
     "tasks.adapters.formats.hdf5.isolated:_Worker.receive": "reads frames of the process that opens foreign HDF5 files",
     "tasks.adapters.formats.hdf5.isolated:_Worker.receive_rows": "reads frames of the process for foreign HDF5 files",
-    "tasks.adapters.models.bundle:_manifest": "reads composite.json, which may come from anywhere",
+    "tasks.adapters.models.manifest:_manifest": "reads composite.json, which may come from anywhere",
     "tasks.adapters.models.checkpoints:_flat": "compares identities, the JSON that each kind of training brings",
     "tasks.adapters.models.checkpoints:_check_identity": "compares identities, the JSON that each training brings",
     "tasks.adapters.files.spec:spec_record": "writes the JSON of a plant's spec, whose digest names bundles",

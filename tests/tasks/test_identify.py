@@ -19,7 +19,8 @@ from tasks.adapters.ledger.claims import Claim
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.plants.known import plant_named
 from tasks.adapters.store.reader import StoredDataset
-from tasks.certify import certify, claim_of, claimed_simulator, materials_here, repeat_with, simulator_digest
+from tasks.certify import certify, materials_here, repeat_with, simulator_digest
+from tasks.evaluation.claims import claim_of, claimed_simulator
 from tasks.identify import MOST_ROWS, _chosen, _episodes, identify, settled_fields, simulator_of, unknowns_of
 from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.simulate import validate_simulator

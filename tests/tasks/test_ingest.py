@@ -31,7 +31,7 @@ def run(max_quarantined: float = 0.05) -> RunConfig:
 
 
 def files(home: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    return {path: path.read_bytes() for path in (home / "datasets").rglob("*") if path.is_file()}
 
 
 def test_a_sound_archive_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
             ingest(Home(root / "home"), run(), [source])
         except BadInput as error:
             print(error)
-        print([str(p) for p in (root / "home").rglob("*") if p.is_file()])
+        print([str(p) for p in (root / "home" / "datasets").rglob("*") if p.is_file()])
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(ingest(Home(root / "home"), run(), [source]).rows)
         """

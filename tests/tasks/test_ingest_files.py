@@ -17,13 +17,12 @@ from configs.home import Home
 from configs.mapping import HistorianMapping
 from flows.checks import checked_run
 from tasks.adapters.formats.exports import FORMATS, export
-from tasks.adapters.formats.hdf5.layouts import NO_SUCCESSOR
 from tasks.adapters.formats.options import SourceOptions
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of
 from tasks.adapters.store.records import IngestedSource
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
-from tasks.adapters.store.schema import ALWAYS
+from tasks.adapters.store.schema import ALWAYS, NO_SUCCESSOR
 from tasks.adapters.store.writer import DatasetWriter
 from tasks.ingest import ingest_file
 from tasks.sources import OpenSource, add_source, open_source, recipe_of

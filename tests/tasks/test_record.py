@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from tasks.adapters.ledger.ledger import Entry
+from tasks.gates import REQUIRED, REQUIRED_OF_PROCESS
 from tasks.record import GATE_TITLES, VERDICTS, champion_in_force, headline, history_rows, verdict_text
 from tasks.references import ChampionInForce, Gate, GateName, Interval, Rollouts, Verdict
 
@@ -58,8 +60,7 @@ def test_the_headline_names_the_first_gate_that_failed() -> None:
     # The gates of a process, where nothing is certified.
     model = Gate(name="learned_model", passed=False, detail="1.1 of a line's error")
     assert headline((model, FAILED, fallback(False)), None) == (
-        "The candidate failed learned_model: 1.1 of a line's error; it failed besides: better than the logged "
-        "controller, fallback."
+        "The candidate failed learned_model: 1.1 of a line's error; it failed besides: ope, fallback."
     )
     assert headline((fallback(False),), None) == "The candidate failed fallback: 9 violations in 300 episodes."
 
@@ -79,3 +80,10 @@ def test_the_champion_and_the_history_come_from_the_ledger() -> None:
     rows = history_rows(entries, "tank")
     assert [row.kind for row in rows] == ["candidate", "approval", "promotion"]
     assert rows[0].detail == "version 1, passed True, composite cccccccccccc"
+
+
+def test_the_page_for_reviewers_explains_every_gate_by_its_name_and_title() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "review.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]{40,} \| [^|]{10,} \|$", page, re.MULTILINE)
+    assert set(rows) == set(GATE_TITLES.items())
+    assert {name for name, _ in rows} == {*REQUIRED, *REQUIRED_OF_PROCESS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,17 +19,16 @@ from tasks.adapters.files.folders import faults_in, files_in
 from tasks.adapters.ledger import rules
 from tasks.adapters.ledger.attempts import certificate_file
 from tasks.adapters.ledger.certificate import Check, read_certificate, says_the_same, verify_certificate
-from tasks.adapters.ledger.champions import before_policy, champion
+from tasks.adapters.ledger.champions import IN_FORCE, before_policy, champion
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people.check import check_people
-from tasks.adapters.ledger.people.voided import counting
+from tasks.adapters.ledger.people.voided import VOID, counting, leaves_service
 from tasks.adapters.ledger.policies.policy import check_pinned, pinned_file, policy_entry
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.rules import GROUPS
 from tasks.adapters.ledger.signing import TrustRoot
 from tasks.adapters.ledger.witness.audit import check_clock, check_witnesses
-from tasks.adapters.models.bundle import MANIFEST, read_manifest, stored_digest
-from tasks.adapters.models.structure import has_policy
+from tasks.adapters.models.manifest import MANIFEST, has_policy, read_manifest, stored_digest
 from tasks.references import CandidateRecord
 
 
@@ -50,13 +49,16 @@ class AuditReport:
         return [check for check in self.checks if check.passed is False]
 
 
-def audit(home: Home, heads: Iterable[str] = (), trust: Path | None = None) -> AuditReport:
+def audit(
+    home: Home, heads: Iterable[str] = (), trust: Path | None = None, left_out: Container[str] = ()
+) -> AuditReport:
     """Check a home's ledger and every file that it names. Reads only; needs no private key and no server.
 
     Args:
         heads: signed heads that survive elsewhere (MLflow tags, reports, exports); the home's own `ledger.head` is
             compared as well.
         trust: file of pinned public keys, in place of the project's or the home's.
+        left_out: paths of files that are not here by intent, of which only the digest is known.
 
     Returns:
         A report whose failures name the record: a ledger entry, a file or a head.
@@ -74,7 +76,7 @@ def audit(home: Home, heads: Iterable[str] = (), trust: Path | None = None) -> A
         *_policies(ledger, counting(entries, ledger.trust.pins)),
         *check_people(entries, ledger.trust),
     ]
-    checks += _files(home, entries)
+    checks += _files(home, entries, left_out)
     checks += _strangers(home, entries)
     checks += _served(home, entries)
     checks += _controllers(home, entries)
@@ -135,9 +137,9 @@ def _replayed(entries: Sequence[Entry]) -> list[Check]:
 
 
 def _champions(logged: Sequence[Entry], trust: TrustRoot) -> Check:
-    """A promotion that none replaces and that is not withdrawn is a champion: one per plant, or none once withdrawn."""
+    """What none replaces and nobody withdrew is a champion: one per plant, or none once withdrawn."""
     entries = counting(logged, trust.pins)
-    promotions = [entry for entry in entries if entry.kind == "promotion"]
+    promotions = [entry for entry in entries if entry.kind in IN_FORCE]
     ended = _ended(logged, entries)
     in_force = Counter(entry.plant for entry in promotions if entry.digest not in ended)
     wanted = {entry.plant: int(champion(entries, entry.plant) is not None) for entry in promotions}
@@ -151,12 +153,13 @@ def _champions(logged: Sequence[Entry], trust: TrustRoot) -> Check:
 
 def _ended(logged: Sequence[Entry], entries: Sequence[Entry]) -> set[str]:
     """The promotions that are over: replaced or withdrawn, and whatever a promotion that does not count replaced."""
-    before = {e.digest: e.body.get("replaces") for e in logged if e.kind == "promotion"}
-    counted = {entry.digest for entry in entries if entry.kind == "promotion"}
-    names = {"promotion": "replaces", "withdrawal": "promotion"}
+    before = {e.digest: e.body.get("replaces") for e in logged if e.kind in IN_FORCE}
+    counted = {entry.digest for entry in entries if entry.kind in IN_FORCE}
+    names = {"promotion": "replaces", "rollback": "replaces", "withdrawal": "promotion"}
     ended = set()
     for entry in entries:
-        found = entry.body.get(names[entry.kind]) if entry.kind in names else None
+        kind = "rollback" if leaves_service(entry) and entry.kind == VOID else entry.kind
+        found = entry.body.get(names[kind]) if kind in names else None
         while found is not None and found not in ended:
             ended.add(found)
             found = None if found in counted else before.get(found)
@@ -195,20 +198,24 @@ def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, Artefact]]:
                 yield entry.sequence, file
 
 
-def _files(home: Home, entries: Sequence[Entry]) -> list[Check]:
-    failures, count = [], 0
+def _files(home: Home, entries: Sequence[Entry], left_out: Container[str]) -> list[Check]:
+    failures, count, absent = [], 0, 0
     root = home.root.resolve()
     for sequence, file in _named_files(entries):
         count += 1
         path = (root / file.path).resolve()
         where = f"{file.path} ({file.name}, named by ledger entry {sequence})"
-        if not path.is_relative_to(root):
+        if file.path in left_out and not path.exists():
+            absent += 1
+        elif not path.is_relative_to(root):
             failures.append(Check("files", False, f"{where}: outside the home"))
         elif not path.is_file():
             failures.append(Check("files", False, f"{where}: missing"))
         elif (found := file_sha256(path)) != file.sha256:
             failures.append(Check("files", False, f"{where}: expected SHA-256 {file.sha256[:12]}, got {found[:12]}"))
-    return failures or [Check("files", True, f"{count} files named by entries, each with its SHA-256")]
+    told = [Check("files", None, f"{absent} files are left out: their digests are known, not their content")]
+    held = Check("files", True, f"{count - absent} files named by entries, each with its SHA-256")
+    return [*(failures or [held]), *(told if absent else [])]
 
 
 def _strangers(home: Home, entries: Sequence[Entry]) -> list[Check]:

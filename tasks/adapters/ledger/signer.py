@@ -27,7 +27,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
 from tasks.adapters.files.secrets import read_secret
-from tasks.adapters.ledger import client, rules, table
+from tasks.adapters.ledger import champions, client, rules, table
 from tasks.adapters.ledger.attempts import ResultBody, certificate_file, of_attempt, seed_file
 from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Entry, Ledger, insert, read_entry
@@ -214,11 +214,11 @@ class Signer:
         }
         entry = read_entry(payload)
         rules.check(history, entry)
-        if entry.kind == "promotion":
+        if entry.kind in champions.IN_FORCE:
             check_pinned(history, self._ledger.trust, entry.plant)
         if entry.kind == "seed":
             self._watch.check_seed(entry.read(SeedBody))
-        if entry.kind in ("approval", "promotion"):
+        if entry.kind in ("approval", *champions.IN_FORCE):
             check_pinned_people(history, TrustRoot.read(self._ledger.trust.source))
         self._check_certificate(entry)
         if entry.kind in WITNESSED:
@@ -235,12 +235,12 @@ class Signer:
             ) from error
         except DBAPIError as error:
             raise BadInput(
-                f"expected to write ledger entry {entry.sequence} to {self._engine.url}, got '{error.orig}': "
+                f"expected to write ledger entry {entry.sequence} to {table.named(self._engine)}, got '{error.orig}': "
                 "make room or allow writing there, then run the same command again."
             ) from error
         head = self._key.seal(HEAD_TYPE, self._ledger.adopt(signed)._asdict())
         write_atomic(self.home.root / "ledger.head", head)
-        if signed.kind == "promotion":
+        if signed.kind in champions.IN_FORCE:
             # It stands, whether the witnesses answer or not; the next entry of these kinds asks them again.
             with suppress(Refused):
                 self._watch.countersigned()

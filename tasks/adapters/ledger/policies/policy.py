@@ -150,7 +150,9 @@ def certified_claims(history: Sequence[Entry], plant: str, composite: str) -> li
     ]
 
 
-def check_met(history: Sequence[Entry], candidate: Entry, approvals: Sequence[Entry], at: str) -> None:
+def check_met(
+    history: Sequence[Entry], candidate: Entry, approvals: Sequence[Entry], at: str, *, used: bool = False
+) -> None:
     """Refuse a promotion that does not meet the policy in force; one before the plant's first policy is let be.
 
     Args:
@@ -158,6 +160,7 @@ def check_met(history: Sequence[Entry], candidate: Entry, approvals: Sequence[En
         candidate: its candidate's entry.
         approvals: of that candidate, which nothing has used or taken back.
         at: when it is promoted, as the ledger writes times.
+        used: whether these made it champion before, so that neither their age nor a later policy ends them.
 
     Raises:
         Refused: naming what it lacks.
@@ -181,11 +184,13 @@ def check_met(history: Sequence[Entry], candidate: Entry, approvals: Sequence[En
             raise Refused(f"expected the gate {missing[0]}, which the policy requires, got none that passed: {cure}.")
         if policy.beat_plant and not getattr(record.evidence, "beat_plant", False):
             raise Refused(f"expected a candidate that had to beat the plant's own controller, got another: {cure}.")
-    if fault := lacking_approvals(policy, entry, approvals, at):
+    if fault := lacking_approvals(policy, entry, approvals, at, used=used):
         raise Refused(f"{fault}: {cure}.")
 
 
-def lacking_approvals(policy: SafetyPolicy, signed: Entry, approvals: Sequence[Entry], at: str) -> str | None:
+def lacking_approvals(
+    policy: SafetyPolicy, signed: Entry, approvals: Sequence[Entry], at: str, *, used: bool = False
+) -> str | None:
     """What is missing of the approvals that a policy asks for, or None.
 
     Args:
@@ -193,10 +198,12 @@ def lacking_approvals(policy: SafetyPolicy, signed: Entry, approvals: Sequence[E
         signed: its entry; an approval from before was given under another.
         approvals: of a candidate, which nothing has used or taken back.
         at: when they are to be used.
+        used: whether they were used in time before.
     """
     wanted, valid = policy.approvers, []
     for approval in approvals:
-        if approval.sequence > signed.sequence and expires(approval, policy.approval_days) >= _moment(at):
+        fresh = approval.sequence > signed.sequence and expires(approval, policy.approval_days) >= _moment(at)
+        if used or fresh:
             valid.append(approval)
     stale = f", and {len(approvals) - len(valid)} expired" if len(valid) < len(approvals) else ""
     if wanted.keys:

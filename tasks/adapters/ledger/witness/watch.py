@@ -27,7 +27,7 @@ from tasks.adapters.ledger.witness.pinned import (
 )
 from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, countersigned_at
 
-WITNESSED = ("seed", "promotion")
+WITNESSED = ("seed", "promotion", "rollback")
 """Kinds of entries before which enough witnesses must countersign: the others follow when one of these does."""
 COUNTERSIGNED = "witnessed.head"
 """The newest countersigned head, in the home."""

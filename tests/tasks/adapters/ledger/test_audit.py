@@ -72,6 +72,7 @@ def test_an_untouched_home_passes_and_says_what_was_checked(furnished: Home) -> 
         "decisions": "4 entries",
         "promotions": "3 entries",
         "shadows": "0 entries",
+        "monitoring": "0 entries",
         "keys": "0 entries",
         "people": "2 decisions are in the home's name: no person's key signed them",
         "others": "2 entries",
