@@ -264,6 +264,7 @@ def test_logs_of_which_more_is_lost_are_told_of_and_start_nothing(
     # Of 1199 steps 120 begin without a level, and one more ends without it.
     assert [(rise["share"], rise["now"]) for rise in found["worse"]] == [("gaps", 121 / 1199)]
     query = {"filter": {"event": {"name": [WORSENED]}}, "limit": 5}
+    wait_until(lambda: plant.services.ask_prefect("events/filter", query)["events"])  # written every five seconds
     (event,) = plant.services.ask_prefect("events/filter", query)["events"]
     assert event["resource"]["prefect.resource.id"] == f"neorl.plant.{PLANT}"
     assert event["payload"]["found"].startswith(f"data of {PLANT} are worse: ")
