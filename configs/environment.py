@@ -21,7 +21,8 @@ ARTIFACTS = "NEORL_ARTIFACTS_URL"
 """S3-like bucket and prefix of MLflow's artefacts; a folder of the home without it. Keys and endpoint are those of
 every S3 client: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL."""
 DASK = "NEORL_DASK_SCHEDULER"
-"""Address of a Dask scheduler whose workers share certification's episodes; this process alone without it."""
+"""Address of a Dask scheduler whose workers share certification's episodes and the refits and bootstraps of off-policy
+evaluation; this process alone without it."""
 TELEMETRY_OFF = {
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -30,7 +30,7 @@ from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.adapters.store.histories import NO_PAST
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.synthetic.episodes import generate
-from tasks.evaluation.estimators import fit_estimators
+from tasks.evaluation.estimators import decisions, episodes_of, fit_estimators
 
 ROOT = Path(__file__).resolve().parents[2]
 TRUTH_SEED = 20_261_122
@@ -165,11 +165,11 @@ def cell(
     run = configured(plant, size, seed)
     ours, held_out = logged(run, behaviour, home, size, seed)
     found = candidates(ours, plant, size)
-    estimators = fit_estimators(run, held_out, NO_PAST, found.policies[0].normaliser)
+    estimators = fit_estimators(episodes_of(run, held_out, NO_PAST, found.policies[0].normaliser))
     if peers is not None:
-        every = [estimators.decisions(policy) for policy in found.policies]
+        every = [decisions(estimators.episodes, policy) for policy in found.policies]
         together = {name: np.stack([getattr(one, name) for one in every]) for name in fqe.Decisions._fields}
-        archive: dict[str, Any] = estimators.steps._asdict() | together
+        archive: dict[str, Any] = estimators.episodes.steps._asdict() | together
         peers.parent.mkdir(parents=True, exist_ok=True)
         np.savez(peers, discount=run.evaluate.discount, **archive)
     rows = [estimated(estimators.of(policy), run.evaluate.confidence) for policy in found.policies]

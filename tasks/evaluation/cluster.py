@@ -64,14 +64,15 @@ def cluster() -> Iterator[Client | None]:
 
 
 def in_order(
-    client: Client, function: Callable[[Argument], Result], arguments: Iterable[Argument]
+    client: Client, function: Callable[..., Result], arguments: Iterable[Argument], *data: object
 ) -> Generator[Result | None, None, None]:
     """The function's results in the order of its arguments, which may have no end.
 
     Args:
         client: of the cluster.
-        function: of one argument and of nothing else; it is sent to the workers.
+        function: of one argument, the data, and nothing else; it is sent to the workers.
         arguments: taken as they are needed; the tasks that were handed out too many are given up at the end.
+        data: what all tasks need, in arrays of NumPy, which is sent to a worker once.
 
     Yields:
         Results; None of a task that killed every worker which took it.
@@ -85,12 +86,13 @@ def in_order(
     from distributed.comm.core import CommClosedError
 
     ours, left, futures = identity(), iter(arguments), deque[Any]()
+    kept = client.scatter(list(data), hash=False) if data else []  # type: ignore[no-untyped-call]
     most = AHEAD * max(sum(client.nthreads().values()), 1)  # type: ignore[no-untyped-call]
     try:
         while True:
             while len(futures) < most and (argument := next(left, None)) is not None:
                 # Each is a task of its own, also where the same was asked for before.
-                futures.append(client.submit(_with_identity, function, argument, pure=False))
+                futures.append(client.submit(_with_identity, function, argument, *kept, pure=False))
             if not futures:
                 return
             try:
@@ -118,8 +120,8 @@ def identity() -> Identity:
     return code_digest(), lock_digest(), processor_class()
 
 
-def _with_identity(function: Callable[[Argument], Result], argument: Argument) -> tuple[Identity, Result]:
-    return identity(), function(argument)
+def _with_identity(function: Callable[..., Result], *arguments: object) -> tuple[Identity, Result]:
+    return identity(), function(*arguments)
 
 
 def _differences(ours: Identity, theirs: Identity) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from configs.home import Home
 from configs.run import RunConfig
+from neorl_core.networks import Policy
 from neorl_core.ope.agreement import Estimate, Floats, interval
 from neorl_core.safety.composite import Composite
 from tasks.adapters.models.bundle import load_bundle
@@ -16,13 +19,16 @@ from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import halves, read_logs
 from tasks.adapters.store.histories import past_of, past_of_composite
-from tasks.evaluation.estimators import fit_estimators
+from tasks.evaluation.cluster import cluster
+from tasks.evaluation.estimators import Episodes, episodes_of, estimates_by_workers, fit_estimators
 from tasks.references import Bundle, Champion, Dataset, Evaluation, Interval, Member, MemberEvaluation, Population
 from tasks.stages import cached
 
 if TYPE_CHECKING:
     from tasks.progress import Report
 
+Ask = Callable[[Episodes, Sequence[Policy]], tuple[Estimate, list[Estimate]]]
+"""Estimators are fitted to episodes, and tell the worth of the logged controller and of policies."""
 NOTHING = Interval(value=np.nan, lower=np.nan, upper=np.nan)
 """In place of an estimate that the logs do not support."""
 
@@ -49,32 +55,36 @@ def evaluate(
         dataset: whose held-out episodes the estimates are of.
         population: the members to compare.
         champion: what the selected member is compared with; the plant's own controller has no policy to estimate.
-        progress: told of gradient steps made.
+        progress: told of gradient steps made, or on a Dask cluster of estimators that have answered.
 
     Returns:
         The estimates of each member, and the differences of the selected one.
+
+    Raises:
+        BadInput, Refused, ServiceMissing: as `cluster` and `in_order`, where the settings name a Dask cluster.
     """
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     select, claim = halves(read_logs(store, store.split(run.data.held_out)[1]))
     past, confidence = past_of(run, store), run.evaluate.confidence
     composites = [_composite(member.bundle, run) for member in population.members]
     found = [composite.policy for composite in composites if composite.policy is not None]
-    # Neither half needs the other's estimators until a member is selected: they are compiled and fitted side by side.
-    with ThreadPoolExecutor(1) as beside:
-        awaited = beside.submit(fit_estimators, run, claim, past, found[0].normaliser)
-        choosing = fit_estimators(run, select, past, found[0].normaliser, progress)
-        logged, values = choosing.logged(), [choosing.of(policy) for policy in found]
-        claiming = awaited.result()
-    selected = _select(values, confidence)
-    behaviour, best = claiming.logged(), claiming.of(found[selected])
-    supported = values[selected].supported and best.supported
-    known = None if champion.bundle is None else _composite(champion.bundle, run)
+    to_choose, to_claim = (episodes_of(run, half, past, found[0].normaliser) for half in (select, claim))
+    incumbent = None if champion.bundle is None else _composite(champion.bundle, run)
+    theirs = None if incumbent is None else incumbent.policy
+    with _asking(to_claim, progress) as ask:
+        logged, values = ask(to_choose, found)
+        selected = _select(values, confidence)
+        its_past = past if incumbent is None else past_of_composite(plant_of(run).controlled, incumbent)
+        alike = its_past.history == past.history
+        behaviour, (best, *others) = ask(
+            to_claim, [found[selected], *([theirs] if theirs is not None and alike else [])]
+        )
+        supported = values[selected].supported and best.supported
+        if theirs is not None and supported and not alike:
+            _, others = ask(episodes_of(run, claim, its_past, theirs.normaliser), [theirs])
     champion_difference = None
-    if known is not None and known.policy is not None:
-        theirs, estimators = past_of_composite(plant_of(run).controlled, known), claiming
-        if theirs.history != past.history:
-            estimators = fit_estimators(run, claim, theirs, known.policy.normaliser, progress)
-        champion_difference = _difference(best, estimators.of(known.policy), confidence) if supported else NOTHING
+    if theirs is not None:
+        champion_difference = _difference(best, others[0], confidence) if supported else NOTHING
     return Evaluation(
         selected=selected,
         members=tuple(
@@ -88,6 +98,28 @@ def evaluate(
         discount=run.evaluate.discount,
         episodes=len(claim.starts),
     )
+
+
+@contextmanager
+def _asking(later: Episodes, progress: Report | None) -> Iterator[Ask]:
+    """How estimates are come by: from the workers of a Dask cluster where the settings name one, else in this process.
+
+    Args:
+        later: what is asked for in the end; its estimators are compiled and fitted here beside those of the others.
+        progress: told of what was done.
+    """
+    with cluster() as client:
+        if client is not None:
+            yield lambda episodes, policies: estimates_by_workers(client, episodes, policies, progress)
+            return
+        with ThreadPoolExecutor(1) as beside:
+            awaited = beside.submit(fit_estimators, later)
+
+            def here(episodes: Episodes, policies: Sequence[Policy]) -> tuple[Estimate, list[Estimate]]:
+                fitted = awaited.result() if episodes is later else fit_estimators(episodes, progress)
+                return fitted.logged(), [fitted.of(policy) for policy in policies]
+
+            yield here
 
 
 def _composite(bundle: Bundle, run: RunConfig) -> Composite:

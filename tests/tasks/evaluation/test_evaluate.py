@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ from tasks.evaluation.evaluate import evaluate
 from tasks.evaluation.model_based import lasting, windows
 from tasks.references import Bundle, Champion, Dataset, Interval
 from tasks.training.train import keep_bundle
+from tests.servers import dask
 from tests.small_data import PLANT, reactor_dataset, reactor_run, untrained
 
 
@@ -80,8 +83,11 @@ def test_what_is_estimated_is_the_return_of_as_many_steps_as_half_of_the_windows
 
 
 @pytest.mark.slow
-def test_equal_members_get_equal_estimates(home: Home, reference: Dataset, sound: list[Bundle]) -> None:
+def test_equal_members_get_equal_estimates(
+    home: Home, reference: Dataset, sound: list[Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = reactor_run()
+    told: list[tuple[int, int, str]] = []
     found = evaluate(
         home,
         run,
@@ -95,13 +101,18 @@ def test_equal_members_get_equal_estimates(home: Home, reference: Dataset, sound
     if found.selected != 1 and found.supported:
         assert found.champion_difference == Interval(value=0.0, lower=0.0, upper=0.0)
     assert found.discount == 0.95
-    again = evaluate(
-        home,
-        run,
-        reference,
-        untrained([sound[0], sound[1], sound[0]], sound[0].folder),
-        Champion(digest=sound[0].digest, bundle=sound[0]),
-    )
+    # Workers of a cluster, of which none sees the home, come to the same, to the last bit.
+    with dask(tmp_path / "dask", 4) as address:
+        monkeypatch.setenv("NEORL_DASK_SCHEDULER", address)
+        again = evaluate(
+            home,
+            run,
+            reference,
+            untrained([sound[0], sound[1], sound[0]], sound[0].folder),
+            Champion(digest=sound[0].digest, bundle=sound[0]),
+            lambda *args: told.append(args),
+        )
+    assert told[-1] == (4, 4, "estimators")
     assert again == found
 
 
