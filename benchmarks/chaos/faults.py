@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,8 @@ class Blow(NamedTuple):
     cure: Cure = lambda: None
     besides: Callable[[], list[Ended]] = lambda: []
     """Further commands that it began, to their end."""
+    hung: Callable[[], bool] = lambda: False
+    """Wait for what it began at a worker; whether that hangs."""
 
 
 class Fault(NamedTuple):
@@ -37,6 +40,17 @@ class Fault(NamedTuple):
     strike: Callable[[Site, subprocess.Popen[str], random.Random], Blow]
     at_once: bool = False
     """Whether it strikes before the retraining begins, or at a moment within it."""
+    test: str = ""
+    """A test that has it, too."""
+
+
+class WorkersFault(NamedTuple):
+    """A kind of fault in what a worker of Prefect's runs: the retraining is a deployment's, which it starts itself."""
+
+    strike: Callable[[Site, int, random.Random], Blow]
+    """The number of the trial tells the retraining."""
+    test: str = ""
+    """A test that has it, too."""
 
 
 def _kill(process: psutil.Process | subprocess.Popen[str]) -> None:
@@ -66,7 +80,7 @@ def _child(site: Site, process: subprocess.Popen[str], chance: random.Random) ->
     return Blow("a process of the retraining was killed")
 
 
-def _server(part: str, what: str) -> Fault:
+def _server(part: str, what: str, test: str) -> Fault:
     """A server of the home, found by what its command line has."""
 
     def strike(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
@@ -75,7 +89,7 @@ def _server(part: str, what: str) -> Fault:
             _kill(each)
         return Blow(f"{what} was killed" if found else f"{what} did not run", site.up)
 
-    return Fault(strike)
+    return Fault(strike, test=test)
 
 
 def _is(process: psutil.Process, part: str, site: Site) -> bool:
@@ -114,10 +128,11 @@ def _read_only(site: Site, process: subprocess.Popen[str], chance: random.Random
     for words in (("--bind", folder, folder), ("-o", "remount,ro,bind", folder)):
         if subprocess.run(["mount", *map(str, words)], capture_output=True, check=False).returncode:
             return Blow("no mounts here", lambda: None)
-    return Blow(
-        f"{folder.name} was read-only",
-        lambda: subprocess.run(["umount", "-l", str(folder)], check=True, capture_output=True) and None,
-    )
+
+    def cure() -> None:
+        subprocess.run(["umount", "-l", str(folder)], check=True, capture_output=True)
+
+    return Blow(f"{folder.name} was read-only", cure)
 
 
 def _another(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
@@ -127,20 +142,109 @@ def _another(site: Site, process: subprocess.Popen[str], chance: random.Random) 
     return Blow("another retraining of the plant began", besides=lambda: [ended(other)])
 
 
-FAULTS: dict[str, Fault] = {
-    "flow killed": Fault(_flow),
-    "child killed": Fault(_child),
-    "Prefect killed": _server("flows.services.guard:prefect", "Prefect"),
-    "MLflow killed": _server("flows.services.guard:mlflow", "MLflow"),
-    "signer killed": _server("tasks.adapters.ledger.signer", "the signer"),
-    "witness killed": _server("tasks.adapters.ledger.witness.server", "the witness"),
-    "disk full": Fault(lambda site, process, chance: Blow("no file could grow further"), at_once=True),
-    "bit flipped": Fault(_decay, at_once=True),
+def _worker(site: Site, number: int, chance: random.Random) -> Blow:
+    """The worker, alone or with the run that it has started."""
+    site.deployed(number)
+    time.sleep(chance.uniform(1.0, site.seconds))
+    found = [each for each in psutil.process_iter(["cmdline"]) if _is(each, "flows.services.worker", site)]
+    with_runs = chance.random() < 0.5
+    for worker in found:
+        for each in [*(worker.children(recursive=True) if with_runs else []), worker]:
+            _kill(each)
+    return Blow(f"the worker was killed{' with its run' if with_runs else ''}" if found else "no worker ran", site.up)
+
+
+def _twice(site: Site, number: int, chance: random.Random) -> Blow:
+    """An event that comes three times, once in other words; runs that it starts must end one after the other."""
+    begun = site.arrive(number)
+    return Blow(f"an event came three times and started {begun} runs", hung=lambda: not site.calm())
+
+
+def _database(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
+    """PostgreSQL, all of its processes."""
+    database = site.database
+    assert database is not None
+    assert database.process is not None
+    main = psutil.Process(database.process.pid)
+    for each in [*main.children(recursive=True), main]:
+        _kill(each)
+    database.process.wait()
+
+    def cure() -> None:
+        database.start()
+        site.up()
+
+    return Blow("PostgreSQL was killed", cure)
+
+
+def _network(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
+    """The cable to the host of the database."""
+    elsewhere = site.elsewhere
+    assert elsewhere is not None
+    elsewhere.cut()
+
+    def cure() -> None:
+        elsewhere.joined()
+        site.up()
+
+    return Blow("the network to PostgreSQL was cut", cure)
+
+
+def _nothing(what: str) -> Callable[[Site, subprocess.Popen[str], random.Random], Blow]:
+    """What lies in how the retraining is started."""
+    return lambda site, process, chance: Blow(what)
+
+
+FLOWS, TASKS = "tests/flows/", "tests/tasks/"
+LEDGER = f"{TASKS}adapters/ledger/"
+FAULTS: dict[str, Fault | WorkersFault] = {
+    "flow killed": Fault(_flow, test=f"{FLOWS}test_retrain.py::test_kill_9_between_checkpoints_changes_nothing"),
+    "child killed": Fault(
+        _child,
+        test=f"{TASKS}adapters/formats/test_fuzz_importers.py::test_a_reader_that_dies_is_one_sentence_and_the_next_one_lives",
+    ),
+    "Prefect killed": _server("flows.services.guard:prefect", "Prefect", ""),
+    "MLflow killed": _server(
+        "flows.services.guard:mlflow",
+        "MLflow",
+        f"{TASKS}adapters/registry/test_registry.py::test_a_kill_at_any_request_leaves_one_version",
+    ),
+    "signer killed": _server(
+        "tasks.adapters.ledger.signer", "the signer", f"{LEDGER}test_signer.py::test_a_killed_signer_is_started_again"
+    ),
+    "witness killed": _server(
+        "tasks.adapters.ledger.witness.server",
+        "the witness",
+        f"{LEDGER}witness/test_watch.py::test_a_witness_that_is_gone_is_one_sentence",
+    ),
+    "disk full": Fault(
+        _nothing("no file could grow further"),
+        at_once=True,
+        test=f"{TASKS}test_ingest.py::test_a_full_disk_leaves_nothing_half_written",
+    ),
+    "bit flipped": Fault(_decay, at_once=True, test=f"{LEDGER}test_audit.py::test_flipped_bytes_are_all_found"),
     "read-only folder": Fault(_read_only, at_once=True),
-    "clock set back": Fault(lambda site, process, chance: Blow("the clock was days behind"), at_once=True),
-    "two at once": Fault(_another),
+    "clock set back": Fault(_nothing("the clock was days behind"), at_once=True),
+    "two at once": Fault(
+        _another, test=f"{FLOWS}test_retrain.py::test_two_retrains_at_once_leave_one_champion_and_right_pages"
+    ),
+    "worker killed": WorkersFault(_worker),
+    "event repeated": WorkersFault(
+        _twice, test=f"{FLOWS}test_watch.py::test_a_kill_between_the_event_and_its_record_announces_nothing_twice"
+    ),
+    "PostgreSQL killed": Fault(
+        _database, test=f"{LEDGER}test_postgresql.py::test_a_killed_server_comes_back_with_every_entry"
+    ),
+    "network cut": Fault(_network),
 }
 """By name, in the order in which trials take their turns."""
+OF_DATABASE = ("PostgreSQL killed", "network cut")
+"""Those that need a database on another host."""
+SITES = {
+    "one machine": tuple(name for name in FAULTS if name not in OF_DATABASE),
+    "team": ("PostgreSQL killed", "network cut", "flow killed", "Prefect killed", "MLflow killed", "signer killed"),
+}
+"""What is struck: a home whose state lies in its folder, and one whose state lies in PostgreSQL on another host."""
 
 
 def options(name: str, chance: random.Random) -> dict[str, object] | None:

@@ -7,14 +7,22 @@ import os
 import resource
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
 from configs.home import Home
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.champions import IN_FORCE, champion
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.people.queue import record_of
+
+if TYPE_CHECKING:
+    from benchmarks.chaos.network import Host
+    from flows.services.servers import Services
+    from tests.servers import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANT = "chemical_reactor"
@@ -29,6 +37,19 @@ gates: {{beat_plant: false}}
 approval: auto
 concurrency: wait
 """
+DEPLOYMENTS = """\
+deployments:
+  - name: struck
+    entrypoint: flows.retrain.retrain
+    work_pool: {name: neorl}
+    concurrency_limit: {limit: 1, collision_strategy: ENQUEUE}
+    triggers:
+      - name: retrain on an event of the campaign
+        match: {prefect.resource.id: neorl.chaos}
+        expect: [neorl.chaos.arrived]
+        parameters: {config: "{{ event.payload.config }}", data: "{{ event.payload.data }}"}
+"""
+"""Of the campaign alone: `neorl up` takes those of the folder where it stands."""
 PATIENCE = 300.0
 """Seconds that a command may take before it counts as hanging."""
 
@@ -62,18 +83,26 @@ class Ended(NamedTuple):
 class Site:
     """A home with servers of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.home = folder, Home(folder / "home")
-        self.log = folder / "log" / "historian.parquet"
+    def __init__(self, folder: Path, database: Postgres | None = None, elsewhere: Host | None = None) -> None:
+        """A home in a folder; the ledger, Prefect and MLflow lie in PostgreSQL on another host where they are given."""
+        self.folder, self.home, self.database, self.elsewhere = folder, Home(folder / "home"), database, elsewhere
+        self.log, self.seconds = folder / "log" / "historian.parquet", 30.0
         self.environment = {
             **os.environ,
             "NEORL_HOME": str(self.home.root),
+            "PYTHONPATH": str(ROOT),
             # What is compiled runs once: XLA need not make it fast.
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
         }
+        if database is not None:
+            names = ("LEDGER", "PREFECT_DATABASE", "MLFLOW_DATABASE")
+            urls = {f"NEORL_{name}_URL": database.create(name.lower()) for name in names}
+            self.environment |= urls
+            os.environ.update(urls)
 
     def prepare(self) -> None:
         """Start the servers, and make the log; nothing of it twice."""
+        (self.folder / "prefect.yaml").write_text(DEPLOYMENTS)
         self.up()
         if not self.log.exists():
             done = self.run("generate", PLANT, "--out", str(self.log.parent), "--weeks", "0.5")
@@ -82,7 +111,7 @@ class Site:
 
     def up(self) -> None:
         """Start the servers that do not run."""
-        done = self.run("up", "--no-worker")
+        done = self.run("up")
         if done.code:
             raise SystemExit(f"chaos: neorl up left with {done.code}: {done.said[-2000:]}")
 
@@ -109,7 +138,7 @@ class Site:
 
         return subprocess.Popen(
             [*before, sys.executable, "-m", "flows", *words, "--json"],
-            cwd=ROOT,
+            cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -125,6 +154,67 @@ class Site:
     def run(self, *words: str) -> Ended:
         """Run a command to its end."""
         return ended(self.start(*words))
+
+    @property
+    def services(self) -> Services:
+        """The servers, as they answer now."""
+        from flows.services.servers import connect, environment
+
+        found = connect(self.home)
+        os.environ.update(environment(found))
+        return found
+
+    def deployed(self, seed: int) -> str:
+        """Start a trial's retraining as a run of the worker's; its number in Prefect."""
+        services = self.services
+        deployment = services.ask_prefect("deployments/name/retrain/struck")["id"]
+        parameters = {"config": str(self.config(seed)), "data": [str(self.log)]}
+        run = services.ask_prefect(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
+        return str(run["id"])
+
+    def arrive(self, seed: int) -> int:
+        """Tell Prefect of one arrival twice, in the same words and in others; how many runs have begun by it."""
+        services, stamp = self.services, datetime.now(UTC).isoformat()
+        event = {
+            "occurred": stamp,
+            "event": "neorl.chaos.arrived",
+            "resource": {"prefect.resource.id": "neorl.chaos"},
+            "payload": {"config": str(self.config(seed)), "data": [str(self.log)]},
+        }
+        first, again = ({**event, "id": str(uuid4())} for _ in range(2))
+        before = len(self.triggered())
+        for each in (first, first, again):
+            services.ask_prefect("events", [each])
+        for _ in range(120):
+            if len(self.triggered()) > before + 1:
+                break
+            time.sleep(0.5)
+        time.sleep(2.0)  # for one more that should not be
+        return len(self.triggered()) - before
+
+    def triggered(self) -> list[dict[str, Any]]:
+        """Runs that events have started."""
+        deployment = self.services.ask_prefect("deployments/name/retrain/struck")["id"]
+        query = {"deployments": {"id": {"any_": [deployment]}}}
+        found = self.services.ask_prefect("flow_runs/filter", query)
+        return [run for run in found if (run["created_by"] or {}).get("type") == "AUTOMATION"]
+
+    def running(self) -> list[str]:
+        """Runs of the worker's that have not ended."""
+        states = {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}
+        return [
+            run["id"]
+            for run in self.services.ask_prefect("flow_runs/filter", {"flow_runs": {"state": states}})
+            if run["deployment_id"]
+        ]
+
+    def calm(self) -> bool:
+        """Wait until no run of the worker's goes on; False when one hangs."""
+        for _ in range(int(PATIENCE)):
+            if not self.running():
+                return True
+            time.sleep(1.0)
+        return False
 
     def datasets(self) -> set[str]:
         """Names of all that was ingested: manifests, and the shards that they are of."""
@@ -154,12 +244,9 @@ class Site:
         return found
 
     def _aliases(self) -> str:
-        from flows.services.servers import connect, environment
         from tasks.adapters.registry.registry import Registry
 
-        services = connect(self.home)
-        os.environ.update(environment(services))
-        return Registry(services.mlflow.url).aliases(PLANT).get("champion", "none")
+        return Registry(self.services.mlflow.url).aliases(PLANT).get("champion", "none")
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -29,12 +29,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0) -> bool:
+def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0, host: str = "127.0.0.1") -> bool:
     """Wait until somebody listens on a port; False where the process ends before."""
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+            if probe.connect_ex((host, port)) == 0:
                 return True
         time.sleep(0.05)
     return False
@@ -43,26 +43,26 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0)
 class Postgres:
     """A PostgreSQL server of a test's own."""
 
-    def __init__(self, folder: Path, port: int, password: str) -> None:
-        self.folder, self.port, self.password = folder, port, password
+    def __init__(self, folder: Path, port: int, password: str, host: str, inside: Sequence[str]) -> None:
+        self.folder, self.port, self.password, self.host, self.inside = folder, port, password, host, inside
         self.process: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str = "postgres", scheme: str = "postgresql") -> str:
         """The URL of one of its databases."""
-        return f"{scheme}://{USER}:{self.password}@127.0.0.1:{self.port}/{database}"
+        return f"{scheme}://{USER}:{self.password}@{self.host}:{self.port}/{database}"
 
     def start(self) -> None:
         """Start it, after a kill too."""
-        options = ["-D", str(self.folder / "data"), "-k", str(self.folder), "-h", "127.0.0.1", "-p", str(self.port)]
+        options = ["-D", str(self.folder / "data"), "-k", str(self.folder), "-h", self.host, "-p", str(self.port)]
         # The children of one that was killed hold its memory for a moment.
         for _ in range(50):
             with (self.folder / "log").open("ab") as log:
-                command = [*_as_somebody(), str(POSTGRESQL[-1] / "postgres"), *options]
+                command = [*self.inside, *_as_somebody(), str(POSTGRESQL[-1] / "postgres"), *options]
                 self.process = subprocess.Popen(command, stdout=log, stderr=log)
-            if wait_for(self.port, self.process):
+            if wait_for(self.port, self.process, host=self.host):
                 break
             time.sleep(0.2)
-        ready = [str(POSTGRESQL[-1] / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        ready = [str(POSTGRESQL[-1] / "pg_isready"), "-q", "-h", self.host, "-p", str(self.port)]
         while subprocess.run(ready).returncode:
             time.sleep(0.05)
 
@@ -80,8 +80,14 @@ class Postgres:
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[Postgres]:
-    """A PostgreSQL server; the test is skipped where Debian's package is absent."""
+def postgres(folder: Path, host: str = "127.0.0.1", inside: Sequence[str] = ()) -> Iterator[Postgres]:
+    """A PostgreSQL server; the test is skipped where Debian's package is absent.
+
+    Args:
+        folder: of its own.
+        host: address that it listens on, and that its clients come from the neighbourhood of.
+        inside: a command that starts it elsewhere, such as in a network namespace.
+    """
     if not POSTGRESQL:
         pytest.skip("PostgreSQL is not installed: make services")
     folder.mkdir(parents=True)
@@ -89,12 +95,14 @@ def postgres(folder: Path) -> Iterator[Postgres]:
         shutil.chown(folder, "postgres")
         _let_through(folder.parent)
     password = folder / "password"
-    server = Postgres(folder, free_port(), secrets.token_hex(16))
+    server = Postgres(folder, free_port(), secrets.token_hex(16), host, inside)
     password.write_text(server.password)
     password.chmod(0o644)
     options = ["-D", str(folder / "data"), "-U", USER, "-A", "scram-sha-256", f"--pwfile={password}", "--no-sync"]
     command = [*_as_somebody(), str(POSTGRESQL[-1] / "initdb"), *options]
     subprocess.run(command, check=True, capture_output=True)
+    with (folder / "data" / "pg_hba.conf").open("a") as clients:
+        clients.write(f"host all all {host}/24 scram-sha-256\n")
     server.start()
     try:
         yield server

@@ -1,0 +1,61 @@
+"""A second host: a network namespace that is joined to this one by a cable which can be pulled out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Host(NamedTuple):
+    """Another host."""
+
+    name: str
+    """Of its namespace."""
+    cable: str
+    """Our end of it."""
+    address: str
+
+    @property
+    def inside(self) -> list[str]:
+        """The command by which programs are started there."""
+        return ["ip", "netns", "exec", self.name]
+
+    def cut(self) -> None:
+        """Pull the cable out."""
+        _ip("link", "set", self.cable, "down")
+
+    def joined(self) -> None:
+        """Plug it in again."""
+        _ip("link", "set", self.cable, "up")
+
+
+@contextmanager
+def host() -> Iterator[Host | None]:
+    """Another host for as long as it is needed; None where this machine can have none."""
+    number = os.getpid() % 250
+    found = Host(f"neorl-chaos-{number}", f"nc{number}", f"10.213.{number}.2")
+    if shutil.which("ip") is None or not _possible("netns", "add", found.name):
+        yield None
+        return
+    try:
+        _ip("link", "add", found.cable, "type", "veth", "peer", "name", "eth0", "netns", found.name)
+        _ip("addr", "add", f"10.213.{number}.1/24", "dev", found.cable)
+        found.joined()
+        _ip("-n", found.name, "addr", "add", f"{found.address}/24", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            _ip("-n", found.name, "link", "set", device, "up")
+        yield found
+    finally:
+        _ip("netns", "delete", found.name)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def _possible(*words: str) -> bool:
+    return subprocess.run(["ip", *words], check=False, capture_output=True).returncode == 0

@@ -1,0 +1,103 @@
+"""Promoters that race: two processes approve two candidates at once, and one champion comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.home import Home
+from flows.services.servers import down, up
+from tasks.adapters.files.canonical import write_json
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.champions import champion
+from tasks.adapters.ledger.ledger import Ledger
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "chaos" / "races.json"
+
+
+def kept_races() -> list[dict[str, Any]]:
+    """What came of the races so far."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return found
+
+
+def races(count: int, end: float) -> None:
+    """Hold the races that are missing, and keep each.
+
+    Args:
+        count: of all.
+        end: of the campaign, by the monotonic clock; none is begun after it.
+    """
+    from tasks.decisions.policy import sign
+    from tests.evidence import POLICY
+    from tests.tasks.decisions.served import Served
+
+    found = kept_races()
+    if len(found) >= count:
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="neorl-races-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        services = up(Home(Path(folder) / "services"), worker=False)
+        try:
+            served = Served(services, Path(folder) / "home", patch)
+            sign(served.ledger, POLICY, "a reviewer", "before the first promotion")
+            while len(found) < count and time.monotonic() < end:
+                found.append(_race(served))
+                write_json(RESULTS, found)
+                said = "; ".join(found[-1]["violations"]) or f"version {found[-1]['champion']} is champion"
+                print(f"race {len(found)}: {said} ({found[-1]['seconds']:.0f} s)", flush=True)
+            served.close()
+        finally:
+            down(services.home)
+
+
+def _race(served: Any) -> dict[str, Any]:
+    """Two candidates, two processes, one champion."""
+    from tests.evidence import PLANT
+
+    begun = time.monotonic()
+    before = champion(Ledger.open(served.home, write=False).entries(), PLANT)
+    versions = [served.candidate().body["version"] for _ in range(2)]
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "flows", "approve", PLANT, version, "--by", f"reviewer {version}", "--json"],
+            cwd=ROOT,
+            env=dict(os.environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for version in versions
+    ]
+    said = [process.communicate(timeout=300) for process in both]
+    codes = [process.returncode for process in both]
+    entries = Ledger.open(served.home, write=False).entries()
+    now = champion(entries, PLANT)
+    crowned = json.loads(said[codes.index(0)][0].splitlines()[-1]).get("champion") if 0 in codes else None
+    violations = [f"a stack: {err.strip().splitlines()[-1]}" for _, err in said if "Traceback" in err]
+    violations += [str(check) for check in audit(served.home).failures]
+    promoted = sum(entry.kind == "promotion" for entry in entries if before is None or entry.sequence > before.sequence)
+    if promoted > 1:
+        violations.append(f"{promoted} promotions")
+    if now is None or (now == before and 0 in codes):
+        violations.append("an approval was taken, and nobody is champion by it")
+    elif served.registry.aliases(PLANT).get("champion") != now.body["version"]:
+        violations.append("MLflow's champion is another than the ledger's")
+    return {
+        "codes": codes,
+        "champion": now.body["version"] if now else None,
+        "told": crowned,
+        "violations": violations,
+        "seconds": time.monotonic() - begun,
+    }
