@@ -119,6 +119,15 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     assert not [process for process in ours if process.alive]
 
 
+@pytest.fixture
+def deployed(services: Services) -> Services:
+    """The servers with this project's own deployments; tests register other projects under the same names."""
+    from tests.flows.services.waiting import register
+
+    register(services)
+    return services
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep a file's tests on one worker, and all that need servers together: their first start takes many seconds.

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from flows.services.deployments import PROJECT, due, finish
+from flows.services.deployments import PROJECT
 from flows.services.events import WORSENED
 from flows.services.locks import plant_lock
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.monitoring.quality import SHARES
 from tests import small_process
-from tests.flows.services.waiting import wait_until
+from tests.flows.services.waiting import forget_deployments, register, wait_until
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
@@ -79,9 +78,7 @@ class Operated:
         self.incoming = services.home.folder("incoming", PLANT)
 
     def register(self) -> None:
-        found = due(self.services, self.folder)
-        assert found is not None
-        finish(found, self.services, time.monotonic() + PATIENCE)
+        assert register(self.services, self.folder)
 
     def deployment(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.services.ask_prefect(f"deployments/name/{name}")
@@ -125,10 +122,7 @@ def plant(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Itera
             services.ask_prefect(f"automations/{each['id']}", method="DELETE")
     for name in ("retrain/operated-vessel", "retrain/misnamed-log", "monitor/operated-vessel"):
         services.ask_prefect(f"deployments/{found.deployment(name)['id']}", method="DELETE")
-    # The session's servers know this project's own deployments again.
-    (services.home.root / "prefect" / "deployments.json").unlink(missing_ok=True)
-    if again := due(services, PROJECT):
-        finish(again, services, time.monotonic() + PATIENCE)
+    forget_deployments(services)
 
 
 @pytest.fixture(scope="module")

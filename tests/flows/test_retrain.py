@@ -380,21 +380,17 @@ def test_refused_data_leave_a_record(
     assert not [line["message"] for line in lines if "Traceback" in line["message"]]
 
 
-@pytest.fixture
-def deployed(services: Services, first: dict[str, Any]) -> dict[str, str]:
-    """The environment of the `prefect` command."""
+@pytest.mark.slow
+@pytest.mark.usefixtures("first")
+def test_prefect_deployment_run_runs_on_the_worker(
+    deployed: Services, inputs: Callable[..., tuple[Path, Path]]
+) -> None:
     from flows.services.servers import environment
 
-    return {**os.environ, **environment(services)}
-
-
-@pytest.mark.slow
-def test_prefect_deployment_run_runs_on_the_worker(
-    deployed: dict[str, str], inputs: Callable[..., tuple[Path, Path]]
-) -> None:
     config, log = inputs()
+    variables = {**os.environ, **environment(deployed)}
     words = [sys.executable, "-m", "prefect", "deployment", "run", "retrain/chemical-reactor", "--watch"]
     words += ["--param", f"config={json.dumps(str(config))}", "--param", f"data={json.dumps([str(log)])}"]
-    done = subprocess.run(words, cwd=PROJECT, env=deployed, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, cwd=PROJECT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Completed" in done.stdout

@@ -6,17 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from configs.errors import BadInput
-from flows.services.deployments import PROJECT, declared, due, finish
+from flows.services.deployments import PROJECT, declared, due
 from flows.services.servers import up
 from flows.services.state import Services
-from tests.flows.services.waiting import wait_until
+from tests.flows.services.waiting import forget_deployments, register, wait_until
 
 FLOW = """\
 import os, pathlib
@@ -60,22 +59,11 @@ deployments:
 """
 
 
-def register(services: Services, project: Path = PROJECT) -> bool:
-    """Whether anything had to be registered."""
-    found = due(services, project)
-    if found is None:
-        return False
-    finish(found, services, time.monotonic() + 300)
-    return True
-
-
 @pytest.fixture(scope="module")
 def borrowed(services: Services) -> Iterator[Services]:
-    """The session's servers, which know this project's deployments again after these tests."""
+    """The session's servers, which are told afterwards that they know another project's deployments."""
     yield services
-    # By the digest: nothing is registered twice by the tests that follow.
-    (services.home.root / "prefect" / "deployments.json").unlink(missing_ok=True)
-    register(services)
+    forget_deployments(services)
 
 
 @pytest.fixture
@@ -199,8 +187,8 @@ def test_without_a_project_or_deployments_there_is_nothing_to_register(services:
     assert due(services, tmp_path) is None
 
 
-def test_the_schedule_is_registered_and_yields_runs(services: Services) -> None:
-    found = services.ask_prefect("deployments/name/retrain/chemical-reactor")
+def test_the_schedule_is_registered_and_yields_runs(deployed: Services) -> None:
+    services, found = deployed, deployed.ask_prefect("deployments/name/retrain/chemical-reactor")
     assert found["work_pool_name"] == "neorl"
     assert found["global_concurrency_limit"]["limit"] == 1
     assert found["schedules"][0]["schedule"]["timezone"] == "UTC"
@@ -209,9 +197,8 @@ def test_the_schedule_is_registered_and_yields_runs(services: Services) -> None:
     wait_until(lambda: len(services.ask_prefect("flow_runs/filter", runs)) >= 3)
 
 
-def test_a_paused_schedule_stays_paused(services: Services) -> None:
-    register(services)  # for other tests register projects of their own, whose deployments have the same names
-    found = services.ask_prefect("deployments/name/retrain/chemical-reactor")
+def test_a_paused_schedule_stays_paused(deployed: Services) -> None:
+    services, found = deployed, deployed.ask_prefect("deployments/name/retrain/chemical-reactor")
     services.ask_prefect(f"deployments/{found['id']}/pause_deployment", {})
     up(services.home)
     assert services.ask_prefect(f"deployments/{found['id']}")["paused"] is True

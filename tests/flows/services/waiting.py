@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from flows.services.deployments import PROJECT, due, finish
 from flows.services.processes import ProcessId
+from flows.services.state import Services
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
@@ -15,6 +18,20 @@ def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.1)
+
+
+def register(services: Services, project: Path = PROJECT) -> bool:
+    """Make a project's deployments known; whether anything had to be done."""
+    found = due(services, project)
+    if found is None:
+        return False
+    finish(found, services, time.monotonic() + 600)
+    return True
+
+
+def forget_deployments(services: Services) -> None:
+    """Let whoever needs this project's own deployments register them again."""
+    (services.home.root / "prefect" / "deployments.json").unlink(missing_ok=True)
 
 
 def killed_process() -> ProcessId:
