@@ -203,7 +203,11 @@ FAULTS: dict[str, Fault | WorkersFault] = {
         _child,
         test=f"{TASKS}adapters/formats/test_fuzz_importers.py::test_a_reader_that_dies_is_one_sentence_and_the_next_one_lives",
     ),
-    "Prefect killed": _server("flows.services.guard:prefect", "Prefect", ""),
+    "Prefect killed": _server(
+        "flows.services.guard:prefect",
+        "Prefect",
+        f"{FLOWS}test_faults.py::test_servers_that_die_mid_run_cost_one_sentence_and_the_same_command_then_completes",
+    ),
     "MLflow killed": _server(
         "flows.services.guard:mlflow",
         "MLflow",

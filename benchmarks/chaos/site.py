@@ -91,8 +91,6 @@ class Site:
             **os.environ,
             "NEORL_HOME": str(self.home.root),
             "PYTHONPATH": str(ROOT),
-            # What is compiled runs once: XLA need not make it fast.
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
         }
         if database is not None:
             names = ("LEDGER", "PREFECT_DATABASE", "MLFLOW_DATABASE")

@@ -92,7 +92,7 @@ def test_no_two_deployments_start_together(deployments: Deployments) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", ["double_mass", "supply_chain"])
+@pytest.mark.parametrize("plant", ["supply_chain"])
 def test_a_small_run_on_generated_logs_ends_in_words(services: Services, tmp_path: Path, plant: str) -> None:
     def neorl(*words: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "flows", *words, "--json"]
