@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from configs.errors import BadInput, nearest
 from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.files.provenance import COMPILED, compiled_programs
+from tasks.adapters.files.provenance import compiling
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line and nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML, such as configs/chemical_reactor.yaml.")]
@@ -78,8 +78,12 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def keep_compiled(home: Home) -> None:
-    """Have JAX keep what it compiles in the home; before JAX is imported, and unless it keeps it elsewhere already."""
-    os.environ.setdefault(COMPILED, str(compiled_programs(home)))
+    """Have JAX keep what it compiles in the home, unless it keeps it elsewhere already.
+
+    JAX reads this when it is imported, which even reading a run's file may do: every command begins with it.
+    """
+    for name, value in compiling(home).items():
+        os.environ.setdefault(name, value)
 
 
 def known_plant(name: str) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from flows.cli.console import AsJson, emit, group, keep_compiled, known_plant
+from flows.cli.console import AsJson, emit, group, known_plant
 
 if TYPE_CHECKING:
     from tasks.adapters.ledger.certificate import Check
@@ -84,8 +84,6 @@ def certificate_verify(
             raise BadInput(
                 f"expected the bundle that {file} certifies, got none in {home.root}: name it with --bundle."
             )
-        keep_compiled(home)
-
         from tasks.adapters.code.loading import find_code
         from tasks.certify import materials_here, repeat_with
 

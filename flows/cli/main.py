@@ -13,6 +13,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from configs.errors import BadInput, NeoRLError
+from configs.home import Home
 from flows.cli import data as commands_data
 from flows.cli import evidence as commands_evidence
 from flows.cli import keys as commands_keys
@@ -24,7 +25,7 @@ from flows.cli import shadow as commands_shadow
 from flows.cli import start as commands_start
 from flows.cli import witness as commands_witness
 from flows.cli.auditing import bills as commands_bills
-from flows.cli.console import emit, group
+from flows.cli.console import emit, group, keep_compiled
 from flows.cli.operations import champions as commands_champions
 from flows.cli.operations import home as commands_home
 from flows.cli.operations import members as commands_members
@@ -92,6 +93,7 @@ def options(
     ] = False,
 ) -> None:
     """What goes before a command's name."""
+    keep_compiled(Home.locate())
 
 
 def run(arguments: Sequence[str]) -> int:

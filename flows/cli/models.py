@@ -12,7 +12,7 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.console import AsJson, ConfigFile, emit, keep_compiled, known_plant, show_table
+from flows.cli.console import AsJson, ConfigFile, emit, known_plant, show_table
 from flows.cli.data import DatasetOrFile, HorizonOf, MappingOf, PlantOf, Root, SpecOf
 from flows.cli.keys import Hand, KeyFile, hand_of
 
@@ -65,8 +65,6 @@ def train(
 
     Example: neorl train hopper-medium-v2.hdf5 --algorithm td3_bc --updates 100000 --set alpha=1
     """
-    keep_compiled(Home.locate())
-
     from neorl_core.algorithms import usual
     from tasks.adapters.code.known import our_algorithm
     from tasks.adapters.formats.options import SourceOptions

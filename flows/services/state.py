@@ -15,7 +15,7 @@ from configs.home import Home
 from flows.services import rest
 from flows.services.processes import HOST, ProcessId, belongs
 from tasks.adapters.files.canonical import write_json
-from tasks.adapters.files.provenance import COMPILED, compiled_programs
+from tasks.adapters.files.provenance import compiling
 from tasks.adapters.files.secrets import read_secret, write_secret
 
 USER = "neorl"
@@ -93,7 +93,7 @@ def environment(services: Services) -> dict[str, str]:
         **TELEMETRY_OFF,
         "NEORL_HOME": str(home),
         # A run that goes on, or comes again, finds its programs compiled.
-        COMPILED: os.environ.get(COMPILED) or str(compiled_programs(services.home)),
+        **{name: os.environ.get(name) or value for name, value in compiling(services.home).items()},
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_API_URL": services.prefect_api,
         # The default serialiser is pickle.

@@ -9,7 +9,7 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.console import AsJson, ConfigFile, emit, keep_compiled
+from flows.cli.console import AsJson, ConfigFile, emit
 
 
 def members(
@@ -30,8 +30,6 @@ def members(
     if process >= processes:
         raise BadInput(f"expected --process below {processes}, got {process}: machines are numbered from 0.")
     home = Home.locate()
-    keep_compiled(home)
-
     from flows.checks import checked_run
     from tasks.ingest import ingest, logs_of
     from tasks.progress import StageProgress

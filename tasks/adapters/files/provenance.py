@@ -18,8 +18,6 @@ ROOT = Path(__file__).resolve().parents[3]
 """The folder that holds the packages."""
 PACKAGES = ("neorl_core", "configs", "tasks", "flows")
 
-COMPILED = "JAX_COMPILATION_CACHE_DIR"
-"""JAX's variable for where compiled programs are kept."""
 LEAVES = frozenset({ast.Name, ast.Load, ast.Store, ast.alias})
 """Most of the nodes of a syntax tree, which have nothing below them that names a module."""
 LONGEST_NAME = 200
@@ -147,6 +145,17 @@ def compiled_programs(home: Home) -> Path:
     What another version or processor compiled may not run here.
     """
     return home.root / "cache" / "jax" / f"{metadata.version('jaxlib')}-{processor_class()}"
+
+
+def compiling(home: Home) -> dict[str, str]:
+    """The variables by which JAX, once it is imported, keeps all that it compiles in a home.
+
+    Small programs too: a retraining has hundreds of them, and together they take as long as the large ones.
+    """
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled_programs(home)),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
 
 def source_file(module: str) -> Path:

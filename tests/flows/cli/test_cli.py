@@ -328,3 +328,18 @@ def test_up_and_status_speak_of_running_services(
     findings = {f["name"]: f for f in json.loads(capsys.readouterr().out.splitlines()[0])["findings"]}
     assert findings["Prefect"]["ok"]
     assert services.prefect.url in findings["Prefect"]["detail"]
+
+
+@pytest.mark.parametrize(
+    "words", [["retrain", "run.yaml", "--data", "nowhere.csv"], ["monitor", "chemical_reactor"], ["plants"]]
+)
+def test_what_jax_compiles_is_kept_in_the_home_whatever_a_command_imports_first(
+    words: list[str], home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text("plant: chemical_reactor\n")
+    script = f"from flows.cli.main import run; run({words}); import jax; print(jax.config.jax_compilation_cache_dir)"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    variables = {**clean, "NEORL_HOME": str(home), "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.splitlines()[-1]).is_relative_to(home), done.stderr
