@@ -17,6 +17,7 @@ from configs.home import Home
 from flows.services.servers import connect, down, environment, up
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
+from tests.flows.services.waiting import wait_until
 from tests.flows.test_retrain import CONFIG, PLANT, PROJECT
 from tests.servers import Postgres, dask, postgres, redis, storage
 
@@ -146,10 +147,13 @@ def test_two_workers_share_the_runs(team: Team, first: dict[str, Any], inputs: I
             [*words, "--watch"], cwd=PROJECT, env=variables, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        found = services.ask_prefect("work_pools/neorl/workers/filter", {})
-        online = {worker["name"] for worker in found if worker["status"] == "ONLINE"}
-        assert "second" in online
-        assert len(online) == 2
+
+        def online() -> set[str]:
+            found = services.ask_prefect("work_pools/neorl/workers/filter", {})
+            return {worker["name"] for worker in found if worker["status"] == "ONLINE"}
+
+        wait_until(lambda: "second" in online())
+        assert len(online()) == 2
     finally:
         second.terminate()
         second.wait(60)

@@ -34,6 +34,15 @@ def forget_deployments(services: Services) -> None:
     (services.home.root / "prefect" / "deployments.json").unlink(missing_ok=True)
 
 
+def shown_graph(services: Services, run: str) -> list[tuple[str, list[str]]]:
+    """The tasks of a flow run that Prefect shows, each with those whose results it takes."""
+    graph = services.ask_prefect(f"flow_runs/{run}/graph-v2")
+    labels = {node["id"]: node["label"] for _, node in graph["nodes"]}
+    return sorted(
+        (node["label"], sorted({labels[parent["id"]] for parent in node["parents"]})) for _, node in graph["nodes"]
+    )
+
+
 def killed_process() -> ProcessId:
     """The identity of a process that was killed with SIGKILL."""
     child = subprocess.Popen(["sleep", "600"])
