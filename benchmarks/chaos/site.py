@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -50,6 +51,8 @@ deployments:
         parameters: {config: "{{ event.payload.config }}", data: "{{ event.payload.data }}"}
 """
 """Of the campaign alone: `neorl up` takes those of the folder where it stands."""
+FAKETIME = re.compile(r"Exception in thread .*?time\.sleep\(1\)\nOSError: \[Errno 22\] Invalid argument\n", re.DOTALL)
+"""What libfaketime 0.9.10 does to `time.sleep` in a thread of Prefect's: no clock of a machine's does so."""
 PATIENCE = 300.0
 """Seconds that a command may take before it counts as hanging."""
 
@@ -73,8 +76,9 @@ class Ended(NamedTuple):
     @property
     def fault(self) -> str:
         """What is wrong with how it ended: without a word, or with a stack."""
-        if "Traceback" in self.said:
-            return f"a stack: {self.said.strip().splitlines()[-1][:200]}"
+        said = FAKETIME.sub("", self.said)
+        if "Traceback" in said:
+            return f"a stack: {said[said.index('Traceback') :].strip()[-600:]}"
         if self.code > 0 and not (self.answer or self.sentence):
             return f"exit code {self.code} without a sentence"
         return ""
