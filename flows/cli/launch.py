@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from configs.environment import PREFECT_DATABASE, setting
 from configs.errors import ServiceMissing
 from configs.home import Home
 from flows.checks import checked_run
@@ -54,6 +55,14 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
         if isinstance(error, RuntimeError) and "API" not in str(error):
             raise
         raise ServiceMissing(
-            f"expected Prefect at {services.prefect.url} to answer, got {type(error).__name__}: start it "
-            "with 'neorl up', then give the same command again to go on."
+            f"expected Prefect at {services.prefect.url} to answer, got {type(error).__name__}: {_cure(error)}, then "
+            "give the same command again to go on."
         ) from error
+
+
+def _cure(error: Exception) -> str:
+    """What helps: a server that answers with an error of its own runs, and its database does not."""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    if status >= 500 and setting(PREFECT_DATABASE):
+        return f"check its database ({PREFECT_DATABASE})"
+    return "start it with 'neorl up'"

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
@@ -316,4 +316,4 @@ def spread(count: int, confidence: float = 0.95) -> float:
     if count < 2:
         return np.inf
     level = (1.0 + confidence) / 2.0
-    return float(np.sqrt(count / (count - 1)) * t.ppf(level, count - 1) / norm.ppf(level))
+    return float(np.sqrt(count / (count - 1)) * stdtrit(count - 1, level) / ndtri(level))

@@ -194,8 +194,13 @@ def test_an_audit_imports_nothing_that_computes() -> None:
 
 @pytest.mark.slow
 def test_importing_the_flow_imports_nothing_that_an_unchanged_run_does_not_need() -> None:
-    """Reports, the registry's client and checkpoints are for runs that make something."""
-    heavy = "{'mlflow', 'great_expectations', 'matplotlib', 'jinja2', 'orbax', 'polars', 'pandas'}"
+    """Reports, the registry's client and checkpoints are for runs that make something.
+
+    SciPy's distributions take a second, and so does a grammar that jsonschema loads wherever it is installed.
+    """
+    heavy = (
+        "{'mlflow', 'great_expectations', 'matplotlib', 'jinja2', 'orbax', 'polars', 'pandas', 'scipy.stats', 'lark'}"
+    )
     code = f"import sys, flows.retrain, flows.cli.summary; found = {heavy} & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
 
