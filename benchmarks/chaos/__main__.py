@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import chaos
-from benchmarks.chaos.faults import FAULTS, OF_DATABASE, SITES, WorkersFault, options
+from benchmarks.chaos.faults import FAULTS, MISSED, OF_DATABASE, SITES, WorkersFault, options
 from benchmarks.chaos.network import host
 from benchmarks.chaos.races import kept_races, races
 from benchmarks.chaos.site import Site, ended
@@ -28,18 +29,18 @@ RESULTS = ROOT / "benchmarks" / "results" / "chaos"
 PAGE = ROOT / "docs" / "chaos.md"
 SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/chaos")
 """What a trial depends on."""
-KILLED = ("flow killed",)
+KILLED = ("flow killed", "everything killed")
 """Faults by which the retraining may end without a word."""
 TEXT = """\
 # Faults
 
-What faults in the middle of retrainings leave behind, by `make chaos`: {count} trials of {asked} so far, each struck
-once, at a moment and in a way that follow from its number. Struck are two homes side by side: one machine's, whose
-state lies in its folder, and a team's, whose ledger, Prefect and MLflow lie in PostgreSQL on another host, which is a
-network namespace. Afterwards what was broken is put right and the same retraining is run again. A violation is any of:
-a command that ends with a stack, without a sentence, or never; a second run that does not decide; a ledger, or anything
-that it names, that does not verify; a champion that did not pass every gate, or another in MLflow; a dataset that is
-lost. Written by that command.
+What faults in the middle of retrainings leave behind, by `make chaos`: {struck} faults of {asked} so far, in
+{count} retrainings, each struck once, at a moment and in a way that follow from its number; some had ended before.
+Struck are two homes side by side: one machine's, whose state lies in its folder, and a team's, whose ledger,
+Prefect and MLflow lie in PostgreSQL on another host, which is a network namespace. Afterwards what was broken is
+put right and the same retraining is run again. A violation is any of: a command that ends with a stack, without a
+sentence, or never; a second run that does not decide; a ledger, or anything that it names, that does not verify; a
+champion that did not pass every gate, or another in MLflow; a dataset that is lost. Written by that command.
 
 | fault | trials | struck within a run | a sentence | went through | violations | in the tests, too |
 |:--|--:|--:|--:|--:|--:|:--|
@@ -64,7 +65,7 @@ class Trial(NamedTuple):
     moment: float
     """Seconds after the retraining began."""
     struck: bool
-    """Whether it was still running then."""
+    """Whether it was still running then, and what was to be struck was there."""
     code: int
     sentence: str
     again: int
@@ -100,6 +101,7 @@ def trial(site: Site, name: str, number: int, at: str) -> Trial | None:
         time.sleep(moment)
         struck = first[0].poll() is None
         blow = fault.strike(site, first[0], chance)
+    struck = struck and blow is not MISSED
     try:
         came = [*map(ended, first), *blow.besides()]
     finally:
@@ -171,9 +173,8 @@ def opened(folder: Path, name: str) -> Iterator[Site]:
 def campaign(folder: Path, name: str, count: int, end: float) -> None:
     """Run the trials of a site that are missing, and keep each."""
     at, found = commit(SOURCES), kept(name)
-    share = count // len(SITES)
-    missing = sorted(set(range(share)) - {one.number for one in found})
-    if not missing:
+    share, known = count // len(SITES), {one.number for one in found}
+    if sum(one.struck for one in found) >= share:
         return
     with opened(folder, name) as site:
         # The first one compiles what the others find compiled.
@@ -184,8 +185,8 @@ def campaign(folder: Path, name: str, count: int, end: float) -> None:
                 raise SystemExit(f"chaos: an undisturbed retraining ended with {calm.code}: {calm.said[-2000:]}")
             site.seconds = time.monotonic() - begun
         print(f"{name}: undisturbed: {calm.answer['verdict']} in {site.seconds:.0f} s", flush=True)
-        for number in missing:
-            if time.monotonic() > end:
+        for number in (each for each in itertools.count() if each not in known):
+            if time.monotonic() > end or sum(one.struck for one in found) >= share:
                 break
             if (one := trial(site, name, number, at)) is None:
                 kind = SITES[name][number % len(SITES[name])]
@@ -218,6 +219,7 @@ def page(trials: Iterable[Trial], raced: Sequence[dict[str, Any]], asked: int, r
     commits = sorted({one.commit[:7] for one in found})
     return TEXT.format(
         count=len(found),
+        struck=sum(one.struck for one in found),
         asked=asked,
         rows="\n".join(rows),
         violations="\n".join(told) or "No violation.",

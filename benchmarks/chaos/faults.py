@@ -34,6 +34,10 @@ class Blow(NamedTuple):
     """Wait for what it began at a worker; whether that hangs."""
 
 
+MISSED = Blow("it missed")
+"""What was to be struck was not there."""
+
+
 class Fault(NamedTuple):
     """A kind of fault."""
 
@@ -65,29 +69,30 @@ def _flow(site: Site, process: subprocess.Popen[str], chance: random.Random) -> 
     running = process.poll() is None
     if running:
         os.killpg(process.pid, signal.SIGKILL)
-    return Blow("the retraining was killed" if running else "it had ended")
+    return Blow("the retraining was killed") if running else MISSED
 
 
-def _child(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-    """One of the processes that the retraining has started."""
-    try:
-        children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        children = []
-    if not children:
-        return Blow("it had no process of its own")
-    _kill(chance.choice(children))
-    return Blow("a process of the retraining was killed")
+def _everything(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
+    """All processes of the home at once, as when a machine loses its power."""
+    ours = {os.getpid(), os.getppid()}
+    found = [each for each in psutil.process_iter(["cmdline"]) if each.pid not in ours and _is(each, "", site)]
+    for each in found:
+        _kill(each)
+    return Blow("everything was killed", site.up)
 
 
 def _server(part: str, what: str, test: str) -> Fault:
     """A server of the home, found by what its command line has."""
 
     def strike(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-        found = [each for each in psutil.process_iter(["cmdline"]) if _is(each, part, site)]
+        # Some are started when they are needed.
+        while not (found := [each for each in psutil.process_iter(["cmdline"]) if _is(each, part, site)]):
+            if process.poll() is not None:
+                return MISSED
+            time.sleep(0.05)
         for each in found:
             _kill(each)
-        return Blow(f"{what} was killed" if found else f"{what} did not run", site.up)
+        return Blow(f"{what} was killed", site.up)
 
     return Fault(strike, test=test)
 
@@ -107,7 +112,7 @@ def _decay(site: Site, process: subprocess.Popen[str], chance: random.Random) ->
     files = sorted(path for pattern in FILES for path in site.home.root.glob(pattern) if path.is_file())
     files = [path for path in files if path.stat().st_size]
     if not files:
-        return Blow("there was no file yet")
+        return MISSED
     path = chance.choice(files)
     whole = path.read_bytes()
     at = chance.randrange(len(whole))
@@ -127,7 +132,7 @@ def _read_only(site: Site, process: subprocess.Popen[str], chance: random.Random
     folder = site.home.root / chance.choice([name for name in FOLDERS if (site.home.root / name).is_dir()])
     for words in (("--bind", folder, folder), ("-o", "remount,ro,bind", folder)):
         if subprocess.run(["mount", *map(str, words)], capture_output=True, check=False).returncode:
-            return Blow("no mounts here", lambda: None)
+            return MISSED
 
     def cure() -> None:
         subprocess.run(["umount", "-l", str(folder)], check=True, capture_output=True)
@@ -151,7 +156,7 @@ def _worker(site: Site, number: int, chance: random.Random) -> Blow:
     for worker in found:
         for each in [*(worker.children(recursive=True) if with_runs else []), worker]:
             _kill(each)
-    return Blow(f"the worker was killed{' with its run' if with_runs else ''}" if found else "no worker ran", site.up)
+    return Blow(f"the worker was killed{' with its run' if with_runs else ''}", site.up) if found else MISSED
 
 
 def _twice(site: Site, number: int, chance: random.Random) -> Blow:
@@ -199,10 +204,7 @@ FLOWS, TASKS = "tests/flows/", "tests/tasks/"
 LEDGER = f"{TASKS}adapters/ledger/"
 FAULTS: dict[str, Fault | WorkersFault] = {
     "flow killed": Fault(_flow, test=f"{FLOWS}test_retrain.py::test_kill_9_between_checkpoints_changes_nothing"),
-    "child killed": Fault(
-        _child,
-        test=f"{TASKS}adapters/formats/test_fuzz_importers.py::test_a_reader_that_dies_is_one_sentence_and_the_next_one_lives",
-    ),
+    "everything killed": Fault(_everything),
     "Prefect killed": _server(
         "flows.services.guard:prefect",
         "Prefect",
@@ -228,7 +230,11 @@ FAULTS: dict[str, Fault | WorkersFault] = {
     ),
     "bit flipped": Fault(_decay, at_once=True, test=f"{LEDGER}test_audit.py::test_flipped_bytes_are_all_found"),
     "read-only folder": Fault(_read_only, at_once=True),
-    "clock set back": Fault(_nothing("the clock was days behind"), at_once=True),
+    "clock set back": Fault(
+        _nothing("the clock was days behind"),
+        at_once=True,
+        test=f"{LEDGER}test_ledger.py::test_time_never_runs_backwards",
+    ),
     "two at once": Fault(
         _another, test=f"{FLOWS}test_retrain.py::test_two_retrains_at_once_leave_one_champion_and_right_pages"
     ),

@@ -37,7 +37,7 @@ def test_the_page_counts_trials_and_tells_every_violation() -> None:
     ]
     raced = [{"violations": []}, {"violations": ["2 promotions"]}]
     text = page(trials, raced, 200, 100)
-    assert "3 trials of 200 so far" in text
+    assert "3 faults of 200 so far, in 3 retrainings" in " ".join(text.split())
     assert "| flow killed | 1 | 1 | 0 | 0 | 0 |" in text
     assert "| MLflow killed | 2 | 2 | 1 | 1 | 1 |" in text
     assert "- team 2, MLflow killed happened: the champion, version 1, did not pass every gate" in text
