@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from configs.errors import BadInput, nearest
+from configs.errors import BadInput, NeoRLError, nearest
 from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json
 from tasks.adapters.files.provenance import compiling
@@ -77,11 +77,19 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def keep_compiled(home: Home) -> None:
+def keep_compiled() -> None:
     """Have JAX keep what it compiles in the home, unless it keeps it elsewhere already.
 
-    JAX reads this when it is imported, which even reading a run's file may do: every command begins with it.
+    JAX reads this when it is imported, which even reading a run's file may do: every command begins with it. Whether
+    the home is one that the command can use is for the command to say.
     """
+    try:
+        home = Home.locate(any_layout=True)
+    except NeoRLError:
+        return
+    there = next(path for path in (home.root, *home.root.parents) if path.exists())
+    if not os.access(there, os.W_OK):
+        return
     for name, value in compiling(home).items():
         os.environ.setdefault(name, value)
 

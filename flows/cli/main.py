@@ -13,7 +13,6 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from configs.errors import BadInput, NeoRLError
-from configs.home import Home
 from flows.cli import data as commands_data
 from flows.cli import evidence as commands_evidence
 from flows.cli import keys as commands_keys
@@ -93,7 +92,7 @@ def options(
     ] = False,
 ) -> None:
     """What goes before a command's name."""
-    keep_compiled(Home.locate())
+    keep_compiled()
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -335,6 +335,12 @@ def test_up_and_status_speak_of_running_services(
     assert services.prefect.url in findings["Prefect"]["detail"]
 
 
+def test_a_command_that_needs_no_home_does_not_ask_for_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.write_text("a file")
+    assert run(["plants"]) == 0
+    assert run(["status"]) == 2
+
+
 @pytest.mark.parametrize(
     "words", [["retrain", "run.yaml", "--data", "nowhere.csv"], ["monitor", "chemical_reactor"], ["plants"]]
 )
