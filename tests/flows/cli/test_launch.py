@@ -13,6 +13,6 @@ def test_a_server_that_answers_with_an_error_of_its_own_is_not_to_be_started(mon
     refused = httpx.ConnectError("refused", request=request)
     failed = httpx.HTTPStatusError("failed", request=request, response=httpx.Response(503, request=request))
     assert _cure(refused) == _cure(failed) == "start it with 'neorl up'"
-    monkeypatch.setenv("NEORL_PREFECT_DATABASE_URL", "postgresql://neorl:secret@db.plant.local/prefect")
+    monkeypatch.setenv("NEORL_PREFECT_DATABASE_URL", "postgresql://db.plant.local/prefect")
     assert _cure(refused) == "start it with 'neorl up'"
     assert _cure(failed) == "check its database (NEORL_PREFECT_DATABASE_URL)"
