@@ -113,7 +113,7 @@ def trial(site: Site, name: str, number: int, at: str) -> Trial | None:
     if again.code not in (0, 1) or "verdict" not in again.answer:
         violations.append(f"the second run ended with {again.code}: {again.sentence or again.said[-300:]}")
     violations += site.faults(before)
-    code, sentence = (came[0].code, came[0].sentence) if came else (0, "")
+    code, sentence = (came[0].code, came[0].sentence.replace(str(site.folder), "HERE")) if came else (0, "")
     taken = time.monotonic() - begun
     return Trial(name, number, kind, blow.what, moment, struck, code, sentence, again.code, violations, taken, at)
 
