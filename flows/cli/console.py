@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +17,7 @@ from typer.core import TyperGroup
 from configs.errors import BadInput, NeoRLError, nearest
 from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.files.provenance import compiling
+from tasks.adapters.files.provenance import COMPILED, compiling
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line and nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML, such as configs/chemical_reactor.yaml.")]
@@ -92,6 +94,33 @@ def keep_compiled() -> None:
         return
     for name, value in compiling(home).items():
         os.environ.setdefault(name, value)
+
+
+@contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Have JAX keep what it compiles, here and in processes that begin here, in a folder of this command's own.
+
+    A compiled program is executed as it is found: a test that is repeated shows nothing where whoever made it first has
+    put the programs there.
+    """
+    import jax
+    from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+    def keep_in(folder: str | None) -> None:
+        # The variable is for processes that begin here.
+        os.environ.pop(COMPILED, None)
+        if folder:
+            os.environ[COMPILED] = folder
+        jax.config.update("jax_compilation_cache_dir", folder)  # type: ignore[no-untyped-call]
+        reset_cache()
+
+    before = jax.config.values["jax_compilation_cache_dir"]
+    with TemporaryDirectory(prefix="neorl-programs-") as folder:
+        keep_in(folder)
+        try:
+            yield
+        finally:
+            keep_in(before)
 
 
 def known_plant(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from flows.cli.console import AsJson, emit, group, known_plant
+from flows.cli.console import AsJson, compiled_anew, emit, group, known_plant
 
 if TYPE_CHECKING:
     from tasks.adapters.ledger.certificate import Check
@@ -90,15 +91,16 @@ def certificate_verify(
         code = find_code(plant, Path.cwd()) if plant else None
         found |= materials_here(folder, code, statement.predicate.scope)
         repeat = repeat_with(folder, code)
-    checks = verify_certificate(
-        file,
-        root,
-        artefacts=found,
-        ledger=Ledger.open(home, trust=trust, write=False) if Ledger.exists(home) else None,
-        repeat=repeat,
-        rerun=rerun,
-        challenge=seed,
-    )
+    with compiled_anew() if again else nullcontext():
+        checks = verify_certificate(
+            file,
+            root,
+            artefacts=found,
+            ledger=Ledger.open(home, trust=trust, write=False) if Ledger.exists(home) else None,
+            repeat=repeat,
+            rerun=rerun,
+            challenge=seed,
+        )
     _conclude(checks, as_json)
 
 

@@ -20,6 +20,7 @@ PACKAGES = ("neorl_core", "configs", "tasks", "flows")
 
 LEAVES = frozenset({ast.Name, ast.Load, ast.Store, ast.alias})
 """Most of the nodes of a syntax tree, which have nothing below them that names a module."""
+COMPILED = "JAX_COMPILATION_CACHE_DIR"
 LONGEST_NAME = 200
 """Characters of a module's name; a longer text is none, and no file system takes it."""
 
@@ -153,7 +154,7 @@ def compiling(home: Home) -> dict[str, str]:
     Small programs too: a retraining has hundreds of them, and together they take as long as the large ones.
     """
     return {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled_programs(home)),
+        COMPILED: str(compiled_programs(home)),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 

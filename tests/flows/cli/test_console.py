@@ -1,0 +1,49 @@
+"""Where commands keep what JAX compiles, and when they do not believe it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tasks.adapters.files.provenance import COMPILED
+
+ADDS = """
+import sys
+from contextlib import nullcontext
+from flows.cli.console import compiled_anew, keep_compiled
+
+keep_compiled()
+import jax
+
+def adds(x):
+    return x + float(sys.argv[1])
+
+with compiled_anew() if "anew" in sys.argv else nullcontext():
+    print(float(jax.jit(adds)(1.0)))
+"""
+
+
+def test_a_program_that_somebody_planted_is_not_run_where_a_test_is_repeated(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
+    variables["NEORL_HOME"] = str(home)
+
+    def said(*words: str) -> str:
+        asked = [sys.executable, "-c", ADDS, *words]
+        return subprocess.run(asked, env=variables, capture_output=True, text=True, check=True).stdout.strip()
+
+    def programs() -> set[Path]:
+        return {path for path in (home / "cache" / "jax").rglob("jit_adds-*") if not path.name.endswith("-atime")}
+
+    assert (said("1"), COMPILED in variables) == ("2.0", False)
+    (one,) = programs()
+    assert said("100") == "101.0"
+    (hundred,) = programs() - {one}
+    one.write_bytes(hundred.read_bytes())
+    # What was planted is what runs, but for where nothing is to be believed.
+    assert said("1") == "101.0"
+    assert said("1", "anew") == "2.0"
+    assert one.read_bytes() == hundred.read_bytes()
