@@ -82,12 +82,11 @@ def in_order(
         ServiceMissing: when the cluster is lost.
     """
     from distributed import KilledWorker
-    from distributed.client import FutureCancelledError
-    from distributed.comm.core import CommClosedError
 
     ours, left, futures = identity(), iter(arguments), deque[Any]()
-    kept = client.scatter(list(data), hash=False) if data else []  # type: ignore[no-untyped-call]
-    most = AHEAD * max(sum(client.nthreads().values()), 1)  # type: ignore[no-untyped-call]
+    with _while_it_lasts():
+        kept = client.scatter(list(data), hash=False) if data else []  # type: ignore[no-untyped-call]
+        most = AHEAD * max(sum(client.nthreads().values()), 1)  # type: ignore[no-untyped-call]
     try:
         while True:
             while len(futures) < most and (argument := next(left, None)) is not None:
@@ -96,14 +95,10 @@ def in_order(
             if not futures:
                 return
             try:
-                theirs, result = futures[0].result()
+                with _while_it_lasts():
+                    theirs, result = futures[0].result()
             except KilledWorker:
                 theirs, result = ours, None
-            except (FutureCancelledError, CommClosedError, TimeoutError, OSError) as error:
-                raise ServiceMissing(
-                    f"expected the Dask cluster of {DASK} to go on, got '{error}': start it again, then run the "
-                    "same command again."
-                ) from error
             futures.popleft()
             if theirs != ours:
                 raise Refused(
@@ -113,6 +108,20 @@ def in_order(
             yield result
     finally:
         client.cancel(list(futures), force=True)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _while_it_lasts() -> Iterator[None]:
+    from distributed.client import FutureCancelledError
+    from distributed.comm.core import CommClosedError
+
+    try:
+        yield
+    except (FutureCancelledError, CommClosedError, TimeoutError, OSError) as error:
+        raise ServiceMissing(
+            f"expected the Dask cluster of {DASK} to go on, got '{error}': start it again, then run the "
+            "same command again."
+        ) from error
 
 
 def identity() -> Identity:

@@ -15,8 +15,12 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from neorl_core.training.population import prepare
 from neorl_core.types import Transition
+from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.adapters.store.histories import NO_PAST
+from tasks.evaluation.cluster import cluster
+from tasks.evaluation.estimators import episodes_of, estimates_by_workers, fit_estimators
 from tasks.evaluation.evaluate import evaluate
 from tasks.evaluation.model_based import lasting, windows
 from tasks.references import Bundle, Champion, Dataset, Interval
@@ -114,6 +118,28 @@ def test_equal_members_get_equal_estimates(
         )
     assert told[-1] == (4, 4, "estimators")
     assert again == found
+
+
+@pytest.mark.slow
+def test_workers_come_to_what_one_process_estimates_draw_by_draw(
+    reference: Dataset, sound: list[Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = reader.StoredDataset.open(reference.store, reference.digest)
+    policies = [load_bundle(bundle.folder, bundle.digest)[1].policy for bundle in (sound[0], sound[3])]
+    normaliser = policies[0].normaliser
+    episodes = episodes_of(reactor_run(), read_logs(store, store.split(0.3)[1]), NO_PAST, normaliser)
+    fitted = fit_estimators(episodes)
+    alone = [fitted.logged(), *map(fitted.of, policies)]
+    with dask(tmp_path / "dask", 4) as address:
+        monkeypatch.setenv("NEORL_DASK_SCHEDULER", address)
+        with cluster() as client:
+            assert client is not None
+            logged, values = estimates_by_workers(client, episodes, policies)
+    for one, other in zip(alone, [logged, *values], strict=True):
+        for field, mine, theirs in zip(one._fields, one, other, strict=True):
+            np.testing.assert_array_equal(mine, theirs, strict=True, err_msg=field)
+    assert np.isfinite(alone[0].draws).any()
+    assert not np.array_equal(alone[1].draws, alone[2].draws)
 
 
 @pytest.mark.slow
