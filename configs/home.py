@@ -108,7 +108,7 @@ class Home:
             _make(path)
             # A root that was there before may be shared for reasons of its user's; what lies in it is ours to close.
             if stat.S_IMODE(path.stat().st_mode) != OWNER_ONLY and path.stat().st_uid == os.getuid():
-                path.chmod(OWNER_ONLY)
+                _close(path)
         return path
 
     def write_layout(self, version: int) -> None:
@@ -167,6 +167,13 @@ def _make(path: Path) -> None:
     except OSError as error:
         if error.errno in FULL:
             raise  # a full disk has a sentence of its own
+        raise _no_folder(path, error.strerror or str(error)) from error
+
+
+def _close(path: Path) -> None:
+    try:
+        path.chmod(OWNER_ONLY)
+    except OSError as error:
         raise _no_folder(path, error.strerror or str(error)) from error
 
 

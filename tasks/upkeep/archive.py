@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput, NeoRLError
 from configs.home import Home
-from tasks.adapters.files.canonical import no_space_is_bad_input, publish
+from tasks.adapters.files.canonical import publish, unwritable_is_bad_input
 from tasks.adapters.ledger import table
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.signing import TrustRoot
@@ -86,7 +86,7 @@ def backup(home: Home, path: Path, progress: Report) -> Backup:
         raise BadInput(f"expected a new file outside the home {home.root}, got {got}, {path}: name another one.")
     if not path.parent.is_dir():
         raise BadInput(f"expected a folder at {path.parent}, got none: make it, or name another file.")
-    with no_space_is_bad_input(path):
+    with unwritable_is_bad_input(path):
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import LAYOUT, Home
-from tasks.adapters.files.canonical import fsync_folder, no_space_is_bad_input
+from tasks.adapters.files.canonical import fsync_folder, make_folder, unwritable_is_bad_input
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.ledger.audit import AuditReport, audit
 from tasks.adapters.ledger.ledger import Ledger
@@ -64,14 +64,14 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
     if os.environ.get("NEORL_LEDGER_URL"):
         raise BadInput("expected NEORL_LEDGER_URL to be unset, got it set: unset it, for a backup's ledger is a file.")
     _check_empty(root)
-    root.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(root.parent)
     staging = root.with_name(f".{root.name}.restoring")
     lock = root.with_name(f"{staging.name}.lock")
 
     def held() -> None:
         raise Refused(f"expected no other restore to {root}, got one that goes on: wait for it.")
 
-    with exclusive(lock, held), no_space_is_bad_input(root):
+    with exclusive(lock, held), unwritable_is_bad_input(root):
         try:
             # What a killed one left.
             shutil.rmtree(staging, ignore_errors=True)

@@ -62,17 +62,40 @@ def file_sha256(path: Path) -> str:
 
 
 @contextmanager
-def no_space_is_bad_input(path: Path) -> Iterator[None]:
-    """Turn a full disk, or a quota, into one sentence."""
+def unwritable_is_bad_input(path: Path) -> Iterator[None]:
+    """Turn a disk or a quota that is full, and a folder that nobody or somebody else may write to, into one sentence.
+
+    Args:
+        path: what is to be written, for the message.
+
+    Raises:
+        BadInput: in place of such an `OSError`; any other goes on.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise BadInput(
-            f"expected room to write {path.name}, got '{error.strerror}' in {path.parent}: "
-            "free some space there or point NEORL_HOME to another disk, then run the same command again."
-        ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise BadInput(
+                f"expected room to write {path.name}, got '{error.strerror}' in {path.parent}: "
+                "free some space there or point NEORL_HOME to another disk, then run the same command again."
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise BadInput(
+                f"expected to be allowed to write {path.name}, got '{error.strerror}' in {path.parent}: make that "
+                "folder writable or point NEORL_HOME to one that is, then run the same command again."
+            ) from error
+        raise
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder and those above it, where they are not there.
+
+    Raises:
+        BadInput: as `unwritable_is_bad_input`.
+    """
+    with unwritable_is_bad_input(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def fsync_folder(folder: Path) -> None:
@@ -99,10 +122,10 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> Path:
     """Write a file, one part after the other, whole or not at all.
 
     Raises:
-        BadInput: when the disk or the quota is full; nothing is left behind.
+        BadInput: as `unwritable_is_bad_input`; nothing is left behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with no_space_is_bad_input(path):
+    make_folder(path.parent)
+    with unwritable_is_bad_input(path):
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tasks.adapters.files.canonical import make_folder, unwritable_is_bad_input
+
 
 @contextmanager
 def exclusive(path: Path, on_held: Callable[[], None] | None = None) -> Iterator[None]:
@@ -17,12 +19,16 @@ def exclusive(path: Path, on_held: Callable[[], None] | None = None) -> Iterator
         path: the lock's file, made when absent, readable by its owner alone.
         on_held: called once when another process holds the lock, before waiting; what it raises refuses to wait.
 
+    Raises:
+        BadInput: as `unwritable_is_bad_input`.
+
     Example:
         >>> with exclusive(Path("folder/lock")):  # doctest: +SKIP
         ...     pass
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    make_folder(path.parent)
+    with unwritable_is_bad_input(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

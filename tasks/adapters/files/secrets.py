@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from configs.errors import Refused
-from tasks.adapters.files.canonical import write_atomic
+from tasks.adapters.files.canonical import make_folder, unwritable_is_bad_input, write_atomic
 
 
 def write_secret(path: Path, data: bytes, *, folder_is_ours: bool = True) -> Path:
@@ -17,9 +17,10 @@ def write_secret(path: Path, data: bytes, *, folder_is_ours: bool = True) -> Pat
         folder_is_ours: whether its folder becomes the owner's alone though it was there before; a new one always does.
     """
     ours = folder_is_ours or not path.parent.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if ours:
-        path.parent.chmod(0o700)
+        with unwritable_is_bad_input(path):
+            path.parent.chmod(0o700)
     write_atomic(path, data)
     path.chmod(0o600)
     return path

@@ -21,7 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
-from tasks.adapters.files.canonical import file_sha256, fsync_folder, no_space_is_bad_input, publish, write_atomic
+from tasks.adapters.files.canonical import (
+    file_sha256,
+    fsync_folder,
+    make_folder,
+    publish,
+    unwritable_is_bad_input,
+    write_atomic,
+)
 from tasks.adapters.formats.hdf5.minari import INFOS, first_difference, metadata_of, write_episode
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import Record
@@ -73,8 +80,8 @@ def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None
         raise BadInput(f"expected continuous actions for {to}, got discrete ones: export the dataset to minari.")
     if out.exists():
         raise BadInput(f"expected nothing at {out}, got a file or folder: remove it or name another path.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with no_space_is_bad_input(out):
+    make_folder(out.parent)
+    with unwritable_is_bad_input(out):
         main, left_out = FORMATS[to](dataset, out, progress or (lambda done, total, unit: None))
     return Export(
         format=to,

@@ -13,7 +13,7 @@ import polars as pl
 from configs.dialect import Dialect
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.adapters.files.canonical import digest_json, file_sha256, publish
+from tasks.adapters.files.canonical import digest_json, file_sha256, make_folder, publish
 from tasks.adapters.historian.folders import source_files
 from tasks.adapters.historian.plain_tables import PlainTables
 from tasks.adapters.historian.raw_times import TimestampReader
@@ -85,7 +85,7 @@ def cut(
             "expected plain tables with times of their own to cut windows out of, got a mapping with dialect, "
             "transposed rows or clock.start: export each window as a file, and retrain on each."
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     found: list[list[Path]] = [[] for _ in windows]
     tables = PlainTables(mapping)
     for source in sources:

@@ -22,7 +22,7 @@ from neorl_core.safety.support import SupportShield
 from neorl_core.types import Params, Plant, PlantSpec, Process
 from tasks.adapters.code.loading import changed, find_installed
 from tasks.adapters.files.arrays import npz_bytes, read_npz
-from tasks.adapters.files.canonical import canonical_json, digest_json, sha256_hex, write_atomic
+from tasks.adapters.files.canonical import canonical_json, digest_json, make_folder, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.models.manifest import (
     ARRAYS,
@@ -189,7 +189,7 @@ def save_bundle(
     if not plant.code:
         del manifest["code"]
     manifest["sha256"] = digest_json(manifest)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, data in files.items():
         write_atomic(folder / name, data)
     write_atomic(folder / MANIFEST, canonical_json(manifest))

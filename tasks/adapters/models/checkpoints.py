@@ -19,10 +19,10 @@ from neorl_core.types import Params
 from tasks.adapters.files.canonical import (
     canonical_json,
     digest_json,
-    no_space_is_bad_input,
     parse_json,
     read_json,
     sha256_hex,
+    unwritable_is_bad_input,
     write_json,
 )
 
@@ -219,7 +219,7 @@ def _check_identity(path: Path, identity: dict[str, Any]) -> None:
 @contextmanager
 def _full_disk_is_bad_input(folder: Path) -> Iterator[None]:
     """Orbax reports some full disks as OSError and those met by its storage layer as ValueError."""
-    with no_space_is_bad_input(folder):
+    with unwritable_is_bad_input(folder):
         try:
             yield
         except ValueError as error:

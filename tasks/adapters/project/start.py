@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.bounded import document, parse_yaml, read_text
 from configs.errors import BadInput
-from tasks.adapters.files.canonical import write_atomic
+from tasks.adapters.files.canonical import make_folder, write_atomic
 from tasks.adapters.historian.guessing.start import process_name, start_mapping
 
 MAPPING = "configs/mappings/{name}.yaml"
@@ -88,7 +88,7 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
         view = View(plain, _seen_from(root, log), *examples)
     shared = {root / place: template for place, template in SHARED.items() if not (root / place).exists()}
     for path, template in (targets | shared).items():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomic(path, _rendered(template, view).encode())
     deployment = _rendered("deployment.yaml.j2", view)
     deployed = _deploy(root / DEPLOYMENTS, _rendered("prefect.yaml.j2", view), deployment)

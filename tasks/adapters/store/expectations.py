@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tasks.adapters.files.canonical import make_folder, unwritable_is_bad_input
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -154,8 +156,9 @@ def _missed(result: Any) -> str:
 
 def _replace(folder: Path, page: str) -> Path:
     """Write the page into its folder, which is replaced whole: whoever reads meanwhile never meets half of it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
+    make_folder(folder.parent)
+    with unwritable_is_bad_input(folder):
+        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
     building.chmod(0o755)
     old = building.with_name(f"{building.name}.old")
     try:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from neorl_core.types import PlantSpec
-from tasks.adapters.files.canonical import canonical_json, sha256_hex, write_atomic
+from tasks.adapters.files.canonical import canonical_json, make_folder, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.store.reader import SCHEMA, StoredDataset
 from tasks.adapters.store.records import FileRecord, Manifest, Provenance, ShardRecord
@@ -104,7 +104,7 @@ class DatasetWriter:
                 f"expected dataset {parent.digest} to be of plant {spec.name} as it is now, got another spec: "
                 "ingest its sources again."
             )
-        (root / "shards").mkdir(parents=True, exist_ok=True)
+        make_folder(root / "shards")
 
     def __enter__(self) -> DatasetWriter:
         return self

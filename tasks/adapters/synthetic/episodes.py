@@ -17,7 +17,7 @@ from configs.errors import BadInput
 from neorl_core.control.behaviour import Behaviour, play
 from neorl_core.plants.base import EpisodeResult
 from neorl_core.types import Plant
-from tasks.adapters.files.canonical import digest_json, file_sha256, no_space_is_bad_input
+from tasks.adapters.files.canonical import digest_json, file_sha256, make_folder, unwritable_is_bad_input
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.formats.exports import Flat
 from tasks.adapters.plants.known import plant_at
@@ -132,7 +132,7 @@ def generate(
     if flat and out.exists():
         raise BadInput(f"expected nothing at {out}, got a file: remove it or name another path.")
     home = out.parent if flat else out
-    home.mkdir(parents=True, exist_ok=True)
+    make_folder(home)
     recipe = {
         "plant": spec_record(plant.spec),
         "behaviour": behaviour,
@@ -148,7 +148,7 @@ def generate(
     results: list[EpisodeResult] = []
     rows = 0
     keys = (*ALWAYS, "costs") if plant.spec.constraints else ALWAYS
-    with no_space_is_bad_input(out), DatasetWriter(home, plant.spec) if not flat else nullcontext() as writer:
+    with unwritable_is_bad_input(out), DatasetWriter(home, plant.spec) if not flat else nullcontext() as writer:
         with Flat(out, keys) if flat else nullcontext() as file:
             to = file if file is not None else writer
             assert to is not None

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.adapters.files.canonical import write_json
+from tasks.adapters.files.canonical import make_folder, write_json
 
 START_NS = 1_767_571_200_000_000_000
 SECOND = 10**9
@@ -139,7 +139,7 @@ def write_faulty(
     rows = _with_faults(clean_rows(seed, hours), rng, each, file_format)
     rows.sort(key=lambda row: row.position)
     export = folder / "export"
-    export.mkdir(parents=True, exist_ok=True)
+    make_folder(export)
     bounds = np.linspace(0, len(rows), files + 1).astype(int)
     names = [f"part-{name}.{file_format}" for name in rng.permutation(files)]
     faults = []

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
-from tasks.adapters.files.canonical import file_sha256, no_space_is_bad_input, publish
+from tasks.adapters.files.canonical import file_sha256, make_folder, publish, unwritable_is_bad_input
 from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN
 from tasks.adapters.store.records import Record
 from tasks.adapters.synthetic.plant_run import DAY, HOUR, MAINTENANCE, Floats, Run, Schedule, draw_schedule, simulate
@@ -121,7 +121,7 @@ def generate(
     plan = draw_schedule(np.random.default_rng([seed, 0]), steps)
     run = simulate(seed, plan, progress)
     archive = archive_of(np.random.default_rng([seed, 1]), plan, run)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path, truth = folder / f"historian.{file_format}", folder / "truth.npz"
     rows = _write_table(path, archive)
     _write_truth(truth, plan, run)
@@ -237,7 +237,7 @@ def _table(archive: dict[str, Reports]) -> pl.DataFrame:
 def _write_table(path: Path, archive: dict[str, Reports]) -> int:
     table = _table(archive)
     temporary = path.with_name(f".{path.name}.part")
-    with no_space_is_bad_input(path):
+    with unwritable_is_bad_input(path):
         try:
             if path.suffix == ".csv":
                 table.write_csv(temporary, datetime_format="%Y-%m-%dT%H:%M:%S%.6fZ")
@@ -251,7 +251,7 @@ def _write_table(path: Path, archive: dict[str, Reports]) -> int:
 
 def _write_truth(path: Path, plan: Schedule, run: Run) -> None:
     temporary = path.with_name(f".{path.name}.part.npz")
-    with no_space_is_bad_input(path):
+    with unwritable_is_bad_input(path):
         try:
             np.savez_compressed(
                 temporary,

@@ -16,7 +16,7 @@ from configs.load import load_yaml
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
 from neorl_core.plants import PLANTS
-from tasks.adapters.files.canonical import write_atomic
+from tasks.adapters.files.canonical import make_folder, write_atomic
 from tasks.adapters.historian.guessing.columns import Column, guess_tags, look_at
 from tasks.adapters.historian.guessing.draft import Draft, write
 from tasks.adapters.historian.guessing.tables import (
@@ -117,7 +117,7 @@ def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMappi
         else (float(DAY), "rows without a clock follow each other"),
     )
     written = write(draft)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     write_atomic(target, written.text.encode())
     if not written.fill_in:
         described_spec(load_yaml(target, HistorianMapping))

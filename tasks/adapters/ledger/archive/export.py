@@ -16,9 +16,9 @@ from configs.home import Home
 from tasks.adapters.files.canonical import (
     canonical_json,
     file_sha256,
-    no_space_is_bad_input,
     publish,
     sha256_hex,
+    unwritable_is_bad_input,
 )
 from tasks.adapters.ledger.archive.tar import END, write_member
 from tasks.adapters.ledger.ledger import HEAD_TYPE, Entry, HeadNow, Ledger
@@ -159,7 +159,7 @@ def _of_bytes(path: str, data: bytes) -> _Piece:
 def _write(out: Path, pieces: Sequence[_Piece]) -> None:
     if not out.parent.is_dir() or out.is_dir():
         raise BadInput(f"expected a file in a folder that is there, got {out}: name another one.")
-    with no_space_is_bad_input(out):
+    with unwritable_is_bad_input(out):
         descriptor, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from configs.errors import BadInput, Refused
-from tasks.adapters.files.canonical import no_space_is_bad_input
+from tasks.adapters.files.canonical import unwritable_is_bad_input
 
 BLOCK = tarfile.BLOCKSIZE
 CHUNK = 2**20
@@ -121,7 +121,7 @@ def _extracted(source: IO[bytes], path: str, size: int, folder: Path, archive: P
     target = folder / path
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with no_space_is_bad_input(target), target.open("xb") as file:
+        with unwritable_is_bad_input(target), target.open("xb") as file:
             sha256 = _copied(source, file, size)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise Refused(f"expected files and folders of different names in {archive}, got {path!r}: {CURE}.") from error
