@@ -20,6 +20,9 @@ REDIS = "NEORL_REDIS_URL"
 ARTIFACTS = "NEORL_ARTIFACTS_URL"
 """S3-like bucket and prefix of MLflow's artefacts; a folder of the home without it. Keys and endpoint are those of
 every S3 client: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL."""
+DATASETS = "NEORL_DATASETS_URL"
+"""S3-like bucket and prefix of datasets' shards, which one ledger has for itself; a folder of the home without it.
+Keys and endpoint as with `ARTIFACTS`."""
 DASK = "NEORL_DASK_SCHEDULER"
 """Address of a Dask scheduler whose workers share certification's episodes and the refits and bootstraps of off-policy
 evaluation; this process alone without it."""
@@ -37,6 +40,7 @@ FORMS = {
     MLFLOW_DATABASE: ("postgresql", "postgresql://USER:PASSWORD@HOST/DATABASE"),
     REDIS: ("redis rediss", "redis://:PASSWORD@HOST:6379/0"),
     ARTIFACTS: ("s3", "s3://BUCKET/PREFIX"),
+    DATASETS: ("s3", "s3://BUCKET/PREFIX"),
     DASK: ("tcp tls", "tls://HOST:8786"),
 }
 

@@ -13,6 +13,7 @@ from configs.mapping import HistorianMapping
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import FileState, digest_json, file_state, read_json, write_json
 from tasks.adapters.files.spec import spec_record
+from tasks.adapters.files.stored import is_stored, sha256_while_unchanged
 from tasks.adapters.formats.hdf5.sources import Source
 from tasks.adapters.formats.sources import digest_of, files_of, for_plant, recognise
 from tasks.adapters.historian.raw_rows import RawQuarantine
@@ -20,7 +21,6 @@ from tasks.adapters.plants.known import KnownPlant
 from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, StepAccount
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import Rows
-from tasks.adapters.store.shards import sha256_while_unchanged
 from tasks.adapters.store.writer import DatasetWriter
 
 
@@ -175,4 +175,4 @@ def _recall(memo: Path, root: Path) -> IngestedSource | None:
         return None  # a damaged note costs no more than reading the source again
     files = [(root / "shards" / shard.file, shard.sha256) for shard in found.shards]
     files += [(root / part.file, part.sha256) for part in (*found.quarantine, *found.raw_quarantine)]
-    return found if whole and all(p.exists() and sha256_while_unchanged(p) == d for p, d in files) else None
+    return found if whole and all(is_stored(p) and sha256_while_unchanged(p) == d for p, d in files) else None

@@ -30,6 +30,7 @@ from configs.home import Home
 from configs.run import RunConfig
 from tasks.adapters.files.canonical import digest_json, file_sha256, sha256_hex
 from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.files.stored import is_stored, stored_sha256
 from tasks.adapters.plants.known import run_sources
 from tasks.references import Reference
 
@@ -159,10 +160,10 @@ def content(value: object) -> Any:
 
 def path_content(path: Path) -> str:
     """What stands for a file or folder in a key: its SHA-256, for a folder that of all files; else its path."""
-    if not path.exists():
+    if not is_stored(path):
         return str(path)
-    if path.is_file():
-        return file_sha256(path)
+    if not path.is_dir():
+        return stored_sha256(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return digest_json([[file.relative_to(path).as_posix(), file_sha256(file)] for file in files])
 
@@ -277,7 +278,7 @@ def _found_or_computed(
         path.unlink(missing_ok=True)
     result: R = state.result()
     if state.name == "Cached" and not result.complete:
-        gone = next(file for file in result.files() if not file.exists())
+        gone = next(file for file in result.files() if not is_stored(file))
         _log(f"{stage} is computed again: {gone.name}, which its result names, has gone")
         state = _run_task(running, task.with_options(refresh_cache=True), given)
         result = state.result()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.adapters.files.stored import is_stored
+
 
 class Reference(BaseModel):
     """A frozen model that refuses unknown fields; its `Path` fields name files or folders that belong to it."""
@@ -22,7 +24,7 @@ class Reference(BaseModel):
     @property
     def complete(self) -> bool:
         """Whether all of its files are there."""
-        return all(path.exists() for path in self.files())
+        return all(is_stored(path) for path in self.files())
 
     @property
     def found(self) -> str:

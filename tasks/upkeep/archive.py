@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from configs.errors import BadInput, NeoRLError
 from configs.home import Home
 from tasks.adapters.files.canonical import publish, unwritable_is_bad_input
+from tasks.adapters.files.stored import is_stored, stored_sha256
 from tasks.adapters.ledger import table
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.signing import TrustRoot
@@ -112,6 +113,7 @@ class _Named:
     """What the copied ledger names, so that a backup that an audit would refuse is told of at once."""
 
     def __init__(self, home: Home, copy: Path | None) -> None:
+        self._home = home
         self._files: dict[tuple[str, str], None] = {}
         self._fault: str | None = None
         self.entries = 0
@@ -129,9 +131,13 @@ class _Named:
         wrong = (
             f"{file} is {'another' if file in sums else 'missing'}"
             for file, digest in self._files
-            if sums.get(file) != digest
+            if sums.get(file) != digest and not self._is_in_bucket(file, digest)
         )
         return (*([self._fault] if self._fault else []), *wrong)
+
+    def _is_in_bucket(self, file: str, digest: str) -> bool:
+        path = self._home.root / file
+        return not path.exists() and is_stored(path) and stored_sha256(path) == digest
 
 
 def _check_names(home: Home, found: Snapshot) -> None:

@@ -22,6 +22,7 @@ from configs.errors import NeoRLError, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import read_json
 from tasks.adapters.files.locks import exclusive
+from tasks.adapters.files.stored import objects_of, remove_object
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.store.records import Manifest
 from tasks.upkeep.snapshot import STAGING
@@ -55,6 +56,8 @@ class Piece(BaseModel):
     """Under the home."""
     size: int
     """Bytes."""
+    bucket: bool = False
+    """Whether it lies in the bucket of NEORL_DATASETS_URL in place of the home."""
 
 
 class Pruned(BaseModel):
@@ -93,7 +96,7 @@ def prune(home: Home, ages: Ages, *, remove: bool) -> Pruned:
     def done(found: list[Piece]) -> None:
         for piece in found:
             if remove:
-                _remove(home.root / piece.path)
+                (remove_object if piece.bucket else _remove)(home.root / piece.path)
         pieces.extend(found)
 
     done([*_leftovers(home, ages.leftovers), *_logs(home, ages.logs)])
@@ -185,7 +188,16 @@ def _datasets(home: Home, plant: str, days: float, needed: set[str], digests: se
         if not any(path.is_relative_to(folder) for path in kept) and _is_older(folder, days):
             going.append(folder)
     free = [path for path in going if not any(_is_below(name, path, home.root) for name in needed)]
-    return [_piece(home, "datasets", path) for path in free]
+    old = time.time() - days * DAY
+    unnamed = [(path, size) for path, size, at in objects_of(store / "shards") if path not in kept and at < old]
+    return [
+        *(_piece(home, "datasets", path) for path in free),
+        *(
+            Piece(kind="datasets", path=name, size=size, bucket=True)
+            for path, size in unnamed
+            if (name := path.relative_to(home.root).as_posix()) not in needed
+        ),
+    ]
 
 
 def _files_of(store: Path, manifest: Manifest) -> set[Path]:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import sqlalchemy as sql
 from sqlalchemy.exc import DBAPIError
 
-from configs.environment import ARTIFACTS, MLFLOW_DATABASE, PREFECT_DATABASE, setting
+from configs.environment import ARTIFACTS, DATASETS, MLFLOW_DATABASE, PREFECT_DATABASE, setting
 from configs.home import Home
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.ledger import table
@@ -38,6 +38,7 @@ STATE = {
     PREFECT_DATABASE: "Prefect's database",
     MLFLOW_DATABASE: "MLflow's database",
     ARTIFACTS: "the bucket of MLflow's artifacts",
+    DATASETS: "the bucket of datasets' shards",
 }
 INSTEAD = {MLFLOW: MLFLOW_DATABASE, PREFECT: PREFECT_DATABASE}
 """A database of the home -> the setting that names another one in its place."""

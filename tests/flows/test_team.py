@@ -15,8 +15,12 @@ import pytest
 
 from configs.home import Home
 from flows.services.servers import connect, down, environment, up
+from tasks.adapters.files.stored import objects_of
+from tasks.adapters.ledger.archive.export import export
+from tasks.adapters.ledger.archive.verify import verify_archive
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.upkeep.archive import backup
 from tests.flows.services.waiting import wait_until
 from tests.flows.test_retrain import CONFIG, PLANT, PROJECT
 from tests.servers import Postgres, dask, postgres, redis, storage
@@ -47,7 +51,7 @@ class Team(NamedTuple):
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    """Prefect, MLflow and the ledger on PostgreSQL, Prefect's messages on Redis, artefacts in a bucket."""
+    """Prefect, MLflow and the ledger on PostgreSQL, Prefect's messages on Redis, artefacts and datasets in a bucket."""
     folder = tmp_path_factory.mktemp("team")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -59,6 +63,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
         variables["NEORL_REDIS_URL"] = stack.enter_context(redis(folder / "redis")).url
         variables |= stack.enter_context(storage(folder / "storage", BUCKET))
         variables["NEORL_ARTIFACTS_URL"] = f"s3://{BUCKET}/mlflow"
+        variables["NEORL_DATASETS_URL"] = f"s3://{BUCKET}/datasets"
         variables["NEORL_DASK_SCHEDULER"] = stack.enter_context(dask(folder / "dask", DASK_WORKERS))
         home = Home(folder / "home")
         variables["NEORL_HOME"] = str(home.root)
@@ -119,6 +124,10 @@ def test_everything_lies_on_the_teams_servers(team: Team, first: dict[str, Any])
         if (team.home.root / "mlflow" / "artifacts").exists()
         else True
     )
+    assert not list((team.home.root / "datasets").rglob("shards/*.h5"))
+    shards = {path.name for path, _, _ in objects_of(team.home.root / "datasets" / PLANT / "shards")}
+    (entry,) = Ledger.open(team.home).entries("candidate", PLANT)[:1]
+    assert {Path(file.path).name for file in entry.artefacts if file.name == "dataset shard"} == shards != set()
     assert int(team.server.run("ledger", "SELECT count(*) FROM ledger")) == len(Ledger.open(team.home).entries())
     assert int(team.server.run("mlflow_database", "SELECT count(*) FROM model_versions")) >= 1
     assert team.server.run("prefect_database", f"SELECT state_type FROM flow_run WHERE id = '{first['run']}'") == (
@@ -130,6 +139,17 @@ def test_the_audit_holds_with_what_the_bucket_serves(team: Team, first: dict[str
     report = audit(team.home)
     assert report.passed, report.failures
     assert team.neorl("audit", "verify")["passed"]
+
+
+def test_a_backup_leaves_the_buckets_shards_and_an_archive_holds_them(
+    team: Team, first: dict[str, Any], tmp_path: Path
+) -> None:
+    done = backup(team.home, tmp_path / "backup.tar", lambda done, total, unit: None)
+    assert not done.damaged
+    assert f"the bucket of datasets' shards at {BUCKET} (NEORL_DATASETS_URL): back it up there" in done.left_out
+    exported = export(team.home, tmp_path / "archive.tar")
+    assert exported.left_out == 0
+    assert all(check.passed is not False for check in verify_archive(exported.path, [], None))
 
 
 def test_two_workers_share_the_runs(team: Team, first: dict[str, Any], inputs: Inputs) -> None:

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from configs.errors import NeoRLError, Refused
 from configs.home import Home
-from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.files.folders import faults_in, files_in
+from tasks.adapters.files.stored import is_stored, stored_sha256
 from tasks.adapters.ledger import rules
 from tasks.adapters.ledger.attempts import certificate_file
 from tasks.adapters.ledger.certificate import Check, read_certificate, says_the_same, verify_certificate
@@ -205,13 +205,13 @@ def _files(home: Home, entries: Sequence[Entry], left_out: Container[str]) -> li
         count += 1
         path = (root / file.path).resolve()
         where = f"{file.path} ({file.name}, named by ledger entry {sequence})"
-        if file.path in left_out and not path.exists():
+        if file.path in left_out and not is_stored(path):
             absent += 1
         elif not path.is_relative_to(root):
             failures.append(Check("files", False, f"{where}: outside the home"))
-        elif not path.is_file():
+        elif path.is_dir() or not is_stored(path):
             failures.append(Check("files", False, f"{where}: missing"))
-        elif (found := file_sha256(path)) != file.sha256:
+        elif (found := stored_sha256(path)) != file.sha256:
             failures.append(Check("files", False, f"{where}: expected SHA-256 {file.sha256[:12]}, got {found[:12]}"))
     told = [Check("files", None, f"{absent} files are left out: their digests are known, not their content")]
     held = Check("files", True, f"{count - absent} files named by entries, each with its SHA-256")

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters.files.canonical import file_sha256, sha256_hex
+from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.files.merkle import MerkleTree, merkle_root
+from tasks.adapters.files.stored import stored_sha256
 from tasks.adapters.ledger import client, table
 from tasks.adapters.ledger.people.voided import counting
 from tasks.adapters.ledger.protocol import Answer, Append, Artefact, Ask, Head, Request
@@ -333,7 +334,7 @@ def insert(engine: sql.Engine, entry: Entry) -> None:
 def artefact(home: Home, path: Path, name: str | None = None) -> Artefact:
     """Name a file under the home by its SHA-256, for an entry to vouch for."""
     relative = path.resolve().relative_to(home.root.resolve())
-    return Artefact(name or path.name, relative.as_posix(), file_sha256(path))
+    return Artefact(name or path.name, relative.as_posix(), stored_sha256(path))
 
 
 def folder_artefacts(home: Home, folder: Path, name: str) -> list[Artefact]:

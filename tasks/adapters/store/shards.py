@@ -6,18 +6,20 @@ size is the memory that writing takes.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import h5py
 import numpy as np
 
+from configs.environment import DATASETS, setting
 from configs.errors import Refused
-from tasks.adapters.files.canonical import FileState, file_sha256, file_state, write_atomic
+from tasks.adapters.files.stored import is_stored, open_stored, put_stored, sha256_while_unchanged
 from tasks.adapters.store.content import (
     Columns,
     block_bounds,
@@ -34,8 +36,6 @@ from tasks.adapters.store.schema import ROW_KEYS, Rows
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-SETTLED_NS = 10**8
-"""Age of a file's last change from which a further change must show in its time; clocks of file systems tick slowly."""
 LIBVER = ("v110", "v110")
 """The file format is fixed, so that the same rows make the same file."""
 
@@ -64,8 +64,8 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
     for piece in pieces:
         sha256.update(piece)
     path = folder / f"{sha256.hexdigest()}.h5"
-    if not path.exists() or sha256_while_unchanged(path) != path.stem:
-        write_atomic(path, *pieces)
+    if not is_stored(path) or sha256_while_unchanged(path) != path.stem:
+        put_stored(path, *pieces)
     return ShardRecord(
         file=path.name,
         sha256=path.stem,
@@ -107,31 +107,24 @@ def open_shard(path: Path) -> h5py.File:
         Refused: when the file is missing, cut short or not HDF5.
     """
     try:
-        return h5py.File(path, "r", locking=False)
+        file = h5py.File(path if path.exists() else open_stored(path), "r", locking=False)
     except OSError as error:
         raise Refused(
             f"expected a whole HDF5 file in shard {path.name}, got '{' '.join(str(error).split())}': "
             "restore it from a backup or ingest its source again."
         ) from error
+    _open.add(file)
+    return file
 
 
-_hashed: dict[Path, tuple[FileState, str]] = {}
+_open: WeakSet[h5py.File] = WeakSet()
 
 
-def sha256_while_unchanged(path: Path) -> str:
-    """SHA-256 of a file, read at most once per process as long as the file system says that it is the same file.
-
-    What was changed a moment ago is not remembered: a clock that ticks slowly could hide a change that follows.
-    """
-    state = file_state(path)
-    known = _hashed.get(path)
-    if known is not None and known[0] == state:
-        return known[1]
-    began = time.time_ns()
-    found = file_sha256(path)
-    if file_state(path) == state and began - max(state.modified, state.changed) > SETTLED_NS:
-        _hashed[path] = state, found
-    return found
+@atexit.register
+def _close_all() -> None:
+    """HDF5 would close what is open behind the interpreter's end, and crash where that is a Python object's bytes."""
+    for file in list(_open):
+        file.close()
 
 
 def check_file(path: Path, record: ShardRecord) -> None:
@@ -143,7 +136,9 @@ def check_file(path: Path, record: ShardRecord) -> None:
         Refused: when it is missing or differs, naming the shard.
     """
     cure = "restore it from a backup or ingest its source again."
-    if not path.exists():
+    if not is_stored(path) and not setting(DATASETS):
+        cure = f"restore it from a backup, ingest its source again, or name the bucket that it lies in by {DATASETS}."
+    if not is_stored(path):
         raise Refused(f"expected shard {path.name} in {path.parent}, got no such file: {cure}")
     if (got := sha256_while_unchanged(path)) != record.sha256:
         raise Refused(f"expected shard {path.name} to have SHA-256 {record.sha256}, got {got}: {cure}")

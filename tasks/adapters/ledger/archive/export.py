@@ -20,6 +20,7 @@ from tasks.adapters.files.canonical import (
     sha256_hex,
     unwritable_is_bad_input,
 )
+from tasks.adapters.files.stored import is_stored, open_stored, stored_sha256, stored_size
 from tasks.adapters.ledger.archive.tar import END, write_member
 from tasks.adapters.ledger.ledger import HEAD_TYPE, Entry, HeadNow, Ledger
 from tasks.adapters.ledger.policies.policy import pinned_file as policy_file
@@ -131,13 +132,13 @@ def _named(home: Home, entries: Sequence[Entry]) -> dict[str, _Piece]:
             where = f"{file.path}, named by ledger entry {entry.sequence}"
             if file.path.startswith(PRIVATE):
                 raise Refused(f"expected files for others to see, got {where}: an archive holds no secret.")
-            got = file_sha256(path) if path.is_file() else "none"
+            got = stored_sha256(path) if not path.is_dir() and is_stored(path) else "none"
             if got != file.sha256:
                 raise Refused(
                     f"expected SHA-256 {file.sha256[:12]} of {where}, got {got[:12]}: restore it from a backup, "
                     "'neorl audit verify' names all of them."
                 )
-            found[file.path] = _Piece(file.path, path, file.sha256, path.stat().st_size)
+            found[file.path] = _Piece(file.path, path, file.sha256, stored_size(path))
     return found
 
 
@@ -175,4 +176,4 @@ def _write(out: Path, pieces: Sequence[_Piece]) -> None:
 
 
 def _opened(piece: _Piece) -> IO[bytes]:
-    return io.BytesIO(piece.source) if isinstance(piece.source, bytes) else piece.source.open("rb")
+    return io.BytesIO(piece.source) if isinstance(piece.source, bytes) else open_stored(piece.source)
