@@ -83,7 +83,12 @@ class Answers:
             if name not in self._asked or self._asked[name].done():
                 self._asked[name] = self._pool.submit(servers.answers, self._home, name)
         wait([self._asked[name] for name in names], PATIENCE)
-        return {name: self._asked[name].done() and self._asked[name].result() for name in names}
+        return {name: self._answered(self._asked[name]) for name in names}
+
+    @staticmethod
+    def _answered(asked: Future[bool]) -> bool:
+        # A service that cannot even be asked, such as a worker of a server that is gone, does not answer either.
+        return asked.done() and asked.exception() is None and asked.result()
 
 
 def application() -> Starlette:

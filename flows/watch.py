@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -84,14 +84,15 @@ def look(home: Home, before: Mapping[Path, FileState], quiet: float = QUIET) -> 
         ServiceMissing: when a server does not answer; what came is announced at a later look.
         OSError: when Prefect refuses.
     """
-    states, arrived, failed, now = dict[Path, FileState](), list[Arrival](), list[str](), time.time()
-    for plant, path in _files(incoming(home)):
+    states, arrived, now = dict[Path, FileState](), list[Arrival](), time.time()
+    files, failed = _files(incoming(home))
+    for plant, path in files:
         try:
             state, modified = file_state(path), path.stat()
         except OSError:
             continue  # taken away meanwhile, or in a folder that may not be entered
         states[path] = state
-        if before.get(path) != state or now - modified.st_mtime < quiet:
+        if before.get(path) != state or 0 <= now - modified.st_mtime < quiet:
             continue
         known = _records(home, plant)
         if any((a.path, a.size, a.modified_ns) == (path, modified.st_size, modified.st_mtime_ns) for a in known):
@@ -173,15 +174,23 @@ def _taken(home: Home, plant: str, path: Path, state: FileState) -> Arrival | No
     return arrival
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(plant, file) of the folder, the oldest first, without what has no name of a plant or is unfinished."""
-    found = []
+def _files(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
+    """(plant, file) of the folder, the oldest first, without what has no name of a plant or is unfinished.
+
+    Besides, a sentence for each plant's folder that may not be looked into.
+    """
+    found, failed = [], []
     for plant in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if plant.is_dir() and re.fullmatch(NAME, plant.name):
-            for path in plant.iterdir():
-                if path.is_file() and not UNFINISHED.search(path.name):
-                    found.append((path.stat().st_mtime_ns, plant.name, path))
-    return ((plant, path) for _, plant, path in sorted(found))
+        if re.fullmatch(NAME, plant.name) and plant.is_dir():
+            try:
+                for path in sorted(plant.iterdir()):
+                    if path.is_file() and not UNFINISHED.search(path.name):
+                        found.append((path.stat().st_mtime_ns, plant.name, path))
+            except FileNotFoundError:
+                continue  # taken away meanwhile: the next look sees the others
+            except OSError as error:
+                failed.append(f"expected to be allowed to look into {plant}, got '{error.strerror}': make it readable.")
+    return [(plant, path) for _, plant, path in sorted(found)], failed
 
 
 def _records(home: Home, plant: str) -> tuple[Arrival, ...]:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from configs.errors import BadInput, NeoRLError, nearest
-from configs.home import Home
+from configs.home import LAYOUT_FILE, Home
 from tasks.adapters.files.canonical import canonical_json
 from tasks.adapters.files.provenance import COMPILED, compiling
 
@@ -87,10 +87,11 @@ def keep_compiled() -> None:
     """
     try:
         home = Home.locate(any_layout=True)
+        if not (home.root / LAYOUT_FILE).exists() or not os.access(home.root, os.W_OK):
+            # JAX would make the home itself: open to others, and without saying how it is laid out.
+            return
+        home.folder("cache", "jax")
     except NeoRLError:
-        return
-    there = next(path for path in (home.root, *home.root.parents) if path.exists())
-    if not os.access(there, os.W_OK):
         return
     for name, value in compiling(home).items():
         os.environ.setdefault(name, value)

@@ -12,7 +12,7 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.console import AsJson, ConfigFile, emit, known_plant, show_table
+from flows.cli.console import AsJson, ConfigFile, emit, keep_compiled, known_plant, show_table
 from flows.cli.data import DatasetOrFile, HorizonOf, MappingOf, PlantOf, Root, SpecOf
 from flows.cli.keys import Hand, KeyFile, hand_of
 
@@ -148,6 +148,9 @@ def retrain(
 
     Example: neorl retrain configs/chemical_reactor.yaml --data logs/historian.parquet
     """
+    # What it compiles is kept from the first time on.
+    Home.locate().folder("cache")
+    keep_compiled()
     from flows.cli.launch import run_retrain
     from flows.cli.summary import summary_lines
 

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -60,7 +61,7 @@ def answers(url: str, *, login: str = "", timeout: float = 10.0) -> bool:
     """Whether a GET of this address succeeds."""
     try:
         request(url, login=login, timeout=timeout)
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return False  # refused, reset, timed out, an HTTP error, or no HTTP at all
     return True
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,3 +129,38 @@ def test_a_file_that_was_just_written_is_not_taken_yet(tmp_path: Path, monkeypat
     (tmp_path / PLANT / "now.csv").write_text("x")
     # No server answers: had it been taken, this would have raised.
     assert look(home, look(home, {}).states, quiet=3600.0).arrived == ()
+
+
+def test_a_file_from_a_machine_whose_clock_is_ahead_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    home, ahead = Home(tmp_path / "home"), time.time() + 5 * 3600
+    (tmp_path / PLANT).mkdir()
+    path = tmp_path / PLANT / "ahead.csv"
+    path.write_text("x")
+    os.utime(path, (ahead, ahead))
+    # No server answers, which is only found out where it is taken.
+    with pytest.raises(ServiceMissing, match="neorl up"):
+        look(home, look(home, {}).states, quiet=3600.0)
+
+
+def test_a_folder_that_may_not_be_looked_into_keeps_no_other_plants_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    for plant in (PLANT, "other"):
+        (tmp_path / plant).mkdir()
+        (tmp_path / plant / "april.csv").write_text("x")
+    listed = Path.iterdir
+
+    def refused(path: Path) -> Iterator[Path]:
+        if path.name == "other":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return listed(path)
+
+    # Root may look everywhere, so that the system's refusal is played.
+    monkeypatch.setattr(Path, "iterdir", refused)
+    found = look(Home(tmp_path / "home"), {})
+    assert list(found.states) == [tmp_path / PLANT / "april.csv"]
+    assert found.failed == (
+        f"expected to be allowed to look into {tmp_path / 'other'}, got 'Permission denied': make it readable.",
+    )

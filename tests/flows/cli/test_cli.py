@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from configs.errors import BadInput
+from configs.home import LAYOUT, Home
 from flows.cli.main import PANELS, run
 
 if TYPE_CHECKING:
@@ -347,6 +349,8 @@ def test_a_command_that_needs_no_home_does_not_ask_for_one(home: Path, monkeypat
 def test_what_jax_compiles_is_kept_in_the_home_whatever_a_command_imports_first(
     words: list[str], home: Path, tmp_path: Path
 ) -> None:
+    if words[0] != "retrain":
+        Home(home).folder("datasets")
     (tmp_path / "run.yaml").write_text("plant: chemical_reactor\n")
     script = f"from flows.cli.main import run; run({words}); import jax; print(jax.config.jax_compilation_cache_dir)"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
@@ -354,3 +358,13 @@ def test_what_jax_compiles_is_kept_in_the_home_whatever_a_command_imports_first(
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True)
     assert Path(done.stdout.splitlines()[-1]).is_relative_to(home), done.stderr
+    # A home that a command makes is its owner's alone, and says how it is laid out.
+    assert Home(home).layout == LAYOUT
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (home, home / "cache", home / "cache" / "jax")} == {0o700}
+
+
+def test_a_command_that_looks_at_no_home_makes_none(home: Path) -> None:
+    script = "from flows.cli.main import run; run(['plants'])"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    subprocess.run([sys.executable, "-c", script], env={**clean, "NEORL_HOME": str(home)}, check=True)
+    assert not home.exists()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from configs.home import Home
 from tasks.adapters.files.provenance import COMPILED
 
 ADDS = """
@@ -27,7 +28,7 @@ with compiled_anew() if "anew" in sys.argv else nullcontext():
 
 def test_a_program_that_somebody_planted_is_not_run_where_a_test_is_repeated(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    home.mkdir()
+    Home(home).folder("datasets")
     variables = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
     variables["NEORL_HOME"] = str(home)
 
