@@ -17,8 +17,8 @@ import pytest
 from benchmarks.store import validate
 from configs.errors import BadInput, Refused
 from neorl_core.plants import PLANTS
+from tasks.adapters.files import stored
 from tasks.adapters.files.canonical import canonical_json, file_sha256, sha256_hex
-from tasks.adapters.store import shards
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.schema import Rows
@@ -208,8 +208,8 @@ def test_a_shard_is_hashed_once_while_it_is_unchanged(tmp_path: Path, monkeypatc
         hashed.append(path)
         return file_sha256(path)
 
-    monkeypatch.setattr(shards, "file_sha256", count)
-    monkeypatch.setattr(shards, "SETTLED_NS", -(10**18))  # as if the files had been written long ago
+    monkeypatch.setattr(stored, "file_sha256", count)
+    monkeypatch.setattr(stored, "SETTLED_NS", -(10**18))  # as if the files had been written long ago
     held = write(tmp_path, *sliced(make_rows(20), 50))
     path = held.shard_path(held.manifest.shards[0])
     for _ in range(3):
