@@ -79,14 +79,19 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def keep_compiled() -> None:
+def keep_compiled(*, from_the_first: bool = False) -> None:
     """Have JAX keep what it compiles in the home, unless it keeps it elsewhere already.
 
     JAX reads this when it is imported, which even reading a run's file may do: every command begins with it. Whether
     the home is one that the command can use is for the command to say.
+
+    Args:
+        from_the_first: also where there is no home yet, which is made then: for commands that train.
     """
     try:
         home = Home.locate(any_layout=True)
+        if from_the_first:
+            home.folder("cache")
         if not (home.root / LAYOUT_FILE).exists() or not os.access(home.root, os.W_OK):
             # JAX would make the home itself: open to others, and without saying how it is laid out.
             return

@@ -65,6 +65,7 @@ def train(
 
     Example: neorl train hopper-medium-v2.hdf5 --algorithm td3_bc --updates 100000 --set alpha=1
     """
+    keep_compiled(from_the_first=True)
     from neorl_core.algorithms import usual
     from tasks.adapters.code.known import our_algorithm
     from tasks.adapters.formats.options import SourceOptions
@@ -148,9 +149,7 @@ def retrain(
 
     Example: neorl retrain configs/chemical_reactor.yaml --data logs/historian.parquet
     """
-    # What it compiles is kept from the first time on.
-    Home.locate().folder("cache")
-    keep_compiled()
+    keep_compiled(from_the_first=True)
     from flows.cli.launch import run_retrain
     from flows.cli.summary import summary_lines
 
