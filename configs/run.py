@@ -85,9 +85,14 @@ class Learner(Strict):
     """Hyper-parameters that its members differ in; there are seeds x the product of these lists."""
 
 
-BESIDE = (Learner(algorithm="iql", updates=8_000, seeds=1), Learner(algorithm="td3_bc", updates=8_000, seeds=1))
+BESIDE = (
+    Learner(algorithm="iql", updates=8_000, seeds=1),
+    Learner(algorithm="td3_bc", updates=8_000, seeds=1),
+    Learner(algorithm="bc", updates=4_000, seeds=1),
+)
 """What learns beside the default learner, in a run that names none: logs differ in what they can teach, and evaluation
-on the held-out episodes chooses."""
+on the held-out episodes chooses. The clone of the logged controller is the one whose estimate the logs support when they
+support none of the others."""
 CHOOSING = (
     Learner(algorithm="discrete_cql", updates=8_000, seeds=2),
     Learner(algorithm="discrete_iql", updates=8_000, seeds=1),
