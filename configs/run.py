@@ -85,14 +85,22 @@ class Learner(Strict):
     """Hyper-parameters that its members differ in; there are seeds x the product of these lists."""
 
 
+FAST: dict[str, Setting] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
+"""Rates at which 16,000 updates come as far as the papers' 3e-4 in many more."""
 BESIDE = (
-    Learner(algorithm="iql", updates=8_000, seeds=1),
-    Learner(algorithm="td3_bc", updates=8_000, seeds=1),
+    Learner(algorithm="iql", updates=16_000, seeds=1, hyperparameters={**FAST, "beta": 10.0, "expectile": 0.9}),
+    Learner(
+        algorithm="td3_bc",
+        updates=16_000,
+        seeds=1,
+        hyperparameters={**FAST, "critics": 4, "discount": 0.97},
+        grid={"alpha": [2.5, 10.0]},
+    ),
     Learner(algorithm="bc", updates=4_000, seeds=1),
 )
 """What learns beside the default learner, in a run that names none: logs differ in what they can teach, and evaluation
-on the held-out episodes chooses. The clone of the logged controller is the one whose estimate the logs support when they
-support none of the others."""
+on the held-out episodes chooses. The clone of the logged controller is the one whose estimate the logs support when
+they support none of the others. docs/training.md says how the settings were found."""
 CHOOSING = (
     Learner(algorithm="discrete_cql", updates=8_000, seeds=2),
     Learner(algorithm="discrete_iql", updates=8_000, seeds=1),
