@@ -57,7 +57,9 @@ def init(key: PRNGKeyArray, inputs: int) -> Support:
     )
 
 
-def features(directions: Float[Array, "I F"], offsets: Float[Array, " F"], x: Float[Array, "*n I"]) -> Array:
+def features(
+    directions: Float[Array, "I F"], offsets: Float[Array, " F"], x: Float[Array, "*n I"]
+) -> Float[Array, "*n D"]:
     """1, x, and `max(0, x W + b)`."""
     return jnp.concatenate([jnp.ones_like(x[..., :1]), x, jax.nn.relu(x @ directions + offsets)], axis=-1)
 
