@@ -19,7 +19,7 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from neorl_core.networks import Policy
 from neorl_core.ope import fqe
-from neorl_core.ope.agreement import Estimate, interval
+from neorl_core.ope.agreement import Estimate
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import bare_controller
@@ -191,7 +191,7 @@ def cell(
 
 def estimated(found: Estimate, confidence: float) -> dict[str, Any]:
     """An estimate as it is kept; numbers that are not finite are null."""
-    lower, upper = interval(found.draws, confidence)
+    lower, upper = found.bounds(confidence)
     numbers = {"value": found.value, "lower": lower, "upper": upper, "outside": found.outside}
     kept: dict[str, Any] = {name: float(x) if np.isfinite(x) else None for name, x in numbers.items()}
     return kept | {"supported": found.supported, "reason": found.reason}
