@@ -138,6 +138,8 @@ def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewar
     steps = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
     nowhere = value(found._replace(radius=jnp.float32(jnp.inf)), rows, 0.2)
     assert (nowhere.outside, nowhere.below, nowhere.above) == (0, 0, 0)
+    # A regression that failed says of no step that it is inside.
+    assert value(found._replace(radius=jnp.float32(jnp.nan)), rows, 0.2).outside == 1
     # Where every step is outside nothing is known but the range of the logged rewards: the value is one of them at all
     # steps. In one window the policy loses or gains nothing by it where its rewards are beyond that range.
     every = value(found._replace(radius=jnp.float32(-1)), rows, -0.5)
