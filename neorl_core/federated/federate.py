@@ -111,6 +111,7 @@ def federate(
     participants: int | None = None,
     privacy: Privacy | None = None,
     insist: bool = False,
+    secure: float | None = None,
     server_recipe: Recipe | None = None,
     server_lr: float = 1.0,
     overrides: Mapping[str, Any] | None = None,
@@ -130,6 +131,7 @@ def federate(
         participants: sites of a round, drawn anew each time; all by default.
         privacy: clip norm and noise of whole sites.
         insist: whether noise that is larger than every signal is wanted all the same.
+        secure: bound of a site's numbers where the server sees their sum alone.
         server_recipe: an optimiser of the server's own.
         server_lr: what the aggregate is multiplied by, or the rate of that optimiser.
         overrides: hyper-parameters that differ from the algorithm's defaults.
@@ -153,7 +155,7 @@ def federate(
     if privacy:
         numbers = size(server.parameters) + size(server.control)
         dp.check(privacy, numbers, participants or len(sites), insist)
-    rule = Rule(learner, method, aggregate, updates, batch_size, server_lr, privacy)
+    rule = Rule(learner, method, aggregate, updates, batch_size, server_lr, privacy, secure)
     every, curves = fresh_sites(train, method, len(sites)), []
     warm = -(-warm_up_updates(learner, config) // updates)
     if warm >= rounds:

@@ -94,7 +94,8 @@ def check(privacy: Privacy, numbers: int, count: int, insist: bool = False) -> N
     if times > 1.0 and not insist:
         raise ValueError(
             f"expected noise below the clip norm, got {times:.3g} times as much ({numbers:,} numbers, a mean of "
-            f"{count}, noise multiplier {privacy.noise:g}): take more sites, a smaller network or less noise, or insist on it."
+            f"{count}, noise multiplier {privacy.noise:g}): take more sites, a smaller network or less "
+            "noise, or insist on it."
         )
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from neorl_core.federated.aggregate import Aggregate, weighted_mean
 from neorl_core.federated.methods import FEDAVG, Ended, Method, Offer, Reply, Rows, Site
 from neorl_core.federated.privacy import Privacy, clipped, noised
+from neorl_core.federated.secure import secure_mean
 from neorl_core.federated.shared import Shared, difference, shared, with_shared
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
@@ -53,6 +54,8 @@ class Rule(NamedTuple):
     server_lr: float = 1.0
     privacy: Privacy | None = None
     """Of whole sites."""
+    secure: float | None = None
+    """Bound of a site's numbers where the server is to see their sum alone (`secure`)."""
 
     @property
     def steps(self) -> int:
@@ -60,12 +63,8 @@ class Rule(NamedTuple):
         return self.updates // self.algorithm.batches_per_update
 
 
-def check(rule: Rule, secure: bool = False) -> Rule:
+def check(rule: Rule) -> Rule:
     """The rule itself, where its parts go together.
-
-    Args:
-        rule: of the federation.
-        secure: whether the server is to see sums alone (`secure`).
 
     Raises:
         ValueError: when they do not.
@@ -76,7 +75,7 @@ def check(rule: Rule, secure: bool = False) -> Rule:
             f"expected updates of a round that are a multiple of {batches} ({rule.algorithm.name}) and a batch of at "
             f"least one row, got {rule.updates} and {rule.batch_size}."
         )
-    if rule.aggregate is not weighted_mean and secure:
+    if rule.aggregate is not weighted_mean and rule.secure:
         raise ValueError(
             "expected a mean where sums are secure, got a robust aggregate, which has to see each site's change: "
             "choose one of the two."
@@ -167,20 +166,21 @@ def at_server(
         server: what it kept.
         replies: arrays with a leading axis of the sites that replied.
         share: of all sites that they are.
-        key: randomness of the noise, where sites are private.
+        key: randomness of noise and masks, where sites are private or sums secure.
 
     Raises:
-        ValueError: when sites are private and there is no key.
+        ValueError: when there is none, but one is needed.
     """
-    weights = jax.nn.softmax(replies.log_weight)
-    change, control = rule.aggregate((replies.change, replies.control), weights)
+    weights, sent = jax.nn.softmax(replies.log_weight), (replies.change, replies.control)
+    if not (rule.privacy or rule.secure):
+        return stepped(rule, server, *rule.aggregate(sent, weights), share)
+    if key is None:
+        raise ValueError("expected a key for noise and masks, got none: give one that nobody else has.")
+    masks, noise = jax.random.split(jax.random.fold_in(key, server.round))
+    found = secure_mean(sent, weights, rule.secure, masks) if rule.secure else rule.aggregate(sent, weights)
     if rule.privacy:
-        if key is None:
-            raise ValueError("expected a key for the noise of private sites, got none: give one that nobody else has.")
-        change, control = noised(
-            (change, control), rule.privacy, weights.shape[0], jax.random.fold_in(key, server.round)
-        )
-    return stepped(rule, server, change, control, share)
+        found = noised(found, rule.privacy, weights.shape[0], noise)
+    return stepped(rule, server, *found, share)
 
 
 def stepped(
