@@ -152,17 +152,14 @@ def _epsilon_of(mechanism: Mechanism, delta: float, width: float, removed: bool)
     if infinite > delta:
         return math.inf
 
-    def spent(epsilon: float) -> float:
-        above = sums > epsilon
-        return infinite + float(summed[above] @ -np.expm1(epsilon - sums[above]))
-
-    low, high = 0.0, float(sums[-1])
-    if spent(low) <= delta:
-        return 0.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle) > delta else (low, middle)
-    return high
+    # delta(epsilon) = sum over greater losses of m (1 - e^(epsilon - loss)), by sums from the greatest loss on.
+    positive = sums > 0.0
+    losses, above = sums[positive], np.cumsum(summed[positive][::-1])[::-1]
+    shrunk = np.cumsum((summed[positive] * np.exp(-losses))[::-1])[::-1]
+    at_losses = np.append(above[1:] - np.exp(losses[:-1]) * shrunk[1:], 0.0)
+    first = int(np.argmax(at_losses <= delta - infinite))
+    excess = above[first] - (delta - infinite)
+    return math.log(excess / shrunk[first]) if excess > shrunk[first] else 0.0
 
 
 def _log(x: float) -> float:

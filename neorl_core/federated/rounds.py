@@ -173,28 +173,28 @@ def at_server(
     """
     weights, sent = jax.nn.softmax(replies.log_weight), (replies.change, replies.control)
     if not (rule.privacy or rule.secure):
-        return stepped(rule, server, *rule.aggregate(sent, weights), share)
+        return stepped(rule, server, rule.aggregate(sent, weights), share)
     if key is None:
         raise ValueError("expected a key for noise and masks, got none: give one that nobody else has.")
     masks, noise = jax.random.split(jax.random.fold_in(key, server.round))
     found = secure_mean(sent, weights, rule.secure, masks) if rule.secure else rule.aggregate(sent, weights)
     if rule.privacy:
         found = noised(found, rule.privacy, weights.shape[0], noise)
-    return stepped(rule, server, *found, share)
+    return stepped(rule, server, found, share)
 
 
 def stepped(
-    rule: Rule, server: Server, change: Shared, control: Shared, share: float | Float[Array, ""] = 1.0
+    rule: Rule, server: Server, aggregates: tuple[Shared, Shared], share: float | Float[Array, ""] = 1.0
 ) -> Server:
-    """The server after an aggregate, which may be made elsewhere: a secure sum's, for one.
+    """The server after an aggregate, which may be made elsewhere: by secure sums of several machines, for one.
 
     Args:
         rule: how the federation works.
         server: what it kept.
-        change: aggregate of the sites' changes.
-        control: aggregate of their control variates' changes.
-        share: of all sites that it is of.
+        aggregates: of the sites' changes, and of their control variates' changes.
+        share: of all sites that they are of.
     """
+    change, control = aggregates
     gradient = jax.tree.map(jnp.negative, change)
     parameters, memory = optimisers.step(
         server.parameters, gradient, server.optimiser, jnp.asarray(rule.server_lr, jnp.result_type(float))
