@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
@@ -62,11 +62,11 @@ def federated_scaling(sites: Sequence[Transition], spec: PlantSpec) -> Scaling:
     return scaling(known, spec, np.asarray(sites[0].observation).dtype)
 
 
-def stacked_rows(how: Scaling, sites: Sequence[Transition]) -> Rows:
+def stacked_rows(how: Scaling | Sequence[Scaling], sites: Sequence[Transition]) -> Rows:
     """The sites' scaled transitions with a leading site axis; shorter ones are padded, which is never drawn.
 
     Args:
-        how: the federated scaling.
+        how: the federated scaling, or one for each site where they learn apart.
         sites: each site's transitions (N_i, ...), in physical units.
 
     Raises:
@@ -80,7 +80,8 @@ def stacked_rows(how: Scaling, sites: Sequence[Transition]) -> Rows:
     def padded(x: Any) -> Any:
         return jnp.pad(x, [(0, most - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
 
-    each = [jax.tree.map(padded, scaled(how, rows)) for rows in sites]
+    scalings = [how] * len(sites) if isinstance(how, Scaling) else how
+    each = [jax.tree.map(padded, scaled(own, rows)) for own, rows in zip(scalings, sites, strict=True)]
     return Rows(jax.tree.map(lambda *x: jnp.stack(x), *each), jnp.asarray(counts, jnp.int32))
 
 
@@ -187,28 +188,38 @@ def fine_tuned(
     rows = stacked_rows(found.scaling, sites)
     train = member(init_population(found.algorithm, found.spec, found.config, [seed], {}), 0)
     every = fresh_sites(train, FEDAVG, len(sites))
-    tuned = _make_tuning(Rule(found.algorithm, updates=updates, batch_size=batch_size))
-    learners = tuned(found.server.parameters, every, rows).train.learner
-    return policies_of(found.algorithm, learners, found.scaling.normaliser, len(sites))
+    run = make_apart(Rule(found.algorithm, updates=updates, batch_size=batch_size))
+    learners = run(found.server.parameters, every, rows).train.learner
+    return policies_of(found.algorithm, learners, [found.scaling.normaliser] * len(sites))
 
 
-def policies_of(algorithm: Algorithm, learners: Any, normaliser: Normaliser, count: int) -> list[Policy]:
+@lru_cache(maxsize=16)
+def make_apart(rule: Rule) -> Callable[[Shared, Site, Rows], Site]:
+    """Compile the updates of one round in which every site learns by itself, and nothing is sent.
+
+    Args:
+        rule: how they learn.
+
+    Returns:
+        `(weights to begin with, sites, rows) -> sites`, all but the weights with a leading site axis.
+    """
+
+    def run(parameters: Shared, sites: Site, rows: Rows) -> Site:
+        kept, _, _ = jax.vmap(partial(at_site, rule, Offer(parameters, {})))(sites, rows)
+        apart: Site = kept
+        return apart
+
+    return jax.jit(run)
+
+
+def policies_of(algorithm: Algorithm, learners: Any, normalisers: Sequence[Normaliser]) -> list[Policy]:
     """What each site would ship.
 
     Args:
         algorithm: what was trained.
         learners: states with a leading site axis.
-        normaliser: scale of all sites' rows.
-        count: how many sites.
+        normalisers: each site's.
     """
-    return [Policy(algorithm.actor(jax.tree.map(lambda x, i=i: x[i], learners)), normaliser) for i in range(count)]
-
-
-@lru_cache(maxsize=16)
-def _make_tuning(rule: Rule) -> Any:
-    def run(parameters: Shared, sites: Site, rows: Rows) -> Site:
-        kept, _, _ = jax.vmap(partial(at_site, rule, Offer(parameters, {})))(sites, rows)
-        tuned: Site = kept
-        return tuned
-
-    return jax.jit(run)
+    return [
+        Policy(algorithm.actor(jax.tree.map(lambda x, i=i: x[i], learners)), own) for i, own in enumerate(normalisers)
+    ]

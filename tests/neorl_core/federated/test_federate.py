@@ -12,22 +12,19 @@ import pytest
 
 from neorl_core.algorithms import ALGORITHMS, NAMES
 from neorl_core.federated.aggregate import Aggregate, krum, median, trimmed_mean, weighted_mean
-from neorl_core.federated.federate import Federated, federate, federated_scaling, fine_tuned, stacked_rows
+from neorl_core.federated.federate import Federated, federate, federated_scaling, fine_tuned, fresh_sites, stacked_rows
 from neorl_core.federated.fedora import fedora
 from neorl_core.federated.methods import FEDAVG, SCAFFOLD, Method, fedprox
 from neorl_core.federated.privacy import Privacy
+from neorl_core.federated.rounds import Rule, fresh_server, make_rounds
 from neorl_core.networks import policy_act
+from neorl_core.training.population import configure, init_population, member
 from neorl_core.training.preparation import moments, prepare
 from neorl_core.types import Transition
-from tests.neorl_core.federated.toys import DISCRETE, SPEC, linear_sites
+from tests.neorl_core.federated.toys import DISCRETE, SPEC, linear_sites, together
 
 METHODS = (FEDAVG, fedprox(0.01), SCAFFOLD, fedora())
 SMALL = {"hidden": (8,)}
-
-
-def together(sites: list[Transition]) -> Transition:
-    pooled: Any = [None if x[0] is None else np.concatenate(x) for x in zip(*sites, strict=True)]
-    return Transition(*pooled)
 
 
 def cloning_error(policy: Any, sites: list[Transition]) -> float:
@@ -45,9 +42,11 @@ def test_every_algorithm_is_federated_by_every_method(name: str, method: Method)
     small: dict[str, Any] = SMALL | ({"model_hidden": (8,), "horizon": 3} if algorithm.warm_up else {})
     found = federate(sites, spec, name, method, rounds=5, updates=4, batch_size=16, overrides=small)
     for curve in found.curves.values():
-        assert curve.shape == (5, 3) and np.isfinite(curve).all()
+        assert curve.shape == (5, 3)
+        assert np.isfinite(curve).all()
     action = policy_act(found.policy, jnp.asarray(sites[0].observation))
-    assert action.shape == sites[0].action.shape and np.isfinite(action).all()
+    assert action.shape == sites[0].action.shape
+    assert np.isfinite(action).all()
     assert all(np.isfinite(x).all() for x in found.server.parameters.values())
 
 
@@ -61,10 +60,17 @@ def test_the_federated_normaliser_is_that_of_all_rows_together() -> None:
 
 
 def test_padded_rows_are_never_drawn() -> None:
-    """What pads a short site is not finite here, and its curves are."""
-    sites = linear_sites(2, 20)
+    """What pads a short site is made infinite here; its curves stay finite."""
+    algorithm, sites = ALGORITHMS["bc"], linear_sites(2, 20)
     rows = stacked_rows(federated_scaling(sites, SPEC), sites)
-    assert rows.number.tolist() == [20, 27] and rows.transitions.reward.shape == (2, 27)
+    assert rows.number.tolist() == [20, 27]
+    assert rows.transitions.reward.shape == (2, 27)
+    spoilt = rows._replace(transitions=jax.tree.map(lambda x: x.at[0, 20:].set(jnp.inf), rows.transitions))
+    train = member(init_population(algorithm, SPEC, configure(algorithm, SMALL), [0], {}), 0)
+    run = make_rounds(Rule(algorithm, updates=30, batch_size=32), 1, 2)
+    every = fresh_sites(train, FEDAVG, 2)
+    metrics = run(fresh_server(train.learner, FEDAVG), every, spoilt, jax.random.key(0))[2]
+    assert np.isfinite(metrics["actor_loss"]).all()
     with pytest.raises(ValueError, match="expected at least one site"):
         stacked_rows(federated_scaling(sites, SPEC), [])
 
@@ -85,7 +91,7 @@ def clones(aggregate: Aggregate) -> Federated:
 
 @cache
 def attacked(aggregate: Aggregate) -> Aggregate:
-    """Two of twelve sites send five times the opposite of what they found."""
+    """Two of twelve sites send ten times the opposite of what they found."""
 
     def aggregated(stacked: Any, weights: jax.Array) -> Any:
         return aggregate(jax.tree.map(lambda x: x.at[jnp.array([3, 8])].multiply(-10.0), stacked), weights)
@@ -93,6 +99,7 @@ def attacked(aggregate: Aggregate) -> Aggregate:
     return aggregated
 
 
+@pytest.mark.slow
 def test_two_hostile_sites_of_twelve_spoil_the_mean_and_neither_median_nor_trimmed_mean_nor_krum() -> None:
     sites = linear_sites(12, 60)
     spread = float(np.var(together(sites).action))

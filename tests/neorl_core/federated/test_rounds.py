@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,15 +12,15 @@ import pytest
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.federated.aggregate import median
 from neorl_core.federated.federate import federated_scaling, stacked_rows
-from neorl_core.federated.methods import FEDAVG
+from neorl_core.federated.methods import FEDAVG, Reply, Rows
 from neorl_core.federated.privacy import Privacy
-from neorl_core.federated.rounds import Rule, at_server, check, fresh_server, fresh_site, make_rounds
+from neorl_core.federated.rounds import Rule, at_server, at_site, check, fresh_server, fresh_site, make_rounds
 from neorl_core.federated.shared import shared
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.population import Algorithm, configure, init_population, make_train_chunk, member
 from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
-from tests.neorl_core.federated.toys import DISCRETE, SPEC, linear_sites
+from tests.neorl_core.federated.toys import DISCRETE, SPEC, linear_sites, together
 
 SGD = Recipe(method="sgd")
 ONE_MEAN = ("bc", "iql", "discrete_bc", "discrete_iql", "discrete_cql", "double_dqn")
@@ -31,9 +33,23 @@ def on_all(algorithm: Algorithm, rows: Transition) -> Algorithm:
     return algorithm._replace(update=lambda state, batches, key: algorithm.update(state, every, key))
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("bc", "iql") else pytest.param(n, marks=pytest.mark.slow) for n in ONE_MEAN]
-)
+def own_halves(algorithm: Algorithm, rows: Rows) -> list[Any]:
+    """Each site's half of a round, with one step on all of its rows."""
+    found = []
+    for i, number in enumerate(rows.number.tolist()):
+        whole: Transition = jax.tree.map(lambda x, i=i, number=number: x[i, :number], rows.transitions)
+        own: Rows = jax.tree.map(lambda x, i=i: x[i], rows)
+        rule = Rule(on_all(algorithm, whole), updates=1, batch_size=4)
+        found.append(jax.jit(lambda offer, site, rule=rule, own=own: at_site(rule, offer, site, own)[:2]))
+    return found
+
+
+def stacked(replies: Any) -> Reply:
+    found: Reply = jax.tree.map(lambda *x: jnp.stack(x), *replies)
+    return found
+
+
+@pytest.mark.parametrize("name", [n if n == "bc" else pytest.param(n, marks=pytest.mark.slow) for n in ONE_MEAN])
 def test_one_local_step_of_each_site_is_the_pooled_step(name: str) -> None:
     """Over five rounds, for sites of different size, in all weights, targets included."""
     algorithm = ALGORITHMS[name]

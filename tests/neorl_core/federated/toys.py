@@ -80,3 +80,9 @@ def linear_sites(count: int, rows: int, seed: int = 0, discrete: bool = False) -
         reward = -np.sum(after**2, axis=1).astype(np.float32)
         found.append(Transition(x, u, reward, np.zeros(n, np.float32), after, np.zeros(n, np.float32)))
     return found
+
+
+def together(sites: list[Transition]) -> Transition:
+    """All sites' rows as one place would have them."""
+    pooled: Any = [None if x[0] is None else np.concatenate(x) for x in zip(*sites, strict=True)]
+    return Transition(*pooled)
