@@ -21,6 +21,12 @@ ORDERS: Floats = np.concatenate([np.arange(1.1, 11.0, 0.1), np.arange(11.0, 64.0
 """Orders of Rényi's divergence that are tried."""
 
 
+LEAST_NOISE = 0.1
+"""Below it, epsilon is in the hundreds, and counts as infinite."""
+LARGEST_GRID = 2**22
+"""Losses of a sum; where there are more, the grid is made wider, which never understates."""
+
+
 class Mechanism(NamedTuple):
     """Rounds of the subsampled Gaussian mechanism."""
 
@@ -45,7 +51,7 @@ def renyi_epsilon(mechanism: Mechanism, delta: float) -> float:
         ValueError: on numbers outside of their ranges.
     """
     _check(mechanism, delta)
-    if mechanism.noise == 0.0:
+    if mechanism.noise < LEAST_NOISE:
         return math.inf
     divergence = np.array([renyi_divergence(mechanism.noise, mechanism.rate, order) for order in ORDERS])
     every = mechanism.rounds * divergence + np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
@@ -84,7 +90,7 @@ def loss_epsilon(mechanism: Mechanism, delta: float, width: float = 1e-4) -> flo
         ValueError: on numbers outside of their ranges.
     """
     _check(mechanism, delta)
-    if mechanism.noise == 0.0:
+    if mechanism.noise < LEAST_NOISE:
         return math.inf
     if mechanism.rate == 0.0:
         return 0.0
@@ -144,6 +150,8 @@ def _epsilon_of(mechanism: Mechanism, delta: float, width: float, removed: bool)
     # Sums of T losses within this reach of their mean; what lies beyond has far less than any delta.
     reach = 20 * deviation * math.sqrt(mechanism.rounds) + 2 * float(losses[-1] - losses[0])
     size = 2 ** math.ceil(math.log2(max(2 * reach / width, len(losses))))
+    if size > LARGEST_GRID:
+        return _epsilon_of(mechanism, delta, 4 * width, removed)
     centre = round(mechanism.rounds * (mean / width - one.first))
     spectrum = np.fft.rfft(one.mass, size) ** mechanism.rounds
     summed = np.clip(np.roll(np.fft.irfft(spectrum, size), size // 2 - centre % size), 0.0, None)
@@ -156,10 +164,13 @@ def _epsilon_of(mechanism: Mechanism, delta: float, width: float, removed: bool)
     positive = sums > 0.0
     losses, above = sums[positive], np.cumsum(summed[positive][::-1])[::-1]
     shrunk = np.cumsum((summed[positive] * np.exp(-losses))[::-1])[::-1]
-    at_losses = np.append(above[1:] - np.exp(losses[:-1]) * shrunk[1:], 0.0)
+    # Beyond 700 numbers overflow: a smaller factor overstates delta.
+    at_losses = np.append(above[1:] - np.exp(np.minimum(losses[:-1], 700.0)) * shrunk[1:], 0.0)
     first = int(np.argmax(at_losses <= delta - infinite))
     excess = above[first] - (delta - infinite)
-    return math.log(excess / shrunk[first]) if excess > shrunk[first] else 0.0
+    if shrunk[first] == 0.0:
+        return float(losses[first])
+    return max(math.log(excess / shrunk[first]), 0.0) if excess > 0.0 else 0.0
 
 
 def _log(x: float) -> float:
