@@ -38,11 +38,11 @@ def test_the_table_says_what_cells_came_to_and_what_was_asked() -> None:
     assert lines[2] == "| best federated at least 95 % of pooled, 20 episodes | yes | 77.0 beside 80.0 |"
     assert lines[3] == "| fine-tuned at least pooled, 20 episodes | no | 75.0 beside 80.0 |"
     assert lines[4] == "| best federated at least 95 % of pooled, 200 episodes | open | |"
-    text = f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n"
+    text = f"before\n{page.BEGIN}\nearlier\n{page.END}\nafter\n"
     once = page.written(text, found)
     assert once.startswith("before\n")
     assert once.endswith("\nafter\n")
-    assert "old" not in once
+    assert "earlier" not in once
     assert page.written(once, found) == once
 
 
