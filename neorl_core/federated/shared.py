@@ -3,8 +3,8 @@
 Shared are all weights that gradients or Polyak's rule move: actors, critics, values, their targets, temperatures and
 the networks of a learned model. Target networks follow the others linearly, so that a mean of targets is the target of
 the mean. What stays at a site: optimisers' memory, whose scale is that of the site's own gradients and which would
-triple what is sent; hyper-parameters; and what a learned model keeps of its data, its errors on held-out rows and the
-range of what it has seen.
+triple what is sent; hyper-parameters; and what a learned model keeps of its data: errors on held-out rows, the range of
+what it has seen, and moments of it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from neorl_core.training.optimisers import Optimiser
 Shared = dict[str, Float[Array, "..."]]
 """Weights by their place in the state, such as `actor/params/Dense_0/kernel`: a pytree, and names for a network."""
 
-OWN = frozenset({"hyper", "error", "low", "high"})
-"""Fields of states (`Hyperparameters`, and statistics of `world_model.dynamics.Model`) that stay at a site."""
+OWN = frozenset({"hyper", "error", "low", "high", "support"})
+"""Fields of states that stay at a site: `Hyperparameters`, and what models keep of rows (`dynamics.Model`, `Support`)."""
 
 
 def shared(learner: Any) -> Shared:

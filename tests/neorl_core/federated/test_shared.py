@@ -26,7 +26,7 @@ def test_all_weights_are_shared_and_nothing_else(name: str) -> None:
     small = {"hidden": (4,)} | ({"model_hidden": (4,)} if algorithm.warm_up else {})
     state = algorithm.init(jax.random.key(0), spec, algorithm.Config(**small))
     found = shared(state)
-    assert not [part for part in found if "optimiser" in part or "hyper" in part]
+    assert not [part for part in found if any(own in part for own in ("optimiser", "hyper", "support"))]
     assert bool([part for part in found if part.startswith("model/members")]) == (algorithm.warm_up is not None)
 
     moved = with_shared(state, jax.tree.map(lambda x: x + 1, found))
