@@ -21,7 +21,7 @@ Shared = dict[str, Float[Array, "..."]]
 """Weights by their place in the state, such as `actor/params/Dense_0/kernel`: a pytree, and names for a network."""
 
 OWN = frozenset({"hyper", "error", "low", "high", "support"})
-"""Fields of states that stay at a site: `Hyperparameters`, and what models keep of rows (`dynamics.Model`, `Support`)."""
+"""Fields of states that stay at a site: `Hyperparameters`, and what models and their `Support` keep of rows."""
 
 
 def shared(learner: Any) -> Shared:
