@@ -38,6 +38,20 @@ MODULES = {
     ),
     "algorithms": ("Algorithms", ["algorithms"]),
     "ope": ("Off-policy evaluation", ["ope.agreement", "ope.fqe", "ope.model", "ope.metrics"]),
+    "federated": (
+        "Federation",
+        [
+            "federated.federate",
+            "federated.rounds",
+            "federated.methods",
+            "federated.fedora",
+            "federated.aggregate",
+            "federated.gossip",
+            "federated.secure",
+            "federated.privacy",
+            "federated.accountant",
+        ],
+    ),
     "safety": ("Safety", ["safety.bounds", "safety.certify", "safety.composite", "safety.drift"]),
 }
 """Pages of the core's modules."""

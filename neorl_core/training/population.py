@@ -208,6 +208,27 @@ def init_population(
     return _make_init(algorithm, spec, config)(keys, values)
 
 
+def drawn_update(
+    algorithm: Algorithm, state: TrainState, data: Transition, rows: int | Int[Array, ""], batch_size: int
+) -> tuple[TrainState, Metrics]:
+    """One update on batches that are drawn by the member's key and its step.
+
+    Args:
+        algorithm: what to train.
+        state: of one member.
+        data: prepared transitions (N, ...).
+        rows: how many of them, from the first on, are drawn from, uniformly with replacement.
+        batch_size: transitions per gradient step.
+    """
+    batches = algorithm.batches_per_update
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl="threefry2x32"), state.step)
+    batch_key, update_key = jax.random.split(key)
+    drawn = jax.random.randint(batch_key, (batches, batch_size), 0, rows)
+    batch: Transition = jax.tree.map(lambda x: x[drawn], data)
+    learner, metrics = algorithm.update(state.learner, batch, update_key)
+    return TrainState(learner, state.key, state.step + batches), metrics
+
+
 @lru_cache(maxsize=16)
 def make_train_chunk(
     algorithm: Algorithm, updates: int, log_every: int, batch_size: int
@@ -237,15 +258,8 @@ def make_train_chunk(
         )
 
     def member(state: TrainState, data: Transition) -> tuple[TrainState, Metrics]:
-        rows = data.reward.shape[0]
-
         def one(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-            key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl="threefry2x32"), state.step)
-            batch_key, update_key = jax.random.split(key)
-            drawn = jax.random.randint(batch_key, (batches, batch_size), 0, rows)
-            batch: Transition = jax.tree.map(lambda x: x[drawn], data)
-            learner, metrics = algorithm.update(state.learner, batch, update_key)
-            return TrainState(learner, state.key, state.step + batches), metrics
+            return drawn_update(algorithm, state, data, data.reward.shape[0], batch_size)
 
         def logged(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
             state, metrics = jax.lax.scan(one, state, length=log_every // batches)

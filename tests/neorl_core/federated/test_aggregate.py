@@ -1,0 +1,62 @@
+"""Aggregates: equal to Flower's, and what hostile sites can do to each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.federated.aggregate import Aggregate, krum, median, trimmed_mean, weighted_mean
+
+GOLDEN = np.load(Path(__file__).parents[2] / "golden" / "federated.npz")
+CONFIG = json.loads(str(GOLDEN["config"]))
+OURS: dict[str, Aggregate] = {
+    "mean": weighted_mean,
+    "median": median,
+    "trimmed": trimmed_mean(CONFIG["trimmed"]),
+    "krum": krum(CONFIG["hostile"]),
+    "multi_krum": krum(CONFIG["hostile"], CONFIG["kept"]),
+}
+
+
+def stacked() -> tuple[Any, Any]:
+    weights = GOLDEN["examples"] / GOLDEN["examples"].sum()
+    return {"weights": jnp.asarray(GOLDEN["weights"]), "bias": jnp.asarray(GOLDEN["bias"])}, jnp.asarray(weights)
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("theirs", ["", "older_"])
+def test_equals_flower(name: str, theirs: str) -> None:
+    with jax.enable_x64(True):
+        found = OURS[name](*stacked())
+        for part, value in found.items():
+            np.testing.assert_allclose(value, GOLDEN[f"{theirs}{name}_{part}"], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed", "krum", "multi_krum"])
+def test_two_hostile_sites_do_not_move_a_robust_aggregate_far(name: str) -> None:
+    honest = 1.0 + 0.01 * jax.random.normal(jax.random.key(0), (12, 5))
+    lying = honest.at[jnp.array([2, 9])].set(-1e6)
+    weights = jnp.full(12, 1 / 12)
+    assert abs(OURS[name](lying, weights) - 1.0).max() < 0.03
+    assert abs(weighted_mean(lying, weights) - 1.0).max() > 1e5
+
+
+def test_a_hand_worked_trimmed_mean_and_krum() -> None:
+    x = jnp.asarray([[0.0], [1.0], [2.0], [3.0], [100.0]])
+    assert trimmed_mean(0.2)(x, jnp.full(5, 0.2)) == 2.0
+    # Without a hostile site a score sums the three nearest of four: 1 + 4 + 9, 1 + 1 + 4, 1 + 1 + 4, 9 + 4 + 1, ...
+    assert krum(0)(x, jnp.full(5, 0.2)) == 1.0
+    assert krum(0, 2)(x, jnp.asarray([0.2, 0.1, 0.3, 0.2, 0.2])) == pytest.approx(1.75)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected more than 6 sites against 2 hostile ones"):
+        krum(2)(jnp.zeros((6, 1)), jnp.full(6, 1 / 6))
+    with pytest.raises(ValueError, match="expected a share from 0 to below one half"):
+        trimmed_mean(0.5)

@@ -1,0 +1,157 @@
+"""Federated training in one call: every algorithm with every method, hostile sites, privacy, and fine-tuning."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.algorithms import ALGORITHMS, NAMES
+from neorl_core.federated.aggregate import Aggregate, krum, median, trimmed_mean, weighted_mean
+from neorl_core.federated.federate import Federated, federate, federated_scaling, fine_tuned, fresh_sites, stacked_rows
+from neorl_core.federated.fedora import fedora
+from neorl_core.federated.methods import FEDAVG, SCAFFOLD, fedprox
+from neorl_core.federated.privacy import Privacy
+from neorl_core.federated.rounds import Rule, fresh_server, make_rounds
+from neorl_core.networks import policy_act
+from neorl_core.training.population import configure, init_population, member
+from neorl_core.training.preparation import moments, prepare
+from neorl_core.types import Transition
+from tests.neorl_core.federated.toys import DISCRETE, SPEC, linear_sites, together
+
+METHODS = (FEDAVG, fedprox(0.01), SCAFFOLD, fedora())
+SMALL = {"hidden": (8,)}
+
+
+def cloning_error(policy: Any, sites: list[Transition]) -> float:
+    every = together(sites)
+    return float(np.mean((np.asarray(policy_act(policy, jnp.asarray(every.observation))) - every.action) ** 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_is_federated_by_every_method(name: str) -> None:
+    """The one that asks most of an algorithm is run, the others are traced."""
+    algorithm = ALGORITHMS[name]
+    spec = DISCRETE if algorithm.discrete else SPEC
+    sites = linear_sites(3, 40, discrete=algorithm.discrete)
+    small: dict[str, Any] = SMALL | ({"model_hidden": (8,), "horizon": 3} if algorithm.warm_up else {})
+    found = federate(sites, spec, name, fedora(), rounds=5, updates=4, batch_size=16, overrides=small)
+    for curve in found.curves.values():
+        assert curve.shape == (5, 3)
+        assert np.isfinite(curve).all()
+    action = policy_act(found.policy, jnp.asarray(sites[0].observation))
+    assert action.shape == sites[0].action.shape
+    assert np.isfinite(action).all()
+    assert all(np.isfinite(x).all() for x in found.server.parameters.values())
+
+    train = member(init_population(algorithm, spec, found.config, [0], {}), 0)
+    rows = stacked_rows(found.scaling, sites)
+    for method in METHODS:
+        given = fresh_server(train.learner, method), fresh_sites(train, method, 3), rows, jax.random.key(0)
+        server, kept, _ = jax.eval_shape(make_rounds(Rule(algorithm, method, updates=4), 2, 3), *given)
+        assert jax.tree.structure((server, kept)) == jax.tree.structure(given[:2])
+        assert [x.shape for x in jax.tree.leaves(kept)] == [x.shape for x in jax.tree.leaves(given[1])]
+
+
+def test_the_federated_normaliser_is_that_of_all_rows_together() -> None:
+    sites = linear_sites(4, 30)
+    pooled = prepare(together(sites), SPEC)[0]
+    for ours, theirs in zip(
+        jax.tree.leaves(federated_scaling(sites, SPEC).normaliser), jax.tree.leaves(pooled), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_padded_rows_are_never_drawn() -> None:
+    """What pads a short site is made infinite here; its curves stay finite."""
+    algorithm, sites = ALGORITHMS["bc"], linear_sites(2, 20)
+    rows = stacked_rows(federated_scaling(sites, SPEC), sites)
+    assert rows.number.tolist() == [20, 27]
+    assert rows.transitions.reward.shape == (2, 27)
+    spoilt = rows._replace(transitions=jax.tree.map(lambda x: x.at[0, 20:].set(jnp.inf), rows.transitions))
+    train = member(init_population(algorithm, SPEC, configure(algorithm, SMALL), [0], {}), 0)
+    run = make_rounds(Rule(algorithm, updates=30, batch_size=32), 1, 2)
+    every = fresh_sites(train, FEDAVG, 2)
+    metrics = run(fresh_server(train.learner, FEDAVG), every, spoilt, jax.random.key(0))[2]
+    assert np.isfinite(metrics["actor_loss"]).all()
+    with pytest.raises(ValueError, match="expected at least one site"):
+        stacked_rows(federated_scaling(sites, SPEC), [])
+
+
+@cache
+def clones(aggregate: Aggregate) -> Federated:
+    return federate(
+        linear_sites(12, 60),
+        SPEC,
+        "bc",
+        rounds=60,
+        updates=5,
+        batch_size=32,
+        aggregate=aggregate,
+        overrides={"hidden": (16,)},
+    )
+
+
+@cache
+def attacked(aggregate: Aggregate) -> Aggregate:
+    """Two of twelve sites send ten times the opposite of what they found."""
+
+    def aggregated(stacked: Any, weights: jax.Array) -> Any:
+        return aggregate(jax.tree.map(lambda x: x.at[jnp.array([3, 8])].multiply(-10.0), stacked), weights)
+
+    return aggregated
+
+
+@pytest.mark.slow
+def test_two_hostile_sites_of_twelve_spoil_the_mean_and_neither_median_nor_trimmed_mean_nor_krum() -> None:
+    sites = linear_sites(12, 60)
+    spread = float(np.var(together(sites).action))
+    clean = 1 - cloning_error(clones(weighted_mean).policy, sites) / spread
+    assert clean > 0.9
+    for aggregate in (median, trimmed_mean(0.2), krum(2, 6)):
+        robust = 1 - cloning_error(clones(attacked(aggregate)).policy, sites) / spread
+        assert robust > 0.95 * clean
+    assert 1 - cloning_error(clones(attacked(weighted_mean)).policy, sites) / spread < 0.5 * clean
+
+
+def test_secure_sums_change_nothing_but_last_digits() -> None:
+    sites = linear_sites(3, 40)
+    plain, secure = (
+        federate(sites, SPEC, "bc", rounds=4, updates=5, batch_size=16, overrides=SMALL, secure=bound)
+        for bound in (None, 1.0)
+    )
+    for part, value in plain.server.parameters.items():
+        np.testing.assert_allclose(secure.server.parameters[part], value, atol=1e-6)
+
+
+def test_private_sites_are_refused_where_noise_drowns_them_and_learn_where_it_does_not() -> None:
+    sites = linear_sites(12, 60)
+    with pytest.raises(ValueError, match="expected noise below the clip norm"):
+        federate(sites, SPEC, "bc", privacy=Privacy(1.0, 5.0), overrides={"hidden": (64, 64)})
+    with pytest.raises(ValueError, match="expected a mean where sites are private"):
+        federate(sites, SPEC, "bc", privacy=Privacy(1.0, 0.1), aggregate=median, overrides=SMALL)
+    found = federate(
+        sites, SPEC, "bc", rounds=60, updates=5, batch_size=32, privacy=Privacy(0.5, 0.1), overrides={"hidden": (16,)}
+    )
+    assert cloning_error(found.policy, sites) < 0.2 * float(np.var(together(sites).action))
+
+
+def test_a_new_site_is_fine_tuned_from_the_shared_weights() -> None:
+    """A site whose operator answers otherwise: its own policy follows it better than the shared one does."""
+    shared = clones(weighted_mean)
+    (new,) = linear_sites(1, 60, seed=9)
+    new = new._replace(action=np.clip(new.action + 0.5 * new.observation[:, :1], -2, 2))
+    before = cloning_error(shared.policy, [new])
+    (tuned,) = fine_tuned(shared, [new], 300, batch_size=32)
+    assert cloning_error(tuned, [new]) < 0.5 * before
+    assert moments(new).rows == 60
+
+
+def test_rounds_of_a_warm_up_must_leave_some() -> None:
+    with pytest.raises(ValueError, match=r"expected more rounds than the 10 of the warm-up of bptt, got 10"):
+        federate(linear_sites(2, 20), SPEC, "bptt", rounds=10, updates=4, overrides={"warm_up_updates": 40})

@@ -1,0 +1,87 @@
+"""Methods held to the papers' own algorithms on quadratics, whose optimum is known."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.federated.federate import fresh_sites
+from neorl_core.federated.methods import FEDAVG, SCAFFOLD, Method, fedprox
+from neorl_core.federated.rounds import Rule, Server, fresh_server, make_rounds
+from neorl_core.federated.shared import Shared
+from tests.neorl_core.federated.toys import QUADRATIC, SPEC, QuadraticConfig, fresh, quadratic_rows
+
+A = np.array([[1.0, 4.0], [3.0, 0.5], [0.2, 2.0]])
+B = np.array([[0.0, 1.0], [2.0, -3.0], [-5.0, 4.0]])
+OPTIMUM = (A * B).sum(axis=0) / A.sum(axis=0)
+LR, STEPS = 0.1, 10
+
+
+def run(method: Method, rounds: int, participants: int | None = None, seed: int = 0) -> Server:
+    train = fresh(QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig(lr=LR)))
+    rule = Rule(QUADRATIC, method, updates=STEPS, batch_size=2)
+    rounds_of = make_rounds(rule, rounds, 3, participants)
+    sites = fresh_sites(train, method, 3)
+    server, _, metrics = rounds_of(
+        fresh_server(train.learner, method), sites, quadratic_rows(A, B), jax.random.key(seed)
+    )
+    assert metrics["loss"].shape == (rounds, participants or 3)
+    return server
+
+
+def weight(parameters: Shared) -> jax.Array:
+    return parameters["weight"]
+
+
+def test_scaffold_reaches_the_optimum_where_fedavg_does_not() -> None:
+    np.testing.assert_allclose(weight(run(SCAFFOLD, 600).parameters), OPTIMUM, atol=1e-4)
+    stuck = np.abs(np.asarray(weight(run(FEDAVG, 600).parameters)) - OPTIMUM)
+    assert stuck.max() > 0.3
+
+
+def test_scaffold_reaches_the_optimum_with_two_of_three_sites_in_a_round() -> None:
+    np.testing.assert_allclose(weight(run(SCAFFOLD, 3000, participants=2).parameters), OPTIMUM, atol=5e-3)
+
+
+def test_fedavg_ends_where_theory_says() -> None:
+    """K steps of site i contract by r_i = (1 - eta a_i)^K; the fixed point is their mean weighted by 1 - r_i."""
+    part = 1 - (1 - LR * A) ** STEPS
+    fixed = (part * B).sum(axis=0) / part.sum(axis=0)
+    np.testing.assert_allclose(weight(run(FEDAVG, 600).parameters), fixed, atol=1e-4)
+
+
+def test_fedprox_takes_the_papers_steps() -> None:
+    """Five rounds beside `y <- y - eta (a (y - b) + mu (y - x))` in NumPy."""
+    mu, x = 0.7, np.zeros(2)
+    for _ in range(5):
+        y = np.tile(x, (3, 1))
+        for _ in range(STEPS):
+            y = y - LR * (A * (y - B) + mu * (y - x))
+        x = y.mean(axis=0)
+    np.testing.assert_allclose(weight(run(fedprox(LR * mu), 5).parameters), x, atol=1e-6)
+    with pytest.raises(ValueError, match="expected a pull from 0 to below 1"):
+        fedprox(1.0)
+
+
+def test_scaffold_takes_the_papers_steps() -> None:
+    """Five rounds beside algorithm 1 of Karimireddy et al. with option II in NumPy, whose variates are gradients."""
+    x, c, own = np.zeros(2), np.zeros(2), np.zeros((3, 2))
+    for _ in range(5):
+        y = np.tile(x, (3, 1))
+        for _ in range(STEPS):
+            y = y - LR * (A * (y - B) - own + c)
+        renewed = own - c + (x - y) / (STEPS * LR)
+        x, c, own = y.mean(axis=0), c + (renewed - own).mean(axis=0), renewed
+    server = run(SCAFFOLD, 5)
+    np.testing.assert_allclose(weight(server.parameters), x, atol=1e-5)
+    np.testing.assert_allclose(weight(server.control), -LR * c, atol=1e-5)
+
+
+def test_sites_count_by_their_rows() -> None:
+    rows = quadratic_rows(np.ones((2, 2)), [[0.0, 0.0], [1.0, 1.0]])._replace(number=jnp.asarray([1, 3]))
+    train = fresh(QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig(lr=1.0)))
+    one_round = make_rounds(Rule(QUADRATIC, updates=1, batch_size=2), 1, 2)
+    server = one_round(fresh_server(train.learner, FEDAVG), fresh_sites(train, FEDAVG, 2), rows, jax.random.key(0))[0]
+    np.testing.assert_allclose(weight(server.parameters), [0.75, 0.75], atol=1e-6)

@@ -1,0 +1,85 @@
+"""Private changes: clipped, noised as told, refused where noise drowns them, and DP-SGD where rows are private."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.federated.methods import FEDAVG, Reply
+from neorl_core.federated.privacy import Privacy, check, clipped, drowning, noised, norm, private_rows
+from neorl_core.federated.rounds import Rule, at_server, fresh_server
+from neorl_core.federated.shared import difference, shared, size
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import configure
+from neorl_core.training.preparation import prepare
+from neorl_core.types import Transition
+from tests.neorl_core.federated.toys import QUADRATIC, SPEC, QuadraticConfig, linear_sites
+
+
+def test_clipping_keeps_direction_and_what_is_short() -> None:
+    tree = {"a": jnp.asarray([3.0, 0.0]), "b": jnp.asarray([[4.0]])}
+    assert norm(tree) == 5.0
+    np.testing.assert_allclose(clipped(tree, 1.0)["a"], [0.6, 0.0], atol=1e-7)
+    assert clipped(tree, 6.0)["b"] == 4.0
+    assert clipped(jax.tree.map(jnp.zeros_like, tree), 1.0)["a"].tolist() == [0.0, 0.0]
+
+
+def test_noise_has_the_deviation_that_the_accountant_is_told() -> None:
+    """`z C / k`: 1.5 * 2 / 10, within five standard errors."""
+    found = noised({"a": jnp.zeros(50_000)}, Privacy(2.0, 1.5), 10, jax.random.key(0))["a"]
+    assert np.std(found) == pytest.approx(0.3, abs=5 * 0.3 / np.sqrt(2 * 50_000))
+
+
+def test_one_site_moves_a_private_mean_by_no_more_than_the_clip() -> None:
+    """Whatever a site replies: its numbers are clipped where they are made, and weights do not count."""
+    rule = Rule(QUADRATIC, privacy=Privacy(clip=1.0, noise=0.0))
+    server = fresh_server(QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig()), FEDAVG)
+    changes = jnp.stack([clipped(jnp.asarray(x), 1.0) for x in ([0.1, 0.0], [0.0, 0.2], [1e6, 1e6])])
+    replies = Reply({"weight": changes}, {}, jnp.zeros(3))
+    moved = at_server(rule, server, replies, key=jax.random.key(1)).parameters["weight"]
+    np.testing.assert_allclose(moved, np.asarray(changes).mean(axis=0), atol=1e-7)
+    with pytest.raises(ValueError, match="expected a key for noise"):
+        at_server(rule, server, replies)
+
+
+def test_noise_that_drowns_a_policy_of_twenty_sites_is_refused() -> None:
+    """2 x 256 on the reactor's four observations and one action: about 66 clip norms at z = 5.1."""
+    algorithm = ALGORITHMS["bc"]
+    four = SPEC._replace(observation=SPEC.observation._replace(names=tuple("wxyz")))
+    numbers = size(shared(algorithm.init(jax.random.key(0), four, algorithm.Config(hidden=(256, 256)))))
+    assert drowning(Privacy(1.0, 5.1), numbers, 20) == pytest.approx(66, abs=0.5)
+    with pytest.raises(ValueError, match=r"expected noise below the clip norm, got 66\.\d times as much"):
+        check(Privacy(1.0, 5.1), numbers, 20)
+    check(Privacy(1.0, 5.1), numbers, 20, insist=True)
+    check(Privacy(1.0, 1.0), 100, 20)
+    with pytest.raises(ValueError, match="expected a clip norm above 0"):
+        check(Privacy(0.0, 1.0), 10, 10)
+
+
+def test_private_rows_without_noise_are_an_ordinary_step_and_with_it_dp_sgd() -> None:
+    algorithm = ALGORITHMS["bc"]
+    config = configure(algorithm, {"hidden": (6,), "actor_recipe": Recipe(method="sgd"), "actor_lr": 0.1})
+    state = algorithm.init(jax.random.key(0), SPEC, config)
+    rows = prepare(linear_sites(1, 12)[0], SPEC)[1]
+    batches: Transition = jax.tree.map(lambda x: x[None], rows)
+    plain = shared(algorithm.update(state, batches, jax.random.key(1))[0])
+    exact = shared(private_rows(algorithm, Privacy(1e6, 0.0)).update(state, batches, jax.random.key(1))[0])
+    for part, value in plain.items():
+        np.testing.assert_allclose(exact[part], value, atol=1e-6)
+
+    tight = private_rows(algorithm, Privacy(1e-3, 0.0)).update(state, batches, jax.random.key(1))[0]
+    assert 0 < norm(difference(shared(tight), shared(state))) <= 1e-3 * (1 + 1e-3)
+    noisy = private_rows(algorithm, Privacy(1e-3, 2.0)).update(state, batches, jax.random.key(1))[0]
+    apart = difference(shared(noisy), shared(tight))
+    assert float(norm(apart)) == pytest.approx(2e-3 / 12 * np.sqrt(size(apart)), rel=0.5)
+
+
+def test_rows_of_a_learned_model_cannot_be_private() -> None:
+    algorithm = ALGORITHMS["bptt"]
+    state = algorithm.init(jax.random.key(0), SPEC, algorithm.Config(hidden=(4,), model_hidden=(4,)))
+    rows: Transition = jax.tree.map(lambda x: x[None], prepare(linear_sites(1, 12)[0], SPEC)[1])
+    with pytest.raises(ValueError, match="expected an algorithm without a learned model"):
+        private_rows(algorithm, Privacy(1.0, 1.0)).update(state, rows, jax.random.key(0))

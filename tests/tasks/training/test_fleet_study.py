@@ -1,0 +1,120 @@
+"""The study of a fleet: its table from made cells, cells that are missing, and small cells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.fleet_study import page
+from benchmarks.fleet_study.cell import SETTINGS, SMALL, WAYS, cell
+from benchmarks.fleet_study.fleet import LEARNING, PLANT, SPREAD, UNSEEN, logs, reactors, scores
+from neorl_core.federated.aggregate import Aggregate, median, trimmed_mean, weighted_mean
+from neorl_core.federated.federate import federate
+from neorl_core.plants import chemical_reactor as reactor
+from neorl_core.types import Transition
+
+
+def made(way: str, episodes: int, learning: Sequence[float]) -> dict[str, Any]:
+    fleet = {"sites": list(learning), "violated": 0.25}
+    return {"way": way, "episodes": episodes, "learning": fleet, "unseen": fleet, "cpu_seconds": 12.0}
+
+
+def cells(*found: dict[str, Any]) -> Mapping[tuple[str, int], Mapping[str, Any]]:
+    return {(each["way"], each["episodes"]): each for each in found}
+
+
+def test_the_table_says_what_cells_came_to_and_what_was_asked() -> None:
+    every = [made(way, 20, [70.0, 80.0]) for way in WAYS if way not in ("pooled", "fedavg")]
+    found = cells(*every, made("pooled", 20, [79.0, 81.0]), made("fedavg", 20, [70.0, 84.0]), made("local", 2, [-5.0]))
+    assert "| fedavg | 20 | 77.0 | 70.0 | 25.0% | 77.0 | 70.0 | 25.0% | 12 |" in page.table(found)
+    lines = page.bars(found).splitlines()
+    assert lines[2] == "| best federated at least 95 % of pooled, 20 episodes | yes | 77.0 beside 80.0 |"
+    assert lines[3] == "| fine-tuned at least pooled, 20 episodes | no | 75.0 beside 80.0 |"
+    assert lines[4] == "| best federated at least 95 % of pooled, 200 episodes | open | |"
+    text = f"before\n{page.BEGIN}\nearlier\n{page.END}\nafter\n"
+    once = page.written(text, found)
+    assert once.startswith("before\n")
+    assert once.endswith("\nafter\n")
+    assert "earlier" not in once
+    assert page.written(once, found) == once
+
+
+def test_cells_that_are_missing_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    page.path_of("local", 20).write_text(json.dumps(made("local", 20, [1.0])))
+    assert list(page.missing(["local", "pooled"], [2, 20])) == [("pooled", 20), ("local", 2), ("pooled", 2)]
+    assert list(page.kept()) == [("local", 20)]
+
+
+def test_the_committed_page_holds_the_kept_cells() -> None:
+    text = page.PAGE.read_text()
+    assert page.written(text, page.kept()) == text
+
+
+def test_sites_differ_within_the_spread_and_fleets_from_each_other() -> None:
+    one, other = (reactors(20, fleet) for fleet in (LEARNING, UNSEEN))
+    for name in ("reaction_rate", "cooling_rate"):
+        ratio = np.asarray(getattr(one, name)) / float(getattr(reactor.NOMINAL, name))
+        assert abs(ratio - 1).max() <= SPREAD * 1.001
+        assert ratio.std() > SPREAD / 4
+        assert not np.isin(getattr(other, name), getattr(one, name)).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["local", "fine-tuned", "scaffold"])
+def test_a_small_cell(way: str) -> None:
+    found = cell(way, 2, SMALL)
+    assert found["rows"] > 0
+    for fleet in ("learning", "unseen"):
+        assert len(found[fleet]["sites"]) == SMALL.sites
+        assert np.isfinite(found[fleet]["sites"]).all()
+    assert cell(way, 2, SMALL)["learning"] == found["learning"]
+
+
+def attacked(aggregate: Aggregate) -> Aggregate:
+    """Two of twelve sites send three times the opposite of what they found."""
+
+    def aggregated(stacked: Any, weights: jax.Array) -> Any:
+        return aggregate(jax.tree.map(lambda x: x.at[jnp.array([3, 8])].multiply(-3.0), stacked), weights)
+
+    return aggregated
+
+
+@pytest.mark.slow
+def test_two_hostile_reactors_of_twelve_spoil_the_mean_and_neither_median_nor_trimmed_mean() -> None:
+    constants = reactors(12, LEARNING)
+    sites = logs(constants, 2, 0)
+
+    def learned(aggregate: Aggregate) -> float:
+        settings = SETTINGS | {"hidden": (32, 32)}
+        found = federate(
+            sites,
+            PLANT.spec,
+            aggregate=aggregate,
+            rounds=20,
+            updates=100,
+            batch_size=64,
+            overrides=settings,
+        )
+        return float(np.mean(scores([found.policy] * 12, constants, 16).sites))
+
+    clean = learned(weighted_mean)
+    assert clean > 0
+    assert learned(attacked(median)) > 0.95 * clean
+    assert learned(attacked(trimmed_mean(0.2))) > 0.95 * clean
+    assert learned(attacked(weighted_mean)) < 0.95 * clean
+
+
+def test_logs_of_more_episodes_begin_with_those_of_fewer() -> None:
+    constants = reactors(1, LEARNING)
+    few, more = logs(constants, 1, 0)[0], logs(constants, 3, 0)[0]
+    first: Transition = jax.tree.map(lambda x: x[: len(few.reward)], more)
+    np.testing.assert_array_equal(first.observation, few.observation)
+    assert len(more.reward) > 2 * len(few.reward) * 0.9
