@@ -33,7 +33,7 @@ class Aggregation(Strict):
     hostile: Annotated[int, Field(ge=0)] = 1
     """Of Krum: how many sites may lie."""
     largest: Positive | None = None
-    """Times the median of a round's norms from which on a site's change is left out; without it none is for its size."""
+    """Times the median of a round's norms beyond which a site's change is left out; without it none is for its size."""
 
 
 class PrivateSites(Strict):
@@ -62,8 +62,8 @@ class Network(Strict):
     def _beyond_this_machine_by_tls(self) -> Network:
         if self.tls is None and not is_loopback(self.address):
             raise ValueError(
-                f"expected 'tls' where sites of other machines connect, got none for {self.address}: make a certificate "
-                "with 'neorl federate certificate'"
+                f"expected 'tls' where sites of other machines connect, got none for {self.address}: make it with "
+                "'neorl federate certificate'"
             )
         return self
 
@@ -92,6 +92,8 @@ class Terms(Strict):
     batch_size: Count = 256
     secure_sums: bool = False
     """Whether the coordinator learns the sum of the sites' changes and none of them."""
+    secure_bound: Positive = 1.0
+    """Where sums are secure: a number of a change that is larger in size is cut off there."""
     privacy: PrivateSites | None = None
 
 
@@ -123,8 +125,18 @@ class Federation(Terms):
             )
         if self.privacy and robust:
             raise ValueError(
-                "expected aggregate.kind mean without 'largest' where sites are private, got a robust one, of which the "
-                "accountant knows nothing: choose one of the two"
+                "expected aggregate.kind mean without 'largest' where sites are private, got a robust one, of which "
+                "the accountant knows nothing: choose one of the two"
+            )
+        if self.secure_sums and self.method == "fedora":
+            raise ValueError(
+                "expected a method that weights sites by their rows where sums are secure, got fedora: choose one of "
+                "the two"
+            )
+        if self.secure_sums and 2 * self.minimum_sites <= len(self.sites):
+            raise ValueError(
+                f"expected minimum_sites above half of the {len(self.sites)} sites where sums are secure, got "
+                f"{self.minimum_sites}: with fewer, two halves could unmask a site together"
             )
         if self.minimum_sites > len(self.sites):
             raise ValueError(f"expected minimum_sites of at most {len(self.sites)} sites, got {self.minimum_sites}")

@@ -100,7 +100,9 @@ def site_processes(
             (home / "layout").write_text("2\n")
             store_of(home, seed)
             (folder / f"{name}.yaml").write_text(text)
-            module = ["tests.servers.strange_site", *behaviour[name]] if name in behaviour else ["flows", "federate", "join"]
+            module = (
+                ["tests.servers.strange_site", *behaviour[name]] if name in behaviour else ["flows", "federate", "join"]
+            )
             with open(folder / f"{name}.log", "wb") as log:
                 running[name] = subprocess.Popen(
                     [sys.executable, "-m", *module, str(folder / f"{name}.yaml")],

@@ -9,29 +9,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.federation import Federation
 from configs.home import Home
 from neorl_core.federated import privacy as dp
-from neorl_core.federated.methods import Reply
-from neorl_core.federated.rounds import Server, at_server, fresh_server
-from neorl_core.federated.shared import Shared, size, with_shared
+from neorl_core.federated.privacy import noised
+from neorl_core.federated.rounds import Server, fresh_server, stepped
+from neorl_core.federated.shared import size, with_shared
 from neorl_core.networks import Policy
 from neorl_core.training.preparation import Moments, merged, scaling
 from neorl_core.types import PlantSpec
-from tasks.adapters.federation.network import Lost, Message, Reach
+from tasks.adapters.federation.network import Lost, Reach
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import digest_json, parse_json, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_of_record
 from tasks.adapters.ledger.federations import (
     WEIGHTS,
     FederationBody,
-    LeftOutBody,
     MemberBody,
-    ParticipantBody,
     PrivacyBody,
     RoundBody,
     rounds_of,
@@ -39,9 +36,10 @@ from tasks.adapters.ledger.federations import (
 )
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
 from tasks.adapters.models.policy_file import MadeBy, save_policy
+from tasks.federation.gathering import Round, gathered
 from tasks.federation.learning import Learning, learning_of
 from tasks.federation.trees import arrays_of, read_tree
-from tasks.federation.words import Question, Told, answered_of, arrays_of_moments, moments_of, named, told_of, weights_of
+from tasks.federation.words import Question, Told, arrays_of_moments, moments_of, named, told_of
 
 Say = Callable[[str], None]
 
@@ -66,14 +64,6 @@ class Result(NamedTuple):
     policy: Path
     digest: str
     epsilon: float | None
-
-
-class Usable(NamedTuple):
-    """A site's change that was taken."""
-
-    reply: Reply
-    update: str
-    norm: float
 
 
 def terms_digest(asked: Federation) -> str:
@@ -109,8 +99,8 @@ def run_federation(asked: Federation, reach: Reach, home: Home, ledger: Ledger, 
         done += [logged] * logged.completed
         if failures == asked.tries:
             raise Refused(
-                f"expected answers of {asked.minimum_sites} sites in round {number}, got fewer in {failures} tries: see "
-                "'neorl federate show', mend the sites, and run it again; it goes on with this round."
+                f"expected answers of {asked.minimum_sites} sites in round {number}, got fewer in {failures} tries: "
+                "see 'neorl federate show', mend the sites, and run it again; it goes on with this round."
             )
     return _finish(asked, opening, reach, folder, server, done[-1], say)
 
@@ -122,7 +112,9 @@ def _open(asked: Federation, name: str, reach: Reach, ledger: Ledger, folder: Pa
     if found is not None:
         arrays = dict(read_npz(path))
         if sha256_hex(path.read_bytes()) != found.body["moments"]:
-            raise Refused(f"expected the moments that the ledger names in {path}, got others: restore it from a backup.")
+            raise Refused(
+                f"expected the moments that the ledger names in {path}, got others: restore it from a backup."
+            )
         spec = spec_of_record(parse_json(arrays.pop("spec").tobytes()))
         known = moments_of(arrays, int(arrays["moments/rows"]), bool(arrays["moments/terminates"]))
         rows = {site["site"]: int(site["rows"]) for site in found.body["sites"]}
@@ -187,7 +179,7 @@ def _body(asked: Federation, name: str, rows: Mapping[str, int], moments: Path, 
         rounds=asked.rounds,
         minimum_sites=asked.minimum_sites,
         secure_sums=asked.secure_sums,
-        privacy=private and PrivacyBody(clip=private.clip, noise=private.noise, delta=private.delta),
+        privacy=PrivacyBody(clip=private.clip, noise=private.noise, delta=private.delta) if private else None,
         sites=tuple(
             MemberBody(site=site, key=fingerprint(key) if (key := keys[site]) else "", rows=count)
             for site, count in rows.items()
@@ -200,41 +192,29 @@ def _body(asked: Federation, name: str, rows: Mapping[str, int], moments: Path, 
 def _round(
     asked: Federation, opening: Opening, reach: Reach, ledger: Ledger, folder: Path, server: Server, number: int
 ) -> tuple[Server, RoundBody]:
-    """Ask all sites, aggregate what is usable, keep the weights and log the round."""
+    """Gather a round, move the weights, keep them and log what happened."""
     question = Question(kind="round", federation=terms_digest(asked), terms=asked.terms, number=number)
-    message = question.message(_offered(opening, server))
-    answers = reach.exchange(dict.fromkeys(opening.rows, message), asked.round_seconds)
-    usable, left_out = _sifted(asked, opening, server, number, answers)
-    completed = len(usable) >= asked.minimum_sites
-    replies = _stacked([usable[site].reply for site in usable]) if usable else None
-    shares = np.asarray(jax.nn.softmax(replies.log_weight)) if replies else np.zeros(0)
-    rule, aggregate, digest = opening.learning.rule_of(number), None, ""
-    before = _digest(server)
-    if replies and completed:
-        aggregate = rule.aggregate((replies.change, replies.control), jnp.asarray(shares))
-        digest = _digest_of(*aggregate)
-        # The noise is of this process alone: who knows the seed must not know it.
-        key = jax.random.key(secrets.randbits(63), impl="threefry2x32")
-        server = at_server(rule, server, replies, len(usable) / len(opening.rows), key)
-    after = _keep(folder, server)
+    offered = _offered(opening, server)
+    of = Round(asked, opening.learning, opening.rows, server, number, question, offered, reach)
+    came = gathered(of)
+    before, count = _digest(server), len(came.participants)
+    if came.found is not None:
+        change, control = came.found
+        if private := opening.learning.rule.privacy:
+            # The noise is of this process alone: who knows the seed must not know it.
+            key = jax.random.key(secrets.randbits(63), impl="threefry2x32")
+            change, control = noised((change, control), private, count, key)
+        server = stepped(opening.learning.rule, server, change, control, count / len(opening.rows))
+    completed, after = came.found is not None, _keep(folder, server)
     logged = RoundBody(
         federation=opening.entry.digest,
         number=number,
         completed=completed,
         before=before,
         after=after,
-        participants=tuple(
-            ParticipantBody(
-                site=site,
-                update=one.update,
-                weight=float(share),
-                norm=one.norm,
-                distance=_apart(one, aggregate) if aggregate else one.norm,
-            )
-            for (site, one), share in zip(usable.items(), shares, strict=True)
-        ),
-        left_out=tuple(left_out),
-        aggregate=digest,
+        participants=came.participants,
+        left_out=came.left_out,
+        aggregate=came.digest,
         epsilon=spent(opening.entry.read(FederationBody).privacy, number if completed else number - 1),
     )
     last = completed and number == asked.rounds
@@ -242,43 +222,6 @@ def _round(
     ledger.append("round", logged, plant=asked.plant, artefacts=files)
     _forget(folder, after)
     return server, logged
-
-
-def _sifted(
-    asked: Federation, opening: Opening, server: Server, number: int, answers: Mapping[str, Message | Lost]
-) -> tuple[dict[str, Usable], list[LeftOutBody]]:
-    """The changes that can be taken, and why the others are not."""
-    usable, left_out = dict[str, Usable](), list[LeftOutBody]()
-    for site in sorted(answers):
-        answer = answers[site]
-        if isinstance(answer, Lost):
-            left_out.append(LeftOutBody(site=site, why=answer.why, detail=answer.detail[:300]))
-            continue
-        try:
-            usable[site] = _usable(asked, opening.rows[site], server, number, answer)
-        except NeoRLError as error:
-            left_out.append(LeftOutBody(site=site, why="refused", detail=str(error)[:300]))
-    if asked.aggregate.largest is not None and usable:
-        limit = asked.aggregate.largest * float(np.median([one.norm for one in usable.values()]))
-        for site in [site for site, one in usable.items() if one.norm > limit]:
-            detail = f"a change of norm {usable.pop(site).norm:.4g}, beyond {limit:.4g}"
-            left_out.append(LeftOutBody(site=site, why="refused", detail=detail))
-    return usable, left_out
-
-
-def _usable(asked: Federation, rows: int, server: Server, number: int, answer: Message) -> Usable:
-    said = answered_of(answer)
-    change = weights_of("change", answer.arrays, server.parameters)
-    control = weights_of("control", answer.arrays, server.control)
-    if said.number != number:
-        raise BadInput(f"expected an answer to round {number}, got one to {said.number}.")
-    expected = 0.0 if asked.privacy else float(np.log(rows))
-    if asked.method != "fedora" and abs(said.log_weight - expected) > 1e-3:
-        raise BadInput(f"expected the weight of {rows} rows, as the site said at the beginning, got another.")
-    norm = float(dp.norm((change, control)))
-    if asked.privacy and norm > asked.privacy.clip * 1.001:
-        raise BadInput(f"expected a change of norm {asked.privacy.clip:g} at most, got {norm:.4g}.")
-    return Usable(Reply(change, control, jnp.asarray(said.log_weight)), _digest_of(change, control), norm)
 
 
 def _finish(
@@ -311,20 +254,6 @@ def _moment_arrays(known: Moments) -> dict[str, np.ndarray[Any, Any]]:
         "moments/rows": np.asarray(known.rows, np.int64),
         "moments/terminates": np.asarray(known.terminates),
     }
-
-
-def _stacked(replies: list[Reply]) -> Reply:
-    found: Reply = jax.tree.map(lambda *each: jnp.stack(each), *replies)
-    return found
-
-
-def _apart(one: Usable, aggregate: tuple[Shared, Shared]) -> float:
-    moved = jax.tree.map(jnp.subtract, (one.reply.change, one.reply.control), aggregate)
-    return float(dp.norm(moved))
-
-
-def _digest_of(change: Shared, control: Shared) -> str:
-    return sha256_hex(npz_bytes(named("change", change) | named("control", control)))
 
 
 def _digest(server: Server) -> str:

@@ -60,7 +60,7 @@ def learning_of(terms: Terms, spec: PlantSpec, aggregate: Aggregation | None = N
         check_actions(algorithm, spec)
         config = configure(algorithm, terms.hyperparameters, terms.rounds * terms.updates)
         train = member(init_population(algorithm, spec, config, [terms.seed], {}), 0)
-        private = terms.privacy and Privacy(terms.privacy.clip, terms.privacy.noise)
+        private = Privacy(terms.privacy.clip, terms.privacy.noise) if terms.privacy else None
         rule = Rule(
             algorithm,
             method_of(terms),
@@ -68,13 +68,16 @@ def learning_of(terms: Terms, spec: PlantSpec, aggregate: Aggregation | None = N
             terms.updates,
             terms.batch_size,
             privacy=private,
+            secure=terms.secure_bound if terms.secure_sums else None,
         )
-        check(rule, terms.secure_sums)
+        check(rule)
     except ValueError as error:
         raise BadInput(str(error)) from error
     warm_up = -(-warm_up_updates(algorithm, config) // terms.updates)
     if warm_up >= terms.rounds:
-        raise BadInput(f"expected more rounds than the {warm_up} of the warm-up of {algorithm.name}, got {terms.rounds}.")
+        raise BadInput(
+            f"expected more rounds than the {warm_up} of the warm-up of {algorithm.name}, got {terms.rounds}."
+        )
     return Learning(algorithm, config, train, rule, warm_up)
 
 

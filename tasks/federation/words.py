@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from configs.errors import BadInput
 from configs.federation import Terms
@@ -18,19 +18,29 @@ from tasks.adapters.federation.frames import Arrays
 from tasks.adapters.federation.network import Message
 
 VECTORS = ("observation_mean", "observation_deviation", "action_low", "action_high")
-"""Of a site's moments, the vectors that scaling needs. The least and the greatest observations are rows' own and stay."""
+"""Of a site's moments, the vectors that scaling needs. The least and greatest observations are rows' own and stay."""
 SCALARS = ("reward_mean", "reward_deviation")
+
+
+Said = TypeVar("Said", bound=Strict)
 
 
 class Question(Strict):
     """What the coordinator asks."""
 
-    kind: Literal["moments", "round", "finish"]
+    kind: Literal["moments", "keys", "shares", "round", "unmask", "finish"]
+    """Where sums are secure, `keys` and `shares` come before a round, and `unmask` after it."""
     federation: str
     """Digest of the federation's file without its network: answers to one count in no other."""
     terms: Terms
     number: int = 0
     """Of the round."""
+    threshold: int = 0
+    """Where sums are secure: shares that recover a secret."""
+    most_rows: int = 0
+    """Where sums are secure: rows of the largest site, of which each counts its share."""
+    sites: tuple[str, ...] = Field(default=(), strict=False)
+    """Of `unmask`: those whose masked numbers arrived."""
 
     def message(self, arrays: Arrays | None = None) -> Message:
         """As it is sent."""
@@ -111,7 +121,9 @@ def moments_of(arrays: Arrays, rows: int, terminates: bool) -> Moments:
             terminates=terminates,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"expected the moments of a site's rows, got {error}: run the same version everywhere.") from error
+        raise BadInput(
+            f"expected the moments of a site's rows, got {error}: run the same version everywhere."
+        ) from error
 
 
 def named(prefix: str, weights: Shared) -> dict[str, np.ndarray[Any, Any]]:
@@ -125,7 +137,7 @@ def weights_of(prefix: str, arrays: Arrays, like: Mapping[str, Any]) -> Shared:
     Raises:
         BadInput: saying which weight is wrong.
     """
-    found = {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
+    found = under(prefix, arrays)
     if found.keys() != like.keys():
         odd = sorted(found.keys() ^ like.keys())[0]
         raise BadInput(f"expected the weights of the federation's networks, got '{odd[:80]}' in one of both alone.")
@@ -140,7 +152,12 @@ def weights_of(prefix: str, arrays: Arrays, like: Mapping[str, Any]) -> Shared:
     return {name: jnp.asarray(found[name]) for name in like}
 
 
-def _read(model: type[Any], text: str) -> Any:
+def under(prefix: str, arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays whose names begin so, without that."""
+    return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
+
+
+def _read(model: type[Said], text: str) -> Said:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:

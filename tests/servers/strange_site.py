@@ -38,11 +38,15 @@ def main() -> None:
         if number and not finishing and late == str(number):
             time.sleep(float(seconds))
         if "lies" in asked:
-            lied = {name: -1000 * array if name.startswith("change/") else array for name, array in found.arrays.items()}
+            lied = {
+                name: -1000 * array if name.startswith("change/") else array for name, array in found.arrays.items()
+            }
             return found._replace(arrays=lied)
         return found
 
-    serve(terms, file.parent, home.folder("federations", "supernode"), answer, lambda line: print(line, file=sys.stderr))
+    serve(
+        terms, file.parent, home.folder("federations", "supernode"), answer, lambda line: print(line, file=sys.stderr)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Commands of a federation: its coordinator, its sites, a simulation of both, and what makes them known to each other."""
+"""Commands of a federation: its coordinator, its sites, a simulation of both, and what makes them known."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def federate_simulate(
 
 @federate.command("show")
 def federate_show(
-    plant: Annotated[str, typer.Argument(help="Of the federations; of all plants by default.")] = "", as_json: AsJson = False
+    plant: Annotated[str, typer.Argument(help="Of the federations; of all plants by default.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Print the federations that the ledger knows, and who took part in their rounds.
 
@@ -119,7 +120,8 @@ def federate_show(
 
 @federate.command("key")
 def federate_key(
-    path: Annotated[Path, typer.Argument(help="The site's private key; made where there is none.")], as_json: AsJson = False
+    path: Annotated[Path, typer.Argument(help="The site's private key; made where there is none.")],
+    as_json: AsJson = False,
 ) -> None:
     """Print a site's public key for the coordinator's file; the private one is made where there is none, and stays.
 
@@ -134,7 +136,7 @@ def federate_key(
 @federate.command("certificate")
 def federate_certificate(
     folder: Annotated[Path, typer.Argument(help="Where the files are written.")],
-    host: Annotated[list[str], typer.Option(help="Name or address under which sites reach the coordinator; may be repeated.")],
+    host: Annotated[list[str], typer.Option(help="Name or address by which sites reach it; may be repeated.")],
     as_json: AsJson = False,
 ) -> None:
     """Make the coordinator's certificate; its authority.pem goes to every site.

@@ -53,9 +53,7 @@ def make_certificate(folder: Path, hosts: list[str]) -> None:
     _write(folder / CERTIFICATE, certificate(name, key, ca=False))
     _write(
         folder / KEY,
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
 
 

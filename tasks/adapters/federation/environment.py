@@ -63,8 +63,8 @@ def flower_python() -> Path:
     path = Path(os.environ.get(PYTHON) or ROOT / ".venv-federation" / "bin" / "python")
     if not path.exists():
         raise ServiceMissing(
-            f"expected Flower in an environment of its own, got no {path}: run 'make federation', or name the Python of "
-            f"one by {PYTHON}."
+            f"expected Flower in an environment of its own, got no {path}: run 'make federation', or name the Python "
+            f"of one by {PYTHON}."
         )
     return path
 

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from configs.errors import BadInput
 Arrays = Mapping[str, npt.NDArray[Any]]
 Kind = Literal["settings", "ready", "nodes", "ask", "answer", "failed"]
 
+NOTHING: Arrays = MappingProxyType({})
 LENGTH = struct.Struct(">I")
 MAX_HEADER = 2**24
 MAX_BYTES = 2**31
@@ -36,7 +38,7 @@ class Frame(NamedTuple):
     kind: Kind
     text: str = ""
     """JSON of what is said, which Flower hands on unread; of `failed` the reason."""
-    arrays: Arrays = {}
+    arrays: Arrays = NOTHING
     number: int = 0
     """Of an `ask`, and of the `answer` or `failed` that it comes to."""
     node: int = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from configs.errors import NeoRLError, Refused
 from configs.federation import Federation, Network
 from tasks.adapters.federation import environment
-from tasks.adapters.federation.frames import Arrays, Frame, Pipe
+from tasks.adapters.federation.frames import NOTHING, Arrays, Frame, Pipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Message(NamedTuple):
     """What is asked or answered: JSON, and arrays by name."""
 
     text: str
-    arrays: Arrays = {}
+    arrays: Arrays = NOTHING
 
 
 class Lost(NamedTuple):
@@ -123,11 +123,11 @@ class OverFlower:
             number = next(self._numbers)
             waiting[number] = name
             self._pipe.send(frame._replace(number=number, seconds=max(ends - time.monotonic(), 1.0)))
-        while waiting and (frame := self._next("answer", ends)):
+        while waiting and (came := self._next("answer", ends)):
             # What is not waited for any more comes from a round that went on without it.
-            if name := waiting.pop(frame.number, None):
-                answered = frame.kind == "answer"
-                found[name] = Message(frame.text, frame.arrays) if answered else Lost("failed", frame.text)
+            if came.number in waiting:
+                answer = Message(came.text, came.arrays) if came.kind == "answer" else Lost("failed", came.text)
+                found[waiting.pop(came.number)] = answer
         return found
 
     def _next(self, kind: Literal["nodes", "answer"], ends: float) -> Frame | None:

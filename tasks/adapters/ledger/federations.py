@@ -116,7 +116,9 @@ def check_federation(history: Sequence[Entry], entry: Entry) -> None:
     if body.rounds < 1 or any(site.rows < 1 for site in body.sites):
         raise Refused("expected at least one round, and rows at each site, got none.")
     if any(e.kind == "federation" and (e.plant, e.body["terms"]) == (entry.plant, body.terms) for e in history):
-        raise Refused("expected a federation of new terms, got those of an earlier entry: it goes on, or change its seed.")
+        raise Refused(
+            "expected a federation of new terms, got those of an earlier entry: it goes on, or change its seed."
+        )
 
 
 def check_round(history: Sequence[Entry], entry: Entry) -> None:
@@ -130,7 +132,9 @@ def check_round(history: Sequence[Entry], entry: Entry) -> None:
         Refused: naming what is wrong.
     """
     body = entry.read(RoundBody)
-    opened = next((e for e in history if (e.kind, e.digest, e.plant) == ("federation", body.federation, entry.plant)), None)
+    opened = next(
+        (e for e in history if (e.kind, e.digest, e.plant) == ("federation", body.federation, entry.plant)), None
+    )
     if opened is None:
         raise Refused(f"expected a round of a logged federation of {entry.plant}, got another.")
     agreed = opened.read(FederationBody)
@@ -181,7 +185,9 @@ def _check_spent(agreed: FederationBody, body: RoundBody, rounds: int) -> None:
     if (expected is None) is not (body.epsilon is None) or (
         expected is not None and body.epsilon is not None and not math.isclose(expected, body.epsilon, rel_tol=1e-6)
     ):
-        raise Refused(f"expected {expected} as the epsilon that {rounds} rounds spend, got {body.epsilon}: run it again.")
+        raise Refused(
+            f"expected {expected} as the epsilon that {rounds} rounds spend, got {body.epsilon}: run it again."
+        )
 
 
 def spent(privacy: PrivacyBody | None, rounds: int) -> float | None:
@@ -199,6 +205,6 @@ def spent(privacy: PrivacyBody | None, rounds: int) -> float | None:
     if not rounds:
         return 0.0
     # It brings NumPy, which the signer of a home without federations needs not wait for.
-    from neorl_core.federated.accountant import epsilon
+    from neorl_core.federated.accountant import Mechanism, renyi_epsilon
 
-    return float(epsilon(privacy.noise, 1.0, rounds, privacy.delta))
+    return renyi_epsilon(Mechanism(privacy.noise, 1.0, rounds), privacy.delta)

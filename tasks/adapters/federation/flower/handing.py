@@ -1,9 +1,10 @@
-"""What both Flower processes do: claim the task that Flower has for them, and turn frames into its messages and back."""
+"""What both Flower processes do: claim what Flower has for them, and turn frames into its messages and back."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import grpc
@@ -35,7 +36,7 @@ class Settings(NamedTuple):
     control_address: str = ""
     authority: str = ""
     """PEM certificates by which the SuperLink is known; nothing where it speaks without TLS."""
-    keys: dict[str, str] = {}
+    keys: Mapping[str, str] = MappingProxyType({})
     """Public keys of the sites' nodes (PEM), by name; nothing where nodes are not authenticated."""
 
 

@@ -1,4 +1,4 @@
-"""The coordinator's SuperLink: Flower's own program, and threads that hand NeoRL's messages to nodes and answers back."""
+"""The coordinator's SuperLink: Flower's own program, and threads that hand messages to nodes and answers back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tasks.adapters.federation.flower.handing import (
     stub_of,
     unpacked,
 )
-from tasks.adapters.federation.frames import Frame, Pipe
+from tasks.adapters.federation.frames import NOTHING, Frame, Pipe
 
 # Flower starts a run for an application. Nobody unpacks this one: sites answer by the NeoRL that they installed.
 APPLICATION = b"""
@@ -89,7 +89,7 @@ def ask(pipe: Pipe, grid: GrpcGrid, waiting: dict[str, Frame]) -> None:
         message = Message(packed(frame), frame.node, "query", ttl=frame.seconds)
         (sent,) = grid.push_messages([message])
         if sent:
-            waiting[sent] = frame._replace(arrays={})
+            waiting[sent] = frame._replace(arrays=NOTHING)
         else:
             pipe.send(Frame("failed", "no such node is connected", number=frame.number, node=frame.node))
 
@@ -104,14 +104,14 @@ def collect(pipe: Pipe, grid: GrpcGrid, waiting: dict[str, Frame]) -> None:
 
 
 def _frame(reply: Any, asked: Frame) -> Frame:
-    told = {"number": asked.number, "node": asked.node}
+    to = asked._replace(kind="failed", arrays=NOTHING)
     if reply.has_error():
-        return Frame("failed", str(reply.error.reason or f"Flower's error {reply.error.code}"), **told)
+        return to._replace(text=str(reply.error.reason or f"Flower's error {reply.error.code}"))
     try:
         text, arrays = unpacked(reply.content)
     except (KeyError, TypeError, ValueError) as error:
-        return Frame("failed", f"expected text and arrays, got {error!r}", **told)
-    return Frame("answer", text, arrays, **told)
+        return to._replace(text=f"expected text and arrays, got {error!r}")
+    return to._replace(kind="answer", text=text, arrays=arrays)
 
 
 def serve(pipe: Pipe, settings: Settings) -> None:
