@@ -16,6 +16,7 @@ import pytest
 
 from configs.errors import ServiceMissing
 from configs.federation import Federation, Site
+from configs.home import Home
 from neorl_core.plants import PLANTS
 from tasks.adapters.federation.environment import flower_python
 from tasks.adapters.store.reader import StoredDataset
@@ -83,31 +84,29 @@ def needs_flower() -> None:
 
 @contextmanager
 def site_processes(
-    folder: Path, files: Mapping[str, str], behaviour: Mapping[str, Sequence[str]]
+    folder: Path, files: Mapping[str, str], behaviour: Mapping[str, str] | None = None
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """A process for each site, in a home of its own with rows of its own.
 
     Args:
         folder: of the homes.
         files: the YAML of each site.
-        behaviour: arguments of `tests.servers.strange_site` for those that are not as they should be.
+        behaviour: the argument of `tests.servers.strange_site` for those that are not as they should be.
     """
     running = {}
     try:
         for seed, (name, text) in enumerate(files.items()):
-            home = folder / name
-            home.mkdir(mode=0o700)
-            (home / "layout").write_text("2\n")
-            store_of(home, seed)
+            home = Home(folder / "sites" / name)
+            home.folder("datasets")
+            store_of(home.root, seed)
             (folder / f"{name}.yaml").write_text(text)
-            module = (
-                ["tests.servers.strange_site", *behaviour[name]] if name in behaviour else ["flows", "federate", "join"]
-            )
+            strange = (behaviour or {}).get(name)
+            module = ["tests.servers.strange_site", strange] if strange else ["flows", "federate", "join"]
             with open(folder / f"{name}.log", "wb") as log:
                 running[name] = subprocess.Popen(
                     [sys.executable, "-m", *module, str(folder / f"{name}.yaml")],
                     cwd=ROOT,
-                    env={**os.environ, "NEORL_HOME": str(home)},
+                    env={**os.environ, "NEORL_HOME": str(home.root)},
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     start_new_session=True,

@@ -70,7 +70,7 @@ class Masks:
         self._own = secrets.token_bytes(SEED)
         self._public = dict[str, Public]()
         self._shares = dict[str, tuple[Share, Share]]()
-        self._threshold, self._told = 0, False
+        self._threshold, self._added, self._told = 0, False, False
 
     @property
     def public(self) -> Bytes:
@@ -114,8 +114,11 @@ class Masks:
             sealed: by the site that sealed it; whose is missing has dropped out.
 
         Raises:
-            Refused: when something was altered, or too few are left.
+            Refused: when something was altered, too few are left, or it was asked before.
         """
+        if self._added:
+            raise Refused("expected to be asked for numbers once in a sum, got asked again.")
+        self._added = True
         for name, data in sealed.items():
             try:
                 if name == self._site or name not in self._public:

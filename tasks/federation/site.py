@@ -69,7 +69,7 @@ class Participant:
 
     def __init__(self, terms: SiteFile, store: StoredDataset, folder: Path, say: Callable[[str], None] = print) -> None:
         self.terms, self.folder, self._say = terms, folder, say
-        self._spec = store.spec
+        self.spec = store.spec
         self.transitions: Transition = read_logs(store, store.split(terms.held_out)[0]).transitions
         self._works: dict[str, Work] = {}
         self._sum: tuple[str, Masks] | None = None
@@ -109,7 +109,7 @@ class Participant:
 
     def _moments(self, question: Question, message: Message) -> Message:
         known = moments(self.transitions)
-        told = Told(rows=known.rows, terminates=known.terminates, spec=canonical_json(spec_record(self._spec)).decode())
+        told = Told(rows=known.rows, terminates=known.terminates, spec=canonical_json(spec_record(self.spec)).decode())
         self._say(f"told the moments of {known.rows} rows")
         return Message(told.model_dump_json(), arrays_of_moments(known))
 
@@ -179,7 +179,7 @@ class Participant:
             hyperparameters=work.learning.config._asdict(),
             updates=terms.rounds * terms.updates,
         )
-        digest = save_policy(path, policy, self._spec, made_by)
+        digest = save_policy(path, policy, self.spec, made_by)
         self._say(f"the policy {digest[:12]} is in {path}")
         return self._said(question, {})
 
@@ -188,10 +188,10 @@ class Participant:
         known = all_moments(message)
         key = sha256_hex(f"{question.federation}/{sha256_hex(npz_bytes(arrays_of_moments(known)))}".encode())
         if key not in self._works:
-            how = scaling(known, self._spec)
+            how = scaling(known, self.spec)
             rows = Rows(scaled(how, self.transitions), jnp.int32(len(self.transitions.reward)))
             # One at a time: another federation's rows would double the memory.
-            self._works = {key: Work(learning_of(question.terms, self._spec), how, rows)}
+            self._works = {key: Work(learning_of(question.terms, self.spec), how, rows)}
         return self._works[key]
 
     def _folder(self, question: Question) -> Path:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 HELLO = "hello"
 """What a site answers with its name, where no key says who it is."""
+LEEWAY = 10.0
+"""Seconds that Flower keeps a message beyond the time that an answer is waited for: who is late is said here."""
 LOOK = 0.5
 """Seconds between two looks for sites that have joined."""
 
@@ -122,7 +124,8 @@ class OverFlower:
         for name, frame in sent.items():
             number = next(self._numbers)
             waiting[number] = name
-            self._pipe.send(frame._replace(number=number, seconds=max(ends - time.monotonic(), 1.0)))
+            left = max(ends - time.monotonic(), 0.0)
+            self._pipe.send(frame._replace(number=number, seconds=left + LEEWAY))
         while waiting and (came := self._next("answer", ends)):
             # What is not waited for any more comes from a round that went on without it.
             if came.number in waiting:
