@@ -25,7 +25,7 @@ from tasks.adapters.federation.network import Lost, Reach
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import digest_json, parse_json, sha256_hex, write_atomic
 from tasks.adapters.files.spec import spec_of_record
-from tasks.adapters.ledger.federations import (
+from tasks.adapters.ledger.federations.bodies import (
     WEIGHTS,
     FederationBody,
     MemberBody,
@@ -199,12 +199,12 @@ def _round(
     came = gathered(of)
     before, count = _digest(server), len(came.participants)
     if came.found is not None:
-        change, control = came.found
+        found = came.found
         if private := opening.learning.rule.privacy:
             # The noise is of this process alone: who knows the seed must not know it.
             key = jax.random.key(secrets.randbits(63), impl="threefry2x32")
-            change, control = noised((change, control), private, count, key)
-        server = stepped(opening.learning.rule, server, change, control, count / len(opening.rows))
+            found = noised(found, private, count, key)
+        server = stepped(opening.learning.rule, server, found, count / len(opening.rows))
     completed, after = came.found is not None, _keep(folder, server)
     logged = RoundBody(
         federation=opening.entry.digest,

@@ -19,7 +19,7 @@ from tasks.adapters.federation.frames import Arrays
 from tasks.adapters.federation.network import Lost, Message, Reach
 from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.ledger.federations import LeftOutBody, ParticipantBody
+from tasks.adapters.ledger.federations.bodies import LeftOutBody, ParticipantBody
 from tasks.federation.learning import Learning
 from tasks.federation.words import Question, answered_of, named, weights_of
 

@@ -14,7 +14,7 @@ from neorl_core.federated.secure import FixedPoint, decoded
 from tasks.adapters.federation.frames import NOTHING, Arrays
 from tasks.adapters.federation.network import Lost
 from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.ledger.federations import LeftOutBody, ParticipantBody
+from tasks.adapters.ledger.federations.bodies import LeftOutBody, ParticipantBody
 from tasks.federation.gathering import Gathered, Round, lost, refused
 from tasks.federation.masks import Bytes, Numbers, Public, Revealed, points_of, total_of
 from tasks.federation.words import answered_of, under

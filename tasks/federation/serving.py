@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.errors import BadInput, NeoRLError
-from configs.federation import Coordinator, Site
+from configs.federation import Site
+from configs.federation.network import Coordinator
 from tasks.adapters.federation import environment
 from tasks.adapters.federation.frames import Frame
 from tasks.adapters.federation.network import Answer, Message

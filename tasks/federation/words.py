@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from configs.errors import BadInput
-from configs.federation import Terms
+from configs.federation.terms import Terms
 from configs.strict import Count, Strict
 from neorl_core.federated.shared import Shared
 from neorl_core.training.preparation import Moments
@@ -131,7 +130,7 @@ def named(prefix: str, weights: Shared) -> dict[str, np.ndarray[Any, Any]]:
     return {f"{prefix}/{name}": np.asarray(value) for name, value in weights.items()}
 
 
-def weights_of(prefix: str, arrays: Arrays, like: Mapping[str, Any]) -> Shared:
+def weights_of(prefix: str, arrays: Arrays, like: Shared) -> Shared:
     """Weights that were sent, once their names, shapes and types are those of others and their numbers are finite.
 
     Raises:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from configs.errors import BadInput
-from configs.federation import Federation, Site, is_loopback
+from configs.federation import Federation, Site
+from configs.federation.network import is_loopback
 from configs.load import load_yaml
 from tasks.adapters.files.canonical import write_json
 

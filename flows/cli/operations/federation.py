@@ -93,7 +93,7 @@ def federate_show(
 
     Example: neorl federate show chemical_reactor
     """
-    from tasks.adapters.ledger.federations import rounds_of
+    from tasks.adapters.ledger.federations.bodies import rounds_of
     from tasks.adapters.ledger.ledger import Ledger
 
     history = Ledger.open(Home.locate(), write=False).entries()

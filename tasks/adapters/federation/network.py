@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from configs.errors import NeoRLError, Refused
-from configs.federation import Federation, Network
+from configs.federation import Federation
+from configs.federation.network import Network
 from tasks.adapters.federation import environment
 from tasks.adapters.federation.frames import NOTHING, Arrays, Frame, Pipe
 
@@ -208,6 +209,3 @@ def _ready(link: environment.Flower) -> dict[str, int]:
         raise link.failure()
     found: dict[str, int] = json.loads(frame.text)
     return found
-
-
-Opened = AbstractContextManager[Reach]

@@ -11,7 +11,7 @@ from configs.errors import Refused
 from neorl_core.plants import NAMES
 from tasks.adapters.ledger.attempts import ResultBody, check_attempt, check_result
 from tasks.adapters.ledger.champions import IN_FORCE, check_promotion, check_rollback, check_withdrawal
-from tasks.adapters.ledger.federations import check_federation, check_round
+from tasks.adapters.ledger.federations.rules import check_federation, check_round
 from tasks.adapters.ledger.ledger import Body, Entry
 from tasks.adapters.ledger.people.rules import check_key, check_revocation, check_rotation
 from tasks.adapters.ledger.people.verdicts import check_approval, check_rejection

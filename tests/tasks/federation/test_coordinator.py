@@ -20,14 +20,14 @@ from neorl_core.networks import policy_act
 from neorl_core.training.preparation import merged, moments
 from tasks.adapters.federation.network import Lost, Message, Within
 from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.federations import RoundBody, rounds_of
+from tasks.adapters.ledger.federations.bodies import RoundBody, rounds_of
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.models.policy_file import load_policy
 from tasks.federation.coordinator import Result, run_federation
 from tasks.federation.site import Participant
 from tasks.federation.words import question_of
 from tests.evidence import open_ledger
-from tests.federations import federation, participants
+from tests.tasks.federation.sites import federation, participants
 
 NAMES = ("north", "south", "east")
 Change = Callable[[str, int, Message], Message | Lost]

@@ -20,12 +20,12 @@ from tasks.adapters.federation.environment import free_port
 from tasks.adapters.federation.network import Within, over_flower
 from tasks.adapters.files.canonical import write_json
 from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.federations import RoundBody, rounds_of
+from tasks.adapters.ledger.federations.bodies import RoundBody, rounds_of
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.federation.coordinator import run_federation
 from tests.evidence import open_ledger
-from tests.federations import PLANT, ROOT, federation, needs_flower, participants, site_processes, until
 from tests.servers.wiretap import Wiretap
+from tests.tasks.federation.sites import PLANT, ROOT, federation, needs_flower, participants, site_processes, until
 
 pytestmark = pytest.mark.slow
 NAMES = ("north", "south", "east", "west")

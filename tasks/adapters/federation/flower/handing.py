@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -90,6 +92,16 @@ def unpacked(content: RecordDict) -> tuple[str, Arrays]:
     if not isinstance(text, str):
         raise TypeError(f"a text of type {type(text).__name__}")
     return text, arrays
+
+
+def ending_with(program: Callable[[], None]) -> None:
+    """Run Flower's program; this process ends with it, whatever threads it leaves."""
+    try:
+        program()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def ready(address: str, insecure: bool, authority: bytes | None) -> Any:

@@ -30,6 +30,7 @@ from tasks.adapters.federation.flower.handing import (
     Settings,
     by_secret,
     claimed,
+    ending_with,
     packed,
     ready,
     stub_of,
@@ -142,7 +143,7 @@ def main() -> None:
     settings = Settings(**json.loads(first.text))
     sys.argv = ["flower-superlink", *settings.arguments]
     threading.Thread(target=or_end, args=(serve, pipe, settings), daemon=True).start()
-    run_superlink()
+    ending_with(run_superlink)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,16 @@ from flwr.supercore.interceptors.superexec_auth_interceptor import CLIENTAPPIO_S
 from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from tasks.adapters.federation.flower.handing import Settings, by_secret, by_token, claimed, packed, stub_of, unpacked
+from tasks.adapters.federation.flower.handing import (
+    Settings,
+    by_secret,
+    by_token,
+    claimed,
+    ending_with,
+    packed,
+    stub_of,
+    unpacked,
+)
 from tasks.adapters.federation.frames import Frame, Pipe
 
 
@@ -74,7 +83,8 @@ def main() -> None:
     settings = Settings(**json.loads(first.text))
     sys.argv = ["flower-supernode", *settings.arguments]
     threading.Thread(target=serve, args=(pipe, settings), daemon=True).start()
-    flower_supernode()
+    # Flower's own threads outlive its program where a SuperLink forgot this node: NeoRL would wait for it in vain.
+    ending_with(flower_supernode)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tasks.adapters.store.writer import DatasetWriter
 from tasks.federation.site import Participant
 
 PLANT = "double_mass"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def federation(names: Sequence[str], **changes: object) -> Federation:
