@@ -95,9 +95,14 @@ def run_federation(asked: Federation, reach: Reach, home: Home, ledger: Ledger, 
     while (number := len(done) + 1) <= asked.rounds:
         server, logged = _round(asked, opening, reach, ledger, folder, server, number)
         say(_line(asked, logged))
-        failures = 0 if logged.completed else failures + 1
-        done += [logged] * logged.completed
-        if failures == asked.tries:
+        if logged.completed:
+            done, failures = [*done, logged], 0
+            continue
+        failures += 1
+        if failures < asked.tries:
+            # Sites that are not connected answer at once that they are not: they get a round's time to come back.
+            reach.joined(asked.round_seconds)
+        else:
             raise Refused(
                 f"expected answers of {asked.minimum_sites} sites in round {number}, got fewer in {failures} tries: "
                 "see 'neorl federate show', mend the sites, and run it again; it goes on with this round."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -114,7 +113,7 @@ def site_processes(
         yield running
     finally:
         for process in running.values():
-            process.send_signal(signal.SIGINT)
+            process.terminate()
         for process in running.values():
             try:
                 process.wait(20)
@@ -123,7 +122,7 @@ def site_processes(
                 process.wait()
 
 
-def until(path: Path, text: str, seconds: float = 120.0) -> str:
+def until(path: Path, text: str, seconds: float = 300.0) -> str:
     """Wait until a log has a text, and return the log."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
