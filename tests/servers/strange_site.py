@@ -13,10 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from configs.federation import Site
 from configs.home import Home
-from configs.load import load_yaml
-from flows.cli.operations.federation import _participant
+from flows.cli.operations.federation import participant_of, site_of
 from tasks.adapters.federation.network import HELLO, Message
 from tasks.federation.serving import serve
 from tasks.federation.words import question_of
@@ -27,8 +25,8 @@ def main() -> None:
     what, _, when = sys.argv[1].partition("=")
     when, _, seconds = when.partition(":")
     file, home = Path(sys.argv[2]), Home.locate()
-    terms = load_yaml(file, Site)
-    participant = _participant(terms, home)
+    terms = site_of(file)
+    participant = participant_of(terms, home)
 
     def answer(message: Message) -> Message:
         found = participant.answer(message)

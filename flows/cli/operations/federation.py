@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from configs.errors import BadInput
-from configs.federation import Federation, Site
 from configs.home import Home
-from configs.load import load_yaml
 from flows.cli.console import AsJson, emit, group, keep_compiled, show_table
 
 if TYPE_CHECKING:
+    from configs.federation import Federation, Site
     from tasks.adapters.federation.network import Reach
     from tasks.federation.coordinator import Result
     from tasks.federation.site import Participant
@@ -34,7 +33,7 @@ def federate_run(file: FederationFile, as_json: AsJson = False) -> None:
     """
     from tasks.adapters.federation.network import over_flower
 
-    asked, home = load_yaml(file, Federation), Home.locate()
+    asked, home = _asked(file), Home.locate()
     keep_compiled(from_the_first=True)
     with over_flower(asked, home.folder("federations", "superlink"), file.resolve().parent) as reach:
         _say(f"listens on {asked.network.address}, waits for {', '.join(sorted(asked.sites))}")
@@ -53,9 +52,9 @@ def federate_join(
     """
     from tasks.federation.serving import serve
 
-    terms, home = load_yaml(file, Site), Home.locate()
+    terms, home = site_of(file), Home.locate()
     keep_compiled(from_the_first=True)
-    participant = _participant(terms, home)
+    participant = participant_of(terms, home)
     _say(f"{terms.site} joins {terms.coordinator.address}")
     try:
         serve(terms, file.resolve().parent, home.folder("federations", "supernode"), participant.answer, _say)
@@ -75,12 +74,12 @@ def federate_simulate(
     """
     from tasks.adapters.federation.network import Within
 
-    asked, home = load_yaml(file, Federation), Home.locate()
+    asked, home = _asked(file), Home.locate()
     keep_compiled(from_the_first=True)
-    found = [load_yaml(path, Site) for path in sites]
+    found = [site_of(path) for path in sites]
     if sorted(site.site for site in found) != sorted(asked.sites):
         raise BadInput(f"expected a file of each of {', '.join(sorted(asked.sites))}, got others: name them all once.")
-    participants = {site.site: _participant(site, home).answer for site in found}
+    participants = {site.site: participant_of(site, home).answer for site in found}
     _told(_run(asked, Within(participants), home), as_json)
 
 
@@ -149,6 +148,25 @@ def federate_certificate(
     emit({"authority": str(folder / AUTHORITY)}, as_json, [f"give {folder / AUTHORITY} to every site"])
 
 
+def _asked(file: Path) -> Federation:
+    from configs.federation import Federation
+    from configs.load import load_yaml
+
+    return load_yaml(file, Federation)
+
+
+def site_of(file: Path) -> Site:
+    """A site's file.
+
+    Raises:
+        BadInput: when it is none.
+    """
+    from configs.federation import Site
+    from configs.load import load_yaml
+
+    return load_yaml(file, Site)
+
+
 def _run(asked: Federation, reach: Reach, home: Home) -> Result:
     from tasks.adapters.files.locks import exclusive
     from tasks.adapters.ledger.ledger import Ledger
@@ -164,7 +182,12 @@ def _told(result: Result, as_json: bool) -> None:
     emit(told, as_json, [f"policy {result.digest[:12]} after {result.rounds} rounds{spent}: {result.policy}"])
 
 
-def _participant(terms: Site, home: Home) -> Participant:
+def participant_of(terms: Site, home: Home) -> Participant:
+    """A site with its dataset of this home.
+
+    Raises:
+        BadInput: when there is no such dataset.
+    """
     from tasks.adapters.store.reader import StoredDataset, dataset_of, newest_first
     from tasks.federation.site import Participant
 
