@@ -3,9 +3,10 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
+FEDERATION := .venv-federation
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study fleet-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture audit-picture screens services docs secrets pin-images scan baseline lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study fleet-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -45,6 +46,7 @@ test-slow: $(READY)  ## what takes long: the core alone, another Python, unused 
 	$(MAKE) core TESTS="$(SOME)"
 	$(MAKE) test-312 TESTS="$(SOME)"
 	$(MAKE) dead
+	$(MAKE) federation
 	$(BIN)/python -m pytest -m slow || [ $$? = 5 ]
 
 dead: $(READY)  ## names that nothing uses
@@ -138,6 +140,17 @@ services:  ## Debian packages that only some tests need
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; \
 	else echo "$$missing: they need apt-get and root; the tests that use them will skip"; fi
 
+federation: $(FEDERATION)/.ready  ## Flower, for federations over a network, in an environment of its own: its pins clash with ours
+
+$(FEDERATION)/.ready: infra/federation.lock | $(READY)
+	$(BIN)/uv venv -q --clear --python $(BIN)/python $(FEDERATION)
+	$(BIN)/uv pip install -q --python $(FEDERATION)/bin/python --require-hashes -r infra/federation.lock
+	touch $@
+
+federation-lock: $(READY)  ## pin the newest allowed versions of what Flower brings
+	$(BIN)/uv pip compile infra/federation.in --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -q -o infra/federation.lock
+
 docs: $(READY)  ## the documentation as a site in site/, which opens from the disk; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -d site
 
@@ -159,7 +172,7 @@ lock: $(READY)  ## pin the newest allowed versions, with hashes and without inde
 
 clean:
 	-@[ -x $(BIN)/neorl ] && $(BIN)/neorl down
-	rm -rf .venv site .neorl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* htmlcov
+	rm -rf .venv $(FEDERATION) site .neorl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* htmlcov
 
 $(READY): requirements.lock infra/uv.lock pyproject.toml
 	@started=$$SECONDS; \

@@ -21,9 +21,11 @@ ROOT = Path(__file__).parents[1]
 BASELINE = "infra/secrets.baseline.json"
 DIGESTS = "HexHighEntropyString"
 """The detector that takes every digest for a secret; this project names everything by digests."""
-LEFT_OUT = ("requirements.lock", "infra/uv.lock", BASELINE, "benchmarks/results/", "tests/golden/")
+LOCKS = ("requirements.lock", "infra/federation.lock")
+"""What is installed together."""
+LEFT_OUT = (*LOCKS, "infra/uv.lock", BASELINE, "benchmarks/results/", "tests/golden/")
 """Files of digests and numbers alone, written by commands."""
-AUDIT = ("-m", "pip_audit", "-r", "requirements.lock", "--disable-pip", "--progress-spinner", "off", "-f", "json")
+AUDIT = ("-m", "pip_audit", "--disable-pip", "--progress-spinner", "off", "-f", "json", "-r")
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:
@@ -38,8 +40,11 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     for where in said:
         print(f"expected no secret in {where}: take it out and replace it, or 'make baseline' where it is none.")
     print(f"secrets: {len(said)} new in tracked files")
-    sound, words = audited(*audit(root))
-    print(words)
+    sound = True
+    for lock in LOCKS:
+        free, words = audited(*audit(root, lock))
+        sound &= free
+        print(f"{lock}: {words}")
     return int(bool(said) or not sound)
 
 
@@ -56,9 +61,9 @@ def secrets_of(root: Path) -> SecretsCollection:
     return found
 
 
-def audit(root: Path) -> tuple[str, str]:
-    """What pip-audit prints about the pinned packages, and its last words."""
-    done = subprocess.run([sys.executable, *AUDIT], cwd=root, capture_output=True, text=True, check=False)
+def audit(root: Path, lock: str = LOCKS[0]) -> tuple[str, str]:
+    """What pip-audit prints about the packages that a lock pins, and its last words."""
+    done = subprocess.run([sys.executable, *AUDIT, lock], cwd=root, capture_output=True, text=True, check=False)
     return done.stdout, (done.stderr.strip().splitlines() or ["no word"])[-1]
 
 

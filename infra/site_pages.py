@@ -57,6 +57,8 @@ MODULES = {
 """Pages of the core's modules."""
 FILES = (
     ("A run", "configs.run", "RunConfig", "`configs/PLANT.yaml`, which `neorl retrain` takes."),
+    ("A federation", "configs.federation", "Federation", "What `neorl federate run` takes ([how](../federation.md))."),
+    ("A federation's site", "configs.federation", "Site", "What `neorl federate join` takes."),
     (
         "A historian's mapping",
         "configs.mapping",

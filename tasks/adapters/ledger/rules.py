@@ -11,6 +11,7 @@ from configs.errors import Refused
 from neorl_core.plants import NAMES
 from tasks.adapters.ledger.attempts import ResultBody, check_attempt, check_result
 from tasks.adapters.ledger.champions import IN_FORCE, check_promotion, check_rollback, check_withdrawal
+from tasks.adapters.ledger.federations.rules import check_federation, check_round
 from tasks.adapters.ledger.ledger import Body, Entry
 from tasks.adapters.ledger.people.rules import check_key, check_revocation, check_rotation
 from tasks.adapters.ledger.people.verdicts import check_approval, check_rejection
@@ -164,6 +165,7 @@ GROUPS = {
     "promotions": ("policy", "promotion", "rollback", "withdrawal"),
     "shadows": ("shadow", "extension", "comparison"),
     "monitoring": ("drift",),
+    "federations": ("federation", "round"),
     "keys": ("key", "rotation", "revocation"),
 }
 """Kinds as an audit sums them up; the others decide nothing."""
@@ -185,6 +187,8 @@ RULES: dict[str, Rule] = {
     "extension": check_extension,
     "comparison": check_comparison,
     "drift": check_drift,
+    "federation": check_federation,
+    "round": check_round,
     "key": check_key,
     "rotation": check_rotation,
     "revocation": check_revocation,

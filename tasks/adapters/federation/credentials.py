@@ -1,0 +1,115 @@
+"""Who is who on the network: a certificate for the coordinator's SuperLink, and a key for each site's SuperNode."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from configs.errors import BadInput
+from tasks.adapters.files.canonical import sha256_hex
+
+YEARS = 3
+AUTHORITY, CERTIFICATE, KEY = "authority.pem", "superlink.pem", "superlink-key.pem"
+
+
+def make_certificate(folder: Path, hosts: list[str]) -> None:
+    """Make a certificate for the SuperLink, and an authority for it alone whose key is forgotten.
+
+    Args:
+        folder: where `authority.pem` (for the sites), `superlink.pem` and `superlink-key.pem` are written.
+        hosts: names and addresses under which sites reach the coordinator.
+
+    Raises:
+        BadInput: when there is a certificate already.
+    """
+    if (folder / CERTIFICATE).exists():
+        raise BadInput(f"expected no certificate in {folder}, got one: remove it if sites are to pin another.")
+    now, authority, key = datetime.now(UTC), _fresh(), _fresh()
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "neorl federation authority")])
+
+    def certificate(name: x509.Name, subject: ec.EllipticCurvePrivateKey, *, ca: bool) -> bytes:
+        built = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(issuer)
+            .public_key(subject.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=5))
+            .not_valid_after(now + timedelta(days=365 * YEARS))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        )
+        if not ca:
+            built = built.add_extension(x509.SubjectAlternativeName([_named(host) for host in hosts]), critical=False)
+        return built.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "neorl superlink")])
+    _write(folder / AUTHORITY, certificate(issuer, authority, ca=True))
+    _write(folder / CERTIFICATE, certificate(name, key, ca=False))
+    _write(
+        folder / KEY,
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+def make_key(path: Path) -> str:
+    """Make a site's key where there is none.
+
+    Args:
+        path: of the private key (OpenSSH, mode 0600).
+
+    Returns:
+        The public key (OpenSSH), which the coordinator's file lists.
+    """
+    if not path.exists():
+        _write(
+            path,
+            _fresh().private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+            ),
+        )
+    try:
+        private = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"expected a site's key in {path}, got '{error}': remove it and make another.") from error
+    encoded = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return encoded.decode()
+
+
+def public_pem(text: str) -> str:
+    """A site's public key (OpenSSH) as PEM, as Flower takes it.
+
+    Raises:
+        ValueError: when it is none, or of a curve that Flower does not take.
+    """
+    key = serialization.load_ssh_public_key(text.encode())
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("expected an elliptic curve's key, as 'neorl federate key' makes it, got another")
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def fingerprint(text: str) -> str:
+    """SHA-256 of a site's public key, by which the ledger names it."""
+    return sha256_hex(public_pem(text).encode())
+
+
+def _fresh() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _named(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(data)

@@ -1,0 +1,51 @@
+"""A site that is not as it should be: `python -m tests.servers.strange_site BEHAVIOUR SITE.yaml`, with NEORL_HOME set.
+
+`lies=N` multiplies what it tells of its change in round N; `late=N:SECONDS` sleeps in round N; `dies=N` is killed in
+round N.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from configs.home import Home
+from flows.cli.operations.federation import participant_of, site_of
+from tasks.adapters.federation.network import HELLO, Message
+from tasks.federation.serving import serve
+from tasks.federation.words import question_of
+
+
+def main() -> None:
+    """Serve like any site, but for what is asked here."""
+    what, _, when = sys.argv[1].partition("=")
+    when, _, seconds = when.partition(":")
+    file, home = Path(sys.argv[2]), Home.locate()
+    terms = site_of(file)
+    participant = participant_of(terms, home)
+
+    def answer(message: Message) -> Message:
+        found = participant.answer(message)
+        if message.text == HELLO or question_of(message).kind != "round":
+            return found
+        if str(question_of(message).number) != when:
+            return found
+        if what == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "late":
+            time.sleep(float(seconds))
+        if what == "lies":
+            lie = {name: -1000 * array for name, array in found.arrays.items() if name.startswith("change/")}
+            return found._replace(arrays={**found.arrays, **lie})
+        return found
+
+    with suppress(KeyboardInterrupt):
+        serve(terms, file.parent, home.folder("federations", "supernode"), answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""A federation within this process: what it comes to, what the ledger tells of it, and that it goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.federation import Federation
+from configs.home import Home
+from neorl_core.federated.federate import federated_scaling
+from neorl_core.networks import policy_act
+from neorl_core.training.preparation import merged, moments
+from tasks.adapters.federation.network import Lost, Message, Within
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.federations.bodies import RoundBody, rounds_of
+from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.models.policy_file import load_policy
+from tasks.federation.coordinator import Result, run_federation
+from tasks.federation.site import Participant
+from tasks.federation.words import question_of
+from tests.evidence import open_ledger
+from tests.tasks.federation.sites import federation, participants
+
+NAMES = ("north", "south", "east")
+Change = Callable[[str, int, Message], Message | Lost]
+
+
+class Changed(Within):
+    """Sites of which some answer otherwise: (site, round, answer) -> what arrives."""
+
+    def __init__(self, sites: Mapping[str, Participant], change: Change) -> None:
+        super().__init__({name: site.answer for name, site in sites.items()})
+        self._change = change
+
+    def exchange(self, asked: Mapping[str, Message], seconds: float) -> dict[str, Message | Lost]:
+        found = super().exchange(asked, seconds)
+        for name, message in asked.items():
+            question, answer = question_of(message), found[name]
+            if question.kind == "round" and isinstance(answer, Message):
+                found[name] = self._change(name, question.number, answer)
+        return found
+
+
+class Place:
+    """A coordinator's home, and sites beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, Home(folder / "home")
+        self.ledger: Ledger = open_ledger(self.home)
+        self.sites = participants(folder, NAMES)
+        self.lines = list[str]()
+
+    def run(self, asked: Federation, change: Change = lambda name, number, answer: answer) -> Result:
+        return run_federation(asked, Changed(self.sites, change), self.home, self.ledger, self.lines.append)
+
+    @property
+    def rounds(self) -> list[RoundBody]:
+        entries = self.ledger.entries()
+        return rounds_of(entries, [e.digest for e in entries if e.kind == "federation"][-1])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_round_is_the_weighted_mean_of_what_sites_learned_and_everyone_gets_the_policy(place: Place) -> None:
+    result = place.run(federation(NAMES, rounds=2))
+    assert [(one.number, len(one.participants), one.left_out) for one in place.rounds] == [(1, 3, ()), (2, 3, ())]
+    ours = load_policy(result.policy)
+    for name in NAMES:
+        (theirs,) = (place.folder / name / "kept").glob("*/policy.npz")
+        np.testing.assert_array_equal(theirs.read_bytes(), result.policy.read_bytes())
+    # The rows of all were scaled as if they lay in one place.
+    rows = [site.transitions for site in place.sites.values()]
+    spec = place.sites["north"].spec
+    expected = federated_scaling(rows, spec).normaliser
+    np.testing.assert_array_equal(ours.policy.normaliser.mean, expected.mean)
+    np.testing.assert_array_equal(ours.policy.normaliser.action_half_range, expected.action_half_range)
+    known = reduce(merged, map(moments, rows))
+    whole = np.concatenate([np.asarray(each.observation, np.float64) for each in rows])
+    np.testing.assert_allclose(known.observation_mean, whole.mean(axis=0), rtol=1e-6)
+    assert np.all(np.isfinite(policy_act(ours.policy, jnp.zeros(spec.observation.size))))
+    assert next(check for check in audit(place.home).checks if check.name == "federations").passed
+
+
+def test_two_runs_of_the_same_terms_are_one_and_an_interrupted_one_goes_on_to_the_same_weights(
+    place: Place, tmp_path: Path
+) -> None:
+    asked = federation(NAMES, method="scaffold")
+    whole = Place(tmp_path / "whole").run(asked)
+
+    def interrupt(name: str, number: int, answer: Message) -> Message:
+        if number == 3:
+            raise KeyboardInterrupt
+        return answer
+
+    with pytest.raises(KeyboardInterrupt):
+        place.run(asked, interrupt)
+    assert len(place.rounds) == 2
+    # Sites are further than the coordinator, and asked for the round once more; one has been restarted.
+    place.sites["east"] = participants(tmp_path / "again", NAMES)["east"]
+    place.sites["east"].folder = place.folder / "east" / "kept"
+    assert place.run(asked).digest == whole.digest
+    size = len(place.ledger.entries())
+    assert place.run(asked).digest == whole.digest
+    assert len(place.ledger.entries()) == size
+
+
+def test_who_lies_or_is_lost_is_left_out_and_told_of(place: Place) -> None:
+    def lie(name: str, number: int, answer: Message) -> Message | Lost:
+        if name == "south" and number == 1:
+            return answer._replace(arrays={n: np.full_like(a, np.nan) for n, a in answer.arrays.items()})
+        if name == "south" and number == 2:
+            return answer._replace(arrays={n: a[..., :1] for n, a in answer.arrays.items()})
+        if name == "east" and number == 3:
+            return answer._replace(text=answer.text.replace('"log_weight":', '"log_weight":1'))
+        return Lost("absent", "it is not connected") if name == "north" and number == 4 else answer
+
+    place.run(federation(NAMES, rounds=4), lie)
+    told = [[(one.site, one.why, one.detail) for one in body.left_out] for body in place.rounds]
+    assert [[one[:2] for one in each] for each in told] == [
+        [("south", "refused")],
+        [("south", "refused")],
+        [("east", "refused")],
+        [("north", "absent")],
+    ]
+    assert "finite" in told[0][0][2]
+    assert "of shape" in told[1][0][2]
+    assert "weight of 200 rows" in told[2][0][2]
+
+
+def test_a_median_is_moved_little_by_one_that_lies_and_its_distance_shows_it(place: Place) -> None:
+    def lie(name: str, number: int, answer: Message) -> Message:
+        grown = {n: 1e4 * a if n.startswith("change/") else a for n, a in answer.arrays.items()}
+        return answer._replace(arrays=grown) if name == "east" else answer
+
+    place.run(federation(NAMES, rounds=1, aggregate={"kind": "median"}), lie)
+    (body,) = place.rounds
+    distances = {one.site: one.distance or 0.0 for one in body.participants}
+    assert distances["east"] > 100 * max(distances["north"], distances["south"])
+
+
+def test_with_too_few_answers_a_round_is_tried_again_and_then_refused(place: Place) -> None:
+    asked = federation(NAMES, rounds=2, minimum_sites=3, tries=2)
+
+    def deaf(name: str, number: int, answer: Message) -> Message | Lost:
+        return Lost("late", "no answer within 1 s") if name == "east" and number == 2 else answer
+
+    with pytest.raises(Refused, match="expected answers of 3 sites in round 2, got fewer in 2 tries"):
+        place.run(asked, deaf)
+    assert [(one.number, one.completed) for one in place.rounds] == [(1, True), (2, False), (2, False)]
+    assert place.rounds[-1].after == place.rounds[0].after
+    assert place.run(asked).rounds == 2
+
+
+def test_secure_sums_give_the_same_weights_and_hide_each_change(place: Place, tmp_path: Path) -> None:
+    open_sums = Place(tmp_path / "open").run(federation(NAMES, rounds=2))
+    place.run(federation(NAMES, rounds=2, secure_sums=True))
+    one, other = (load_policy(path).policy.params for path in (open_sums.policy, next(_policies(place.home))))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7), one, other)
+    assert all(part.norm is None and part.distance is None for body in place.rounds for part in body.participants)
+
+
+def test_a_secure_sum_goes_on_without_a_site_that_drops_out(place: Place, tmp_path: Path) -> None:
+    def drop(name: str, number: int, answer: Message) -> Message | Lost:
+        return Lost("late", "no answer within 1 s") if (name, number) == ("south", 1) else answer
+
+    asked = federation(NAMES, rounds=2)
+    expected = Place(tmp_path / "open").run(asked, drop)
+    place.run(asked.model_copy(update={"secure_sums": True}), drop)
+    one, other = (load_policy(path).policy.params for path in (expected.policy, next(_policies(place.home))))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7), one, other)
+    assert [[left.site for left in body.left_out] for body in place.rounds] == [["south"], []]
+
+
+def test_private_sites_are_clipped_get_noise_and_the_ledger_says_what_is_spent(place: Place) -> None:
+    private = {"clip": 0.01, "noise": 50.0, "insist": True}
+    with pytest.raises(Refused, match="expected noise below the clip norm"):
+        place.run(federation(NAMES, rounds=2, privacy={**private, "insist": False}))
+    place.run(federation(NAMES, rounds=2, privacy=private))
+    assert all(part.norm <= 0.0100001 for body in place.rounds for part in body.participants if part.norm)
+    first, second = (body.epsilon or 0.0 for body in place.rounds)
+    assert 0 < first < second < 1
+
+
+def test_a_site_keeps_to_its_own_terms(place: Place) -> None:
+    def refused(**terms: Any) -> None:
+        north = place.sites["north"]
+        north.terms = north.terms.model_copy(update=terms)
+        place.run(federation(NAMES))
+
+    for terms, sentence in (
+        ({"least_rows": 201}, "at least 201 rows to tell sums of, got 200"),
+        ({"least_rows": 1, "secure_sums": True}, "expected sums that are secure"),
+        ({"secure_sums": False, "private": True}, "expected changes that get noise"),
+        ({"private": False, "plant": "water_treatment"}, "expected a federation of water_treatment"),
+    ):
+        with pytest.raises(Refused, match=f"expected all 3 sites at the beginning.*{sentence}"):
+            refused(**terms)
+    assert not place.ledger.entries("federation")
+
+
+def test_what_cannot_be_read_is_one_sentence_at_the_site(place: Place) -> None:
+    site = place.sites["north"]
+    for text in ("", "{}", '{"kind": "rows"}'):
+        with pytest.raises(BadInput, match="expected question as this version knows it"):
+            site.answer(Message(text))
+
+
+def _policies(home: Home) -> Any:
+    return (home.root / "federations").glob("*/policy.npz")
