@@ -54,7 +54,7 @@ deployments:
 FAKETIME = re.compile(r"Exception in thread .*?time\.sleep\(1\)\nOSError: \[Errno 22\] Invalid argument\n", re.DOTALL)
 """What libfaketime 0.9.10 does to `time.sleep` in a thread of Prefect's: no clock of a machine's does so."""
 PATIENCE = 300.0
-"""Seconds that a command may take before it counts as hanging."""
+"""Seconds that a command, or a state of a run, may take before it counts as hanging."""
 
 
 class Ended(NamedTuple):
@@ -175,7 +175,7 @@ class Site:
         return str(run["id"])
 
     def arrive(self, seed: int) -> int:
-        """Tell Prefect of one arrival twice, in the same words and in others; how many runs have begun by it."""
+        """Tell Prefect of an arrival twice, and of another like it; how many runs have begun by them."""
         services, stamp = self.services, datetime.now(UTC).isoformat()
         event = {
             "occurred": stamp,
@@ -187,7 +187,7 @@ class Site:
         before = len(self.triggered())
         for each in (first, first, again):
             services.ask_prefect("events", [each])
-        for _ in range(120):
+        for _ in range(int(2 * PATIENCE)):
             if len(self.triggered()) > before + 1:
                 break
             time.sleep(0.5)
@@ -201,22 +201,25 @@ class Site:
         found = self.services.ask_prefect("flow_runs/filter", query)
         return [run for run in found if (run["created_by"] or {}).get("type") == "AUTOMATION"]
 
-    def running(self) -> list[str]:
-        """Runs of the worker's that have not ended."""
+    def running(self) -> dict[str, str]:
+        """The worker's runs that have not ended, each with its state."""
         states = {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}
-        return [
-            run["id"]
+        return {
+            run["id"]: run["state_name"]
             for run in self.services.ask_prefect("flow_runs/filter", {"flow_runs": {"state": states}})
             if run["deployment_id"]
-        ]
+        }
 
-    def calm(self) -> bool:
-        """Wait until no run of the worker's goes on; False when one hangs."""
-        for _ in range(int(PATIENCE)):
-            if not self.running():
-                return True
+    def hanging(self) -> list[str]:
+        """Wait until no run of the worker's goes on; those that do not get further, each in a sentence."""
+        before, since = dict[str, str](), time.monotonic()
+        while going_on := self.running():
+            if going_on != before:
+                before, since = going_on, time.monotonic()
+            if time.monotonic() - since > PATIENCE:
+                return [f"a run of the worker's did not end: {state}" for state in going_on.values()]
             time.sleep(1.0)
-        return False
+        return []
 
     def datasets(self) -> set[str]:
         """Names of all that was ingested: manifests, and the shards that they are of."""
