@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+from configs.errors import ServiceMissing
 from configs.home import Home
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.champions import IN_FORCE, champion
@@ -166,19 +167,28 @@ class Site:
         os.environ.update(environment(found))
         return found
 
+    def ask_prefect(self, path: str, body: object = None) -> Any:
+        """One request to Prefect, which on a busy machine may need more than one try to answer."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.services.ask_prefect(path, body)
+            except (ServiceMissing, OSError):
+                if time.monotonic() > end:
+                    raise
+            time.sleep(1.0)
+
     def deployed(self, seed: int) -> str:
         """Start a trial's retraining as a run of the worker's; its number in Prefect."""
-        services = self.services
-        deployment = services.ask_prefect("deployments/name/retrain/struck")["id"]
+        deployment = self.ask_prefect("deployments/name/retrain/struck")["id"]
         parameters = {"config": str(self.config(seed)), "data": [str(self.log)]}
-        run = services.ask_prefect(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
+        run = self.ask_prefect(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
         return str(run["id"])
 
     def arrive(self, seed: int) -> int:
         """Tell Prefect of an arrival twice, and of another like it; how many runs have begun by them."""
-        services, stamp = self.services, datetime.now(UTC).isoformat()
         event = {
-            "occurred": stamp,
+            "occurred": datetime.now(UTC).isoformat(),
             "event": "neorl.chaos.arrived",
             "resource": {"prefect.resource.id": "neorl.chaos"},
             "payload": {"config": str(self.config(seed)), "data": [str(self.log)]},
@@ -186,7 +196,7 @@ class Site:
         first, again = ({**event, "id": str(uuid4())} for _ in range(2))
         before = len(self.triggered())
         for each in (first, first, again):
-            services.ask_prefect("events", [each])
+            self.ask_prefect("events", [each])
         for _ in range(int(2 * PATIENCE)):
             if len(self.triggered()) > before + 1:
                 break
@@ -196,9 +206,9 @@ class Site:
 
     def triggered(self) -> list[dict[str, Any]]:
         """Runs that events have started."""
-        deployment = self.services.ask_prefect("deployments/name/retrain/struck")["id"]
+        deployment = self.ask_prefect("deployments/name/retrain/struck")["id"]
         query = {"deployments": {"id": {"any_": [deployment]}}}
-        found = self.services.ask_prefect("flow_runs/filter", query)
+        found = self.ask_prefect("flow_runs/filter", query)
         return [run for run in found if (run["created_by"] or {}).get("type") == "AUTOMATION"]
 
     def running(self) -> dict[str, str]:
@@ -206,7 +216,7 @@ class Site:
         states = {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}
         return {
             run["id"]: run["state_name"]
-            for run in self.services.ask_prefect("flow_runs/filter", {"flow_runs": {"state": states}})
+            for run in self.ask_prefect("flow_runs/filter", {"flow_runs": {"state": states}})
             if run["deployment_id"]
         }
 
