@@ -104,14 +104,14 @@ def test_a_run_and_its_stages_begin_and_end_with_versions_and_parents(told: list
 
 
 def test_a_server_that_is_gone_is_told_of_once_and_none_is_asked_without_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setenv("OPENLINEAGE_URL", "http://user:secret@127.0.0.1:9")
+    said, password = list[str](), "hidden"
+    monkeypatch.setenv("OPENLINEAGE_URL", f"http://user:{password}@127.0.0.1:9")
     lineage = DataLineage("p", str(uuid4()), said.append)
     with lineage.flow([]):
         lineage.stage("ingest", [])("expected logs")
     assert len(said) == 1
     assert "OPENLINEAGE_URL" in said[0]
-    assert "secret" not in said[0]
+    assert password not in said[0]
     monkeypatch.delenv("OPENLINEAGE_URL")
     with DataLineage("p", str(uuid4()), said.append).flow([]):
         pass
