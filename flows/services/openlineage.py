@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from http.client import HTTPException
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 from uuid import UUID, uuid5
 
 from flows.services import rest
@@ -33,7 +33,16 @@ FACETS = {
     "version": "1-0-1/DatasetVersionDatasetFacet",
     "errorMessage": "1-0-1/ErrorMessageRunFacet",
 }
-Json = dict[str, Any]
+Facet = dict[str, str | dict[str, str]]
+"""More about a run or a dataset."""
+
+
+class Named(TypedDict):
+    """A dataset."""
+
+    namespace: str
+    name: str
+    facets: dict[str, Facet]
 
 
 class DataLineage:
@@ -45,7 +54,7 @@ class DataLineage:
         self.silent = not os.environ.get(URL)
         self.namespace = os.environ.get(NAMESPACE) or "neorl"
         self.job = f"retrain.{plant}"
-        self.made: dict[str, Json] = {}
+        self.made: dict[str, Named] = {}
         self.begun = 0
 
     @contextmanager
@@ -66,8 +75,8 @@ class DataLineage:
             return lambda _: None
         self.begun += 1
         job, run, inputs = f"{self.job}.{name}", uuid5(self.run, f"{self.begun} {name}"), self._datasets(given)
-        above = {"run": {"runId": str(self.run)}, "job": {"namespace": self.namespace, "name": self.job}}
-        parent = {"parent": _facet("parent", **above)}
+        above = {"namespace": self.namespace, "name": self.job}
+        parent = {"parent": _facet("parent", run={"runId": str(self.run)}, job=above)}
         self._tell("START", job, run, parent, inputs, [])
 
         def came(result: Came) -> None:
@@ -80,8 +89,8 @@ class DataLineage:
 
         return came
 
-    def _datasets(self, values: Iterable[object]) -> list[Json]:
-        found: dict[str, Json] = {}
+    def _datasets(self, values: Iterable[object]) -> list[Named]:
+        found: dict[str, Named] = {}
         for value in () if self.silent else values:
             if isinstance(value, Reference):
                 name, known = f"{self.plant}/{type(value).__name__.lower()}", content(value)
@@ -89,12 +98,14 @@ class DataLineage:
                 facets = {"version": _facet("version", datasetVersion=version)}
                 found[name] = {"namespace": self.namespace, "name": name, "facets": facets}
             elif isinstance(value, Path):
-                found[str(value)] = {"namespace": "file", "name": str(value.absolute())}
+                found[str(value)] = {"namespace": "file", "name": str(value.absolute()), "facets": {}}
             elif isinstance(value, tuple | list):
                 found |= {each["name"]: each for each in self._datasets(value)}
         return list(found.values())
 
-    def _tell(self, kind: str, job: str, run: UUID, facets: Json, inputs: list[Json], outputs: list[Json]) -> None:
+    def _tell(
+        self, kind: str, job: str, run: UUID, facets: dict[str, Facet], inputs: list[Named], outputs: list[Named]
+    ) -> None:
         if self.silent:
             return
         event = {
@@ -117,10 +128,10 @@ class DataLineage:
             self.say(f"no more OpenLineage events of this run: the server that {URL} names gave {type(error).__name__}")
 
 
-def _facet(name: str, **fields: object) -> Json:
+def _facet(name: str, **fields: str | dict[str, str]) -> Facet:
     kind = FACETS[name]
     return {"_producer": PRODUCER, "_schemaURL": f"{SPEC}/facets/{kind}.json#/$defs/{kind.partition('/')[2]}", **fields}
 
 
-def _failure(message: str) -> Json:
+def _failure(message: str) -> dict[str, Facet]:
     return {"errorMessage": _facet("errorMessage", message=message, programmingLanguage="PYTHON")}

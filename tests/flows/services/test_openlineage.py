@@ -92,7 +92,7 @@ def test_a_run_and_its_stages_begin_and_end_with_versions_and_parents(told: list
     assert ingest["run"]["runId"] == ingested["run"]["runId"] != train["run"]["runId"]
     assert ingest["run"]["facets"]["parent"]["run"]["runId"] == run
     assert ingest["job"]["name"] == "retrain.p.ingest"
-    assert ingest["inputs"] == [{"namespace": "file", "name": "/logs/a.parquet"}] == begun["inputs"]
+    assert ingest["inputs"] == [{"namespace": "file", "name": "/logs/a.parquet", "facets": {}}] == begun["inputs"]
     # What one stage made is what the next one takes, by name and version.
     assert ingested["outputs"] == train["inputs"] == ended["outputs"]
     (made,) = ingested["outputs"]
@@ -147,4 +147,4 @@ def test_a_retraining_tells_what_came_of_what(services: Services, told: list[Eve
     assert dataset in ended[f"retrain.{PLANT}.train"]["inputs"]
     (population,) = ended[f"retrain.{PLANT}.train"]["outputs"]
     assert population in ended[f"retrain.{PLANT}.evaluate"]["inputs"]
-    assert {"namespace": "file", "name": str(log.path)} in ended[f"retrain.{PLANT}.ingest"]["inputs"]
+    assert {"namespace": "file", "name": str(log.path), "facets": {}} in ended[f"retrain.{PLANT}.ingest"]["inputs"]
