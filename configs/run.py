@@ -85,9 +85,25 @@ class Learner(Strict):
     """Hyper-parameters that its members differ in; there are seeds x the product of these lists."""
 
 
-BESIDE = (Learner(algorithm="iql", updates=8_000, seeds=1), Learner(algorithm="td3_bc", updates=8_000, seeds=1))
+CAREFUL: dict[Name, list[float]] = {"support": [0.3, 10.0]}
+"""What members of the default learner differ in, in a run that names none: how much they pay for leaving the logs. Of
+logs that say much a low price makes more; of those that say little, only what a high one keeps near is supported."""
+FAST: dict[str, Setting] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
+"""Rates at which 16,000 updates come as far as the papers' 3e-4 in many more."""
+BESIDE = (
+    Learner(algorithm="iql", updates=16_000, seeds=1, hyperparameters={**FAST, "beta": 10.0, "expectile": 0.9}),
+    Learner(
+        algorithm="td3_bc",
+        updates=16_000,
+        seeds=1,
+        hyperparameters={**FAST, "critics": 4, "discount": 0.97},
+        grid={"alpha": [2.5, 10.0]},
+    ),
+    Learner(algorithm="bc", updates=4_000, seeds=1),
+)
 """What learns beside the default learner, in a run that names none: logs differ in what they can teach, and evaluation
-on the held-out episodes chooses."""
+on the held-out episodes chooses. The clone of the logged controller is the one whose estimate the logs support when
+they support none of the others. docs/training.md says how the settings were found."""
 CHOOSING = (
     Learner(algorithm="discrete_cql", updates=8_000, seeds=2),
     Learner(algorithm="discrete_iql", updates=8_000, seeds=1),
@@ -100,7 +116,7 @@ class Train(Learner):
     """The population that is trained: a first learner, and others beside it."""
 
     beside: list[Learner] = Field(default_factory=list)
-    """Further learners. A run that says nothing of any learner trains the default one with `BESIDE`."""
+    """Further learners. A run that says nothing of any learner trains the default one at `CAREFUL`, with `BESIDE`."""
     batch_size: Count = 256
     checkpoint_every: Count = 2_000
     """Updates between checkpoints: what a killed run may lose."""
@@ -119,7 +135,8 @@ class Train(Learner):
     @classmethod
     def _mixed_by_default(cls, given: object) -> object:
         untold = isinstance(given, dict) and not given.keys() & {"beside", *Learner.model_fields}
-        return {**given, "beside": list(BESIDE)} if isinstance(given, dict) and untold else given
+        default = {"beside": list(BESIDE), "grid": dict(CAREFUL)}
+        return {**given, **default} if isinstance(given, dict) and untold else given
 
     def choosing(self) -> Train:
         """The same training of a discrete action: `CHOOSING`, as far as nothing else was said."""
@@ -128,7 +145,9 @@ class Train(Learner):
         first, *beside = CHOOSING
         untold = {"algorithm", "updates", "seeds"} - self.model_fields_set
         change: dict[str, object] = {name: getattr(first, name) for name in untold}
-        return self.model_copy(update=change | ({"beside": beside} if self.beside == list(BESIDE) else {}))
+        if self.beside == list(BESIDE):
+            change |= {"beside": beside, "grid": dict(first.grid)}
+        return self.model_copy(update=change)
 
     def alone(self) -> tuple[Train, ...]:
         """The same training with each of its learners alone."""

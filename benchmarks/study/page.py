@@ -189,6 +189,6 @@ LEARNERS = (
 FOUND = """## How the defaults were found
 
 The learners' settings come from their papers, but for those that docs/training.md names, which were found on
-chemical_reactor, hvac_control and water_treatment by off-policy evaluation with rollouts in view. The other six plants
-took no part and have seeds of their own.
+chemical_reactor, hvac_control and water_treatment, and on NeoRL-2's own episodes of double_mass, by off-policy
+evaluation with rollouts in view. Generated episodes of the other six plants took no part and have seeds of their own.
 """

@@ -1,8 +1,10 @@
 """A deterministic policy trained by back-propagation through a learned ensemble of the plant.
 
 Returns of rollouts are differentiated through dynamics, reward and policy (SVG(inf) with a learned model; Heess et al.
-2015, arXiv 1510.09142), with the ensemble's disagreement as the price of leaving the data. While the ensemble is
-learned the policy clones the logged actions: from a policy of chance some rollouts would begin where nothing is known.
+2015, arXiv 1510.09142). Two penalties are the price of leaving the data: the ensemble's disagreement on where a step
+leads and what it pays, and the way beyond the edge of the logs' support (`world_model.support`), for where there are no
+logs the members may well agree and all be wrong. While the ensemble is learned the policy clones the logged actions:
+from a policy of chance some rollouts would begin where nothing is known.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
 from neorl_core.types import PlantSpec, Transition
-from neorl_core.world_model import dynamics
+from neorl_core.world_model import dynamics, support
 from neorl_core.world_model.dynamics import Model, Reach
 from neorl_core.world_model.rollouts import ModelSteps, expected_rollouts
+from neorl_core.world_model.support import Edge, Support
 
 
 class Config(NamedTuple):
@@ -33,14 +36,16 @@ class Config(NamedTuple):
     """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
     model_hidden: tuple[int, ...] = (32, 32)
     members: int = 5
-    elites: int = 2
+    elites: int = 3
     warm_up_updates: int = 3200
     horizon: int = 25
     starts: int = 128
     """Rollouts per step; they begin where the first rows of the batch do."""
     discount: float = 0.99
     penalty: float = 1.0
-    """Weight of the disagreement, in deviations of the reward per deviation of an observation."""
+    """Weight of the disagreement, in deviations of the reward per deviation of an observation and of the reward."""
+    support: float = 10.0
+    """Weight of the way beyond the edge of the logs' support, in deviations of the reward per radius."""
     actor_lr: float = 5e-3
     clone_lr: float = 1e-3
     model_lr: float = 1e-2
@@ -64,6 +69,7 @@ class State(NamedTuple):
 
     actor: Params
     model: Model
+    support: Support
     actor_optimiser: Optimiser
     clone_optimiser: Optimiser
     hyper: Hyperparameters
@@ -79,11 +85,13 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
         config: hyper-parameters.
     """
     actor_key, model_key = jax.random.split(key)
+    support_key = jax.random.fold_in(key, 2)
     sizes = spec.observation.size, spec.action.size
     actor = actor_init(actor_key, *sizes, config.hidden, recurrence_of(spec, config.gru))
     return State(
         actor,
         dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe, spec.history),
+        support.init(support_key, sum(sizes)),
         actor_optimiser=optimisers.init(config.actor_recipe, actor),
         clone_optimiser=optimisers.init(Recipe(), actor),
         hyper=hyperparameters(config),
@@ -92,19 +100,28 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def actor_loss(
-    actor: Params, members: Ensemble, reach: Reach, starts: Float[Array, "M B O"], horizon: int, h: Hyperparameters
+    actor: Params,
+    members: Ensemble,
+    reach: Reach,
+    edge: Edge,
+    starts: Float[Array, "M B O"],
+    horizon: int,
+    h: Hyperparameters,
 ) -> tuple[Float[Array, ""], ModelSteps]:
-    """Mean over rollouts of `losses.rollout_loss`.
+    """Mean over rollouts of `losses.rollout_loss`, at rewards less `support` times `support.excess`.
 
     Args:
         actor: weights of the actor.
         members: weights of the ensemble's members.
         reach: range of observations that rollouts stay in.
+        edge: of the logs' support.
         starts: (M, B, O), normalised observations that each member's rollouts begin at.
         horizon: steps of a rollout.
         h: hyper-parameters.
     """
     steps = expected_rollouts(members, reach, lambda observation: actor_apply(actor, observation), starts, horizon)
+    outside = support.excess(edge, jnp.concatenate([steps.observation, steps.action], axis=-1))
+    steps = steps._replace(reward=steps.reward - h["support"] * outside)
     of_rollout = jax.vmap(jax.vmap(losses.rollout_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
     every = of_rollout(steps.reward, steps.alive, steps.disagreement, h["discount"], h["penalty"])
     return jnp.mean(every), steps
@@ -126,10 +143,12 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
     h, shape = state.hyper, state.shape
     members = dynamics.elites(state.model, shape.elites)
     rows = batches.observation[0, : shape.starts]
+    logged_steps = jnp.concatenate([batches.observation[0], batches.action[0]], axis=-1)
     each = max(rows.shape[0] // shape.elites, 1)
     starts = rows[: each * shape.elites].reshape(shape.elites, each, -1)
+    edge = support.edge(state.support, logged_steps)
     (loss, steps), gradient = jax.value_and_grad(actor_loss, has_aux=True)(
-        state.actor, members, dynamics.reach(state.model), starts, shape.horizon, h
+        state.actor, members, dynamics.reach(state.model), edge, starts, shape.horizon, h
     )
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
     metrics = {
@@ -154,7 +173,8 @@ def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State
     actor, optimiser = optimisers.step(state.actor, gradient, state.clone_optimiser, state.hyper["clone_lr"])
     nothing = jnp.zeros_like(found["model_error"])
     metrics = {"actor_loss": nothing, "disagreement": nothing, "model_error": found["model_error"]}
-    return state._replace(actor=actor, clone_optimiser=optimiser, model=model), metrics
+    known = support.seen(state.support, jnp.concatenate([batch.observation, batch.action], axis=-1))
+    return state._replace(actor=actor, clone_optimiser=optimiser, model=model, support=known), metrics
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:

@@ -17,14 +17,17 @@ Reason = Literal[
     "no finite estimate",
     "too many of the visited steps lie outside the logged ones",
     "more of the visited steps lie outside the logged ones than the models alone can bear",
-    "the models contradict each other",
+    "the models contradict each other on a policy that leaves the logged steps",
 ]
 """Why the logs do not support an estimate; empty where they do."""
 MOST_OUTSIDE = 0.2
 """Share of a policy's steps outside the data's support beyond which nothing is said of it. In the cells that the study
 was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
 MOST_OUTSIDE_ALONE = 0.1
-"""That share where fitted Q evaluation converges on no set of features, so that only the models speak."""
+"""That share where fitted Q evaluation converges on no set of features, so that only the models speak, and where the
+families of models contradict each other."""
+FAMILIES = 2
+"""Families of models, whose draws are the first."""
 
 
 class Estimate(NamedTuple):
@@ -32,8 +35,13 @@ class Estimate(NamedTuple):
 
     value: float
     draws: Floats
-    """(V, B) draws of each estimator: the families of models, widened as members and windows are few, then fitted Q
-    evaluation on each set of features, NaN where its rounds do not converge. Same resamples: subtract them."""
+    """(V, B) draws of each estimator: the families of models, widened as members and windows are few, each as far again
+    from the other as they lie apart; then fitted Q evaluation on each set of features, NaN where its rounds do not
+    converge. Same resamples: subtract them."""
+    below: float
+    """How much less the models' value is if steps outside the data's support pay as the worst logged ones do."""
+    above: float
+    """How much more it is if they pay as the best ones do."""
     cost: float
     cost_draws: Floats
     """(B',) discounted cost, by fitted Q evaluation on every set of features."""
@@ -48,16 +56,37 @@ class Estimate(NamedTuple):
         """Whether the logs support the estimate."""
         return not self.reason
 
+    def bounds(self, confidence: float) -> tuple[float, float]:
+        """Lower and upper end of the value's interval: what `interval` says of the draws, the models' with `below` and
+        `above`."""
+        models, heard = self.draws[:FAMILIES], self.draws[FAMILIES:]
+        return interval(np.concatenate([models - self.below, models + self.above, heard]), confidence)
+
+    def less(self, other: Estimate) -> Estimate:
+        """How much more this policy is worth than another, by the same estimators and resamples.
+
+        What steps outside the support pay is unknown of both.
+        """
+        return self._replace(
+            value=self.value - other.value,
+            draws=self.draws - other.draws,
+            below=self.below + other.above,
+            above=self.above + other.below,
+        )
+
 
 def together(rounds: Sequence[fqe.Evaluation], models: ModelValue, windows: int, confidence: float) -> Estimate:
     """Hold the families of models against each other and against fitted Q evaluation.
 
     The value is the models' mean. What their bootstrap draws from is few: `MEMBERS` refits, and sometimes fewer
-    windows; the draws are spread by `spread` for the fewer of them. An estimate has support where the policy stays by
-    the logged steps and where the families' intervals overlap. Where fitted Q evaluation says another thing, the
-    interval reaches over both: on logs whose actions hardly vary it errs by more than its resamples tell, and the
-    models do not. Where no set of features has rounds that converge the models stand alone, and the policy must stay
-    nearer to the logged steps.
+    windows; the draws are spread by `spread` for the fewer of them. No resample tells of errors that the members of a
+    family share. Two of them tell a little: the truth may lie as far beyond either as they lie apart, which is where
+    the draws of each family are moved to. What steps outside the data's support pay no model knows: the interval has
+    the worst and the best logged rewards there (Manski 1990, Nonparametric bounds on treatment effects).
+
+    Where fitted Q evaluation says another thing, the interval reaches over both: on logs whose actions hardly vary it
+    errs by more than its resamples tell, and the models do not. An estimate has support where the policy stays by the
+    logged steps, the nearer the less the estimators agree.
 
     Args:
         rounds: fitted Q evaluation on each set of features.
@@ -68,6 +97,7 @@ def together(rounds: Sequence[fqe.Evaluation], models: ModelValue, windows: int,
     wider = spread(min(windows, MEMBERS), confidence)
     value = np.asarray(models.value, np.float64)
     each = value[:, None] + wider * (np.asarray(models.draws, np.float64) - value[:, None])
+    apart = value - value[::-1]
     drawn = [np.asarray(one.draws, np.float64) for one in rounds]
     heard = [
         draws[:, fqe.REWARD] if bool(one.supported) else np.nan * draws[:, fqe.REWARD]
@@ -75,7 +105,9 @@ def together(rounds: Sequence[fqe.Evaluation], models: ModelValue, windows: int,
     ]
     return Estimate(
         value=float(value.mean()),
-        draws=np.concatenate([each, heard]),
+        draws=np.concatenate([each + apart[:, None], heard]),
+        below=float(models.below),
+        above=float(models.above),
         cost=float(np.mean([float(one.value[fqe.COST]) for one in rounds])),
         cost_draws=np.concatenate([draws[:, fqe.COST] for draws in drawn]),
         reason=_reason(each, heard, float(models.outside), confidence),
@@ -92,8 +124,8 @@ def _reason(each: Floats, heard: Sequence[Floats], outside: float, confidence: f
         return "too many of the visited steps lie outside the logged ones"
     if not any(np.isfinite(draws).all() for draws in heard) and outside > MOST_OUTSIDE_ALONE:
         return "more of the visited steps lie outside the logged ones than the models alone can bear"
-    if not _overlap(*(interval(draws, confidence) for draws in each)):
-        return "the models contradict each other"
+    if not _overlap(*(interval(draws, confidence) for draws in each)) and outside > MOST_OUTSIDE_ALONE:
+        return "the models contradict each other on a policy that leaves the logged steps"
     return ""
 
 

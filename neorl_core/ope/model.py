@@ -47,7 +47,7 @@ class LearnedModel(NamedTuple):
     model: Model
     ridge: Ridge
     radius: Float[Array, ""]
-    """Leverage that `INSIDE` of the logged steps do not exceed."""
+    """Leverage that `INSIDE` of the logged steps do not exceed beside the logs of other episodes."""
     reward_mean: Float[Array, ""]
     reward_scale: Float[Array, ""]
     ends: Bool[Array, ""]
@@ -79,7 +79,12 @@ class ModelValue(NamedTuple):
     draws: Float[Array, "*p 2 B"]
     """Draws of `value` over members and windows. Same key, same resamples: subtract two policies' draws."""
     outside: Float[Array, "*p"]
-    """Share of the steps visited in the networks that lie outside the data's support."""
+    """Discounted share of the steps visited in the networks that lie outside the data's support: what hardly counts for
+    the value need hardly be known."""
+    below: Float[Array, "*p"]
+    """How much less the value is if steps outside the support pay as the worst logged ones do."""
+    above: Float[Array, "*p"]
+    """How much more it is if they pay as the best ones do."""
     disagreement: Float[Array, "*p"]
     """Deviation of the members' values about their mean, as a share of that of the windows' logged returns."""
 
@@ -126,7 +131,7 @@ def completed(
     plain = model.low.shape[0]
     change = data.next_observation[:, :plain] - data.observation[:, :plain]
     fitted = regression.fit(key, x, change, episode, episodes, MEMBERS)
-    radius = jnp.quantile(regression.leverage(fitted, x), INSIDE)
+    radius = jnp.quantile(regression.held_out_leverage(fitted, x, episode, episodes), INSIDE)
     return LearnedModel(model, fitted, radius, *rewards, jnp.any(data.terminated > 0))
 
 
@@ -191,11 +196,23 @@ def termination(logit: Float[Array, ""], of_logged: Float[Array, ""], terminated
     return jnp.where(terminated > 0, jnp.exp(jnp.minimum(p - q, 0.0)), 1.0 - survives)
 
 
+class _Step(NamedTuple):
+    """What one step of a replay adds, discounted; sums over its steps are a window's."""
+
+    reward: Array
+    counts: Array
+    outside: Array
+    below: Array
+    above: Array
+
+
 class _Replay(NamedTuple):
     """What came of one window under one member."""
 
     ret: Float[Array, "*n"]
     outside: Float[Array, "*n"]
+    below: Float[Array, "*n"]
+    above: Float[Array, "*n"]
 
 
 @jax.jit
@@ -207,6 +224,7 @@ def _replayed(
     stacked: Params = jax.tree.map(lambda *x: jnp.stack(x), *learned.model.members)
     low = jnp.min(jnp.where(found.logged, found.reward, jnp.inf))
     high = jnp.max(jnp.where(found.logged, found.reward, -jnp.inf))
+    worst, best = jnp.nanquantile(jnp.where(found.logged, found.reward, jnp.nan), jnp.asarray([1 - INSIDE, INSIDE]))
     plain = found.next_observation.shape[-1]
 
     def moved(network: Params, of_ridge: Array, regressed: bool, s: Array, a: Array) -> Array:
@@ -220,7 +238,7 @@ def _replayed(
         return learned.reward_mean + learned.reward_scale * reward, logit
 
     def one(network: Params, of_ridge: Array, window: Windows, regressed: bool) -> _Replay:
-        def step(carry: _Three, row: Windows) -> tuple[_Three, _Three]:
+        def step(carry: _Three, row: Windows) -> tuple[_Three, _Step]:
             x, alive, weight = carry
             noise = row.next_observation - moved(network, of_ridge, regressed, row.observation, row.action)
             expected, of_logged = paid(network, row.observation, row.action, row.next_observation)
@@ -228,16 +246,26 @@ def _replayed(
             after = dynamics.within(reach, moved(network, of_ridge, regressed, x, u) + noise)
             reward, logit = paid(network, x, u, after)
             reward = jnp.clip(reward + row.reward - expected, low, high)
-            away = regression.leverage(learned.ridge, jnp.concatenate([x, u])) > learned.radius
-            out = jnp.zeros_like(weight) if regressed else away.astype(weight.dtype)
+            # What is not a number is outside, too.
+            beyond = ~(regression.leverage(learned.ridge, jnp.concatenate([x, u])) <= learned.radius)
+            out = jnp.zeros_like(weight) if regressed else beyond.astype(weight.dtype)
             here = jnp.where(row.known, alive, 0.0)
             ending = jnp.where(learned.ends, termination(logit, of_logged, row.terminated), 0.0)
-            told = weight * here * reward, here * out, here
+            counts, away = weight * here, weight * here * out
+            told = _Step(
+                counts * reward,
+                counts,
+                away,
+                away * jnp.maximum(reward - worst, 0),
+                away * jnp.maximum(best - reward, 0),
+            )
             return (dynamics.onward(reach, x, u, after), alive * (1.0 - ending), weight * discount), told
 
         begun = (window.observation[0], jnp.ones((), low.dtype), jnp.ones((), low.dtype))
-        rewards, outside, steps = jax.lax.scan(step, begun, window)[1]
-        return _Replay(jnp.sum(rewards), jnp.sum(outside) / jnp.maximum(jnp.sum(steps), 1.0))
+        sums: _Step = jax.tree.map(jnp.sum, jax.lax.scan(step, begun, window)[1])
+        return _Replay(
+            sums.reward, sums.outside / jnp.maximum(sums.counts, np.finfo(low.dtype).tiny), sums.below, sums.above
+        )
 
     def family(regressed: bool) -> _Replay:
         def windows(member: tuple[Params, Array]) -> _Replay:
@@ -292,14 +320,15 @@ def _resampled(came: _Replay, logged: Float[Array, " W"], key: PRNGKeyArray, boo
     value = jnp.mean(came.ret, axis=(1, 2))
     draws = jax.vmap(draw)(jax.random.split(key, bootstraps)).T
     apart = jnp.std(jnp.mean(came.ret, axis=2)) / jnp.maximum(jnp.std(logged), 1e-12)
-    return ModelValue(value, draws, jnp.mean(came.outside[0]), apart)
+    outside, below, above = (jnp.mean(x[0]) for x in (came.outside, came.below, came.above))
+    return ModelValue(value, draws, outside, below, above, apart)
 
 
 def logged_value(found: Windows, key: PRNGKeyArray, discount: float = 0.99, bootstraps: int = 1000) -> ModelValue:
     """The logged controller's value and draws, of the same resamples as `evaluate` with the same key."""
     returns = logged_returns(found, discount)
     every = jnp.broadcast_to(returns, (2, MEMBERS, returns.shape[0]))
-    value: ModelValue = _resampled(_Replay(every, jnp.zeros_like(every)), returns, key, bootstraps)
+    value: ModelValue = _resampled(_Replay(every, *[jnp.zeros_like(every)] * 3), returns, key, bootstraps)
     return value
 
 

@@ -22,6 +22,9 @@ RIDGE = 1e-4
 HINGE_RIDGE = 3e-2
 """Penalty of the hinges: where the logs do not say otherwise the dynamics are linear, and long replays stay tame."""
 
+FOLDS = 5
+"""Parts of the episodes, each of which is held against the others."""
+
 
 class Ridge(NamedTuple):
     """M regressions on one set of random features."""
@@ -75,7 +78,7 @@ def fit(
     directions = jax.random.normal(of_directions, (x.shape[1], HINGES), x.dtype) / jnp.sqrt(x.shape[1])
     offsets = jax.random.normal(of_offsets, (HINGES,), x.dtype)
     phi = _features(directions, offsets, x)
-    penalty = jnp.diag(jnp.where(jnp.arange(phi.shape[1]) <= x.shape[1], RIDGE, HINGE_RIDGE)).astype(x.dtype)
+    penalty = _penalty(x.shape[1], phi.shape[1], x.dtype)
 
     def one(key: PRNGKeyArray) -> Float[Array, "D O"]:
         drawn = jax.random.randint(key, (episodes,), 0, episodes)
@@ -92,3 +95,36 @@ def fit(
 def leverage(ridge: Ridge, x: Float[Array, "*n I"]) -> Float[Array, "*n"]:
     """How far a step is from the logs, as the regression sees it: `phi^T (Phi^T Phi / N + R)^-1 phi`."""
     return jnp.sum((features(ridge, x) @ ridge.root.T) ** 2, axis=-1)
+
+
+def held_out_leverage(
+    ridge: Ridge, x: Float[Array, "N I"], episode: Int[Array, " N"], episodes: int
+) -> Float[Array, " N"]:
+    """How far each logged step is from the logs of other episodes: its leverage without its own fold's rows.
+
+    A step has less leverage in a regression that was fitted to it and its neighbours in time than the same step of an
+    episode yet to come, the more so as episodes are few.
+
+    Args:
+        ridge: the random hinges.
+        x: (N, I), normalised observations and unit actions.
+        episode: (N,) from 0; its remainder by `FOLDS` is its fold.
+        episodes: E; of a single one nothing can be left out.
+    """
+    folds = min(FOLDS, episodes)
+    phi = features(ridge, x)
+    penalty = _penalty(x.shape[1], phi.shape[1], x.dtype)
+    of_row = episode % folds
+
+    def one(fold: Int[Array, ""]) -> Float[Array, " N"]:
+        kept = ((of_row != fold) | (folds == 1)).astype(x.dtype)
+        moments = (phi * (kept / kept.sum())[:, None]).T @ phi
+        factor = jnp.linalg.cholesky(moments + penalty)
+        return jnp.sum(jax.scipy.linalg.solve_triangular(factor, phi.T, lower=True) ** 2, axis=0)
+
+    every = jax.lax.map(one, jnp.arange(folds))
+    return jnp.take_along_axis(every, of_row[None], axis=0)[0]
+
+
+def _penalty(inputs: int, features: int, dtype: jnp.dtype) -> Float[Array, "D D"]:
+    return jnp.diag(jnp.where(jnp.arange(features) <= inputs, RIDGE, HINGE_RIDGE)).astype(dtype)

@@ -6,7 +6,6 @@ What the members say of a step, and how far they can be trusted there, comes fro
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -31,7 +30,7 @@ class ModelSteps(NamedTuple):
     alive: Float[Array, "*n"]
     """Probability that the episode had not ended before the step."""
     disagreement: Float[Array, "*n"]
-    """How far the members lie apart, as `disagreement` has it."""
+    """How far the members' next observations and rewards lie apart, as `disagreement` has it."""
 
 
 def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
@@ -62,7 +61,7 @@ def expected_rollouts(
         The steps, (M, B, H, ...).
     """
 
-    def one(number: int, start: Float[Array, " S"]) -> ModelSteps:
+    def one(number: Int[Array, ""], start: Float[Array, " S"]) -> ModelSteps:
         def step(
             carry: tuple[Float[Array, " S"], Float[Array, ""]], _: None
         ) -> tuple[tuple[Float[Array, " S"], Float[Array, ""]], ModelSteps]:
@@ -70,17 +69,18 @@ def expected_rollouts(
             action = policy(observation)
             means = jnp.stack([dynamics.transition(member, observation, action)[0] for member in members])
             expected = dynamics.within(reach, means[number])
-            reward, logit = dynamics.reward_and_termination(members[number], observation, action, expected)
-            ending = jax.nn.sigmoid(logit)
+            outcomes = [dynamics.reward_and_termination(m, observation, action, expected) for m in members]
+            rewards, logits = (jnp.stack(each) for each in zip(*outcomes, strict=True))
+            ending = jax.nn.sigmoid(logits[number])
             following = dynamics.onward(reach, observation, action, expected)
-            record = ModelSteps(observation, action, reward, following, ending, alive, disagreement(means))
+            apart = disagreement(means) + disagreement(rewards[:, None])
+            record = ModelSteps(observation, action, rewards[number], following, ending, alive, apart)
             return (following, alive * (1.0 - ending)), record
 
         return jax.lax.scan(step, (start, jnp.ones((), start.dtype)), length=horizon)[1]
 
-    of_each = [jax.vmap(partial(one, number))(starts[number]) for number in range(len(members))]
-    together: ModelSteps = jax.tree.map(lambda *x: jnp.stack(x), *of_each)
-    return together
+    every: ModelSteps = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(jnp.arange(len(members)), starts)
+    return every
 
 
 def uncertainty(log_deviations: Float[Array, "M D"]) -> Float[Array, ""]:

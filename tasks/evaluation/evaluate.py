@@ -12,7 +12,7 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.networks import Policy
-from neorl_core.ope.agreement import Estimate, Floats, interval
+from neorl_core.ope.agreement import Estimate, interval
 from neorl_core.safety.composite import Composite
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.plants.known import plant_of
@@ -84,15 +84,15 @@ def evaluate(
             _, others = ask(episodes_of(run, claim, its_past, theirs.normaliser), [theirs])
     champion_difference = None
     if theirs is not None:
-        champion_difference = _difference(best, others[0], confidence) if supported else NOTHING
+        champion_difference = _interval(best.less(others[0]), confidence) if supported else NOTHING
     return Evaluation(
         selected=selected,
         members=tuple(
             _member(member, estimate, logged, confidence)
             for member, estimate in zip(population.members, values, strict=True)
         ),
-        behaviour=_interval(behaviour.value, behaviour.draws, confidence),
-        difference=_difference(best, behaviour, confidence) if supported else NOTHING,
+        behaviour=_interval(behaviour, confidence),
+        difference=_interval(best.less(behaviour), confidence) if supported else NOTHING,
         supported=supported,
         champion_difference=champion_difference,
         discount=run.evaluate.discount,
@@ -131,9 +131,9 @@ def _member(member: Member, estimate: Estimate, logged: Estimate, confidence: fl
     known = estimate.supported
     return MemberEvaluation(
         index=member.index,
-        ope=_interval(estimate.value, estimate.draws, confidence) if known else NOTHING,
-        cost_ope=_interval(estimate.cost, estimate.cost_draws, confidence) if known else NOTHING,
-        gain=_difference(estimate, logged, confidence) if known else NOTHING,
+        ope=_interval(estimate, confidence) if known else NOTHING,
+        cost_ope=_cost(estimate, confidence) if known else NOTHING,
+        gain=_interval(estimate.less(logged), confidence) if known else NOTHING,
         supported=known,
         reason=estimate.reason,
         outside=estimate.outside,
@@ -148,18 +148,18 @@ def _select(values: list[Estimate], confidence: float) -> int:
     def rank(position: int) -> tuple[bool, float]:
         found = values[position]
         if found.supported:
-            return True, interval(found.draws, confidence)[0]
+            return True, found.bounds(confidence)[0]
         # A member whose estimate is not finite comes last.
         return False, -found.outside if found.reason != "no finite estimate" else -np.inf
 
     return max(range(len(values)), key=rank)
 
 
-def _difference(one: Estimate, other: Estimate, confidence: float) -> Interval:
-    """How much more the one is worth; the draws of both are of the same resamples."""
-    return _interval(one.value - other.value, one.draws - other.draws, confidence)
+def _interval(found: Estimate, confidence: float) -> Interval:
+    lower, upper = found.bounds(confidence)
+    return Interval(value=found.value, lower=lower, upper=upper)
 
 
-def _interval(value: float, draws: Floats, confidence: float) -> Interval:
-    lower, upper = interval(draws, confidence)
-    return Interval(value=value, lower=lower, upper=upper)
+def _cost(found: Estimate, confidence: float) -> Interval:
+    lower, upper = interval(found.cost_draws, confidence)
+    return Interval(value=found.cost, lower=lower, upper=upper)

@@ -143,7 +143,7 @@ class MemberEvaluation(Reference):
     reason: str = ""
     """Why the logs do not support an estimate; empty where they do."""
     outside: float
-    """Share of the steps it would visit that lie outside the logged ones."""
+    """Discounted share of the steps it would visit that lie outside the logged ones."""
     disagreement: float
     """How far the models' values lie apart, in deviations of the logged returns."""
     effective_rows: float

@@ -28,7 +28,8 @@ def test_a_run_says_only_what_differs(tmp_path: Path) -> None:
     run = load_run(write(tmp_path, SMALLEST))
     # Defaults as the working agreement and design.md fix them.
     assert (run.train.algorithm, run.train.batch_size, run.evaluate.discount) == ("bptt", 256, 0.99)
-    assert [learner.algorithm for learner in run.train.alone()] == ["bptt", "iql", "td3_bc"]
+    assert [learner.algorithm for learner in run.train.alone()] == ["bptt", "iql", "td3_bc", "bc"]
+    assert sorted(run.train.grid) == ["support"], "the default learner's members differ in how near the logs they stay"
     assert (run.certify.p0, run.certify.confidence, run.certify.max_episodes) == (1e-3, 0.95, None)
     assert (run.data.max_quarantined, run.data.held_out, run.concurrency) == (0.05, 0.2, "refuse")
     assert run.approval == "required"  # promotion without a person has to be asked for
@@ -56,6 +57,15 @@ def test_a_run_that_names_a_learner_trains_no_other_unasked(tmp_path: Path) -> N
     assert dict(whole.settings())["train.beside.0.algorithm"] == "iql"
 
 
+def test_what_chooses_has_other_defaults_and_keeps_what_is_said(tmp_path: Path) -> None:
+    whole = load_run(write(tmp_path, SMALLEST)).train.choosing()
+    assert [learner.algorithm for learner in whole.alone()] == ["discrete_cql", "discrete_iql", "discrete_bc"]
+    assert whole.grid == {}, "a setting of the other default learner"
+    told = load_run(write(tmp_path, SMALLEST + "train: {seeds: 3, grid: {beta: [1, 5]}}\n")).train.choosing()
+    assert [learner.algorithm for learner in told.alone()] == ["discrete_cql"]
+    assert (told.seeds, told.grid) == (3, {"beta": [1.0, 5.0]})
+
+
 def test_a_recipe_of_an_optimiser_is_a_name_or_its_fields(tmp_path: Path) -> None:
     recipes = "{actor_recipe: {schedule: cosine, steps: 6000}, critic_recipe: sac}"
     run = load_run(write(tmp_path, SMALLEST + f"train:\n  hyperparameters: {recipes}\n"))
@@ -74,7 +84,7 @@ def test_a_part_of_a_run_keeps_what_is_named_and_nothing_else(tmp_path: Path) ->
     bare = RunConfig(plant="double_mass", seed=3)
     assert run.part() == bare
     assert run.part("train") == bare.model_copy(update={"train": run.train})
-    assert run.part("train.updates", "train.seeds", "train.beside") == run.part("train")
+    assert run.part("train.updates", "train.seeds", "train.beside", "train.grid") == run.part("train")
     assert run.part("train.updates", "train") == run.part("train", "train.updates") == run.part("train")
     assert run.part("approval") == bare.model_copy(update={"approval": "auto"})
     held_out = run.part("data.held_out")

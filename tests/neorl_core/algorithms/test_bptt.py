@@ -18,13 +18,15 @@ from neorl_core.training.loop import schedule
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.population import configure, phase, warm_up_updates
 from neorl_core.types import Transition
-from neorl_core.world_model import dynamics
+from neorl_core.world_model import dynamics, support
 from tests.by_hand import batch_of, spec, start
 
 A = np.array([[1.0, 0.2], [0.0, 1.0]])
 B = np.array([[0.0], [0.2]])
 Q, R = np.diag([1.0, 0.1]), np.array([[0.1]])
 FAR = dynamics.Reach(jnp.float32(-100.0), jnp.float32(100.0))
+EVERYWHERE = support.Edge(jnp.zeros((3, 1)), jnp.zeros(1), jnp.eye(5), jnp.float32(jnp.inf))
+"""A support without an edge, of steps of two numbers and an action."""
 SMALL = {"hidden": [8], "model_hidden": [8], "members": 2, "elites": 2, "horizon": 3, "starts": 8}
 
 
@@ -43,8 +45,13 @@ def test_gradients_through_the_rollouts_agree_with_differences() -> None:
         state = start(BPTT, bptt.Config(hidden=(4,), model_hidden=(4,), members=2, penalty=0.5))
         # ReLU has kinks: a few states far from them.
         starts = batch_of(np.random.default_rng(3), 2, 2).observation
-        hyper = {"discount": jnp.asarray(0.9), "penalty": jnp.asarray(0.5)}
-        loss = jax.jit(lambda actor: bptt.actor_loss(actor, state.model.members, FAR, starts, 4, hyper)[0])
+        hyper = {"discount": jnp.asarray(0.9), "penalty": jnp.asarray(0.5), "support": jnp.asarray(2.0)}
+        inputs = state.support.directions.shape[0]
+        seen = support.seen(state.support, jnp.asarray(np.random.default_rng(4).normal(size=(64, inputs))))
+        # Of a tenth of their radius all steps lie outside.
+        near = support.edge(seen, jnp.zeros((1, inputs)))
+        edge = near._replace(radius=0.1 * near.radius)
+        loss = jax.jit(lambda actor: bptt.actor_loss(actor, state.model.members, FAR, edge, starts, 4, hyper)[0])
         check_grads(loss, (state.actor,), order=1, modes="rev", rtol=1e-4)
 
 
@@ -71,12 +78,12 @@ def test_with_the_true_linear_model_the_policy_is_the_riccati_gain(monkeypatch: 
     recipe = Recipe(schedule="cosine", steps=steps)
     actor = {"Dense_0": {"kernel": -jnp.ones((2, 1)), "bias": jnp.zeros(1)}}
     starts = 0.02 * jax.random.normal(jax.random.key(0), (1, 32, 2))
-    hyper = {"discount": jnp.float32(1.0), "penalty": jnp.float32(1.0)}
+    hyper = {"discount": jnp.float32(1.0), "penalty": jnp.float32(1.0), "support": jnp.float32(1.0)}
 
     def one(carry: Any, _: None) -> tuple[Any, None]:
         actor, optimiser = carry
         # The costs of small states would be small beside Adam's epsilon.
-        gradient = jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), FAR, starts, 40, hyper)[0])(actor)
+        gradient = jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), FAR, EVERYWHERE, starts, 40, hyper)[0])(actor)
         return optimisers.step(actor, gradient, optimiser, jnp.float32(0.05)), None
 
     learn = jax.jit(lambda carry: jax.lax.scan(one, carry, length=steps)[0])
@@ -100,8 +107,8 @@ def test_over_a_horizon_of_one_the_policy_is_greedy(monkeypatch: pytest.MonkeyPa
     kernel = -np.linalg.solve(R + B.T @ Q @ B, B.T @ Q @ A).T
     actor = {"Dense_0": {"kernel": jnp.float32(kernel), "bias": jnp.zeros(1)}}
     starts = 0.02 * jax.random.normal(jax.random.key(0), (1, 32, 2))
-    hyper = {"discount": jnp.float32(0.9), "penalty": jnp.float32(7.0)}
-    loss = jax.jit(jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), FAR, starts, 1, hyper)[0]))
+    hyper = {"discount": jnp.float32(0.9), "penalty": jnp.float32(7.0), "support": jnp.float32(1.0)}
+    loss = jax.jit(jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), FAR, EVERYWHERE, starts, 1, hyper)[0]))
     at_truth, beside = (loss(jax.tree.map(lambda x, d=d: x + d, actor)) for d in (0.0, 0.1))
     size = [float(np.abs(g["Dense_0"]["kernel"]).max()) for g in (at_truth, beside)]
     assert size[0] < 1e-3 * size[1]

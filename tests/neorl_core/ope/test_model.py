@@ -132,6 +132,40 @@ def test_what_leaves_the_logged_states_is_seen_to(exploring: tuple[LearnedModel,
     assert np.all(away.draws >= least * steps - 1e-3)
 
 
+def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewards() -> None:
+    logs = played(-0.5, *world(5))
+    found, rows = learned(logs.data, 0)
+    steps = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
+    nowhere = value(found._replace(radius=jnp.float32(jnp.inf)), rows, 0.2)
+    assert (nowhere.outside, nowhere.below, nowhere.above) == (0, 0, 0)
+    # A regression that failed says of no step that it is inside.
+    assert value(found._replace(radius=jnp.float32(jnp.nan)), rows, 0.2).outside == 1
+    # Where every step is outside nothing is known but the range of the logged rewards: the value is one of them at all
+    # steps. In one window the policy loses or gains nothing by it where its rewards are beyond that range.
+    every = value(found._replace(radius=jnp.float32(-1)), rows, -0.5)
+    worst, best = np.quantile(rows.reward, [1 - model_based.INSIDE, model_based.INSIDE])
+    logged = np.asarray(rows.reward, np.float64)
+    weight = DISCOUNT ** np.arange(HORIZON)
+    assert every.outside == pytest.approx(1.0)
+    assert every.below == pytest.approx(float((np.maximum(logged - worst, 0) @ weight).mean()), rel=1e-3)
+    assert every.above == pytest.approx(float((np.maximum(best - logged, 0) @ weight).mean()), rel=1e-3)
+    assert every.value[0] - every.below == pytest.approx(worst * steps, rel=0.02)
+
+
+@pytest.mark.slow
+def test_steps_that_hardly_count_for_the_value_hardly_count_as_outside(
+    exploring: tuple[LearnedModel, Windows, Logged],
+) -> None:
+    # Who leaves the logs slowly is outside at the end of a window, which a strong discount weighs little.
+    found, rows, _ = exploring
+    shares = [
+        float(model_based.evaluate(found, NORMALISER, policy(0.3), rows, jax.random.key(0), discount, 20).outside)
+        for discount in (1.0, 0.5)
+    ]
+    assert shares[0] > 0.2
+    assert shares[1] < 0.6 * shares[0]
+
+
 def test_windows_are_cut_at_their_ends() -> None:
     column = np.arange(5.0, dtype=np.float32)
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, 0 * column)
@@ -224,6 +258,25 @@ def test_a_ridge_regression_is_that_of_numpy_and_its_leverage_grows_away_from_th
     np.testing.assert_allclose(ridge.leverage(found, jnp.asarray(x)), expected, rtol=0.02)
     far = ridge.leverage(found, jnp.asarray(4 * x))
     assert float(jnp.median(far)) > 3 * float(np.median(expected))
+
+
+def test_leverage_of_a_held_out_episode_is_that_of_a_regression_without_its_fold() -> None:
+    rng = np.random.default_rng(0)
+    # Each episode has a constant of its own, which no other episode tells of.
+    episode = np.repeat(np.arange(10), 50)
+    x = np.concatenate([rng.normal(size=(500, 2)), rng.normal(size=(10, 1))[episode]], axis=1).astype(np.float32)
+    found = ridge.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(x[:, :1]), jnp.asarray(episode), 10, 2)
+    held_out = ridge.held_out_leverage(found, jnp.asarray(x), jnp.asarray(episode), 10)
+    phi = np.asarray(ridge.features(found, jnp.asarray(x)), np.float64)
+    penalty = np.diag([ridge.RIDGE] * 4 + [ridge.HINGE_RIDGE] * ridge.HINGES)
+    for fold in range(ridge.FOLDS):
+        rest, own = phi[episode % ridge.FOLDS != fold], phi[episode % ridge.FOLDS == fold]
+        inverse = np.linalg.inv(rest.T @ rest / len(rest) + penalty)
+        expected = np.einsum("nd,de,ne->n", own, inverse, own)
+        np.testing.assert_allclose(np.asarray(held_out)[episode % ridge.FOLDS == fold], expected, rtol=0.02)
+    assert np.quantile(held_out, 0.99) > 1.2 * np.quantile(ridge.leverage(found, jnp.asarray(x)), 0.99)
+    alone = ridge.held_out_leverage(found, jnp.asarray(x), jnp.zeros(500, jnp.int32), 1)
+    np.testing.assert_allclose(alone, ridge.leverage(found, jnp.asarray(x)), rtol=0.02)
 
 
 def test_draws_from_few_need_wider_intervals() -> None:

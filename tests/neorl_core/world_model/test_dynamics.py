@@ -191,6 +191,12 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
             np.testing.assert_allclose(steps.next_observation[number, 1, t], expected.next_observation, rtol=1e-4)
             np.testing.assert_allclose(steps.reward[number, 1, t], expected.reward, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(steps.alive[number, 1, t], alive, rtol=1e-5)
+            # What each member says of where the step leads, and of the reward of the step that was made.
+            after = expected.next_observation
+            means = [dynamics.transition(m, observation, policy(observation))[0] for m in members]
+            paid = [dynamics.reward_and_termination(m, observation, policy(observation), after)[0] for m in members]
+            apart = np.sqrt(np.mean(np.var(means, axis=0))) + np.std(paid)
+            np.testing.assert_allclose(steps.disagreement[number, 1, t], apart, rtol=1e-3)
             observation, alive = expected.next_observation, alive * (1 - expected.ending)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.ope_study import page, table
+from benchmarks.ope_study import page, policies, table
 from benchmarks.ope_study.cell import SMALL, cell
 from configs.home import Home
 
@@ -117,7 +117,7 @@ def test_a_study_goes_on_with_the_cells_that_are_missing(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_small_cell(tmp_path: Path) -> None:
+def test_a_small_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = cell("chemical_reactor", "pid", Home(tmp_path), SMALL, peers=tmp_path / "peers" / "logs.npz")
     names = [one["policy"] for one in found["policies"]]
     assert len(names) >= 20
@@ -126,6 +126,10 @@ def test_a_small_cell(tmp_path: Path) -> None:
     # Every number is one or null: what is kept can be read by any JSON reader.
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert table.summary(found)["policies"] == len(names)
+    # Another study of the same episodes trains nothing, and comes to the same numbers.
+    monkeypatch.setattr(policies, "candidates", None)
+    again = cell("chemical_reactor", "pid", Home(tmp_path), SMALL)
+    assert again["policies"] == found["policies"]
     # What peers are given: a policy is its actions on the logs, in the order of the names.
     logs = np.load(tmp_path / "peers" / "logs.npz")
     assert logs["next_action"].shape == (len(names), len(logs["reward"]), 1)

@@ -1,0 +1,144 @@
+"""Policies of widely different worth and what they are truly worth, kept so that other estimators cost no training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.home import Home
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.fit import fit
+from neorl_core.networks import Policy
+from neorl_core.plants import PLANTS
+from neorl_core.plants.base import rollouts
+from neorl_core.safety.composite import bare_controller
+from neorl_core.training.loop import RunState
+from neorl_core.training.population import policies
+from neorl_core.training.preparation import prepare
+from tasks.adapters.files.canonical import digest_json, read_json, write_json
+from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
+from tasks.adapters.store.episodes import Logs
+
+TRUTH_SEED = 20_261_122
+LEARNERS: dict[str, tuple[dict[str, Any], dict[str, list[float]]]] = {
+    "bc": ({}, {}),
+    "td3_bc": ({"actor_lr": 1e-3, "critic_lr": 1e-3, "discount": 0.97}, {"alpha": [0.5, 2.5, 20.0]}),
+    "iql": ({"actor_lr": 1e-3, "critic_lr": 1e-3, "discount": 0.97}, {}),
+    "bptt": ({"discount": 0.97}, {"penalty": [0.1, 2.0]}),
+}
+"""What policies are learned with: overrides, and what the members differ in. Each is kept at a third of its way too."""
+NOISES = (0.03, 0.1, 0.2, 0.4)
+"""Deviations, beside a weight's size, of the normal noise on the clone's weights."""
+
+
+class Candidates(NamedTuple):
+    """Policies by name; the first is the clone of the behaviour."""
+
+    names: list[str]
+    policies: list[Policy]
+
+
+def candidates(logs: Logs, plant: str, updates: int) -> Candidates:
+    """Policies of widely different worth from training episodes: learned ones, half-learned ones, and noisy clones."""
+    spec, found = PLANTS[plant].spec, Candidates([], [])
+    normaliser = prepare(logs.transitions, spec)[0]
+    for name, (overrides, grid) in LEARNERS.items():
+        kept: list[RunState] = []
+        own = dict(overrides)
+        if name == "bptt":
+            warm = updates * 2 // 3
+            own |= {"warm_up_updates": warm, "model_recipe": {"schedule": "cosine", "steps": warm}}
+            own |= {"actor_recipe": {"preset": "sac", "schedule": "cosine", "steps": updates - warm}}
+        learned = fit(
+            logs.transitions,
+            spec,
+            name,
+            updates=updates,
+            overrides=own,
+            grid=grid,
+            chunk=max(updates // 3, 1),
+            report=partial(_keep, kept),
+        )
+        early = policies(ALGORITHMS[name], kept[len(kept) // 2].population, normaliser)
+        for stage, of_stage in (("", learned.policies), (", early", early)):
+            for member, policy in zip(learned.members, of_stage, strict=True):
+                varied = "".join(f" {key}={value:g}" for key, value in member.hyperparameters.items())
+                found.names.append(f"{name}{varied}{stage}")
+                found.policies.append(policy)
+    clone = found.policies[0]
+    for i, noise in enumerate(NOISES * 2):
+        found.names.append(f"bc, weights moved by {noise:g} ({i // len(NOISES) + 1})")
+        found.policies.append(clone._replace(params=shaken(clone.params, jax.random.key(i), noise)))
+    return found
+
+
+def _keep(kept: list[RunState], state: RunState, _: int) -> None:
+    kept.append(state)
+
+
+def shaken(params: dict[str, Any], key: jax.Array, noise: float) -> dict[str, Any]:
+    """Weights with normal noise of a share of each array's root mean square."""
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(key, len(leaves))
+    moved = [
+        x + noise * jnp.sqrt(jnp.mean(x**2)) * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)
+    ]
+    result: dict[str, Any] = jax.tree.unflatten(structure, moved)
+    return result
+
+
+def true_values(plant: str, found: Sequence[Policy], discount: float, episodes: int) -> list[list[float]]:
+    """Mean discounted return of each policy on the simulator, and its standard error."""
+    simulator = PLANTS[plant]
+    keys = jax.random.split(jax.random.key(TRUTH_SEED), episodes)
+    weight = discount ** np.arange(simulator.spec.horizon)
+    controller, values = bare_controller(simulator), []
+    for policy in found:
+        played = rollouts(simulator, controller, policy, keys, simulator.domain, trace=True).trajectory
+        assert played is not None
+        returns = np.asarray(played.rewards, np.float64) @ weight
+        values.append([float(returns.mean()), float(returns.std(ddof=1) / np.sqrt(episodes))])
+    return values
+
+
+def evaluated(
+    logs: Logs, dataset: str, plant: str, updates: int, discount: float, episodes: int, home: Home
+) -> tuple[Candidates, list[list[float]]]:
+    """`candidates` and their `true_values`, from the home where it has them of the same episodes and sources.
+
+    Args:
+        logs: training episodes.
+        dataset: digest of the dataset that they are part of.
+        plant: its name.
+        updates: gradient steps of each learner.
+        discount: per step.
+        episodes: of the simulator behind each true value.
+        home: where they are kept.
+    """
+    made_of = {
+        "dataset": dataset,
+        "updates": updates,
+        "learners": {name: list(learner) for name, learner in LEARNERS.items()},
+        "noises": list(NOISES),
+        "truth": [TRUTH_SEED, episodes, discount],
+        "code": sources_digest("neorl_core.fit", "neorl_core.plants"),
+    }
+    folder = home.folder("studies", "ope", digest_json(made_of)[:32])
+    index = folder / "policies.json"
+    if index.exists():
+        known = read_json(index)
+        files = [folder / f"{i}.npz" for i in range(len(known["names"]))]
+        return Candidates(known["names"], [load_policy(path).policy for path in files]), known["truth"]
+    found = candidates(logs, plant, updates)
+    truth = true_values(plant, found.policies, discount, episodes)
+    for i, policy in enumerate(found.policies):
+        save_policy(folder / f"{i}.npz", policy, PLANTS[plant].spec, MadeBy())
+    # Written last: a folder without it is made anew.
+    write_json(index, {"names": found.names, "truth": truth})
+    return found, truth
