@@ -19,6 +19,7 @@ from configs.home import Home
 from configs.run import RunConfig
 from flows.checks import checked_run
 from flows.services.locks import plant_lock, recorded_run
+from flows.services.openlineage import DataLineage
 from flows.services.servers import connect, reap_dead_runs
 from flows.watch import arrivals
 from tasks.adapters.files.canonical import digest_json
@@ -113,6 +114,7 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
         reap_dead_runs(home)
         services = connect(home)
         tag_run(run.plant)
+        lineage = DataLineage(run.plant, run_id, get_run_logger().warning)
         found = Session(
             home=home,
             probe=lambda: connect(home),
@@ -123,13 +125,15 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
             mlflow=services.mlflow.url,
             flow_run=run_id,
             url=f"{services.prefect.url}/runs/flow-run/{run_id}",
+            follow=lineage.stage,
         )
         with session(found):
             named = tuple(data or (arrival.path for arrival in arrivals(home, run.plant)))
             try:
                 hold_run(Ledger.open(home), run)
                 named = tuple(present(home, run, path) for path in named)
-                yield home, run, named
+                with lineage.flow(named):
+                    yield home, run, named
             except (BadInput, Refused) as error:
                 body = RefusalBody(reason=str(error), sources=tuple(path_content(path) for path in named))
                 Ledger.open(home).append("refusal", body, plant=run.plant)

@@ -55,6 +55,8 @@ STAGES: dict[str, Stage] = {}
 P = ParamSpec("P")
 R = TypeVar("R", bound=Reference)
 Modules = Callable[[RunConfig], Sequence[str]]
+Came = Reference | str
+"""What came of a stage, or why nothing did."""
 
 
 @dataclass
@@ -78,6 +80,8 @@ class Session:
     """The flow run's id."""
     url: str
     """Where Prefect's pages show the flow run."""
+    follow: Callable[[str, Iterable[object]], Callable[[Came], None]] = lambda name, given: lambda came: None
+    """Told of each stage with its arguments as it begins; what it returns is told what came of it."""
     seconds: dict[str, float] = field(default_factory=dict)
     reused: list[str] = field(default_factory=list)
     produced: dict[int, tuple[Reference, State[Any]]] = field(default_factory=dict)
@@ -304,11 +308,15 @@ def _run_task(running: Session, task: Task[..., R], given: inspect.BoundArgument
         context.run_results.clear()
     quoted = [quote(value) for value in given.args]
     named = {name: quote(value) for name, value in given.kwargs.items()}
-    upstream = running.upstream([*given.args, *given.kwargs.values()])
+    arguments = [*given.args, *given.kwargs.values()]
+    upstream, tell = running.upstream(arguments), running.follow(task.name, arguments)
     state = cast("State[R]", task(*quoted, **named, wait_for=upstream, return_state=True))
     if state.is_completed():
         result: R = state.result()
         running.produced[id(result)] = (result, state)
+        tell(result)
+    else:
+        tell(state.message or state.name or "no word")
     return state
 
 

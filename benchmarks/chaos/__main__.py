@@ -40,14 +40,15 @@ Struck are two homes side by side: one machine's, whose state lies in its folder
 Prefect and MLflow lie in PostgreSQL on another host, which is a network namespace. Afterwards what was broken is
 put right and the same retraining is run again. A violation is any of: a command that ends with a stack, without a
 sentence, or never; a second run that does not decide; a ledger, or anything that it names, that does not verify; a
-champion that did not pass every gate, or another in MLflow; a dataset that is lost. Written by that command.
+champion that did not pass every gate, or another in MLflow; a dataset that is lost; a run of the worker's that does
+not end; an event that starts no run, or two. Written by that command.
 
 | fault | trials | struck within a run | a sentence | went through | violations | in the tests, too |
 |:--|--:|--:|--:|--:|--:|:--|
 {rows}
 
 {violations}
-
+{earlier}
 Promoters that raced: {races} of {races_asked}, in each of which two processes approve two candidates at once;
 violations: {raced}.
 
@@ -107,8 +108,7 @@ def trial(site: Site, name: str, number: int, at: str) -> Trial | None:
     finally:
         blow.cure()
     violations = [one.fault for one in came if one.fault and not (kind in KILLED and one.code < 0)]
-    if blow.hung():
-        violations.append("a run of the worker's did not end")
+    violations += blow.left()
     again = site.run("retrain", str(site.config(number)), "--data", str(site.log))
     if again.code not in (0, 1) or "verdict" not in again.answer:
         violations.append(f"the second run ended with {again.code}: {again.sentence or again.said[-300:]}")
@@ -124,12 +124,19 @@ def main() -> int:
     known.add_argument("--races", type=int, default=100)
     known.add_argument("--hours", type=float, default=3.0, help="begin no trial after so many")
     known.add_argument("--site", choices=list(SITES), help="one of the two alone; both side by side by default")
+    known.add_argument(
+        "--again",
+        type=int,
+        nargs="+",
+        default=[],
+        help="trials of that site to run anew, since what they found is mended",
+    )
     known.add_argument("--table", action="store_true", help="write the page alone")
     given = known.parse_args()
     end = time.monotonic() + 3600 * given.hours
     if given.site:
         with tempfile.TemporaryDirectory(prefix="neorl-chaos-", ignore_cleanup_errors=True) as folder:
-            campaign(Path(folder), given.site, given.faults, end)
+            campaign(Path(folder), given.site, given.faults, end, given.again)
         return 0
     if not given.table:
         words = [sys.executable, "-m", "benchmarks.chaos", "--faults", str(given.faults), "--hours", str(given.hours)]
@@ -138,7 +145,8 @@ def main() -> int:
             raise SystemExit("chaos: a site could not be struck; its last words stand above.")
         races(given.races, end)
     done, raced = [trial for name in SITES for trial in kept(name)], kept_races()
-    PAGE.write_text(page(done, raced, given.faults, given.races))
+    earlier = [trial for name in SITES for trial in kept(name, "earlier")]
+    PAGE.write_text(page(done, raced, given.faults, given.races, earlier))
     return int(any(one.violations for one in done) or any(one["violations"] for one in raced))
 
 
@@ -147,10 +155,16 @@ def results(site: str) -> Path:
     return RESULTS / f"{site.replace(' ', '-')}.json"
 
 
-def kept(site: str) -> list[Trial]:
-    """The trials of a site so far."""
+def kept(site: str, which: str = "trials") -> list[Trial]:
+    """The trials of a site so far; or what came of them `earlier`, where they were run again."""
     path = results(site)
-    return [Trial(**row) for row in json.loads(path.read_text())["trials"]] if path.exists() else []
+    return [Trial(**row) for row in json.loads(path.read_text()).get(which, [])] if path.exists() else []
+
+
+def keep(site: str, trials: Sequence[Trial], earlier: Sequence[Trial]) -> None:
+    """Write down the trials of a site."""
+    rows = {"trials": [each._asdict() for each in trials], "earlier": [each._asdict() for each in earlier]}
+    write_json(results(site), rows)
 
 
 @contextmanager
@@ -170,9 +184,11 @@ def opened(folder: Path, name: str) -> Iterator[Site]:
         yield site
 
 
-def campaign(folder: Path, name: str, count: int, end: float) -> None:
-    """Run the trials of a site that are missing, and keep each."""
-    at, found = commit(SOURCES), kept(name)
+def campaign(folder: Path, name: str, count: int, end: float, again: Sequence[int] = ()) -> None:
+    """Run the trials of a site that are missing, and those that are to be run again, and keep each."""
+    at, found, earlier = commit(SOURCES), kept(name), kept(name, "earlier")
+    earlier += [one for one in found if one.number in again]
+    found = [one for one in found if one.number not in again]
     share, known = count // len(SITES), {one.number for one in found}
     if sum(one.struck for one in found) >= share:
         return
@@ -193,14 +209,20 @@ def campaign(folder: Path, name: str, count: int, end: float) -> None:
                 print(f"{name} {number}: {kind}: not possible on this machine", flush=True)
                 continue
             found.append(one)
-            write_json(results(name), {"trials": [each._asdict() for each in found]})
+            keep(name, found, earlier)
             told = "; ".join(one.violations) or one.sentence or "went through"
             print(
                 f"{name} {number}: {one.what} after {one.moment:.1f} s: {told[:300]} ({one.seconds:.0f} s)", flush=True
             )
 
 
-def page(trials: Iterable[Trial], raced: Sequence[dict[str, Any]], asked: int, races_asked: int) -> str:
+def page(
+    trials: Iterable[Trial],
+    raced: Sequence[dict[str, Any]],
+    asked: int,
+    races_asked: int,
+    earlier: Iterable[Trial] = (),
+) -> str:
     """The page, as Markdown."""
     found = sorted(trials, key=lambda one: (one.site, one.number))
     rows, violated = [], [one for one in found if one.violations]
@@ -215,19 +237,28 @@ def page(trials: Iterable[Trial], raced: Sequence[dict[str, Any]], asked: int, r
         rows.append(
             f"| {name} | {len(own)} | {struck} | {counts['sentence']} | {counts['through']} | {wrong} | {test} |"
         )
-    told = [f"- {one.site} {one.number}, {one.what}: {'; '.join(one.violations)}" for one in violated]
+    mended = [one for one in earlier if one.violations]
+    heading = (
+        "\nFound by the campaign and mended; the trials that found it were run again, and count as they ended then:\n"
+    )
     commits = sorted({one.commit[:7] for one in found})
     return TEXT.format(
         count=len(found),
         struck=sum(one.struck for one in found),
         asked=asked,
         rows="\n".join(rows),
-        violations="\n".join(told) or "No violation.",
+        violations="\n".join(map(_told, violated)) or "No violation.",
+        earlier="\n".join([heading, *map(_told, mended), ""]) if mended else "",
         races=len(raced),
         races_asked=races_asked,
         raced=sum(bool(one["violations"]) for one in raced),
         commits=", ".join(commits),
     )
+
+
+def _told(one: Trial) -> str:
+    """A violation as a line of the page."""
+    return f"- {one.site} {one.number} at {one.commit[:7]}, {one.what}: {'; '.join(one.violations)}"
 
 
 if __name__ == "__main__":

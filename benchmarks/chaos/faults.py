@@ -30,8 +30,8 @@ class Blow(NamedTuple):
     cure: Cure = lambda: None
     besides: Callable[[], list[Ended]] = lambda: []
     """Further commands that it began, to their end."""
-    hung: Callable[[], bool] = lambda: False
-    """Wait for what it began at a worker; whether that hangs."""
+    left: Callable[[], list[str]] = lambda: []
+    """Wait for what it began at a worker; what is wrong with that, each in a sentence."""
 
 
 MISSED = Blow("it missed")
@@ -156,13 +156,15 @@ def _worker(site: Site, number: int, chance: random.Random) -> Blow:
     for worker in found:
         for each in [*(worker.children(recursive=True) if with_runs else []), worker]:
             _kill(each)
-    return Blow(f"the worker was killed{' with its run' if with_runs else ''}", site.up) if found else MISSED
+    what = f"the worker was killed{' with its run' if with_runs else ''}"
+    return Blow(what, site.up, left=site.hanging) if found else MISSED
 
 
 def _twice(site: Site, number: int, chance: random.Random) -> Blow:
-    """An event that comes three times, once in other words; runs that it starts must end one after the other."""
+    """An event that comes twice, and another like it; each must start one run, and they must end, one by one."""
     begun = site.arrive(number)
-    return Blow(f"an event came three times and started {begun} runs", hung=lambda: not site.calm())
+    wrong = [] if begun == 2 else [f"two events, one of which came twice, started {begun} runs"]
+    return Blow(f"two events, one of which came twice, started {begun} runs", left=lambda: wrong + site.hanging())
 
 
 def _database(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
@@ -238,7 +240,10 @@ FAULTS: dict[str, Fault | WorkersFault] = {
     "two at once": Fault(
         _another, test=f"{FLOWS}test_retrain.py::test_two_retrains_at_once_leave_one_champion_and_right_pages"
     ),
-    "worker killed": WorkersFault(_worker),
+    "worker killed": WorkersFault(
+        _worker,
+        test=f"{FLOWS}services/test_stranded.py::test_what_a_killed_worker_took_begins_anew_and_gives_its_slot_back",
+    ),
     "event repeated": WorkersFault(
         _twice, test=f"{FLOWS}test_watch.py::test_a_kill_between_the_event_and_its_record_announces_nothing_twice"
     ),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+from configs.errors import ServiceMissing
 from configs.home import Home
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.champions import IN_FORCE, champion
@@ -54,7 +55,7 @@ deployments:
 FAKETIME = re.compile(r"Exception in thread .*?time\.sleep\(1\)\nOSError: \[Errno 22\] Invalid argument\n", re.DOTALL)
 """What libfaketime 0.9.10 does to `time.sleep` in a thread of Prefect's: no clock of a machine's does so."""
 PATIENCE = 300.0
-"""Seconds that a command may take before it counts as hanging."""
+"""Seconds that a command, or a state of a run, may take before it counts as hanging."""
 
 
 class Ended(NamedTuple):
@@ -166,19 +167,28 @@ class Site:
         os.environ.update(environment(found))
         return found
 
+    def ask_prefect(self, path: str, body: object = None) -> Any:
+        """One request to Prefect, which on a busy machine may need more than one try to answer."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.services.ask_prefect(path, body)
+            except (ServiceMissing, OSError):
+                if time.monotonic() > end:
+                    raise
+            time.sleep(1.0)
+
     def deployed(self, seed: int) -> str:
         """Start a trial's retraining as a run of the worker's; its number in Prefect."""
-        services = self.services
-        deployment = services.ask_prefect("deployments/name/retrain/struck")["id"]
+        deployment = self.ask_prefect("deployments/name/retrain/struck")["id"]
         parameters = {"config": str(self.config(seed)), "data": [str(self.log)]}
-        run = services.ask_prefect(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
+        run = self.ask_prefect(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
         return str(run["id"])
 
     def arrive(self, seed: int) -> int:
-        """Tell Prefect of one arrival twice, in the same words and in others; how many runs have begun by it."""
-        services, stamp = self.services, datetime.now(UTC).isoformat()
+        """Tell Prefect of an arrival twice, and of another like it; how many runs have begun by them."""
         event = {
-            "occurred": stamp,
+            "occurred": datetime.now(UTC).isoformat(),
             "event": "neorl.chaos.arrived",
             "resource": {"prefect.resource.id": "neorl.chaos"},
             "payload": {"config": str(self.config(seed)), "data": [str(self.log)]},
@@ -186,8 +196,8 @@ class Site:
         first, again = ({**event, "id": str(uuid4())} for _ in range(2))
         before = len(self.triggered())
         for each in (first, first, again):
-            services.ask_prefect("events", [each])
-        for _ in range(120):
+            self.ask_prefect("events", [each])
+        for _ in range(int(2 * PATIENCE)):
             if len(self.triggered()) > before + 1:
                 break
             time.sleep(0.5)
@@ -196,27 +206,30 @@ class Site:
 
     def triggered(self) -> list[dict[str, Any]]:
         """Runs that events have started."""
-        deployment = self.services.ask_prefect("deployments/name/retrain/struck")["id"]
+        deployment = self.ask_prefect("deployments/name/retrain/struck")["id"]
         query = {"deployments": {"id": {"any_": [deployment]}}}
-        found = self.services.ask_prefect("flow_runs/filter", query)
+        found = self.ask_prefect("flow_runs/filter", query)
         return [run for run in found if (run["created_by"] or {}).get("type") == "AUTOMATION"]
 
-    def running(self) -> list[str]:
-        """Runs of the worker's that have not ended."""
+    def running(self) -> dict[str, str]:
+        """The worker's runs that have not ended, each with its state."""
         states = {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}
-        return [
-            run["id"]
-            for run in self.services.ask_prefect("flow_runs/filter", {"flow_runs": {"state": states}})
+        return {
+            run["id"]: run["state_name"]
+            for run in self.ask_prefect("flow_runs/filter", {"flow_runs": {"state": states}})
             if run["deployment_id"]
-        ]
+        }
 
-    def calm(self) -> bool:
-        """Wait until no run of the worker's goes on; False when one hangs."""
-        for _ in range(int(PATIENCE)):
-            if not self.running():
-                return True
+    def hanging(self) -> list[str]:
+        """Wait until no run of the worker's goes on; those that do not get further, each in a sentence."""
+        before, since = dict[str, str](), time.monotonic()
+        while going_on := self.running():
+            if going_on != before:
+                before, since = going_on, time.monotonic()
+            if time.monotonic() - since > PATIENCE:
+                return [f"a run of the worker's did not end: {state}" for state in going_on.values()]
             time.sleep(1.0)
-        return False
+        return []
 
     def datasets(self) -> set[str]:
         """Names of all that was ingested: manifests, and the shards that they are of."""

@@ -1,4 +1,4 @@
-"""Prefect's automations that every home has: runs whose process is gone are ended, and people are told of failures.
+"""Prefect's automations that every home has: they put right what a killed process leaves, and tell people of failures.
 
 `neorl up` installs them by Prefect's API, once: one that a person switched off stays off, and one whose definition here
 is another than when it was installed is put right. Triggers of deployments are in prefect.yaml.
@@ -6,6 +6,7 @@ is another than when it was installed is put right. Triggers of deployments are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from flows.services.events import DRIFTED, WORSENED
@@ -14,10 +15,14 @@ from tasks.adapters.files.canonical import digest_json
 
 SILENCE = 300
 """Seconds without a heartbeat after which a run counts as gone: ten heartbeats, for a busy machine skips some."""
+UNBEGUN = 600
+"""Seconds after which a run that a worker took and did not begin goes back: a pod starts in minutes."""
 BLOCK = "neorl"
 """Name of the notification block that a person makes."""
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Paused", "Suspended", "AwaitingRetry")
 """States of a run that sends no more heartbeats, or of one that another automation looks after."""
+BEGUN = ("Running", "heartbeat", "Scheduled", "AwaitingConcurrencySlot", "Late", "Retrying")
+"""Events of a run that has begun, or waits for a worker."""
 
 Json = dict[str, "str | int | bool | list[str] | dict[str, str] | dict[str, list[str]] | None"]
 
@@ -45,24 +50,25 @@ def wanted(block: str | None) -> tuple[Automation, ...]:
     lost = Automation(
         "neorl: end runs whose process is gone",
         f"A run that sent a heartbeat and none for {SILENCE} seconds, nor an end, has crashed",
-        {
-            "type": "event",
-            "posture": "Proactive",
-            "after": ["prefect.flow-run.heartbeat"],
-            "expect": ["prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in ENDS)],
-            "match": {"prefect.resource.id": "prefect.flow-run.*"},
-            "for_each": ["prefect.resource.id"],
-            "threshold": 1,
-            "within": SILENCE,
-        },
+        _silence(("heartbeat",), ("heartbeat", *ENDS), SILENCE),
         {
             "type": "change-flow-run-state",
             "state": "CRASHED",
             "message": f"no heartbeat of its process for {SILENCE} seconds: run it again, it goes on where it was",
         },
     )
+    unbegun = Automation(
+        "neorl: begin anew what a worker took and did not begin",
+        f"A run that is pending for {UNBEGUN} seconds keeps its deployment's slot: its worker is gone",
+        _silence(("Pending", "Submitting"), (*BEGUN, *ENDS), UNBEGUN),
+        {
+            "type": "change-flow-run-state",
+            "state": "SCHEDULED",
+            "message": f"no worker began it within {UNBEGUN} seconds",
+        },
+    )
     if block is None:
-        return (lost,)
+        return (lost, unbegun)
     told = Automation(
         "neorl: tell of failed runs and drift",
         "A message by the notification block 'neorl'",
@@ -82,7 +88,21 @@ def wanted(block: str | None) -> tuple[Automation, ...]:
             "body": "{{ event.payload.found or event.resource.get('prefect.state-message') or event.event }}",
         },
     )
-    return (lost, told)
+    return (lost, unbegun, told)
+
+
+def _silence(after: Sequence[str], expect: Sequence[str], within: int) -> Json:
+    """The trigger of a flow run of which one event is heard and none of others within so many seconds."""
+    return {
+        "type": "event",
+        "posture": "Proactive",
+        "after": [f"prefect.flow-run.{name}" for name in after],
+        "expect": [f"prefect.flow-run.{name}" for name in expect],
+        "match": {"prefect.resource.id": "prefect.flow-run.*"},
+        "for_each": ["prefect.resource.id"],
+        "threshold": 1,
+        "within": within,
+    }
 
 
 def notification_block(services: Services) -> str | None:

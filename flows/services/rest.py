@@ -21,13 +21,22 @@ BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 0.0)
 """How long to wait for a server that says it is busy, before each further try; at the last one it is an error."""
 
 
-def request(url: str, body: object = None, *, login: str = "", timeout: float = 10.0, method: str | None = None) -> Any:
+def request(
+    url: str,
+    body: object = None,
+    *,
+    login: str = "",
+    bearer: str = "",
+    timeout: float = 10.0,
+    method: str | None = None,
+) -> Any:
     """One HTTP request; plain text comes back as a string.
 
     Args:
         url: the whole address.
         body: what to POST as JSON; None makes it a GET.
         login: `name:password`, sent as HTTP Basic authentication; empty sends none.
+        bearer: token, sent as such in place of a login.
         timeout: seconds for each try.
         method: another than GET or POST.
 
@@ -42,6 +51,8 @@ def request(url: str, body: object = None, *, login: str = "", timeout: float = 
     headers = {"Content-Type": "application/json"}
     if login:
         headers["Authorization"] = basic(login)
+    if bearer:
+        headers["Authorization"] = f"Bearer {bearer}"
     message = urllib.request.Request(url, data, headers, method=method)
     for patience in BUSY_SECONDS:
         try:

@@ -30,6 +30,7 @@ from flows.services.state import (
     team_service,
     write_services,
 )
+from flows.services.stranded import release_stranded
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.files.secrets import write_secret
 
@@ -135,6 +136,9 @@ class _Startup:
                 self.told = automations.notification_block(self.services())
                 for name in automations.install(self.services(), self.told):
                     self.say(f"automation '{name}'")
+                if "worker" not in self.found:
+                    for line in release_stranded(self.services()):
+                        self.say(line)
         if due:
             registers = self.found["worker"].process if "worker" in self.started else None
             deployments.finish(due, self.services(), self.deadline, registers)

@@ -40,11 +40,16 @@ def test_the_page_counts_trials_and_tells_every_violation() -> None:
     assert "3 faults of 200 so far, in 3 retrainings" in " ".join(text.split())
     assert "| flow killed | 1 | 1 | 0 | 0 | 0 |" in text
     assert "| MLflow killed | 2 | 2 | 1 | 1 | 1 |" in text
-    assert "- team 2, MLflow killed happened: the champion, version 1, did not pass every gate" in text
+    assert "- team 2 at ccccccc, MLflow killed happened: the champion, version 1, did not pass every gate" in text
     assert "2 of 100" in text
     assert "violations: 1." in text
     assert "ccccccc" in text
     assert "No violation." in page(trials[:2], [], 200, 100)
+    # What was mended stays on the page, with the trial that found it, and counts no more.
+    again = page(trials[:2], [], 200, 100, trials[2:])
+    assert "| MLflow killed | 1 | 1 | 1 | 0 | 0 |" in again
+    assert "No violation.\n\nFound by the campaign and mended" in again
+    assert "- team 2 at ccccccc, MLflow killed happened: the champion, version 1, did not pass every gate" in again
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from flows.services.events import DRIFTED, Event, announce
 from flows.services.state import Services
 from tests.flows.services.waiting import wait_until
 
-LOST, TOLD = (each.name for each in wanted("any"))
+LOST, UNBEGUN, TOLD = (each.name for each in wanted("any"))
 
 
 @pytest.fixture
@@ -82,6 +83,39 @@ def test_a_run_that_falls_silent_is_ended(borrowed: Services, monkeypatch: pytes
     assert "no heartbeat of its process" in borrowed.ask_prefect(f"flow_runs/{silent}")["state"]["message"]
     # What has ended stays as it ended.
     assert state(ended) == "COMPLETED"
+
+
+@pytest.mark.slow
+def test_a_run_that_no_worker_begins_goes_back_to_the_queue(
+    borrowed: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above; a run without a deployment, so that no worker of ours takes it."""
+    monkeypatch.setattr(automations, "UNBEGUN", 10)
+    assert install(borrowed, None) == [UNBEGUN]
+    flow = borrowed.ask_prefect("flows/", {"name": "taken"})["id"]
+
+    def state(run: str) -> str:
+        return str(borrowed.ask_prefect(f"flow_runs/{run}")["state_type"])
+
+    def entered(name: str) -> str:
+        run = str(borrowed.ask_prefect("flow_runs/", {"flow_id": flow})["id"])
+        borrowed.ask_prefect(f"flow_runs/{run}/set_state", {"state": {"type": name, "name": name.capitalize()}})
+        return run
+
+    # The automation is loaded by the server's triggers some time after it was made.
+    taken: list[str] = []
+
+    def gone_back() -> bool:
+        if len(taken) < 20:
+            taken.append(entered("PENDING"))
+            time.sleep(1)
+        return any(state(run) == "SCHEDULED" for run in taken)
+
+    begun = entered("RUNNING")
+    wait_until(gone_back, 200)
+    (run, *_) = (run for run in taken if state(run) == "SCHEDULED")
+    assert "no worker began it within 10 seconds" in borrowed.ask_prefect(f"flow_runs/{run}")["state"]["message"]
+    assert state(begun) == "RUNNING"
 
 
 @pytest.mark.slow
