@@ -45,22 +45,29 @@ def radial(preference: Float[Array, " L"], feeder: Feeder) -> Topology:
         >>> bool((radial(ties.astype(float), FEEDER).opened == ties).all())
         True
     """
-    loops, base = (jnp.asarray(x, preference.dtype) for x in (feeder.loops, feeder.base_path))
-
-    def take(rows: Float[Array, "T L"], taken: Int[Array, " T"]) -> tuple[Float[Array, "T L"], Int[Array, " T"]]:
-        free = jnp.where((taken < 0)[:, None], jnp.abs(rows), 0.0)
-        line = jnp.argmax(jnp.where(jnp.max(free, 0) > 0, preference, -jnp.inf))
-        column = rows[:, line]
-        row = jnp.argmax(free[:, line])
-        pivot = rows[row] * column[row]
-        return (rows - jnp.outer(column, pivot)).at[row].set(pivot), taken.at[row].set(line)
-
-    taken = jnp.full((feeder.ties,), -1)
+    dtype = preference.dtype
+    loops, base = (jnp.asarray(x, dtype) for x in (feeder.loops, feeder.base_path))
     if feeder.ties == 0:
         return Topology(jnp.zeros(preference.shape, bool), base)
-    rows, taken = jax.lax.fori_loop(0, feeder.ties, lambda _, carry: take(*carry), (loops, taken))
-    opened = jnp.zeros(preference.shape, bool).at[taken].set(True)
-    return Topology(opened, base - rows.T @ base[taken])
+    lines, places = jnp.arange(preference.shape[0]), jnp.arange(feeder.ties)
+
+    def take(
+        carry: tuple[Float[Array, "T L"], Float[Array, " T"]], _: None
+    ) -> tuple[tuple[Float[Array, "T L"], Float[Array, " T"]], tuple[Float[Array, " L"], Float[Array, " T"]]]:
+        # Rows and columns are picked by products: on a processor they take a fraction of what indexing does.
+        rows, free = carry
+        independent = free @ jnp.abs(rows) > 0
+        line = (lines == jnp.argmax(jnp.where(independent, preference, -jnp.inf))).astype(dtype)
+        column = rows @ line
+        row = (places == jnp.argmax(jnp.abs(column) * free)).astype(dtype)
+        pivot = (row @ rows) * (row @ column)
+        return (
+            rows - jnp.outer(column - row * (row @ column), pivot) - jnp.outer(row, row @ rows - pivot),
+            free - row,
+        ), (line, row)
+
+    (rows, _), (taken, where) = jax.lax.scan(take, (loops, jnp.ones((feeder.ties,), dtype)), None, length=feeder.ties)
+    return Topology(jnp.sum(taken, 0) > 0, base - rows.T @ (where.T @ (taken @ base)))
 
 
 def leaving(feeder: Feeder) -> tuple[int, ...]:
