@@ -15,23 +15,20 @@ from jaxtyping import Array, Float, Int
 
 from neorl_core.graph.graphs import Graph
 
-LARGE = 4_096
-"""Products of nodes and edges from which on messages are summed by products with the incidence matrix."""
-
 
 def summed(messages: Float[Array, "*b E H"], at: Int[Array, " E"], nodes: int) -> Float[Array, "*b N H"]:
-    """The sum of the messages that arrive at each node: by segments where the graph is small, else by a product.
+    """The sum of the messages that arrive at each node.
+
+    By segments: products with an incidence matrix took longer in training, 1.2 times at 33 buses and up to 1.7 times at
+    118, and no less in inference.
 
     Args:
         messages: one for each edge.
         at: the node that each of them arrives at.
         nodes: how many there are, N.
     """
-    if nodes * at.shape[0] < LARGE:
-        empty = jnp.zeros((*messages.shape[:-2], nodes, messages.shape[-1]), messages.dtype)
-        return empty.at[..., at, :].add(messages)
-    incidence = (at == jnp.arange(nodes)[:, None]).astype(messages.dtype)
-    return incidence @ messages
+    empty = jnp.zeros((*messages.shape[:-2], nodes, messages.shape[-1]), messages.dtype)
+    return empty.at[..., at, :].add(messages)
 
 
 def mean(values: Float[Array, "*b N H"], mask: Float[Array, "*b N"]) -> Float[Array, "*b H"]:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.graph import passing
 from neorl_core.graph.graphs import SIZE_CLASSES, Graph, padded, renumbered, size_class
 from neorl_core.graph.passing import Actor, Critic, Round, summed
 from neorl_core.graph.policy import act_on
@@ -27,12 +26,6 @@ def drawn(nodes: int, edges: int, seed: int = 0) -> Graph:
     ends = rng.integers(0, nodes, (2, edges))
     whole = jnp.ones((nodes,)), jnp.ones((edges,))
     return Graph(numbers(nodes, 3), numbers(edges, 2), numbers(4), *map(jnp.asarray, ends), *whole)
-
-
-@pytest.fixture(params=["segments", "incidence"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of summing messages."""
-    monkeypatch.setattr(passing, "LARGE", 0 if request.param == "incidence" else 10**9)
 
 
 def gradient(module: Any, weights: Any, graph: Graph) -> Any:
@@ -54,7 +47,6 @@ def close(one: Any, other: Any) -> None:
         np.testing.assert_allclose(a, b, atol=1e-6 * max(1.0, float(jnp.max(jnp.abs(a)))))
 
 
-@pytest.mark.usefixtures("way")
 def test_another_order_of_nodes_and_edges_gives_the_same_numbers_in_that_order() -> None:
     graph, rng = drawn(9, 14), np.random.default_rng(1)
     nodes, edges = rng.permutation(9), rng.permutation(14)
@@ -72,7 +64,6 @@ def test_another_order_of_nodes_and_edges_gives_the_same_numbers_in_that_order()
         close(gradient(CRITIC, weights, graph), gradient(CRITIC, weights, again))
 
 
-@pytest.mark.usefixtures("way")
 def test_padding_changes_nothing() -> None:
     graph = drawn(9, 14)
     larger = padded(graph)
@@ -89,7 +80,6 @@ def test_padding_changes_nothing() -> None:
         close(gradient(CRITIC, weights, graph), gradient(CRITIC, weights, other))
 
 
-@pytest.mark.usefixtures("way")
 def test_an_edge_that_is_removed_carries_nothing() -> None:
     graph = drawn(9, 14)
     kept = np.arange(14) != 5
@@ -137,7 +127,6 @@ def test_a_round_by_hand() -> None:
     np.testing.assert_allclose(louder.nodes, [[1.0 + 5.0], [-2.0 + 2.0]])
 
 
-@pytest.mark.usefixtures("way")
 def test_sums_of_messages_are_numpys() -> None:
     rng = np.random.default_rng(0)
     messages, at = rng.normal(size=(4, 14, 3)).astype(np.float32), rng.integers(0, 9, 14)
