@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture audit-picture screens services docs secrets pin-images scan baseline lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture audit-picture screens services docs secrets pin-images scan baseline lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -71,6 +71,9 @@ study: $(READY)  ## retraining on nine plants and three behaviours held against 
 
 ope-study: $(READY)  ## off-policy evaluation held against the truth, cells that are missing; writes docs/ope.md
 	$(BIN)/python -m benchmarks.ope_study
+
+graph-study: $(READY)  ## graph policies of a feeder's switches against every topology, cells that are missing; writes docs/graphs.md's tables
+	$(BIN)/python -m benchmarks.graph_study
 
 season: $(READY)  ## ninety days of a plant that wears, each with monitoring and a retraining; writes docs/season.md
 	$(BIN)/python -m benchmarks.season
