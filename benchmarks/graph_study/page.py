@@ -93,7 +93,8 @@ def written(page: str) -> str:
     for name, table in TABLES.items():
         path = RESULTS / f"{name}.json"
         text = table(json.loads(path.read_text())) if path.exists() else "This cell is not run yet: `make graph-study`."
-        head, _, rest = page.partition(f"<!-- {name}: begin -->")
-        tail = rest.partition(f"<!-- {name}: end -->")[2]
-        page = f"{head}<!-- {name}: begin -->\n\n{text}\n\n<!-- {name}: end -->{tail}"
+        head, begin, rest = page.partition(f"<!-- {name}: begin -->")
+        _, end, tail = rest.partition(f"<!-- {name}: end -->")
+        if begin and end:
+            page = f"{head}{begin}\n\n{text}\n\n{end}{tail}"
     return page

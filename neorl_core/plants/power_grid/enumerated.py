@@ -11,7 +11,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.plants.power_grid import feeder33
 from neorl_core.plants.power_grid.power_flow import is_radial, magnitude, open_lines, path_matrix, solve
@@ -20,16 +20,18 @@ BLOCK = 512
 """Topologies that are solved together."""
 
 
-def positions() -> np.ndarray:
+def positions() -> Int[np.ndarray, "K 5"]:
     """(50751, 5) switch positions of the 33 buses, one for each radial topology, in the order of their lines."""
     sizes = map(range, map(len, feeder33.LOOP_LINES))
     every = np.array(list(itertools.product(*sizes)), np.int32)
     found = every[np.asarray(jax.jit(jax.vmap(is_radial))(every))]
     lines = np.sort(np.asarray(jax.jit(jax.vmap(open_lines))(found)), axis=1)
-    return found[np.unique(lines, axis=0, return_index=True)[1]]
+    first = np.unique(lines, axis=0, return_index=True)[1]
+    distinct: Int[np.ndarray, "K 5"] = found[first]
+    return distinct
 
 
-def opened_by(of: np.ndarray) -> Bool[np.ndarray, "K 37"]:
+def opened_by(of: Int[np.ndarray, "K 5"]) -> Bool[np.ndarray, "K 37"]:
     """Which lines each of these positions leaves open."""
     opened = np.zeros((len(of), feeder33.LINES), bool)
     np.put_along_axis(opened, np.asarray(jax.jit(jax.vmap(open_lines))(of)), True, axis=1)

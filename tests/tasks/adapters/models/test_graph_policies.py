@@ -23,7 +23,7 @@ from tasks.adapters.models.structure import Arrays, build_composite, flatten
 LINES = tuple((a, b, 0.1, 0.1) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0), (1, 3)))
 PLANT = switching_plant(feeder_of("ladder", 10.0, LINES, ((1.0, 0.2),) * 3, ties=2))
 SPEC = PLANT.spec
-MADE_BY = MadeBy("bc", {}, 0, 1, "logs", 1, 0.0, "")
+MADE_BY = MadeBy("bc")
 
 
 @pytest.fixture(scope="module")
