@@ -44,7 +44,7 @@ class Size(NamedTuple):
 FULL = Size()
 SMALL = Size(days=8, updates=10, loads=3, batch=8, decisions=5)
 """A cell of the tests."""
-GRAPH = {"graph": 6, "hidden": [24]}
+GRAPH = {"graph": 5, "hidden": [24]}
 DENSE = {"hidden": [256, 256]}
 LEARNERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "graph, bc": ("bc", GRAPH | {"actor_lr": 3e-3}),
