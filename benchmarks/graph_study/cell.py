@@ -64,15 +64,20 @@ def grid_of(feeder: Feeder, plant: Plant) -> Grid:
     return Grid(feeder, meshed_of(feeder), leaving(feeder), impedance, plant.params)
 
 
-def outcome(grid: Grid, act: Act, on: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Losses [MW] and lowest voltages [pu] of what a policy opens under each load."""
+def deciding(grid: Grid, act: Callable[[Any, jax.Array], jax.Array]) -> Callable[[Any, Case], Any]:
+    """Losses [MW] and lowest voltages [pu] of what a policy opens under each load, compiled once for all weights."""
 
-    def one(observation: jax.Array, active: jax.Array, reactive: jax.Array, params: Any) -> Any:
-        chosen = topology(grid, act(observation), in_service_of(grid, params, observation.dtype))
+    def one(policy: Any, observation: jax.Array, active: jax.Array, reactive: jax.Array, params: Any) -> Any:
+        chosen = topology(grid, act(policy, observation), in_service_of(grid, params, observation.dtype))
         found = flow(grid, chosen.path, active, reactive, params)
         return found.loss, jnp.min(magnitude(found.voltage))
 
-    loss, lowest = jax.jit(jax.vmap(one))(*on)
+    return jax.jit(lambda policy, on: jax.vmap(partial(one, policy))(*on))
+
+
+def outcome(grid: Grid, act: Act, on: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Losses [MW] and lowest voltages [pu] of what is opened under each load."""
+    loss, lowest = deciding(grid, lambda _, x: act(x))(None, on)
     return np.asarray(loss, np.float64), np.asarray(lowest, np.float64)
 
 
@@ -183,6 +188,7 @@ def cell_transfer(size: Size = FULL) -> dict[str, Any]:
     assert layout is not None
     tuned = _begun_with(ALGORITHMS["bc"], moved_to(source.params, layout))
     curves: dict[str, list[list[float]]] = {}
+    decide = deciding(grid, policy_act)
     for name, algorithm in (("from scratch", ALGORITHMS["bc"]), ("tuned", tuned)):
         kept: list[tuple[int, Any]] = []
         fitted = fit(
@@ -193,14 +199,12 @@ def cell_transfer(size: Size = FULL) -> dict[str, Any]:
             overrides=LEARNERS["graph, bc"][1],
             batch_size=size.batch,
             chunk=max(size.updates // 40, 1),
-            report=lambda state, done, kept=kept: kept.append((done, state.population.learner.actor)),
+            report=lambda state, _, kept=kept: kept.append((state.done, state.population.learner.actor)),
         )
         normaliser = fitted.policies[0].normaliser
-        points = [(0, moved_to(source.params, layout))] if name == "tuned" else []
-        points += [(done, jax.tree.map(lambda x: x[0], actor)) for done, actor in kept]
         curves[name] = []
-        for done, actor in points:
-            loss, lowest = outcome(grid, partial(policy_act, Policy(actor, normaliser)), on)
+        for done, actor in kept:
+            loss, lowest = map(np.asarray, decide(Policy(jax.tree.map(lambda x: x[0], actor), normaliser), on))
             curves[name].append([done, float(np.mean(loss / own)), float(np.mean(lowest < LOW))])
             print(name, curves[name][-1], flush=True)
     return {"curves": curves, "loads": size.loads, "updates": size.updates // 2}

@@ -58,8 +58,6 @@ def transfer(found: Mapping[str, Any]) -> str:
     fewer = reached is not None and reached <= FEWER * found["updates"]
     by = {int(done): loss for done, loss, _ in curves["tuned"]}
     lines = ["| updates | from scratch | tuned |", "|---" * 3 + "|"]
-    if 0 in by:
-        lines.append(f"| 0 | – | {by[0]:.3f} |")
     lines += [f"| {done:,.0f} | {loss:.3f} | {by[int(done)]:.3f} |" for done, loss, _ in curves["from scratch"]]
     after = "never" if reached is None else f"after {reached:,.0f} updates"
     return "\n".join(

@@ -35,11 +35,11 @@ def test_what_is_selected_is_what_is_judged() -> None:
 
 
 def test_updates_until_as_good_as_from_scratch() -> None:
-    scratch = [[100.0, 1.3, 0.1], [200.0, 1.2, 0.1], [1000.0, 1.1, 0.0]]
+    scratch = [[0.0, 9.0, 1.0], [100.0, 1.3, 0.1], [200.0, 1.2, 0.1], [1000.0, 1.1, 0.0]]
     tuned = [[0.0, 1.5, 0.2], [100.0, 1.15, 0.1], [200.0, 1.09, 0.0], [1000.0, 1.05, 0.0]]
     text = page.transfer({"curves": {"from scratch": scratch, "tuned": tuned}, "loads": 4, "updates": 1_000})
     assert "after 200 updates: at most a fifth, yes" in text
-    assert "| 0 | – | 1.500 |" in text
+    assert "| 0 | 9.000 | 1.500 |" in text
     late = [[0.0, 1.5, 0.2], [100.0, 1.5, 0.1], [200.0, 1.3, 0.0], [1000.0, 1.1, 0.0]]
     assert "after 1,000 updates: at most a fifth, no" in page.transfer(
         {"curves": {"from scratch": scratch, "tuned": late}, "loads": 4, "updates": 1_000}
