@@ -6,7 +6,7 @@ READY := .venv/.ready
 FEDERATION := .venv-federation
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study fleet-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study fleet-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -76,6 +76,9 @@ ope-study: $(READY)  ## off-policy evaluation held against the truth, cells that
 
 fleet-study: $(READY)  ## twenty similar reactors alone, together and federated, cells that are missing; writes a table into docs/fleets.md
 	$(BIN)/python -m benchmarks.fleet_study
+
+graph-study: $(READY)  ## graph policies of a feeder's switches against every topology, cells that are missing; writes docs/graphs.md's tables
+	$(BIN)/python -m benchmarks.graph_study
 
 season: $(READY)  ## ninety days of a plant that wears, each with monitoring and a retraining; writes docs/season.md
 	$(BIN)/python -m benchmarks.season

@@ -91,7 +91,7 @@ def check_training(run: RunConfig, config: Path) -> None:
         BadInput: naming the key, and what it may be.
     """
     from neorl_core.algorithms import check_actions
-    from neorl_core.recurrent import recurrence_of
+    from neorl_core.networks import body_of
     from neorl_core.training.loop import schedule
     from neorl_core.training.population import configure, warm_up_updates
     from tasks.adapters.code.algorithms import algorithm_of
@@ -106,7 +106,8 @@ def check_training(run: RunConfig, config: Path) -> None:
             check_actions(algorithm, spec)
             settings = configure(algorithm, {**learner.hyperparameters, **varied}, learner.updates)
             schedule(learner.updates, 1, algorithm.batches_per_update, warm_up_updates(algorithm, settings))
-            recurrence_of(observed_spec(run), getattr(settings, "gru", 0))
+            asked = {name: getattr(settings, name, 0) for name in ("gru", "graph")}
+            body_of(observed_spec(run), getattr(settings, "hidden", ()), **asked)
         except ValueError as error:
             raise BadInput(f"in {config}, 'train': {error}") from error
 

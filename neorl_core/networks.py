@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.recurrent import Recurrence, gru_apply, gru_init
+from neorl_core.graph.policy import Passing, graph_actor_init, graph_apply, graph_critic_init, passing_of
+from neorl_core.recurrent import Recurrence, gru_apply, gru_init, recurrence_of
+from neorl_core.types import PlantSpec
 
 Params = dict[str, Any]
 """Weights of one network: `{"Dense_0": {"kernel", "bias"}, ...}`, and `"LayerNorm_0": {"scale", "bias"}, ...`; before
-those of a recurrent one `"gru"`."""
+those of a recurrent one `"gru"`; those of a graph network are under `"graph"` alone."""
 
 Ensemble = tuple[Params, ...]
 """Weights of separate networks of one shape. Apart, not stacked: XLA's batched product is slower on a CPU."""
@@ -87,8 +89,10 @@ def mlp_init(key: PRNGKeyArray, inputs: int, features: tuple[int, ...], layer_no
 
 
 def mlp_apply(params: Params, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
-    """Apply an MLP, after its recurrent unit if it has one; its shape is read off the weights, so that arrays are all
-    that a policy needs."""
+    """Apply an MLP, after its recurrent unit if it has one, or a graph network; its shape is read off the weights, so
+    that arrays are all that a policy needs."""
+    if "graph" in params:
+        return graph_apply(params["graph"], x)
     if "gru" in params:
         x = gru_apply(params["gru"], x)
         params = {name: layer for name, layer in params.items() if name != "gru"}
@@ -103,8 +107,29 @@ def _dense(params: Params) -> int:
     return sum(name.startswith("Dense_") for name in params)
 
 
+Body = Recurrence | Passing
+"""What stands in place of dense layers that see all numbers at once."""
+
+
+def body_of(spec: PlantSpec, hidden: tuple[int, ...], gru: int = 0, graph: int = 0) -> Body | None:
+    """The body of an actor as its hyper-parameters ask for it; None of one of dense layers alone.
+
+    Args:
+        spec: as the policy sees the plant.
+        hidden: widths of the hidden layers.
+        gru: units of a recurrent unit that reads the history; 0 for none.
+        graph: rounds of message passing over the plant's layout; 0 for none.
+
+    Raises:
+        ValueError: when the plant has no history, or no layout, or both are asked for.
+    """
+    if gru and graph:
+        raise ValueError(f"expected a recurrent unit or a graph, got gru {gru} and graph {graph}: leave one out.")
+    return passing_of(spec, graph, hidden) if graph else recurrence_of(spec, gru)
+
+
 def actor_init(
-    key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], recurrence: Recurrence | None = None
+    key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], body: Body | None = None
 ) -> Params:
     """Fresh weights of a deterministic actor.
 
@@ -113,13 +138,16 @@ def actor_init(
         observations: how many observations, O.
         actions: how many actions, A.
         hidden: widths of the hidden layers.
-        recurrence: of a recurrent actor, whose layers see the plain observation and the state of its unit.
+        body: of a recurrent actor, whose layers see the plain observation and the state of its unit, or of one on a
+            graph, which replaces them.
     """
-    if recurrence is None:
+    if body is None:
         return mlp_init(key, observations, (*hidden, actions))
+    if isinstance(body, Passing):
+        return graph_actor_init(key, body)
     of_unit, of_layers = jax.random.split(key)
-    inputs = len(recurrence.history.observation) + recurrence.units
-    return {"gru": gru_init(of_unit, recurrence), **mlp_init(of_layers, inputs, (*hidden, actions))}
+    inputs = len(body.history.observation) + body.units
+    return {"gru": gru_init(of_unit, body), **mlp_init(of_layers, inputs, (*hidden, actions))}
 
 
 def actor_apply(params: Params, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
@@ -197,7 +225,7 @@ class NormalActor(NamedTuple):
 
 
 def normal_init(
-    key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], recurrence: Recurrence | None = None
+    key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], body: Body | None = None
 ) -> NormalActor:
     """Fresh weights, with deviation 1.
 
@@ -206,9 +234,9 @@ def normal_init(
         observations: how many observations, O.
         actions: how many actions, A.
         hidden: widths of the hidden layers.
-        recurrence: of an actor whose mean is recurrent.
+        body: of an actor whose mean is recurrent or on a graph.
     """
-    return NormalActor(actor_init(key, observations, actions, hidden, recurrence), jnp.zeros(actions))
+    return NormalActor(actor_init(key, observations, actions, hidden, body), jnp.zeros(actions))
 
 
 def normal_apply(actor: NormalActor, observation: Float[Array, "*n O"]) -> Gaussian:
@@ -230,7 +258,13 @@ def normal_log_prob(distribution: Gaussian, action: Float[Array, "*n A"]) -> Flo
 
 
 def critics_init(
-    key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], count: int, layer_norm: bool = False
+    key: PRNGKeyArray,
+    observations: int,
+    actions: int,
+    hidden: tuple[int, ...],
+    count: int,
+    layer_norm: bool = False,
+    body: Body | None = None,
 ) -> Ensemble:
     """Fresh weights of `count` separate critics.
 
@@ -241,9 +275,26 @@ def critics_init(
         hidden: widths of the hidden layers.
         count: how many critics, C.
         layer_norm: whether hidden layers are normalised.
+        body: of critics on a graph; a recurrent actor's critics see the whole history at once.
     """
     keys = jax.random.split(key, count)
+    if isinstance(body, Passing):
+        return tuple(graph_critic_init(k, body) for k in keys)
     return tuple(mlp_init(k, observations + actions, (*hidden, 1), layer_norm) for k in keys)
+
+
+def value_init(key: PRNGKeyArray, observations: int, hidden: tuple[int, ...], body: Body | None = None) -> Params:
+    """Fresh weights of a network of a state's value, read off by `mlp_apply` as its one number.
+
+    Args:
+        key: randomness of the weights.
+        observations: how many observations, O.
+        hidden: widths of the hidden layers.
+        body: of one on a graph.
+    """
+    if isinstance(body, Passing):
+        return graph_critic_init(key, body, acting=False)
+    return mlp_init(key, observations, (*hidden, 1))
 
 
 def critics_apply(

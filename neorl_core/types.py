@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     # What describes a plant is also read where nothing is computed: importing JAX takes longer than that.
     from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+    from neorl_core.graph.layout import Layout
     from neorl_core.history import History
 
 Params = Any
@@ -56,6 +57,8 @@ class PlantSpec(NamedTuple):
     choices: tuple[str, ...] | None = None
     """Names of what a discrete action chooses among: its one component is their number, from 0 on. None of continuous
     actions."""
+    layout: Layout | None = None
+    """How observation and action lie on a graph, for graph policies; None of a plant that is none."""
 
     @property
     def acting(self) -> int:

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.algorithms import losses
-from neorl_core.networks import Params, actor_apply, actor_init
-from neorl_core.recurrent import recurrence_of
+from neorl_core.networks import Params, actor_apply, actor_init, body_of
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
@@ -23,6 +22,8 @@ class Config(NamedTuple):
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
     """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
+    graph: int = 0
+    """Rounds of message passing over the plant's layout in place of dense layers; none by default."""
     actor_lr: float = 1e-3
     actor_recipe: Recipe = optimisers.TD3
 
@@ -43,7 +44,8 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
         spec: names, units and bounds of observations and actions.
         config: hyper-parameters.
     """
-    actor = actor_init(key, spec.observation.size, spec.action.size, config.hidden, recurrence_of(spec, config.gru))
+    body = body_of(spec, config.hidden, config.gru, config.graph)
+    actor = actor_init(key, spec.observation.size, spec.action.size, config.hidden, body)
     return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
 
 

@@ -15,15 +15,15 @@ from neorl_core.networks import (
     NormalActor,
     Params,
     actor_apply,
+    body_of,
     critics_apply,
     critics_init,
     mlp_apply,
-    mlp_init,
     normal_apply,
     normal_init,
     normal_log_prob,
+    value_init,
 )
-from neorl_core.recurrent import recurrence_of
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
@@ -40,6 +40,8 @@ class Config(NamedTuple):
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
     """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
+    graph: int = 0
+    """Rounds of message passing over the plant's layout in place of dense layers; none by default."""
     critics: int = 2
     expectile: float = 0.7
     beta: float = 3.0
@@ -76,9 +78,10 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """
     actor_key, value_key, critic_key = jax.random.split(key, 3)
     sizes = spec.observation.size, spec.action.size
-    actor = normal_init(actor_key, *sizes, config.hidden, recurrence_of(spec, config.gru))
-    value = mlp_init(value_key, spec.observation.size, (*config.hidden, 1))
-    critics = critics_init(critic_key, *sizes, config.hidden, config.critics)
+    body = body_of(spec, config.hidden, config.gru, config.graph)
+    actor = normal_init(actor_key, *sizes, config.hidden, body)
+    value = value_init(value_key, spec.observation.size, config.hidden, body)
+    critics = critics_init(critic_key, *sizes, config.hidden, config.critics, body=body)
     return fresh(config, actor, value, critics)
 
 

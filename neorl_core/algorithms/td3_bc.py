@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.algorithms import losses
-from neorl_core.networks import Ensemble, Params, actor_apply, actor_init, critics_apply, critics_init
-from neorl_core.recurrent import recurrence_of
+from neorl_core.networks import Ensemble, Params, actor_apply, actor_init, body_of, critics_apply, critics_init
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
@@ -23,6 +22,8 @@ class Config(NamedTuple):
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
     """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
+    graph: int = 0
+    """Rounds of message passing over the plant's layout in place of dense layers; none by default."""
     critics: int = 2
     alpha: float = 2.5
     discount: float = 0.99
@@ -57,8 +58,9 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
-    actor = actor_init(actor_key, *sizes, config.hidden, recurrence_of(spec, config.gru))
-    critics = critics_init(critic_key, *sizes, config.hidden, config.critics)
+    body = body_of(spec, config.hidden, config.gru, config.graph)
+    actor = actor_init(actor_key, *sizes, config.hidden, body)
+    critics = critics_init(critic_key, *sizes, config.hidden, config.critics, body=body)
     return State(
         actor,
         critics,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from neorl_core.graph.layout import shared
 from neorl_core.history import stacked_normaliser
 from neorl_core.networks import Normaliser, normalise, to_unit
 from neorl_core.types import PlantSpec, Transition
@@ -94,7 +95,8 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     action space's bounds: a policy cannot command what the plant has never been near. Where no transition
     terminates, the rewards' mean is taken off as well, which shifts every value alike and moves no policy; with
     terminations it would change what ending an episode is worth, so there it stays. Earlier values, where the spec has
-    a history, are scaled as present ones. A discrete action becomes one-hot.
+    a history, are scaled as present ones. A discrete action becomes one-hot. On a plant with a
+    layout all nodes or edges of a feature are scaled alike.
 
     Args:
         known: moments of all training rows, in physical units; of stacked observations only the plain ones count.
@@ -103,6 +105,8 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     """
     plain = spec.observation.size if spec.history is None else len(spec.history.observation)
     mean, deviation = known.observation_mean[:plain], known.observation_deviation[:plain]
+    if spec.layout is not None:
+        mean, deviation = shared(spec.layout, mean, deviation)
     discrete = spec.choices is not None
     explored = explored_range(known.action_low, known.action_high, spec)
     low, high = (np.asarray(bound) for bound in (spec.action[2:] if discrete else explored))

@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
+from neorl_core.plants.power_grid.feeder import Feeder, feeder_of
+
 BASE_KV = 12.66
-BASE_MVA = 1.0
 
 # from, to, resistance [Ω], reactance [Ω]
 _LINES = (
@@ -64,45 +65,22 @@ _LOADS = (
     *((60, 25), (60, 25), (60, 20), (120, 70), (200, 600), (150, 70), (210, 100), (60, 40)),
 )
 
+FEEDER: Feeder = feeder_of("case33bw", BASE_KV, _LINES, _LOADS, ties=5)
+
 LINES = len(_LINES)
 BUSES = len(_LOADS)
 """Buses with a voltage to be found, so without the substation's."""
-TIES = 5
-ENDS: Int[np.ndarray, "37 2"] = np.array([line[:2] for line in _LINES])
-RESISTANCE: Float[np.ndarray, " 37"] = np.array([line[2] for line in _LINES]) * BASE_MVA / BASE_KV**2
+TIES = FEEDER.ties
+ENDS: Int[np.ndarray, "37 2"] = FEEDER.ends
+RESISTANCE: Float[np.ndarray, " 37"] = FEEDER.resistance
 """Per unit."""
-REACTANCE: Float[np.ndarray, " 37"] = np.array([line[3] for line in _LINES]) * BASE_MVA / BASE_KV**2
-ACTIVE_LOAD: Float[np.ndarray, " 32"] = np.array([load[0] for load in _LOADS]) / 1000.0
+REACTANCE: Float[np.ndarray, " 37"] = FEEDER.reactance
+ACTIVE_LOAD: Float[np.ndarray, " 32"] = FEEDER.active_load
 """Active load at buses 1 to 32 [MW], the paper's (peak) values."""
-REACTIVE_LOAD: Float[np.ndarray, " 32"] = np.array([load[1] for load in _LOADS]) / 1000.0
+REACTIVE_LOAD: Float[np.ndarray, " 32"] = FEEDER.reactive_load
 """Reactive load at buses 1 to 32 [Mvar]."""
-
-
-def _path_of_the_closed_lines() -> Float[np.ndarray, "37 32"]:
-    """1 where a line lies between the substation and a bus while the ties are open; all such lines point away from it.
-
-    Lines come in an order in which their beginning has been reached already.
-    """
-    path = np.zeros((LINES, BUSES + 1))
-    for line, (begin, end) in enumerate(ENDS[: LINES - TIES]):
-        path[:, end] = path[:, begin]
-        path[line, end] = 1.0
-    return path[:, 1:]
-
-
-def _loops() -> Float[np.ndarray, "5 37"]:
-    """The loop that each tie closes: ±1 where a line runs with or against the tie."""
-    path = np.hstack([np.zeros((LINES, 1)), BASE_PATH])
-    loops = np.zeros((TIES, LINES))
-    for row, tie in enumerate(range(LINES - TIES, LINES)):
-        begin, end = ENDS[tie]
-        loops[row] = path[:, begin] - path[:, end]
-        loops[row, tie] = 1.0
-    return loops
-
-
-BASE_PATH: Float[np.ndarray, "37 32"] = _path_of_the_closed_lines()
-LOOPS: Float[np.ndarray, "5 37"] = _loops()
+BASE_PATH: Float[np.ndarray, "37 32"] = FEEDER.base_path
+LOOPS: Float[np.ndarray, "5 37"] = FEEDER.loops
 LOOP_LINES: tuple[tuple[int, ...], ...] = tuple(
     (LINES - TIES + row, *(int(line) for line in np.flatnonzero(LOOPS[row, : LINES - TIES]))) for row in range(TIES)
 )

@@ -22,15 +22,15 @@ exists; above the second inverters trip within 0.16 s (IEEE 1547-2018, table 11)
 TOLERANCE = 1e-4
 """Residual [pu] below which a power flow is taken as found."""
 
-Parts = tuple[Float[Array, " 32"], Float[Array, " 32"]]
+Parts = tuple[Float[Array, " N"], Float[Array, " N"]]
 
 
 class Flow(NamedTuple):
-    """What a power flow finds, in per unit of 1 MVA and 12.66 kV, at buses 1 to 32 and lines 0 to 36."""
+    """What a power flow finds, in per unit of 1 MVA and the feeder's voltage, at buses 1 to N and all L lines."""
 
-    voltage: Float[Array, "32 2"]
+    voltage: Float[Array, "N 2"]
     """Real and imaginary parts; the substation's has no imaginary part."""
-    current: Float[Array, "37 2"]
+    current: Float[Array, "L 2"]
     """Current of each line, from its first bus to its second [pu]."""
     loss: Float[Array, ""]
     """Σ r |J|², active."""
@@ -73,23 +73,25 @@ def path_matrix(positions: Int[Array, " 5"], dtype: jnp.dtype) -> Float[Array, "
 
 
 def solve(
-    path: Float[Array, "37 32"],
-    active: Float[Array, " 32"],
-    reactive: Float[Array, " 32"],
-    impedance: Float[Array, "37 2"],
+    path: Float[Array, "L N"],
+    active: Float[Array, " N"],
+    reactive: Float[Array, " N"],
+    impedance: Float[Array, "L 2"],
     iterations: int,
     source: float | Float[Array, ""] = 1.0,
+    leaving: tuple[int, ...] = (0,),
 ) -> Flow:
     """Voltages, currents and losses of a radial feeder under given power drawn at its buses.
 
     Args:
         path: Γ of the topology, from `path_matrix`.
-        active: net active power drawn at buses 1 to 32, per unit (MW); feeding in is negative.
+        active: net active power drawn at buses 1 to N, per unit (MW); feeding in is negative.
         reactive: net reactive power drawn, per unit (Mvar).
         impedance: resistance and reactance of all lines, per unit.
         iterations: iterations of the fixed point; its error shrinks about tenfold in each where voltages are above 0.9,
             and by half where they are at 0.6.
         source: voltage of the substation, per unit.
+        leaving: lines that begin at the substation.
 
     Returns:
         The flow, of currents that belong to the voltages found; `holds` says whether it is one.
@@ -97,9 +99,7 @@ def solve(
     r, x = impedance[:, 0], impedance[:, 1]
     # Real and imaginary parts go their own ways: a real matrix times a vector is what a processor does best.
 
-    def line_currents(
-        e: Float[Array, " 32"], f: Float[Array, " 32"]
-    ) -> tuple[Float[Array, " 37"], Float[Array, " 37"]]:
+    def line_currents(e: Float[Array, " N"], f: Float[Array, " N"]) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
         square = jnp.maximum(e**2 + f**2, LOWEST**2)
         return path @ ((active * e + reactive * f) / square), path @ ((active * f - reactive * e) / square)
 
@@ -115,8 +115,11 @@ def solve(
         voltage=jnp.stack(voltage, -1),
         current=jnp.stack([a, b], -1),
         loss=jnp.sum(r * (a**2 + b**2)),
-        # S = V₀ conj(J) of line 0, the only one that leaves the substation.
-        supplied=source * jnp.stack([a[0], -b[0]]),
+        # S = V₀ conj(J) of the lines that leave the substation.
+        supplied=source
+        * jnp.stack(
+            [sum((a[k] for k in leaving[1:]), a[leaving[0]]), -sum((b[k] for k in leaving[1:]), b[leaving[0]])]
+        ),
         residual=jnp.sqrt(jnp.max((e - voltage[0]) ** 2 + (f - voltage[1]) ** 2)),
     )
 

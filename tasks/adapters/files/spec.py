@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 from neorl_core.types import Constraint, PlantSpec, Space
 
 if TYPE_CHECKING:
+    from neorl_core.graph.layout import Layout
     from neorl_core.history import History
 
-OPTIONAL = ("history", "choices")
+OPTIONAL = ("history", "choices", "layout")
 """Fields that are left out where they are None."""
 
 
 def spec_record(spec: PlantSpec) -> dict[str, Any]:
     """A plant's names, units, bounds and limits as JSON; an infinite bound becomes the string 'inf' or '-inf'.
 
-    Only the spec of a stacked observation has a history, and only that of a discrete action choices, so that other
-    records are what they were without.
+    Only the spec of a stacked observation has a history, only that of a discrete action choices, and only that of a
+    plant that lies on a graph a layout, so that other records are what they were without.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -73,6 +74,7 @@ def spec_of_record(record: Any) -> PlantSpec:
         score_range=(scores[0], scores[1]),
         history=_history(whole["history"], observation.size, action.size) if "history" in whole else None,
         choices=_choices(whole["choices"], action) if "choices" in whole else None,
+        layout=_layout(whole["layout"], observation.size, action.size) if "layout" in whole else None,
     )
 
 
@@ -96,6 +98,28 @@ def _history(value: Any, observed_size: int, acting_size: int) -> History:
     if (len(observed) + sum(observed) + sum(acting), len(acting)) != (observed_size, acting_size):
         raise ValueError("expected a history of the observation's and action's own signals, got others")
     return History(tuple(observed), tuple(acting))
+
+
+def _layout(value: Any, observed_size: int, acting_size: int) -> Layout:
+    from neorl_core.graph.layout import Layout, checked
+
+    held = _object(value, "layout", Layout._fields)
+    nodes = held["nodes"]
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
+        raise ValueError(f"expected a number of nodes, got {_shown(nodes)}")
+    parts: dict[str, Any] = {}
+    for name in Layout._fields[1:]:
+        rows = (
+            [_list(row, f"layout.{name}") for row in _list(held[name], f"layout.{name}")]
+            if name not in ("context", "flags", "present")
+            else [_list(held[name], f"layout.{name}")]
+        )
+        numbers = (int, float) if name.endswith("constants") else (int,)
+        if not all(type(number) in numbers for row in rows for number in row):
+            raise ValueError(f"expected numbers in layout.{name}, got others")
+        parts[name] = tuple(map(tuple, rows))
+    flat = {name: parts[name][0] for name in ("context", "flags", "present")}
+    return checked(Layout(nodes, **(parts | flat)), observed_size, acting_size)
 
 
 def _choices(value: Any, action: Space) -> tuple[str, ...]:

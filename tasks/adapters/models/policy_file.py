@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from configs.errors import BadInput, Refused
+from neorl_core.graph.layout import Layout
 from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.types import Params, PlantSpec
@@ -136,6 +137,13 @@ def _policy(path: Path, arrays: Arrays, spec: PlantSpec) -> Policy:
                 params.setdefault(layer, {})[leaf] = jnp.asarray(array)
             case ["params", "gru" as unit, part, leaf]:
                 params.setdefault(unit, {"history": spec.history}).setdefault(part, {})[leaf] = jnp.asarray(array)
+            case ["params", "graph" as network, *inner, leaf] if 0 < len(inner) <= 4 and "layout" not in name:
+                place: Any = params.setdefault(network, {"layout": spec.layout})
+                for part in inner:
+                    place = place.setdefault(part, {}) if isinstance(place, dict) else None
+                if not isinstance(place, dict):
+                    raise _no_policy(path, f"an array '{name[:80]}'")
+                place[leaf] = jnp.asarray(array)
             case ["normaliser", leaf]:
                 normaliser[leaf] = jnp.asarray(array)
             case _:
@@ -145,7 +153,7 @@ def _policy(path: Path, arrays: Arrays, spec: PlantSpec) -> Policy:
     sizes |= {"choices": spec.acting} if spec.choices else {}
     if {name: array.shape for name, array in normaliser.items()} != {name: (size,) for name, size in sizes.items()}:
         raise _no_policy(path, "a normaliser of other signals")
-    if not is_network(params, observed, spec.acting, spec.history):
+    if not is_network(params, observed, spec.acting, spec.history, spec.layout):
         raise _no_policy(path, "a network of other signals")
     return Policy(params, Normaliser(**normaliser))
 
@@ -155,7 +163,7 @@ def _flat(tree: Params, path: str = "") -> Arrays:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             found |= _flat(value, f"{path}{key}/")
-        elif not isinstance(value, History):  # what a recurrent unit reads, which the spec says
+        elif not isinstance(value, History | Layout):  # what a recurrent unit or a graph reads, which the spec says
             found[path + key] = np.ascontiguousarray(value, np.asarray(value).dtype.newbyteorder("<"))
     return found
 

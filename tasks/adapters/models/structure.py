@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
+from neorl_core.graph.layout import Layout
 from neorl_core.history import History
 from neorl_core.types import Params, Plant, PlantSpec, Process
 
@@ -36,6 +37,8 @@ MAX_DEPTH = 32
 """Levels of a structure: a policy behind its shield has five."""
 MOST_UNITS = 4_096
 """Units of a recurrent unit; nobody trains as many, and shapes of more would take long to look at."""
+MOST_ROUNDS = 64
+"""Rounds of message passing; as above."""
 
 
 def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
@@ -148,11 +151,11 @@ def _known_types(plant: Plant | Process) -> dict[str, Branch]:
     from neorl_core.safety.support import SupportShield
 
     if isinstance(plant, Process):
-        own = (Composite, Policy, Normaliser, History, SupportShield, PIDLoops, LinearLaw, Hold)
+        own = (Composite, Policy, Normaliser, History, Layout, SupportShield, PIDLoops, LinearLaw, Hold)
         return {kind.__name__: _branch(kind) for kind in own}
 
     types: dict[str, Branch] = {
-        kind.__name__: _branch(kind) for kind in (Composite, Policy, Normaliser, History, ShieldParams)
+        kind.__name__: _branch(kind) for kind in (Composite, Policy, Normaliser, History, Layout, ShieldParams)
     }
     queue = [plant.params, plant.fallback_params]
     while queue:
@@ -269,16 +272,20 @@ def _misfit_of_policy(policy: Params, spec: PlantSpec, history: History | None =
         normaliser = normaliser._replace(choices=_zeros((spec.acting,)))
     if not isinstance(policy, Policy) or not _alike(policy.normaliser, normaliser):
         return "another policy"
-    return None if is_network(policy.params, observed, spec.acting, history) else "another network"
+    return None if is_network(policy.params, observed, spec.acting, history, spec.layout) else "another network"
 
 
-def is_network(params: Params, inputs: int, outputs: int, history: History | None = None) -> bool:
+def is_network(
+    params: Params, inputs: int, outputs: int, history: History | None = None, layout: Layout | None = None
+) -> bool:
     """Whether weights are dense layers, one after the other, from `inputs` numbers to `outputs`, or a recurrent unit
-    that reads this history and dense layers behind it."""
+    that reads this history and dense layers behind it, or a graph network over this layout."""
     import jax
 
     if not isinstance(params, dict) or not params:
         return False
+    if "graph" in params:
+        return len(params) == 1 and history is None and layout is not None and _is_graph(params["graph"], layout)
     if "gru" in params:
         units = _units(params["gru"], history)
         if history is None or units is None:
@@ -309,6 +316,32 @@ def _units(params: Params, history: History | None) -> int | None:
                 like = jax.eval_shape(lambda key: gru_init(key, Recurrence(own, units)), jax.random.key(0))
                 return units if _alike(params, like) else None
     return None
+
+
+def _is_graph(params: Params, layout: Layout) -> bool:
+    """Whether weights are those of an actor over this layout."""
+    import jax
+
+    from neorl_core.graph.policy import Passing, graph_actor_init
+
+    match params:
+        case {
+            "layout": Layout() as own,
+            "actor": {"body": {"nodes": {"bias": jax.Array(shape=(width,))}, **rest}},
+        }:
+            rounds = sum(isinstance(name, str) and name.startswith("round_") for name in rest)
+            if _numbers_alone(own) and own == layout and 0 < width <= MOST_UNITS and 0 < rounds <= MOST_ROUNDS:
+                passing = Passing(layout, rounds, width)
+                like = jax.eval_shape(lambda key: graph_actor_init(key, passing), jax.random.key(0))
+                return _alike(params, like["graph"])
+    return False
+
+
+def _numbers_alone(node: object) -> bool:
+    """Whether nested tuples hold plain numbers: parts of any kind may stand in a file's layout."""
+    if isinstance(node, tuple):
+        return all(_numbers_alone(part) for part in node)
+    return type(node) in (int, float)
 
 
 def _alike(found: Params, like: Params) -> bool:

@@ -1,0 +1,259 @@
+"""The cells of the study."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.graph_study.logs import Case, cases, logs, loops, plant_of
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.fit import Fitted, fit
+from neorl_core.graph.policy import moved_to
+from neorl_core.networks import Policy, critics_apply, normalise, policy_act, to_unit
+from neorl_core.plants.power_grid import enumerated
+from neorl_core.plants.power_grid.feeder import Feeder
+from neorl_core.plants.power_grid.feeder33 import FEEDER
+from neorl_core.plants.power_grid.feeders.case69 import CASE69
+from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
+from neorl_core.plants.power_grid.feeders.case136ma import CASE136MA
+from neorl_core.plants.power_grid.power_flow import magnitude
+from neorl_core.plants.power_grid.radial import leaving, meshed_of
+from neorl_core.plants.power_grid.switching.plant import Grid, flow, in_service_of, topology
+from neorl_core.plants.power_grid.switching.spec import LOW
+from neorl_core.training.population import Algorithm
+from neorl_core.types import Plant, Transition
+
+
+class Size(NamedTuple):
+    """How large a cell is."""
+
+    days: int = 400
+    updates: int = 2_000
+    loads: int = 40
+    """Loads of each kind that policies are judged on."""
+    batch: int = 64
+    decisions: int = 1_000
+
+
+FULL = Size()
+SMALL = Size(days=8, updates=10, loads=3, batch=8, decisions=5)
+"""A cell of the tests."""
+GRAPH = {"graph": 5, "hidden": [24]}
+DENSE = {"hidden": [256, 256]}
+LEARNERS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "graph, bc": ("bc", GRAPH | {"actor_lr": 3e-3}),
+    "graph, td3_bc": ("td3_bc", GRAPH | {"actor_lr": 3e-3, "critic_lr": 1e-3, "discount": 0.0, "alpha": 0.5}),
+    "graph, iql": ("iql", GRAPH | {"actor_lr": 3e-3, "critic_lr": 1e-3, "discount": 0.0}),
+    "MLP, bc": ("bc", DENSE),
+    "MLP, td3_bc": ("td3_bc", DENSE | {"critic_lr": 1e-3, "discount": 0.0, "alpha": 0.5}),
+    "MLP, iql": ("iql", DENSE | {"critic_lr": 1e-3, "discount": 0.0}),
+}
+"""What each policy is learned by. An hour's loss is that of its own switches: the discount is 0."""
+Act = Callable[[jax.Array], jax.Array]
+
+
+def grid_of(feeder: Feeder, plant: Plant) -> Grid:
+    """The feeder with what follows from it, as its plant has it."""
+    impedance = np.stack([feeder.resistance, feeder.reactance], -1)
+    return Grid(feeder, meshed_of(feeder), leaving(feeder), impedance, plant.params)
+
+
+def deciding(grid: Grid, act: Callable[[Any, jax.Array], jax.Array]) -> Callable[[Any, Case], Any]:
+    """Losses [MW] and lowest voltages [pu] of what a policy opens under each load, compiled once for all weights."""
+
+    def one(policy: Any, observation: jax.Array, active: jax.Array, reactive: jax.Array, params: Any) -> Any:
+        chosen = topology(grid, act(policy, observation), in_service_of(grid, params, observation.dtype))
+        found = flow(grid, chosen.path, active, reactive, params)
+        return found.loss, jnp.min(magnitude(found.voltage))
+
+    return jax.jit(lambda policy, on: jax.vmap(partial(one, policy))(*on))
+
+
+def outcome(grid: Grid, act: Act, on: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Losses [MW] and lowest voltages [pu] of what is opened under each load."""
+    loss, lowest = deciding(grid, lambda _, x: act(x))(None, on)
+    return np.asarray(loss, np.float64), np.asarray(lowest, np.float64)
+
+
+def optimum(grid: Grid, on: Case) -> tuple[np.ndarray, np.ndarray]:
+    """The least loss of all topologies under each load, and the lowest voltage there."""
+    positions = enumerated.positions()
+    impedance = jnp.asarray(grid.impedance, jnp.float32) * jnp.asarray(on.params.impedance_scale)[:, None, None]
+    source = jnp.asarray(on.params.source_voltage[0])
+    loss, lowest = map(np.array, enumerated.losses(jnp.asarray(positions), on.active, on.reactive, impedance, source))
+    opened, out = enumerated.opened_by(positions), np.asarray(on.params.outage).astype(int)
+    loss[(out >= 0)[None] & ~opened[:, out]] = np.inf
+    best = loss.argmin(0)
+    return loss[best, np.arange(len(out))], lowest[best, np.arange(len(out))]
+
+
+def judged(grid: Grid, act: Act, on: Case, best: np.ndarray) -> dict[str, float]:
+    """A policy beside the optimum."""
+    loss, lowest = outcome(grid, act, on)
+    ratio = loss / best
+    return {
+        "within": float(np.mean(ratio <= 1.05)),
+        "median": float(np.median(ratio)),
+        "mean": float(np.mean(ratio)),
+        "violations": int(np.sum(lowest < LOW)),
+    }
+
+
+def learned(data: Transition, plant: Plant, name: str, size: Size) -> Fitted:
+    """The policy of one entry of `LEARNERS`."""
+    algorithm, overrides = LEARNERS[name]
+    return fit(data, plant.spec, algorithm, updates=size.updates, overrides=overrides, batch_size=size.batch, chunk=500)
+
+
+def direct_value(held_out: Transition, plant: Plant, size: Size) -> Callable[[Act], float]:
+    """What held-out days say of a policy: a critic of the hour's reward is fitted to them, and asked for what the
+    policy would open there (the direct method: Dudík et al. 2011, arXiv 1103.4601)."""
+    overrides = dict(LEARNERS["graph, td3_bc"][1])
+    known: list[Any] = []
+    fitted = fit(
+        held_out,
+        plant.spec,
+        "td3_bc",
+        updates=size.updates,
+        overrides=overrides,
+        batch_size=size.batch,
+        chunk=size.updates,
+        report=lambda state, _: known.append(state.population.learner.critics),
+    )
+    critics = jax.tree.map(lambda x: x[0], known[-1])
+    normaliser = fitted.policies[0].normaliser
+    rows = jnp.asarray(held_out.observation[:: max(len(held_out.reward) // 512, 1)])
+
+    def value(act: Act) -> float:
+        action = jnp.sign(jax.lax.map(act, rows))
+        q = critics_apply(critics, normalise(normaliser, rows), to_unit(normaliser, action))
+        return float(jnp.mean(jnp.min(q, 0)))
+
+    return value
+
+
+def cell_optimum(size: Size = FULL) -> dict[str, Any]:
+    """33 buses: every policy, its estimate from held-out days, and afterwards the optimum."""
+    plant = plant_of(FEEDER)
+    grid, (known, unknown) = grid_of(FEEDER, plant), loops(FEEDER)
+    ours, held_out = logs(plant, FEEDER, size.days, 1), logs(plant, FEEDER, max(size.days // 4, 2), 2)
+    value = direct_value(held_out, plant, size)
+    acts: dict[str, Act] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for name in LEARNERS:
+        began = time.process_time()
+        acts[name] = partial(policy_act, learned(ours, plant, name, size).policies[0])
+        rows[name] = {"seconds": time.process_time() - began, "estimate": _estimate(value, grid, acts[name])}
+        print(name, rows[name], flush=True)
+    acts["the plant's own rule"] = lambda x: plant.fallback.act(plant.fallback_params, (), x, plant.applied(x))[1]
+    acts["switches as they are"] = plant.applied
+    kinds = {"known": cases(plant, known, 0.5, size.loads, 3), "held out": cases(plant, unknown, 1.0, size.loads, 4)}
+    for kind, on in kinds.items():
+        best, lowest = optimum(grid, on)
+        rows.setdefault("the optimum", {})[kind] = {"violations": int(np.sum(lowest < LOW))}
+        for name, act in acts.items():
+            rows.setdefault(name, {})[kind] = judged(grid, act, on, best)
+    return {"policies": rows, "loads": size.loads, "days": size.days, "updates": size.updates}
+
+
+def _estimate(value: Callable[[Act], float], grid: Grid, act: Act) -> float:
+    """The estimate of what a policy opens, not of the preferences that it says."""
+    columns = np.cumsum([0, *_parts(grid)])
+
+    def opened(x: jax.Array) -> jax.Array:
+        return 2.0 * topology(grid, act(x), x[columns[1] : columns[2]]).opened - 1.0
+
+    return value(opened)
+
+
+def _parts(grid: Grid) -> tuple[int, int]:
+    buses, lines = len(grid.feeder.active_load), len(grid.feeder.ends)
+    return 1 + 3 * buses + lines, lines
+
+
+def cell_transfer(size: Size = FULL) -> dict[str, Any]:
+    """118 buses: weights of 33 buses tuned there, beside ones that begin there; losses beside the rule's."""
+    small, large = plant_of(FEEDER), plant_of(CASE118ZH)
+    grid = grid_of(CASE118ZH, large)
+    source = learned(logs(small, FEEDER, size.days, 1), small, "graph, bc", size).policies[0]
+    data, on = logs(large, CASE118ZH, size.days // 4, 5), cases(large, loops(CASE118ZH)[1], 0.5, size.loads, 6)
+    own = outcome(grid, lambda x: large.fallback.act(large.fallback_params, (), x, large.applied(x))[1], on)[0]
+    layout = large.spec.layout
+    assert layout is not None
+    tuned = _begun_with(ALGORITHMS["bc"], moved_to(source.params, layout))
+    curves: dict[str, list[list[float]]] = {}
+    decide = deciding(grid, policy_act)
+    for name, algorithm in (("from scratch", ALGORITHMS["bc"]), ("tuned", tuned)):
+        kept: list[tuple[int, Any]] = []
+        fitted = fit(
+            data,
+            large.spec,
+            algorithm,
+            updates=size.updates // 2,
+            overrides=LEARNERS["graph, bc"][1],
+            batch_size=size.batch,
+            chunk=max(size.updates // 40, 1),
+            report=lambda state, _, kept=kept: kept.append((state.done, state.population.learner.actor)),
+        )
+        normaliser = fitted.policies[0].normaliser
+        curves[name] = []
+        for done, actor in kept:
+            loss, lowest = map(np.asarray, decide(Policy(jax.tree.map(lambda x: x[0], actor), normaliser), on))
+            curves[name].append([done, float(np.mean(loss / own)), float(np.mean(lowest < LOW))])
+            print(name, curves[name][-1], flush=True)
+    return {"curves": curves, "loads": size.loads, "updates": size.updates // 2}
+
+
+def _begun_with(algorithm: Algorithm, actor: Any) -> Algorithm:
+    """The algorithm, its actor's first weights given."""
+
+    def init(key: jax.Array, spec: Any, config: Any) -> Any:
+        return algorithm.init(key, spec, config)._replace(actor=actor)
+
+    return algorithm._replace(init=init)
+
+
+def cell_speed(size: Size = FULL) -> dict[str, Any]:
+    """Microseconds from an observation on the device to the lines that open, one at a time."""
+    rows: dict[str, Any] = {}
+    for feeder in (FEEDER, CASE69, CASE118ZH, CASE136MA):
+        plant = plant_of(feeder)
+        grid = grid_of(feeder, plant)
+        on = cases(plant, np.array([0]), 0.0, 2, 7)
+        data = Transition(
+            *(np.repeat(x, 4, 0) for x in (on.observation, np.zeros((2, len(feeder.ends)), np.float32))),
+            *(np.zeros(8, np.float32),) * 2,
+            np.repeat(on.observation, 4, 0),
+            np.zeros(8, np.float32),
+        )
+        policy = fit(data, plant.spec, "bc", updates=1, overrides=GRAPH, batch_size=4).policies[0]
+        at = _parts(grid)[0]
+
+        def decide(x: jax.Array, policy: Any = policy, grid: Grid = grid, at: int = at) -> jax.Array:
+            lines = len(grid.feeder.ends)
+            return topology(grid, policy_act(policy, x), x[at : at + lines]).opened
+
+        compiled, x, times = jax.jit(decide), jnp.asarray(on.observation[0]), []
+        compiled(x).block_until_ready()
+        for _ in range(size.decisions):
+            began = time.perf_counter()
+            compiled(x).block_until_ready()
+            times.append(time.perf_counter() - began)
+        buses = len(feeder.active_load) + 1
+        rows[feeder.name] = {"buses": buses, "lines": len(feeder.ends), "median": float(np.median(times) * 1e6)}
+        rows[feeder.name]["p99"] = float(np.quantile(times, 0.99) * 1e6)
+        print(feeder.name, rows[feeder.name], flush=True)
+    return {"sizes": rows, "rounds": GRAPH["graph"], "width": GRAPH["hidden"]}
+
+
+CELLS: Mapping[str, Callable[[Size], dict[str, Any]]] = {
+    "optimum": cell_optimum,
+    "transfer": cell_transfer,
+    "speed": cell_speed,
+}

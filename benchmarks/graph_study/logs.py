@@ -1,0 +1,97 @@
+"""Days of a dispatcher who errs, and loads to be judged on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neorl_core.plants.power_grid.feeder import Feeder
+from neorl_core.plants.power_grid.radial import meshed_current, meshed_of, radial
+from neorl_core.plants.power_grid.switching import Domain, switching_plant
+from neorl_core.plants.power_grid.switching.plant import Params
+from neorl_core.plants.power_grid.switching.spec import seen
+from neorl_core.types import Plant, Transition
+
+ERRORS = (0.1, 0.5, 1.5)
+"""Standard deviations of the logarithm of what the dispatcher takes each line to carry, each of a third of the days."""
+DOMAIN = Domain()
+
+
+class Case(NamedTuple):
+    """Loads to decide on, one a row."""
+
+    observation: np.ndarray
+    active: np.ndarray
+    reactive: np.ndarray
+    params: Params
+
+
+def loops(feeder: Feeder) -> tuple[np.ndarray, np.ndarray]:
+    """Lines on loops: those that are out of service in the logs, and every second one, which never is there."""
+    lines = np.flatnonzero(np.abs(feeder.loops).sum(0))
+    return lines[::2], lines[1::2]
+
+
+def _day_of(plant: Plant, key: jax.Array, lines: np.ndarray, share: float) -> Params:
+    key_day, key_share, key_line = jax.random.split(key, 3)
+    params: Params = plant.sample_params(key_day, plant.domain)
+    line = jnp.asarray(lines)[jax.random.randint(key_line, (), 0, len(lines))]
+    return params._replace(outage=jnp.where(jax.random.uniform(key_share) < share, line, -1).astype(float))
+
+
+def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
+    """Days of 24 decisions: the lines are opened that seem to carry the least, were all closed."""
+    meshed, lines = meshed_of(feeder), loops(feeder)[0]
+
+    def day(key: jax.Array) -> Any:
+        key_day, key_reset, key_error, key_steps = jax.random.split(key, 4)
+        params = _day_of(plant, key_day, lines, 0.5)
+        error = jnp.asarray(ERRORS)[jax.random.randint(key_error, (), 0, len(ERRORS))]
+
+        def hour(carry: Any, key: jax.Array) -> Any:
+            (state, observation), (key_now, key_step) = carry, jax.random.split(key)
+            now = seen(feeder, observation)
+            out = jnp.where(jnp.min(now.in_service) < 0.5, jnp.argmin(now.in_service), -1)
+            current = meshed_current(meshed, now.active, now.reactive, out)
+            taken = current * jnp.exp(error * jax.random.normal(key_now, current.shape))
+            opened = radial(jnp.where(now.in_service > 0.5, -taken, jnp.inf), feeder).opened
+            action = 2.0 * opened - 1.0
+            state, after = plant.step(key_step, state, action, params)
+            row = observation, action, after.reward, after.observation, after.terminated
+            return (state, after.observation), row
+
+        return jax.lax.scan(hour, plant.reset(key_reset, params), jax.random.split(key_steps, plant.spec.horizon))[1]
+
+    found = jax.jit(lambda keys: jax.lax.map(day, keys, batch_size=32))(jax.random.split(jax.random.key(seed), days))
+    observation, action, reward, following, terminated = (np.asarray(x) for x in found)
+    # What follows a dark hour is no day of the feeder's.
+    lit = np.cumsum(terminated, axis=1) - terminated == 0
+    zero = np.zeros(lit.sum(), np.float32)
+    ended = terminated[lit].astype(np.float32)
+    return Transition(observation[lit], action[lit], reward[lit], zero, following[lit], ended)
+
+
+def cases(plant: Plant, lines: np.ndarray, share: float, count: int, seed: int) -> Case:
+    """Loads at the first hour of days of their own, with a line out of service in a share of them."""
+
+    def one(key: jax.Array) -> Any:
+        key_day, key_reset = jax.random.split(key)
+        params = _day_of(plant, key_day, lines, share)
+        # At midnight the curve is at 72 % of its peak: as a load of the whole range, measured exactly.
+        params = params._replace(load_scale=params.load_scale / 0.72, meter_noise=0.0)
+        _, observation = plant.reset(key_reset, params)
+        return observation, params
+
+    observation, params = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), count))
+    buses = (observation.shape[1] - 4 - 3 * plant.spec.action.size) // 3
+    active, reactive = observation[:, 1 : 1 + buses], observation[:, 1 + buses : 1 + 2 * buses]
+    every = jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (count, *np.shape(x)[1:])), params)
+    return Case(np.asarray(observation), np.asarray(active), np.asarray(reactive), every)
+
+
+def plant_of(feeder: Feeder) -> Plant:
+    """The plant of the study."""
+    return switching_plant(feeder, 1.04 if feeder.name == "case118zh" else 1.02, DOMAIN)

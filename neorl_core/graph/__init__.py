@@ -1,0 +1,1 @@
+"""Policies on graphs: the same weights at every node and edge, whatever their number, order and switching."""

@@ -1,0 +1,1 @@
+"""Published radial feeders besides the one that the plant is."""

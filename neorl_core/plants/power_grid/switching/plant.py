@@ -1,0 +1,325 @@
+"""A feeder whose switches move: which lines to leave open for the load that there is.
+
+Every hour the controller says of each line how much it would have it open, and those lines open that are preferred the
+most and leave the feeder radial (`radial.py`). Then the loads move on, each bus by its own, and the AC power flow is
+solved; what the lines lose is what it costs. A line may be out of service, so that the graph is another one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from neorl_core.plants.base import AnyArray
+from neorl_core.plants.power_grid.feeder import Feeder
+from neorl_core.plants.power_grid.power_flow import LOWEST, Flow, holds, magnitude, solve
+from neorl_core.plants.power_grid.radial import Meshed, Topology, leaving, meshed_current, meshed_of, radial
+from neorl_core.plants.power_grid.switching.spec import HIGH, HORIZON, LOW, seen, sizes_of, spec_of
+from neorl_core.plants.power_grid.units import daily_load
+from neorl_core.types import Controller, Panel, Plant, Timestep
+
+ITERATIONS = 20
+"""Iterations of the power flow, as the plant with inverters has them."""
+OUT = 10.0
+"""What a line out of service is preferred to be open by: no action says as much."""
+
+
+class Params(NamedTuple):
+    """Physical constants and disturbances."""
+
+    load_scale: float | Float[Array, ""] = 0.8
+    """The day's peak as a fraction of the feeder's loads."""
+    bus_load: float | Float[Array, " N"] = 1.0
+    """Each bus's share over the day, relative to the feeder's loads [1]."""
+    bus_sd: float | Float[Array, ""] = 0.0
+    """Standard deviation of the logarithm of each bus's slow deviation from its share [1]."""
+    bus_time_constant: float | Float[Array, ""] = 6.0
+    """The deviation's time constant [h]."""
+    impedance_scale: float | Float[Array, ""] = 1.0
+    """Lines' impedance relative to the feeder's [1]."""
+    source_voltage: float | Float[Array, ""] = 1.02
+    """Voltage at the substation [pu], held by a tap changer."""
+    outage: float | Float[Array, ""] = -1.0
+    """Number of the line that is out of service, on a loop; below 0 for none."""
+    start_spread: float | Float[Array, ""] = 0.0
+    """How far the first topology is from that of the lines that would carry least; 0 for that one [1]."""
+    meter_noise: float | Float[Array, ""] = 0.0
+    """Standard deviation of all measured quantities, relative [1]."""
+
+
+class Domain(NamedTuple):
+    """The operating domain: how far days, buses and lines differ."""
+
+    load_scale_low: float = 0.5
+    load_scale_high: float = 0.9
+    bus_load_sd: float = 0.5
+    bus_sd: float = 0.2
+    impedance_spread: float = 0.03
+    outage_share: float = 0.5
+    start_spread: float = 0.5
+    meter_noise: float = 0.002
+
+
+class State(NamedTuple):
+    """The true state of loads and switches."""
+
+    step: Int[Array, ""]
+    deviation: Float[Array, " N"]
+    """Logarithm of each bus's load beside its share of the daily curve [1]."""
+    opened: Bool[Array, " L"]
+
+
+class Rule(NamedTuple):
+    """Constants of the plant's own controller."""
+
+    keep: float | Float[Array, ""] = 0.1
+    """How much less a line that is open already seems to carry, so that little is not switched for [1]."""
+
+
+class Grid(NamedTuple):
+    """A feeder with what follows from it once."""
+
+    feeder: Feeder
+    meshed: Meshed
+    leaving: tuple[int, ...]
+    impedance: Float[np.ndarray, "L 2"]
+    nominal: Params
+
+
+def loads(grid: Grid, state: State, params: Params) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """Active [MW] and reactive [Mvar] load of each bus now."""
+    dtype = state.deviation.dtype
+    level = params.load_scale * daily_load((state.step % HORIZON).astype(dtype))
+    share = level * params.bus_load * jnp.exp(state.deviation)
+    return share * jnp.asarray(grid.feeder.active_load, dtype), share * jnp.asarray(grid.feeder.reactive_load, dtype)
+
+
+def flow(
+    grid: Grid, path: Float[Array, "L N"], active: Float[Array, " N"], reactive: Float[Array, " N"], params: Params
+) -> Flow:
+    """The power flow of a radial topology.
+
+    Args:
+        grid: the feeder.
+        path: Γ, from `radial`.
+        active: drawn at the buses [MW].
+        reactive: drawn at the buses [Mvar].
+        params: constants of the plant.
+    """
+    impedance = jnp.asarray(grid.impedance, active.dtype) * params.impedance_scale
+    return solve(path, active, reactive, impedance, ITERATIONS, params.source_voltage, grid.leaving)
+
+
+def topology(grid: Grid, preference: Float[Array, " L"], in_service: Float[Array, " L"]) -> Topology:
+    """The radial topology that an action leads to: a line out of service is open whatever it says."""
+    return radial(jnp.where(in_service > 0.5, jnp.clip(preference, -1.0, 1.0), OUT), grid.feeder)
+
+
+def in_service_of(grid: Grid, params: Params, dtype: jnp.dtype) -> Float[Array, " L"]:
+    """1 for each line that is in service."""
+    lines = jnp.arange(len(grid.feeder.ends))
+    return (lines != jnp.asarray(params.outage).astype(lines.dtype)).astype(dtype)
+
+
+def _observe(grid: Grid, state: State, found: Flow, params: Params, noise: Float[Array, " M"]) -> Float[Array, " O"]:
+    dtype = state.deviation.dtype
+    voltage, current = magnitude(found.voltage), magnitude(found.current)
+    lit = holds(found).astype(dtype)
+    # By their places, for where a voltage is computed anew in another kernel the gradient of a minimum finds none.
+    whole = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], found.loss])
+    measured = jnp.concatenate([*loads(grid, state, params), lit * voltage, lit * current, lit * whole])
+    measured = measured * (1 + jnp.asarray(params.meter_noise, dtype) * noise)
+    at = np.cumsum([0, *(sizes_of(grid.feeder)[i] for i in (1, 2, 3, 6)), 3])
+    active, reactive, voltage, current, whole = (measured[a:b] for a, b in pairwise(at))
+    hour = (state.step % HORIZON).astype(dtype)[None]
+    closed = 1.0 - state.opened.astype(dtype)
+    in_service = in_service_of(grid, params, dtype)
+    return jnp.concatenate([hour, active, reactive, voltage, closed, in_service, current, whole])
+
+
+def _measured(grid: Grid) -> int:
+    """How many quantities are measured with noise."""
+    return sum(sizes_of(grid.feeder)[i] for i in (1, 2, 3, 6)) + 3
+
+
+def sample_params(grid: Grid, key: PRNGKeyArray, domain: Domain) -> Params:
+    """A day drawn from the domain; the line out of service is any that lies on a loop."""
+    key_day, key_buses = jax.random.split(key)
+    day = jax.random.uniform(key_day, (4,))
+    on_loops = jnp.asarray(np.flatnonzero(np.abs(grid.feeder.loops).sum(0)))
+    out = on_loops[(day[2] * len(on_loops)).astype(jnp.int32)] if len(on_loops) else jnp.asarray(-1)
+    normal = domain.bus_load_sd * jax.random.normal(key_buses, grid.feeder.active_load.shape)
+    return grid.nominal._replace(
+        load_scale=domain.load_scale_low + (domain.load_scale_high - domain.load_scale_low) * day[0],
+        bus_load=jnp.exp(normal - domain.bus_load_sd**2 / 2),
+        bus_sd=domain.bus_sd,
+        impedance_scale=1 + domain.impedance_spread * (2 * day[1] - 1),
+        outage=jnp.where(day[3] < domain.outage_share, out, -1).astype(day.dtype),
+        start_spread=domain.start_spread,
+        meter_noise=domain.meter_noise,
+    )
+
+
+def start(grid: Grid, spread: Float[Array, " L"], params: Params) -> Bool[Array, " L"]:
+    """The topology that a day begins with: the lines are open that would carry least at the feeder's own loads, each
+    seen with a normal error `spread` of its logarithm."""
+    dtype = spread.dtype
+    active, reactive = (jnp.asarray(x, dtype) for x in (grid.feeder.active_load, grid.feeder.reactive_load))
+    current = meshed_current(grid.meshed, active, reactive, jnp.asarray(params.outage).astype(jnp.int32))
+    preference = -jnp.log(current + 1e-3) + params.start_spread * 4.0 * spread
+    return radial(jnp.where(in_service_of(grid, params, dtype) > 0.5, preference, jnp.inf), grid.feeder).opened
+
+
+def reset(grid: Grid, key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " O"]]:
+    """Midnight, with the switches as somebody left them."""
+    key_buses, key_start, key_noise = jax.random.split(key, 3)
+    deviation = params.bus_sd * jax.random.normal(key_buses, grid.feeder.active_load.shape)
+    opened = start(grid, jax.random.normal(key_start, (len(grid.feeder.ends),)), params)
+    state = State(jnp.zeros((), jnp.int32), deviation, opened)
+    path = radial(opened.astype(deviation.dtype), grid.feeder).path
+    found = flow(grid, path, *loads(grid, state, params), params)
+    return state, _observe(grid, state, found, params, jax.random.normal(key_noise, (_measured(grid),)))
+
+
+def step(
+    grid: Grid, key: PRNGKeyArray, state: State, action: Float[Array, " L"], params: Params
+) -> tuple[State, Timestep]:
+    """An hour; where no power flow exists the feeder is dark, loses what it should have supplied, and the day ends.
+
+    Args:
+        grid: the feeder.
+        key: randomness of the step.
+        state: true state before the step.
+        action: (L,), how much each line is to be open, -1 to 1.
+        params: constants of the plant.
+    """
+    key_buses, key_noise = jax.random.split(key)
+    phi = jnp.exp(-1.0 / jnp.asarray(params.bus_time_constant, action.dtype))
+    draw = jax.random.normal(key_buses, state.deviation.shape, action.dtype)
+    deviation = phi * state.deviation + params.bus_sd * jnp.sqrt(1 - phi**2) * draw
+    after = topology(grid, action, in_service_of(grid, params, action.dtype))
+    following = State(state.step + 1, deviation, after.opened)
+    active, reactive = loads(grid, following, params)
+    found = flow(grid, after.path, active, reactive, params)
+    lit = holds(found)
+    exact = _observe(grid, following, found, params, jnp.zeros((_measured(grid),), action.dtype))
+    noise = jax.random.normal(key_noise, (_measured(grid),), action.dtype)
+    return following, Timestep(
+        observation=_observe(grid, following, found, params, noise),
+        reward=-1e3 * jnp.where(lit, found.loss, jnp.sum(active)),
+        margins=logged_margins(exact),
+        terminated=~lit,
+        truncated=following.step >= HORIZON,
+    )
+
+
+def predict(
+    grid: Grid, observation: Float[Array, " O"], action: Float[Array, " L"], params: Params
+) -> tuple[Float[Array, " O"], Float[Array, " 1"]]:
+    """The next observation with every load on the daily curve, and the margin [pu] then."""
+    now = seen(grid.feeder, observation)
+    hour = jnp.round(now.hour[0])
+    ahead = daily_load((hour + 1) % HORIZON) / daily_load(hour)
+    after = topology(grid, action, now.in_service)
+    found = flow(grid, after.path, ahead * now.active, ahead * now.reactive, params)
+    lit = holds(found).astype(observation.dtype)
+    voltage = magnitude(found.voltage)
+    whole = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], found.loss])
+    following = jnp.concatenate(
+        [
+            *((now.hour + 1) % HORIZON, ahead * now.active, ahead * now.reactive, lit * voltage),
+            *(1.0 - after.opened.astype(observation.dtype), now.in_service, lit * magnitude(found.current)),
+            lit * whole,
+        ]
+    )
+    return following, logged_margins(following)
+
+
+def applied(grid: Grid, observation: Float[Array, " O"]) -> Float[Array, " L"]:
+    """The switches as they are: 1 of a line that is open, -1 of one that is closed."""
+    return 1.0 - 2.0 * seen(grid.feeder, observation).closed
+
+
+def resume(
+    grid: Grid, key: PRNGKeyArray, state: State, observation: Float[Array, " O"], params: Params
+) -> tuple[State, Params]:
+    """Loads are measured, with noise, and so are switches and what is out of service."""
+    now = seen(grid.feeder, observation)
+    noise = jax.random.normal(key, (_measured(grid),), observation.dtype)[: now.active.shape[0]]
+    nominal = jnp.asarray(grid.feeder.active_load, observation.dtype)
+    step = jnp.round(now.hour[0]).astype(jnp.int32)
+    level = params.load_scale * daily_load(now.hour[0]) * jnp.broadcast_to(jnp.asarray(params.bus_load), nominal.shape)
+    share = now.active / (1 + params.meter_noise * noise) / jnp.where(nominal > 0, nominal * level, 1.0)
+    deviation = jnp.where(nominal > 0, jnp.log(jnp.maximum(share, 1e-6)), state.deviation)
+    out = jnp.where(jnp.min(now.in_service) < 0.5, jnp.argmin(now.in_service), -1).astype(observation.dtype)
+    return State(step, deviation, now.closed < 0.5), params._replace(outage=out)
+
+
+def logged_margins(next_observation: Float[AnyArray, "*n O"]) -> Float[Array, "*n 1"]:
+    """Distance [pu] of the lowest and highest voltage after the step to the nearer limit."""
+    lowest, highest = jnp.asarray(next_observation[..., -3]), jnp.asarray(next_observation[..., -2])
+    return jnp.minimum(lowest - LOW, HIGH - highest)[..., None]
+
+
+def logged_reward(
+    feeder: Feeder,
+    observation: Float[AnyArray, "*n O"],
+    action: Float[AnyArray, "*n L"],
+    next_observation: Float[AnyArray, "*n O"],
+) -> Float[Array, "*n"]:
+    """The plant's reward of logged rows: what the lines lost in the hour [kWh], negative; all that was to be supplied
+    where the feeder is dark."""
+    dark = jnp.asarray(next_observation[..., -3]) < LOWEST
+    drawn = jnp.sum(seen(feeder, jnp.asarray(next_observation)).active, -1)
+    return -1e3 * jnp.where(dark, drawn, jnp.asarray(next_observation[..., -1]))
+
+
+def _rule(
+    grid: Grid, params: Rule, state: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " L"]
+) -> tuple[tuple[()], Float[Array, " L"]]:
+    now = seen(grid.feeder, observation)
+    out = jnp.where(jnp.min(now.in_service) < 0.5, jnp.argmin(now.in_service), -1)
+    current = meshed_current(grid.meshed, now.active, now.reactive, out)
+    current = current * jnp.where(applied > 0, 1.0 - params.keep, 1.0)
+    return state, 2.0 * topology(grid, -current / (1.0 + jnp.max(current)), now.in_service).opened - 1.0
+
+
+def switching_plant(
+    feeder: Feeder,
+    source_voltage: float = 1.02,
+    domain: Domain | None = None,
+    score_range: tuple[float, float] = (-1.0, 0.0),
+) -> Plant:
+    """A feeder as a plant whose switches move.
+
+    Its own controller opens the lines that would carry the least were all closed (Shirmohammadi and Hong 1989).
+
+    Args:
+        feeder: lines, loads and ties.
+        source_voltage: at the substation [pu].
+        domain: how far days differ; the default one is for 33 buses at 1.02 pu.
+        score_range: returns that score 0 and 100.
+    """
+    nominal = Params(source_voltage=source_voltage)
+    impedance = np.stack([feeder.resistance, feeder.reactance], -1)
+    grid = Grid(feeder, meshed_of(feeder), leaving(feeder), impedance, nominal)
+    return Plant(
+        spec=spec_of(feeder, score_range),
+        params=nominal,
+        domain=Domain() if domain is None else domain,
+        sample_params=partial(sample_params, grid),
+        reset=partial(reset, grid),
+        step=partial(step, grid),
+        predict=partial(predict, grid),
+        applied=partial(applied, grid),
+        resume=partial(resume, grid),
+        fallback=Controller(lambda params, observation: (), partial(_rule, grid)),
+        fallback_params=Rule(),
+        drawn=(Panel("lowest and highest voltage", ("lowest_voltage", "highest_voltage"), limit="bus voltage"),),
+    )

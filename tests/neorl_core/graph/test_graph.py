@@ -1,0 +1,151 @@
+"""Graph networks: no number depends on how nodes are counted, on padding, or on an edge that is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.graph.graphs import SIZE_CLASSES, Graph, padded, renumbered, size_class
+from neorl_core.graph.passing import Actor, Critic, Round, summed
+from neorl_core.graph.policy import act_on
+
+ACTOR, CRITIC = Actor(width=8, rounds=3, of_nodes=2, of_edges=1), Critic(width=8, rounds=3)
+
+
+def drawn(nodes: int, edges: int, seed: int = 0) -> Graph:
+    """A random graph, several edges between the same nodes included."""
+    rng = np.random.default_rng(seed)
+
+    def numbers(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape))
+
+    ends = rng.integers(0, nodes, (2, edges))
+    whole = jnp.ones((nodes,)), jnp.ones((edges,))
+    return Graph(numbers(nodes, 3), numbers(edges, 2), numbers(4), *map(jnp.asarray, ends), *whole)
+
+
+def gradient(module: Any, weights: Any, graph: Graph) -> Any:
+    """Of a sum of squares of all outputs, for the weights."""
+
+    def loss(weights: Any) -> jax.Array:
+        outputs = jax.tree.leaves(module.apply(weights, graph))
+        # Rows of what is not there may hold anything, and nobody reads them.
+        masks = (graph.node_mask, graph.edge_mask) if len(outputs) == 2 else (jnp.ones(1),)
+        return sum(
+            jnp.sum((x * mask[:, None] if x.ndim == 2 else x) ** 2) for x, mask in zip(outputs, masks, strict=True)
+        )
+
+    return jax.grad(loss)(weights)
+
+
+def close(one: Any, other: Any) -> None:
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6 * max(1.0, float(jnp.max(jnp.abs(a)))))
+
+
+def test_another_order_of_nodes_and_edges_gives_the_same_numbers_in_that_order() -> None:
+    graph, rng = drawn(9, 14), np.random.default_rng(1)
+    nodes, edges = rng.permutation(9), rng.permutation(14)
+    other = renumbered(graph, jnp.asarray(nodes), jnp.asarray(edges))
+    # What an edge joins is the same, and which of its ends is named first is as well.
+    assert np.array_equal(nodes[other.senders], np.asarray(graph.senders)[edges])
+    turned = other._replace(senders=other.receivers, receivers=other.senders)
+    for again in (other, turned):
+        weights = ACTOR.init(jax.random.key(0), graph)
+        of_nodes, of_edges = ACTOR.apply(weights, graph)
+        close((of_nodes[nodes], of_edges[edges]), ACTOR.apply(weights, again))
+        close(gradient(ACTOR, weights, graph), gradient(ACTOR, weights, again))
+        weights = CRITIC.init(jax.random.key(0), graph)
+        close(CRITIC.apply(weights, graph), CRITIC.apply(weights, again))
+        close(gradient(CRITIC, weights, graph), gradient(CRITIC, weights, again))
+
+
+def test_padding_changes_nothing() -> None:
+    graph = drawn(9, 14)
+    larger = padded(graph)
+    assert (larger.nodes.shape[0], larger.edges.shape[0]) == SIZE_CLASSES[0]
+    # Whatever stands in the padding.
+    dirty = larger._replace(nodes=larger.nodes.at[9:].set(7.0), edges=larger.edges.at[14:].set(-7.0))
+    for other in (larger, dirty):
+        weights = ACTOR.init(jax.random.key(0), graph)
+        of_nodes, of_edges = ACTOR.apply(weights, other)
+        close(ACTOR.apply(weights, graph), (of_nodes[:9], of_edges[:14]))
+        close(gradient(ACTOR, weights, graph), gradient(ACTOR, weights, other))
+        weights = CRITIC.init(jax.random.key(0), graph)
+        close(CRITIC.apply(weights, graph), CRITIC.apply(weights, other))
+        close(gradient(CRITIC, weights, graph), gradient(CRITIC, weights, other))
+
+
+def test_an_edge_that_is_removed_carries_nothing() -> None:
+    graph = drawn(9, 14)
+    kept = np.arange(14) != 5
+    removed = graph._replace(edge_mask=graph.edge_mask.at[5].set(0.0))
+    without = graph._replace(
+        edges=graph.edges[kept],
+        senders=graph.senders[kept],
+        receivers=graph.receivers[kept],
+        edge_mask=graph.edge_mask[kept],
+    )
+    weights = ACTOR.init(jax.random.key(0), graph)
+    of_nodes, of_edges = ACTOR.apply(weights, removed)
+    close((of_nodes, of_edges[kept]), ACTOR.apply(weights, without))
+    whole = ACTOR.apply(weights, graph)[0]
+    assert np.abs(np.asarray(whole - of_nodes)).max() > 1e-3
+    weights = CRITIC.init(jax.random.key(0), graph)
+    close(CRITIC.apply(weights, removed), CRITIC.apply(weights, without))
+    # What is written on it reaches nobody, and no gradient comes back through it.
+    told = jax.grad(lambda edges: jnp.sum(CRITIC.apply(weights, removed._replace(edges=edges))))(graph.edges)
+    assert not np.any(told[5])
+    assert np.any(told[4])
+
+
+def test_a_round_by_hand() -> None:
+    """Two nodes with one number each, one edge, all weights 1 and biases 0."""
+    graph = Graph(
+        jnp.asarray([[1.0], [-2.0]]),
+        jnp.asarray([[0.5]]),
+        jnp.asarray([3.0]),
+        jnp.asarray([0]),
+        jnp.asarray([1]),
+        jnp.ones(2),
+        jnp.ones(1),
+    )
+    weights = jax.tree.map(jnp.ones_like, Round().init(jax.random.key(0), graph))
+    weights = jax.tree.map_with_path(lambda path, x: jnp.zeros_like(x) if path[-1].key == "bias" else x, weights)
+    after: Any = Round().apply(weights, graph)
+    # Both messages are relu(1 - 2 + 0.5) = 0; nodes gain relu(1 + 0 + 3) and relu(-2 + 0 + 3).
+    np.testing.assert_allclose(after.nodes, [[5.0], [-1.0]])
+    np.testing.assert_allclose(after.edges, [[0.5]])
+    # The context gains relu((5 - 1) / 2 + 3).
+    np.testing.assert_allclose(after.context, [8.0])
+    louder: Any = Round().apply(weights, graph._replace(edges=jnp.asarray([[2.0]])))
+    np.testing.assert_allclose(louder.edges, [[2.0 + 1.0 + 1.0]])
+    np.testing.assert_allclose(louder.nodes, [[1.0 + 5.0], [-2.0 + 2.0]])
+
+
+def test_sums_of_messages_are_numpys() -> None:
+    rng = np.random.default_rng(0)
+    messages, at = rng.normal(size=(4, 14, 3)).astype(np.float32), rng.integers(0, 9, 14)
+    expected = np.zeros((4, 9, 3), np.float32)
+    np.add.at(expected, (slice(None), at), messages)
+    np.testing.assert_allclose(summed(jnp.asarray(messages), jnp.asarray(at), 9), expected, atol=1e-6)
+
+
+def test_one_program_for_a_size_class() -> None:
+    weights = ACTOR.init(jax.random.key(0), drawn(9, 14))["params"]
+    compiled = jax.jit(act_on)
+    for seed, (nodes, edges) in enumerate(((9, 14), (33, 37), (40, 48), (69, 68), (118, 132), (136, 156))):
+        compiled(weights, padded(drawn(nodes, edges, seed)))
+    assert compiled._cache_size() == len({size_class(33, 37), size_class(69, 68), size_class(136, 156)}) == 3
+
+
+def test_a_class_holds_what_it_is_asked_for_and_says_so_where_it_does_not() -> None:
+    assert size_class(33, 37) == (40, 48)
+    assert size_class(118, 132) == size_class(136, 156) == (144, 176)
+    assert size_class(1000, 2) == (1000, 2)
+    with pytest.raises(ValueError, match="expected a graph of at most 4 nodes and 4 edges, got 9 and 14"):
+        padded(drawn(9, 14), (4, 4))

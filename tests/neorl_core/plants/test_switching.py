@@ -1,0 +1,195 @@
+"""Any radial feeder and its switches: MATPOWER's losses, Kirchhoff's theorem, and matroids."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.plants.base import rollout
+from neorl_core.plants.power_grid import enumerated, feeder33
+from neorl_core.plants.power_grid.feeder import Feeder, feeder_of
+from neorl_core.plants.power_grid.feeder33 import FEEDER
+from neorl_core.plants.power_grid.feeders.case69 import CASE69
+from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
+from neorl_core.plants.power_grid.feeders.case136ma import CASE136MA
+from neorl_core.plants.power_grid.power_flow import magnitude, path_matrix, solve
+from neorl_core.plants.power_grid.radial import leaving, meshed_current, meshed_of, radial
+from neorl_core.plants.power_grid.switching import logged_margins, logged_reward, switching_plant
+from neorl_core.plants.power_grid.switching.plant import Grid, topology
+from neorl_core.plants.power_grid.switching.spec import seen
+from tests.conftest import Truth
+
+FEEDERS = (FEEDER, CASE69, CASE118ZH, CASE136MA)
+PLANT = switching_plant(FEEDER)
+
+
+def ties_open(feeder: Feeder) -> jax.Array:
+    return (jnp.arange(len(feeder.ends)) >= len(feeder.ends) - feeder.ties).astype(float)
+
+
+def test_losses_and_lowest_voltages_are_matpowers(truth: Truth) -> None:
+    expected = (202.677, 0.91309), (224.992, 0.90919), (1298.09, 0.86880), (320.364, 0.93065)
+    with jax.enable_x64(True):
+        for feeder, (loss, lowest) in zip(FEEDERS, expected, strict=True):
+            path = radial(ties_open(feeder), feeder).path
+            impedance = jnp.asarray(np.stack([feeder.resistance, feeder.reactance], -1))
+            load = jnp.asarray(feeder.active_load), jnp.asarray(feeder.reactive_load)
+            found = solve(path, *load, impedance, 40, 1.0, leaving(feeder))
+            source = "MATPOWER"
+            truth(f"loss of {feeder.name} [kW]", loss, float(found.loss) * 1e3, 5e-3, source)
+            truth(f"lowest voltage of {feeder.name} [pu]", lowest, float(magnitude(found.voltage).min()), 6e-6, source)
+            # What the substation feeds in is what buses draw and lines lose.
+            np.testing.assert_allclose(found.supplied[0], feeder.active_load.sum() + found.loss, rtol=1e-12)
+    assert [feeder.ties for feeder in FEEDERS] == [5, 0, 15, 21]
+
+
+def is_tree(feeder: Feeder, opened: np.ndarray) -> bool:
+    """Whether the closed lines reach every bus, there being one fewer of them, by merging sets."""
+    above = list(range(len(feeder.active_load) + 1))
+
+    def root(bus: int) -> int:
+        while above[bus] != bus:
+            bus = above[bus]
+        return bus
+
+    for begin, end in feeder.ends[~opened]:
+        one, other = root(int(begin)), root(int(end))
+        if one == other:
+            return False
+        above[one] = other
+    return len({root(bus) for bus in range(len(above))}) == 1
+
+
+@pytest.mark.parametrize("feeder", [FEEDER, CASE118ZH, CASE136MA], ids=lambda feeder: feeder.name)
+def test_whatever_is_preferred_the_feeder_is_a_tree_and_its_paths_are_those_of_the_tree(feeder: Feeder) -> None:
+    preferences = jax.random.normal(jax.random.key(0), (20, len(feeder.ends)))
+    found = jax.jit(jax.vmap(lambda x: radial(x, feeder)))(preferences)
+    incidence = np.zeros((len(feeder.active_load) + 1, len(feeder.ends)))
+    for line, (begin, end) in enumerate(feeder.ends):
+        incidence[begin, line], incidence[end, line] = 1, -1
+    for opened, path in zip(np.asarray(found.opened), np.asarray(found.path), strict=True):
+        assert opened.sum() == feeder.ties
+        assert is_tree(feeder, opened)
+        assert not np.any(path[opened])
+        # One unit that is drawn at a bus leaves the substation and arrives there: Kirchhoff's current law.
+        flows = incidence @ path
+        np.testing.assert_array_equal(flows[0], 1.0)
+        np.testing.assert_array_equal(flows[1:], -np.eye(len(feeder.active_load)))
+
+
+def test_the_lines_that_open_are_those_of_kruskals_tree() -> None:
+    """Leaving open what is preferred most is the spanning tree that is preferred least, line by line."""
+    preferences = np.random.default_rng(0).normal(size=(20, 37)).astype(np.float32)
+    found = jax.jit(jax.vmap(lambda x: radial(x, FEEDER).opened))(preferences)
+    for preference, ours in zip(preferences, found, strict=True):
+        opened = np.ones(37, bool)
+        for line in np.argsort(preference):
+            opened[line] = False
+            reached = np.arange(33)
+            closed = FEEDER.ends[~opened]
+            for begin, end in closed:  # in this order, so that a loop is met when its last line is
+                one, other = reached[begin], reached[end]
+                if one == other:
+                    opened[line] = True
+                    break
+                reached[reached == other] = one
+        np.testing.assert_array_equal(ours, opened)
+
+
+def test_paths_are_those_of_the_plants_own_matrix() -> None:
+    positions = enumerated.positions()[::5_000]
+    opened = enumerated.opened_by(positions).astype(np.float32)
+    ours = jax.jit(jax.vmap(lambda x: radial(x, FEEDER).path))(opened)
+    plants = jax.jit(jax.vmap(lambda x: path_matrix(x, jnp.dtype(jnp.float32))))(positions)
+    np.testing.assert_array_equal(ours, plants)
+
+
+def test_a_line_out_of_service_is_open_and_carries_nothing_in_the_mesh() -> None:
+    grid = Grid(FEEDER, meshed_of(FEEDER), (0,), np.zeros((37, 2)), PLANT.params)
+    load = jnp.asarray(FEEDER.active_load), jnp.asarray(FEEDER.reactive_load)
+    opened = jax.jit(lambda preference, in_service: topology(grid, preference, in_service).opened)
+    for line in (6, 13, 36):
+        in_service = jnp.ones(37).at[line].set(0.0)
+        assert opened(-jnp.ones(37), in_service)[line]
+        current = meshed_current(grid.meshed, *load, jnp.asarray(line))
+        assert float(current[line]) < 1e-6
+        # Kirchhoff's voltage law around every loop of what is left, with resistances alone: the least loss.
+        around = [loop for loop in FEEDER.loops if not loop[line]]
+        matrix = np.asarray(grid.meshed.current)
+        drawn = matrix @ np.asarray(FEEDER.active_load)
+        drawn = drawn - grid.meshed.loops[:, line] * drawn[line] / grid.meshed.loops[line, line]
+        np.testing.assert_allclose([loop @ (FEEDER.resistance * drawn) for loop in around], 0.0, atol=1e-12)
+
+
+def test_lines_that_are_no_tree_are_refused() -> None:
+    lines = ((0, 1, 0.1, 0.1), (1, 2, 0.1, 0.1), (2, 0, 0.1, 0.1))
+    assert feeder_of("ring", 10.0, lines, ((1.0, 0.0), (1.0, 0.0)), ties=1).loops.shape == (1, 3)
+    with pytest.raises(ValueError, match="expected the lines of feeder ring without its ties to be a tree"):
+        feeder_of("ring", 10.0, lines, ((1.0, 0.0), (1.0, 0.0)), ties=0)
+    # Lines may be named against the way from the substation.
+    turned = feeder_of("line", 10.0, ((2, 1, 0.1, 0.1), (1, 0, 0.1, 0.1)), ((1.0, 0.0), (1.0, 0.0)), ties=0)
+    np.testing.assert_array_equal(turned.base_path, [[0.0, -1.0], [1.0, 1.0]])
+
+
+def test_a_day_of_the_plants_own_controller_and_its_logged_signals() -> None:
+    played = rollout(PLANT, PLANT.fallback, PLANT.fallback_params, jax.random.key(0), PLANT.domain)
+    assert np.isfinite(np.asarray(jax.tree.leaves(played)[0], float)).all()
+    params = PLANT.sample_params(jax.random.key(1), PLANT.domain)._replace(meter_noise=0.0, bus_sd=0.0)
+    state, first = jax.jit(PLANT.reset)(jax.random.key(2), params)
+    action = jax.jit(PLANT.fallback.act)(PLANT.fallback_params, (), first, PLANT.applied(first))[1]
+    foreseen, margins = jax.jit(PLANT.predict)(first, action, params)
+    state, after = jax.jit(PLANT.step)(jax.random.key(3), state, action, params)
+    np.testing.assert_allclose(foreseen, after.observation, atol=2e-5)
+    np.testing.assert_allclose(margins, after.margins, atol=2e-5)
+    np.testing.assert_allclose(logged_reward(FEEDER, first, action, after.observation), after.reward, rtol=1e-5)
+    np.testing.assert_allclose(logged_margins(after.observation), after.margins)
+    again, told = PLANT.resume(jax.random.key(4), state, after.observation, params)
+    np.testing.assert_allclose(again.deviation, state.deviation, atol=1e-4)
+    np.testing.assert_array_equal(again.opened, state.opened)
+    assert float(told.outage) == float(params.outage)
+    now = seen(FEEDER, after.observation)
+    np.testing.assert_array_equal(now.closed < 0.5, action > 0)
+
+
+def test_kirchhoff_counts_the_topologies_that_positions_reach() -> None:
+    """The determinant of the reduced Laplacian is the number of spanning trees; each is reached, and once."""
+    laplacian = np.zeros((33, 33))
+    for begin, end in FEEDER.ends:
+        laplacian[[begin, end], [begin, end]] += 1
+        laplacian[[begin, end], [end, begin]] -= 1
+    count = round(np.linalg.det(laplacian[1:, 1:]))
+    every = np.prod([len(loop) for loop in feeder33.LOOP_LINES])
+    found = enumerated.positions()
+    assert (count, every, len(found)) == (50_751, 242_550, 50_751)
+    opened = enumerated.opened_by(found)
+    assert len(np.unique(opened, axis=0)) == count
+    assert all(is_tree(FEEDER, one) for one in opened[::2_500])
+
+
+@pytest.mark.slow
+def test_the_papers_best_topology_is_the_best_of_all() -> None:
+    load = (jnp.asarray(x[None], jnp.float32) for x in (FEEDER.active_load, FEEDER.reactive_load))
+    impedance = jnp.asarray(np.stack([FEEDER.resistance, FEEDER.reactance], -1)[None], jnp.float32)
+    positions = enumerated.positions()
+    loss, lowest = (np.asarray(x)[:, 0] for x in enumerated.losses(positions, *load, impedance, jnp.asarray(1.0)))
+    best = loss.argmin()
+    # Baran and Wu 1989: lines 7, 9, 14, 32 and 37 open.
+    assert np.flatnonzero(enumerated.opened_by(positions[best][None])[0]).tolist() == [6, 8, 13, 31, 36]
+    np.testing.assert_allclose([loss[best] * 1e3, lowest[best]], [139.551, 0.93782], rtol=1e-4)
+    assert 0.0012 < np.mean(loss < 1.05 * loss[best]) < 0.0016
+
+
+def test_every_combination_of_a_small_mesh() -> None:
+    """All preferences over a ladder of two loops open every one of its trees, and nothing else."""
+    lines = tuple((a, b, 0.1, 0.1) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0), (1, 3)))
+    feeder = feeder_of("ladder", 10.0, lines, ((1.0, 0.0),) * 3, ties=2)
+    orders = np.array(list(itertools.permutations(range(5))), np.float32)
+    opened = np.asarray(jax.jit(jax.vmap(lambda x: radial(x, feeder).opened))(orders))
+    found = {tuple(np.flatnonzero(one).tolist()) for one in opened}
+    trees = {pair for pair in itertools.combinations(range(5), 2) if is_tree(feeder, np.isin(np.arange(5), list(pair)))}
+    assert found == trees
+    assert len(trees) == 8
