@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -10,23 +11,110 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from configs.bounded import document, read_text
+from configs.code import Site
 from configs.errors import BadInput, nearest
+from configs.fleet import MARK, Fleet, SiteRun, merged, written
 from configs.run import RunConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[str | int, ...]
+DIGEST = re.compile(r"[0-9a-f]{64}")
+"""Of a dataset."""
 
 
 def load_run(path: Path | str) -> RunConfig:
-    """Read a run's YAML; its mapping file is taken relative to the run's file.
+    """Read a run's YAML, or a site's of a fleet's (`fleet.yaml#east`); a mapping file is taken relative to the file.
 
     Raises:
         BadInput: when the file is missing, is not YAML, or does not fit the model.
     """
     path = Path(path)
+    file, mark, site = str(path).rpartition(MARK)
+    if mark and not path.exists():
+        return site_run(Path(file), site)
     run = load_yaml(path, RunConfig)
-    if run.source is not None:
-        raise BadInput(f"expected 'plant' alone to name the plant in {path}, got 'source': leave it out.")
+    for key in ("source", "site"):
+        if getattr(run, key) is not None:
+            raise BadInput(f"expected 'plant' alone to name the plant in {path}, got '{key}': leave it out.")
+    return _with_mapping(run, path)
+
+
+def load_runs(path: Path) -> list[RunConfig]:
+    """The run of a file, or those of all sites of a fleet's.
+
+    Raises:
+        BadInput: when it is neither.
+    """
+    if not is_fleet(path):
+        return [load_run(path)]
+    return [site_run(path, site) for site in load_fleet(path).sites]
+
+
+def is_fleet(path: Path) -> bool:
+    """Whether a YAML file is a fleet's rather than a run's; nothing else of it is checked.
+
+    Raises:
+        BadInput: when it cannot be read.
+    """
+    value = document(read_text(path), path)[0]
+    return isinstance(value, dict) and "fleet" in value
+
+
+def load_fleet(path: Path | str) -> Fleet:
+    """Read a fleet's YAML, and hold every site of it against what a run may say.
+
+    Raises:
+        BadInput: when the file is missing, is not YAML, or does not fit the model; it names the site.
+    """
+    path = Path(path)
+    fleet = load_yaml(path, Fleet)
+    for site in fleet.sites:
+        site_run(path, site)
+    return fleet
+
+
+def site_run(path: Path, site: str) -> RunConfig:
+    """The run of one site: what the sites have in common, with what the site says for itself.
+
+    Args:
+        path: the fleet's file.
+        site: its name in it.
+
+    Raises:
+        BadInput: when there is no such site, or the two together do not fit the model.
+    """
+    fleet, value = load_yaml(path, Fleet), _said(path, site)
+    told = Site(name=fleet.plant_name(site), constants=value.pop("constants", {}), limits=value.pop("limits", {}))
+    value.pop("logs", None)
+    try:
+        run = RunConfig.model_validate(value)
+    except ValidationError as error:
+        raise BadInput(_sentence(Path(f"{path}{MARK}{site}"), RunConfig, error, {})) from error
+    return _with_mapping(run.model_copy(update={"site": told, "concurrency": "wait"}), path)
+
+
+def site_logs(path: Path, site: str) -> tuple[str, ...]:
+    """Where a site's logs are: its files, found from the fleet's file, or digests of datasets; nothing when not told.
+
+    Raises:
+        BadInput: when there is no such site.
+    """
+    found = _said(path, site).get("logs") or []
+    return tuple(name if DIGEST.fullmatch(name) else str((path.parent / name).resolve()) for name in found)
+
+
+def _said(path: Path, site: str) -> dict[str, Any]:
+    """What a fleet's file says of one site, as it stands there."""
+    fleet = load_yaml(path, Fleet)
+    if site not in fleet.sites:
+        raise BadInput(f"expected a site of {path}, got '{site[:80]}': {nearest(site, fleet.sites)}")
+    value = document(read_text(path), path)[0]
+    common = {key: item for key, item in value.items() if key in SiteRun.model_fields}
+    found: dict[str, Any] = written(merged(common, value["sites"][site] or {}), site)
+    return found
+
+
+def _with_mapping(run: RunConfig, path: Path) -> RunConfig:
     if run.data.mapping is None:
         return run
     mapping = (path.parent / run.data.mapping).resolve()

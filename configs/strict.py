@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 NAME = r"[a-z][a-z0-9_]*"
 Name = Annotated[str, Field(pattern=rf"^{NAME}$")]
+ConstantName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\[[0-9]{1,4}\])?$")]
+"""A field of the plant's `Params`; of a field with several entries, which one, counted from 0: `pump[1]`."""
 Count = Annotated[int, Field(ge=1)]
 # Strict mode would refuse a path that YAML can only write as a string.
 FilePath = Annotated[Path, Field(strict=False)]

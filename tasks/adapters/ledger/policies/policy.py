@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import get_args
 
+from configs.approvers import Approvers
 from configs.errors import BadInput, Refused
 from configs.load import load_yaml
 from tasks.adapters.files.canonical import digest_json
@@ -16,7 +17,7 @@ from tasks.adapters.ledger.ledger import Body, Entry
 from tasks.adapters.ledger.people.keyring import folded
 from tasks.adapters.ledger.people.rules import check_signed, signed_by_person
 from tasks.adapters.ledger.people.statement import Said
-from tasks.adapters.ledger.policies.model import RULE, Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.model import RULE, SafetyPolicy
 from tasks.adapters.ledger.signing import TrustRoot
 from tasks.references import CandidateRecord, GateName
 

@@ -1,0 +1,106 @@
+"""What a fleet's file may say: its sites, and what they have in common; each site is a run of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from configs.approvers import Approvers
+from configs.code import CodeReference
+from configs.fallback import Fallback, Shadow, Support
+from configs.run import Certify, Data, Evaluate, Gates, Identify, Shield, Train
+from configs.strict import ConstantName, Count, Name, Strict
+from neorl_core.plants import NAMES
+
+MARK = "#"
+"""Between a fleet's file and one of its sites, where a run is named: `fleet.yaml#east`."""
+SITE = "{site}"
+"""Stands for the site's name in what all sites have in common, such as `logs: [logs/{site}.parquet]`."""
+
+
+class SiteRun(Strict):
+    """What may be said of one site, or of all of them: the keys of a run, and what sites differ in."""
+
+    logs: Annotated[list[str], Field(min_length=1)] | None = None
+    """Files of logs, relative to the fleet's file, or digests of datasets; all that came to the watched folder when not
+    given. `{site}` stands for the site's name."""
+    constants: dict[ConstantName, float] = Field(default_factory=dict)
+    """Nominal constants of the site's simulator, in the plant's units; the others are those of the plant's file."""
+    limits: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
+    """Low and high of the site's limits by name, inside the plant's own; null where that stands."""
+    plant: CodeReference | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    data: Data | None = None
+    history: dict[str, Count] | None = None
+    train: Train | None = None
+    identify: Identify | None = None
+    shield: Shield | None = None
+    evaluate: Evaluate | None = None
+    certify: Certify | None = None
+    gates: Gates | None = None
+    fallback: Fallback | None = None
+    support: Support | None = None
+    shadow: Shadow | None = None
+    approval: Literal["auto", "required"] | None = None
+    approvers: Approvers | None = None
+
+
+OWN = ("logs", "constants", "limits")
+"""Keys of a site that are none of a run's."""
+
+
+class Fleet(SiteRun):
+    """Sites, and what they have in common; what a site says for itself goes before that, key by key."""
+
+    fleet: Name
+    """The fleet's name: its sites are plants by the name `FLEET_SITE`."""
+    at_once: Count | None = None
+    """Sites that are retrained at the same time, where no Dask cluster shares them; one for each core by default."""
+    sites: Annotated[dict[Name, SiteRun | None], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _every_site_has_a_plant_and_a_name(self) -> Fleet:
+        for name, site in self.sites.items():
+            if self.plant is None and (site is None or site.plant is None):
+                raise ValueError(f"expected a plant for every site, got none for '{name}': name one as 'plant' for all")
+            if self.plant_name(name) in NAMES:
+                raise ValueError(
+                    f"expected names of sites that no plant of NeoRL has, got '{self.plant_name(name)}': rename the "
+                    "fleet"
+                )
+        return self
+
+    def plant_name(self, site: str) -> str:
+        """A site's name as a plant: in lineages, registered models and folders of the home."""
+        return f"{self.fleet}_{site}"
+
+
+def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What all have in common with what one says for itself: mappings key by key, anything else whole.
+
+    Example:
+        >>> merged({"train": {"updates": 10, "seeds": 2}, "seed": 0}, {"train": {"updates": 20}})
+        {'train': {'updates': 20, 'seeds': 2}, 'seed': 0}
+    """
+    found = dict(common)
+    for key, value in own.items():
+        below = found.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        found[key] = merged(below, value) if both else value  # type: ignore[arg-type]
+    return found
+
+
+def written(value: Any, site: str) -> Any:
+    """A value of what all have in common, with the site's name in place of `{site}`.
+
+    Example:
+        >>> written({"logs": ["logs/{site}.csv"]}, "east")
+        {'logs': ['logs/east.csv']}
+    """
+    if isinstance(value, Mapping):
+        return {key: written(item, site) for key, item in value.items()}
+    if isinstance(value, list):
+        return [written(item, site) for item in value]
+    return value.replace(SITE, site) if isinstance(value, str) else value
