@@ -132,8 +132,15 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
                 yield home, run, named
             except (BadInput, Refused) as error:
                 body = RefusalBody(reason=str(error), sources=tuple(path_content(path) for path in named))
-                Ledger.open(home).append("refusal", body, plant=run.plant)
+                _keep_refusal(Ledger.open(home), run.plant, body)
                 raise
+
+
+def _keep_refusal(ledger: Ledger, plant: str, body: RefusalBody) -> None:
+    """Log a refusal, unless the last thing said of the plant is the same one."""
+    last = next((entry for entry in reversed(ledger.entries()) if entry.plant == plant), None)
+    if last is None or last.kind != "refusal" or last.read(RefusalBody) != body:
+        ledger.append("refusal", body, plant=plant)
 
 
 def present(home: Home, run: RunConfig, path: Path) -> Path:

@@ -84,17 +84,20 @@ def mapping_of(run: RunConfig) -> HistorianMapping | None:
         return None
     mapping = load_yaml(run.data.mapping, HistorianMapping)
     # The tags of all sites of a plant may mean the same.
-    source, plant = run.source, run.plant
-    if isinstance(source, SiteOf):
-        plant = source.plant
-    elif isinstance(source, Described):
-        plant = source.process or plant
+    plant = kind_of(run)
     if mapping.subject != plant:
         raise BadInput(
             f"expected a mapping of plant {plant} in {run.data.mapping}, got one of {mapping.subject}: "
             "name the right mapping in the run's file."
         )
     return mapping
+
+
+def kind_of(run: RunConfig) -> str:
+    """The plant of an opened run; of a site's, the one that it is a site of."""
+    if isinstance(run.source, SiteOf):
+        return run.source.plant
+    return (run.source.process if isinstance(run.source, Described) else "") or run.plant
 
 
 def _of_site(run: RunConfig, site: Site) -> RunConfig:
