@@ -15,6 +15,7 @@ from prefect.runtime import deployment, flow_run
 
 from configs.code import Described
 from configs.errors import BadInput, NeoRLError, Refused
+from configs.fleet import MARK
 from configs.home import Home
 from configs.run import RunConfig
 from flows.checks import checked_run
@@ -82,8 +83,9 @@ _SENTENCES = _Sentences()
 
 
 def flow_run_name() -> str:
-    """`retrain` and what is retrained, from the flow run's parameters."""
-    return f"retrain {Path(flow_run.parameters['config']).stem}"
+    """`retrain` and what is retrained, a site by its fleet and its name, from the flow run's parameters."""
+    file, mark, site = str(flow_run.parameters["config"]).partition(MARK)
+    return f"retrain {Path(file).stem}{mark}{site}"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.identify.unknowns import Unknown, with_constants
@@ -125,7 +126,7 @@ def varied_constants(plant: Plant) -> tuple[str, ...]:
     """
     one, other = (plant.sample_params(jax.random.key(seed), plant.domain) for seed in (0, 1))
     values = [(name, value, getattr(one, name), getattr(other, name)) for name, value in plant.params._asdict().items()]
-    scalars = [found for found in values if all(jnp.ndim(value) == 0 for value in found[1:])]
+    scalars = [found for found in values if all(_shape(value) == () for value in found[1:])]
     return tuple(name for name, nominal, a, b in scalars if nominal != 0 and float(a) != float(b))
 
 
@@ -189,8 +190,10 @@ def _nominal(params: Params, unknown: Unknown) -> float:
     """A constant's value in the plant's file."""
     if unknown.name not in params._fields:
         raise ValueError(f"expected constants among {', '.join(params._fields)}, got '{unknown}': correct the name")
-    shape = jnp.shape(getattr(params, unknown.name))
-    if shape != () if unknown.entry is None else not (len(shape) == 1 and unknown.entry < shape[0]):
+    shape = _shape(getattr(params, unknown.name))
+    whole, entry = shape == (), unknown.entry
+    known = whole if entry is None else shape is not None and len(shape) == 1 and entry < shape[0]
+    if not known:
         raise ValueError(f"expected one number of {unknown.name}, which has the shape {shape}, got '{unknown}'")
     value = float(_value_of(params, unknown))
     if value == 0.0:
@@ -199,6 +202,11 @@ def _nominal(params: Params, unknown: Unknown) -> float:
             "gives its value, write it under certify.domain"
         )
     return value
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Of a field of a plant's constants; None of a group of them."""
+    return None if hasattr(value, "_fields") else np.shape(value)
 
 
 def _with_value(params: Params, unknown: Unknown, value: float) -> Params:

@@ -102,14 +102,14 @@ def outliers(sites: Iterable[Ranked]) -> tuple[str, ...]:
         if each.outlier
     ]
     return tuple(
-        f"{site}: {measure.title} {shown(measure, each.value)}, robust z {each.z:+.1f}"
+        f"{site}: {measure.title} {shown(measure, each.value)}, robust z {each.z:+.1f}".replace("z -", "z −")
         for _, site, measure, each in sorted(out, key=lambda row: (-row[0], row[1]))
     )
 
 
 def shown(measure: Measure, value: float) -> str:
     """A value for people."""
-    return f"{value:.2%}" if measure.percent else f"{value:.4g}"
+    return (f"{100 * value:.3g} %" if measure.percent else f"{value:.4g}").replace("-", "−")
 
 
 def _compared(sites: Sequence[Standing], name: str) -> dict[str, Compared]:

@@ -59,7 +59,7 @@ def write_page(
     text = loader.get_template("fleet.html.j2").render(
         fleet=fleet,
         headline=head,
-        tone="bad" if counts["refused"] else "wait" if counts["waiting"] or counts["new"] else "good",
+        tone="bad" if not counts["decided"] else "wait" if counts["decided"] < len(sites) else "good",
         written=now.isoformat(sep=" ", timespec="minutes").removesuffix("+00:00") + " UTC",
         sites=sites,
         groups=_groups(sites),

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from ruamel.yaml import YAML
 
@@ -123,7 +122,7 @@ def _constants(params: Any, names: tuple[str, ...], shares: np.ndarray) -> dict[
     """Values to seven digits, as a person would write them down."""
     known = params._asdict()
     for name in names:
-        if name not in known or jnp.ndim(known[name]) != 0:
+        if name not in known or not isinstance(known[name], int | float):
             raise BadInput(f"expected constants that are one number, among {', '.join(known)}, got '{name}'.")
     return {name: float(f"{known[name] * (1 + share):.7g}") for name, share in zip(names, shares, strict=True)}
 
