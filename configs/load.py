@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -11,15 +11,12 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from configs.bounded import document, read_text
-from configs.code import Site
 from configs.errors import BadInput, nearest
-from configs.fleet import MARK, Fleet, SiteRun, merged, written
 from configs.run import RunConfig
+from configs.strict import MARK
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[str | int, ...]
-DIGEST = re.compile(r"[0-9a-f]{64}")
-"""Of a dataset."""
 
 
 def load_run(path: Path | str) -> RunConfig:
@@ -31,90 +28,23 @@ def load_run(path: Path | str) -> RunConfig:
     path = Path(path)
     file, mark, site = str(path).rpartition(MARK)
     if mark and not path.exists():
+        # A fleet's file is read by what reads a run's.
+        from configs.fleet.reading import site_run
+
         return site_run(Path(file), site)
     run = load_yaml(path, RunConfig)
     for key in ("source", "site"):
         if getattr(run, key) is not None:
             raise BadInput(f"expected 'plant' alone to name the plant in {path}, got '{key}': leave it out.")
-    return _with_mapping(run, path)
+    return with_mapping(run, path)
 
 
-def load_runs(path: Path) -> list[RunConfig]:
-    """The run of a file, or those of all sites of a fleet's.
-
-    Raises:
-        BadInput: when it is neither.
-    """
-    if not is_fleet(path):
-        return [load_run(path)]
-    return [site_run(path, site) for site in load_fleet(path).sites]
-
-
-def is_fleet(path: Path) -> bool:
-    """Whether a YAML file is a fleet's rather than a run's; nothing else of it is checked.
+def with_mapping(run: RunConfig, path: Path) -> RunConfig:
+    """A run whose mapping's file is found from the file that names it.
 
     Raises:
-        BadInput: when it cannot be read.
+        BadInput: when there is none.
     """
-    value = document(read_text(path), path)[0]
-    return isinstance(value, dict) and "fleet" in value
-
-
-def load_fleet(path: Path | str) -> Fleet:
-    """Read a fleet's YAML, and hold every site of it against what a run may say.
-
-    Raises:
-        BadInput: when the file is missing, is not YAML, or does not fit the model; it names the site.
-    """
-    path = Path(path)
-    fleet = load_yaml(path, Fleet)
-    for site in fleet.sites:
-        site_run(path, site)
-    return fleet
-
-
-def site_run(path: Path, site: str) -> RunConfig:
-    """The run of one site: what the sites have in common, with what the site says for itself.
-
-    Args:
-        path: the fleet's file.
-        site: its name in it.
-
-    Raises:
-        BadInput: when there is no such site, or the two together do not fit the model.
-    """
-    fleet, value = load_yaml(path, Fleet), _said(path, site)
-    told = Site(name=fleet.plant_name(site), constants=value.pop("constants", {}), limits=value.pop("limits", {}))
-    value.pop("logs", None)
-    try:
-        run = RunConfig.model_validate(value)
-    except ValidationError as error:
-        raise BadInput(_sentence(Path(f"{path}{MARK}{site}"), RunConfig, error, {})) from error
-    return _with_mapping(run.model_copy(update={"site": told, "concurrency": "wait"}), path)
-
-
-def site_logs(path: Path, site: str) -> tuple[str, ...]:
-    """Where a site's logs are: its files, found from the fleet's file, or digests of datasets; nothing when not told.
-
-    Raises:
-        BadInput: when there is no such site.
-    """
-    found = _said(path, site).get("logs") or []
-    return tuple(name if DIGEST.fullmatch(name) else str((path.parent / name).resolve()) for name in found)
-
-
-def _said(path: Path, site: str) -> dict[str, Any]:
-    """What a fleet's file says of one site, as it stands there."""
-    fleet = load_yaml(path, Fleet)
-    if site not in fleet.sites:
-        raise BadInput(f"expected a site of {path}, got '{site[:80]}': {nearest(site, fleet.sites)}")
-    value = document(read_text(path), path)[0]
-    common = {key: item for key, item in value.items() if key in SiteRun.model_fields}
-    found: dict[str, Any] = written(merged(common, value["sites"][site] or {}), site)
-    return found
-
-
-def _with_mapping(run: RunConfig, path: Path) -> RunConfig:
     if run.data.mapping is None:
         return run
     mapping = (path.parent / run.data.mapping).resolve()
@@ -154,7 +84,7 @@ def _validated(text: str, path: Path, model: type[Model]) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise BadInput(_sentence(path, model, error, _lines(root))) from error
+        raise BadInput(sentence(path, model, error, _lines(root))) from error
 
 
 def _lines(root: Node | None) -> dict[Location, int]:
@@ -176,7 +106,15 @@ def _lines(root: Node | None) -> dict[Location, int]:
     return found
 
 
-def _sentence(path: Path, model: type[BaseModel], error: ValidationError, lines: dict[Location, int]) -> str:
+def sentence(path: Path, model: type[BaseModel], error: ValidationError, lines: Mapping[Location, int]) -> str:
+    """What is wrong with a file's values, in one sentence.
+
+    Args:
+        path: the file.
+        model: what it was to be.
+        error: what was found.
+        lines: of every key and item; none where the values stand in no file as they are.
+    """
     details = error.errors(include_url=False)
     # A misspelt key often leaves its right spelling missing as well: the misspelling is the one to show.
     first = min(details, key=lambda d: d["type"] != "extra_forbidden")
@@ -200,7 +138,7 @@ def _sentence(path: Path, model: type[BaseModel], error: ValidationError, lines:
     return f"expected {wanted} for '{key}' in {where}, got {shown}: correct the value.{others}"
 
 
-def _known(location: tuple[int | str, ...], lines: dict[Location, int]) -> Location:
+def _known(location: tuple[int | str, ...], lines: Mapping[Location, int]) -> Location:
     """The longest part of a location that is in the file: pydantic appends names of union members."""
     for end in range(len(location), 0, -1):
         if location[:end] in lines:

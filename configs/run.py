@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.approvers import Approvers
 from configs.code import CodeReference, Origin, Site, UserCode
 from configs.fallback import Fallback, Shadow, Support
-from configs.strict import ConstantName, Count, FilePath, Name, Strict
+from configs.strict import Approvers, ConstantName, Count, FilePath, Name, Strict
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 Rare = Annotated[float, Field(ge=1e-9, lt=1.0)]

@@ -23,9 +23,10 @@ from prefect.transactions import CommitMode, transaction
 
 from configs.environment import DASK, setting
 from configs.errors import NeoRLError, Refused, ServiceMissing
-from configs.fleet import MARK, Fleet
+from configs.fleet.model import Fleet
+from configs.fleet.reading import load_fleet, site_logs, site_run
 from configs.home import Home
-from configs.load import load_fleet, site_logs, site_run
+from configs.strict import MARK
 from flows.retrain import retrain
 from flows.running import outcome_of, refusals_as_states, tag_run
 from flows.services.locks import recorded_run

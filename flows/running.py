@@ -15,9 +15,9 @@ from prefect.runtime import deployment, flow_run
 
 from configs.code import Described
 from configs.errors import BadInput, NeoRLError, Refused
-from configs.fleet import MARK
 from configs.home import Home
 from configs.run import RunConfig
+from configs.strict import MARK
 from flows.checks import checked_run
 from flows.services.locks import plant_lock, recorded_run
 from flows.services.servers import connect, reap_dead_runs

@@ -44,6 +44,12 @@ MODULES = {
 FILES = (
     ("A run", "configs.run", "RunConfig", "`configs/PLANT.yaml`, which `neorl retrain` takes."),
     (
+        "A fleet",
+        "configs.fleet.model",
+        "Fleet",
+        "`fleet.yaml`, which `neorl fleet retrain` takes; a site has a run's keys.",
+    ),
+    (
         "A historian's mapping",
         "configs.mapping",
         "HistorianMapping",

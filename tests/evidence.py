@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from benchmarks.redteam.stage import forge as append_past_the_rules
-from configs.approvers import Approvers
 from configs.home import Home
+from configs.strict import Approvers
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
 from tasks.adapters.files.canonical import sha256_hex, write_atomic, write_json
 from tasks.adapters.files.folders import digests_in

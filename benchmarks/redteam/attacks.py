@@ -12,9 +12,9 @@ import numpy as np
 
 from benchmarks.redteam import beginnings as first
 from benchmarks.redteam.stage import Stage, forge, invented
-from configs.approvers import Approvers
 from configs.load import load_yaml
 from configs.run import RunConfig
+from configs.strict import Approvers
 from neorl_core.safety.certify import certify_batches
 from neorl_core.types import Controller
 from tasks.adapters.files.canonical import sha256_hex

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.redteam.attacks import Attack, C
 from benchmarks.redteam.stage import Stage, forge
-from configs.approvers import Approvers
+from configs.strict import Approvers
 from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import rotation

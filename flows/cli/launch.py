@@ -35,8 +35,8 @@ def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
     Raises:
         NeoRLError: as the flow does; a wrong file or site is found before any server is started.
     """
-    from configs.fleet import MARK
-    from configs.load import load_fleet
+    from configs.fleet.reading import load_fleet
+    from configs.strict import MARK
 
     fleet = load_fleet(config)
     for site in fleet.sites:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from configs.approvers import Approvers
 from configs.errors import BadInput
 from configs.load import load_yaml
 from configs.run import RunConfig
+from configs.strict import Approvers
 from neorl_core.types import Plant
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger.champions import champion, restored

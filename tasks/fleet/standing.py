@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from configs.errors import NeoRLError
-from configs.fleet import MARK, Fleet
-from configs.load import load_fleet
+from configs.fleet.model import Fleet
+from configs.fleet.reading import load_fleet
+from configs.strict import MARK
 from tasks.adapters.ledger import shadows
 from tasks.adapters.ledger.champions import champion
 from tasks.adapters.ledger.ledger import Entry

@@ -46,7 +46,7 @@ def fleet_status(config: FleetFile, as_json: AsJson = False) -> None:
 
     Example: neorl fleet status fleet.yaml
     """
-    from configs.load import load_fleet
+    from configs.fleet.reading import load_fleet
     from tasks.adapters.ledger.ledger import Ledger
     from tasks.fleet.compare import MEASURES, ranked, shown
     from tasks.fleet.page import in_force, verdict, write_page

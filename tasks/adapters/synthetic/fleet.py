@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from configs.bounded import read_yaml
 from configs.code import Site, SiteOf
 from configs.errors import BadInput
-from configs.load import load_fleet
+from configs.fleet.reading import load_fleet
 from tasks.adapters.files.canonical import make_folder, write_atomic
 from tasks.adapters.plants.known import KnownPlant, plant_of, plant_of_site
 from tasks.adapters.plants.opening import open_run

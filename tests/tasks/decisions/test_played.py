@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from configs.approvers import Approvers
+from configs.strict import Approvers
 from flows.cli.main import run
 from flows.promote import statement
 from tasks.adapters.files.canonical import write_atomic

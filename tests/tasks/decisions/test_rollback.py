@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from configs.approvers import Approvers
 from configs.errors import Refused
 from configs.home import Home
+from configs.strict import Approvers
 from flows.cli.main import run
 from flows.promote import rollback
 from tasks import promote

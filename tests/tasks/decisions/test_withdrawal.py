@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from configs.approvers import Approvers
 from configs.errors import Refused
+from configs.strict import Approvers
 from flows.cli.main import run
 from flows.promote import withdraw
 from tasks import promote

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.approvers import Approvers
 from configs.run import Confidence, Rare
-from configs.strict import Count, Name, Strict
+from configs.strict import Approvers, Count, Name, Strict
 
 RULE = "rule: auto"
 """Who approves where no person is asked; nobody's name."""

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import get_args
 
-from configs.approvers import Approvers
 from configs.errors import BadInput, Refused
 from configs.load import load_yaml
+from configs.strict import Approvers
 from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.ledger.attempts import AttemptBody
 from tasks.adapters.ledger.claims import Claim, DrawnConstant

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from configs.errors import BadInput
-from configs.load import load_fleet, site_logs
+from configs.fleet.reading import load_fleet, site_logs
 from neorl_core.plants import PLANTS
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.plants.opening import mapping_of, open_run

@@ -7,7 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from configs.approvers import Approvers
+from configs.strict import Approvers
 from tasks.adapters.ledger.champions import PromotionBody, champion, promote
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people.keyring import KEY_TYPE, KeyBody, PersonKey

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from configs.approvers import Approvers
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.load import load_yaml
+from configs.strict import Approvers
 from flows.cli.main import run
 from flows.cli.policy import policy_sign
 from tasks.adapters.ledger.audit import audit

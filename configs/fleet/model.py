@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.approvers import Approvers
 from configs.code import CodeReference
 from configs.fallback import Fallback, Shadow, Support
 from configs.run import Certify, Data, Evaluate, Gates, Identify, Shield, Train
-from configs.strict import ConstantName, Count, Name, Strict
+from configs.strict import Approvers, ConstantName, Count, Name, Strict
 from neorl_core.plants import NAMES
-
-MARK = "#"
-"""Between a fleet's file and one of its sites, where a run is named: `fleet.yaml#east`."""
-SITE = "{site}"
-"""Stands for the site's name in what all sites have in common, such as `logs: [logs/{site}.parquet]`."""
 
 
 class SiteRun(Strict):
@@ -47,10 +40,6 @@ class SiteRun(Strict):
     approvers: Approvers | None = None
 
 
-OWN = ("logs", "constants", "limits")
-"""Keys of a site that are none of a run's."""
-
-
 class Fleet(SiteRun):
     """Sites, and what they have in common; what a site says for itself goes before that, key by key."""
 
@@ -75,32 +64,3 @@ class Fleet(SiteRun):
     def plant_name(self, site: str) -> str:
         """A site's name as a plant: in lineages, registered models and folders of the home."""
         return f"{self.fleet}_{site}"
-
-
-def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """What all have in common with what one says for itself: mappings key by key, anything else whole.
-
-    Example:
-        >>> merged({"train": {"updates": 10, "seeds": 2}, "seed": 0}, {"train": {"updates": 20}})
-        {'train': {'updates': 20, 'seeds': 2}, 'seed': 0}
-    """
-    found = dict(common)
-    for key, value in own.items():
-        below = found.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        found[key] = merged(below, value) if both else value  # type: ignore[arg-type]
-    return found
-
-
-def written(value: Any, site: str) -> Any:
-    """A value of what all have in common, with the site's name in place of `{site}`.
-
-    Example:
-        >>> written({"logs": ["logs/{site}.csv"]}, "east")
-        {'logs': ['logs/east.csv']}
-    """
-    if isinstance(value, Mapping):
-        return {key: written(item, site) for key, item in value.items()}
-    if isinstance(value, list):
-        return [written(item, site) for item in value]
-    return value.replace(SITE, site) if isinstance(value, str) else value
