@@ -33,7 +33,7 @@ def load_run(path: Path | str) -> RunConfig:
 
         return site_run(Path(file), site)
     run = load_yaml(path, RunConfig)
-    for key in ("source", "site"):
+    for key in ("source", "site", "shared"):
         if getattr(run, key) is not None:
             raise BadInput(f"expected 'plant' alone to name the plant in {path}, got '{key}': leave it out.")
     return with_mapping(run, path)

@@ -82,6 +82,8 @@ class Learner(Strict):
     """Overrides of the algorithm's own defaults, the same for all its members."""
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = Field(default_factory=dict)
     """Hyper-parameters that its members differ in; there are seeds x the product of these lists."""
+    start: str | None = Field(default=None, repr=False)
+    """Digest of the weights that its members begin with, which a fleet's retraining finds; seeds draw them without."""
 
 
 CAREFUL: dict[Name, list[float]] = {"support": [0.3, 10.0]}
@@ -154,6 +156,30 @@ class Train(Learner):
         return first, *(first.model_copy(update=dict(learner)) for learner in self.beside)
 
 
+class Shared(Strict):
+    """A policy that the sites of a fleet share, and from which each goes on by itself."""
+
+    algorithm: Name = "td3_bc"
+    """One of ours."""
+    updates: Count = 8_000
+    """Gradient steps on the rows of all sites."""
+    fine_tune: Count = 2_000
+    """Gradient steps that a site then makes on its own rows."""
+    hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
+    fleet: str = Field(default="", repr=False)
+    """Whose sites share it, as the fleet's file says."""
+
+    def pooled(self) -> Learner:
+        """What is trained on the rows of all sites."""
+        return Learner(
+            algorithm=self.algorithm, updates=self.updates, seeds=1, hyperparameters=self.hyperparameters, grid={}
+        )
+
+    def going_on(self, start: str | None) -> Learner:
+        """What a site trains further, from the weights of a digest."""
+        return self.pooled().model_copy(update={"updates": self.fine_tune, "start": start})
+
+
 class Shield(Strict):
     """What limits a policy's actions, and when the plant's own controller takes over."""
 
@@ -215,6 +241,8 @@ class RunConfig(Strict):
     """Where the plant comes from, which opening a run finds out; None of one of ours."""
     site: Site | None = Field(default=None, repr=False)
     """Which site of a fleet the run is of, as the fleet's file says; None of a plant by itself."""
+    shared: Shared | None = Field(default=None, repr=False)
+    """The policy that the fleet's sites share, as the fleet's file says; None of a plant by itself."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
     history: dict[str, Count] = Field(default_factory=dict)

@@ -26,18 +26,25 @@ from configs.errors import NeoRLError, Refused, ServiceMissing
 from configs.fleet.model import Fleet
 from configs.fleet.reading import load_fleet, site_logs, site_run
 from configs.home import Home
+from configs.run import RunConfig
 from configs.strict import MARK
+from flows.checks import checked_run
 from flows.retrain import retrain
-from flows.running import outcome_of, refusals_as_states, tag_run
+from flows.running import outcome_of, proceed, refusals_as_states, tag_run
 from flows.services.locks import recorded_run
 from flows.services.servers import connect, reap_dead_runs
+from flows.watch import arrivals
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.conclusion import show_artifact
 from tasks.fleet.compare import outliers, ranked
 from tasks.fleet.model import FleetOutcome, SiteEnded, Standing
 from tasks.fleet.page import write_page
+from tasks.fleet.shared import pooled_start
 from tasks.fleet.standing import standings
-from tasks.ingest import logs_of
+from tasks.ingest import ingest, logs_of
+from tasks.progress import StageProgress
+from tasks.references import Dataset, DriftReference
+from tasks.validate import validate
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -76,6 +83,8 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
         reap_dead_runs(home)
         services = connect(home)
         tag_run(fleet.fleet)
+        if fleet.shared is not None and sites is None:
+            share(str(path))
         ended = _each(home, fleet, path, wanted)
         # What a site's retraining came to stands in the ledger, but for one that nothing was said of.
         told = tuple(_told(standing, ended) for standing in standings(path, Ledger.open(home).entries()))
@@ -121,6 +130,43 @@ def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, 
         except Exception as error:
             # One site stops nobody, whatever it was: Prefect has its traceback.
             return SiteEnded(site=site, plant=plant, crashed=f"{type(error).__name__}: {error}")
+
+
+@task(cache_policy=NO_CACHE, persist_result=False)
+def share(config: str) -> str:
+    """Train the policy that the sites share on the logs of all whose data are fit for training.
+
+    Args:
+        config: the fleet's YAML.
+
+    Returns:
+        The digest of its weights.
+
+    Raises:
+        Refused: when no site's data are fit.
+    """
+    path, home = Path(config), Home.locate()
+    fleet, runs, datasets = load_fleet(path), dict[str, RunConfig](), dict[str, Dataset]()
+    for site in fleet.sites:
+        try:
+            run = checked_run(Path(f"{path}{MARK}{site}"))
+            mapped = run.data.mapping is not None
+            logs = [logs_of(home, Path(name), mapped) for name in site_logs(path, site)]
+            logs = logs or [arrival.path for arrival in arrivals(home, run.plant)]
+            dataset = ingest(home, run.part("data"), logs)
+            proceed(validate(home, run.part("data"), dataset, DriftReference()))
+        except NeoRLError as error:
+            get_run_logger().warning(f"{site} has no part in what the sites share: {error}")
+            continue
+        runs[site], datasets[site] = run, dataset
+    if not datasets:
+        raise Refused(
+            f"expected a site of {fleet.fleet} whose data are fit for training, got none: read the flow's log."
+        )
+    with StageProgress("share") as progress:
+        start = pooled_start(home, fleet.fleet, runs, datasets, progress)
+    get_run_logger().info(f"{len(datasets)} of {len(fleet.sites)} sites share the weights {start[:12]}")
+    return start
 
 
 def _each(home: Home, fleet: Fleet, path: Path, sites: Sequence[str]) -> dict[str, SiteEnded]:

@@ -32,6 +32,7 @@ from tasks.adapters.registry.learning import LearningRuns
 from tasks.adapters.registry.registry import Registry
 from tasks.conclusion import earlier_outcome, show_artifact
 from tasks.decisions.policy import hold_run
+from tasks.fleet.shared import with_shared
 from tasks.progress import StageProgress
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
 from tasks.stages import Session, config_digest, failed, path_content, session
@@ -129,6 +130,7 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
         with session(found):
             named = tuple(data or (arrival.path for arrival in arrivals(home, run.plant)))
             try:
+                run = with_shared(home, run)
                 hold_run(Ledger.open(home), run)
                 named = tuple(present(home, run, path) for path in named)
                 yield home, run, named

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.code import CodeReference
 from configs.fallback import Fallback, Shadow, Support
-from configs.run import Certify, Data, Evaluate, Gates, Identify, Shield, Train
+from configs.run import Certify, Data, Evaluate, Gates, Identify, Shared, Shield, Train
 from configs.strict import Approvers, ConstantName, Count, Name, Strict
 from neorl_core.plants import NAMES
 
@@ -47,6 +47,8 @@ class Fleet(SiteRun):
     """The fleet's name: its sites are plants by the name `FLEET_SITE`."""
     at_once: Count | None = None
     """Sites that are retrained at the same time, where no Dask cluster shares them; one for each core by default."""
+    shared: Shared | None = None
+    """A policy that is trained on the logs of all sites, and from which each site's further learner goes on."""
     sites: Annotated[dict[Name, SiteRun | None], Field(min_length=1)]
 
     @model_validator(mode="after")

@@ -74,7 +74,8 @@ def site_run(path: Path, site: str) -> RunConfig:
         run = RunConfig.model_validate(value)
     except ValidationError as error:
         raise BadInput(sentence(Path(f"{path}{MARK}{site}"), RunConfig, error, {})) from error
-    return with_mapping(run.model_copy(update={"site": told, "concurrency": "wait"}), path)
+    shared = fleet.shared and fleet.shared.model_copy(update={"fleet": fleet.fleet})
+    return with_mapping(run.model_copy(update={"site": told, "shared": shared, "concurrency": "wait"}), path)
 
 
 def site_logs(path: Path, site: str) -> tuple[str, ...]:

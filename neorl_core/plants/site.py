@@ -39,9 +39,9 @@ def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> Plant
 
     Example:
         >>> from neorl_core.plants import PLANTS
-        >>> spec = site_spec(PLANTS["chemical_reactor"].spec, "east", {"reactor temperature": (312.0, 348.0)})
+        >>> spec = site_spec(PLANTS["chemical_reactor"].spec, "east", {"reactor temperature": (317.0, 331.0)})
         >>> spec.name, spec.constraints[0].low
-        ('east', 312.0)
+        ('east', 317.0)
     """
     known = [limit.name for limit in spec.constraints]
     if unknown := sorted(set(limits) - set(known)):

@@ -66,10 +66,10 @@ def test_logs_are_beside_the_fleets_file(tmp_path: Path) -> None:
 
 
 def test_what_a_site_may_say_is_what_a_run_may_say() -> None:
-    hidden = {"source", "site", "concurrency"}
+    hidden = {"source", "site", "shared", "concurrency"}
     own = {"logs", "constants", "limits"}
     assert set(SiteRun.model_fields) == (set(RunConfig.model_fields) - hidden) | own
-    assert set(Fleet.model_fields) - set(SiteRun.model_fields) == {"fleet", "at_once", "sites"}
+    assert set(Fleet.model_fields) - set(SiteRun.model_fields) == {"fleet", "at_once", "shared", "sites"}
 
 
 def test_a_run_is_no_fleet(tmp_path: Path) -> None:

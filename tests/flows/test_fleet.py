@@ -34,6 +34,7 @@ certify: {{p0: 1.0e-2}}
 gates: {{beat_plant: false}}
 approval: auto
 """
+SHARED = "shared: {algorithm: td3_bc, updates: 40, fine_tune: 20, hyperparameters: {critics: 2, hidden: [8]}}\n"
 DAY = 1 / 7
 SOUND = ("site_01", "site_02", "site_03")
 
@@ -50,6 +51,7 @@ class Fleet:
         self.file = folder / "reactors" / "fleet.yaml"
         options = ["--like", str(run), "--sites", "4", "--broken", "1", "--weeks", str(DAY)]
         assert self.neorl("fleet", "generate", str(self.file.parent), *options)["exit"] == 0
+        self.file.write_text(self.file.read_text() + SHARED)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -127,15 +129,23 @@ def test_prefect_shows_a_flow_of_its_own_for_each_site(fleet: Fleet, first: dict
 def test_a_kill_changes_nothing(fleet: Fleet, first: dict[str, Any], tmp_path: Path) -> None:
     from configs.fleet.reading import site_logs
     from tasks.adapters.plants.opening import open_run
+    from tasks.fleet.shared import with_shared
     from tasks.ingest import ingest
+    from tasks.training.start import start_file
     from tasks.training.train import train
 
     # A home of its own with the same logs, undisturbed: the last site, which the kill met before its end.
     site = SOUND[-1]
-    calm, run = Home(tmp_path / "calm"), open_run(f"{fleet.file}#{site}")
+    calm, run = Home(tmp_path / "calm"), with_shared(fleet.home, open_run(f"{fleet.file}#{site}"))
+    start = run.train.beside[-1].start
+    assert start is not None
+    start_file(calm, start).write_bytes(start_file(fleet.home, start).read_bytes())
     dataset = ingest(calm, run, [Path(path) for path in site_logs(fleet.file, site)])
     ended = next(each for each in first["sites"] if each["site"] == site)
-    assert train(calm, run, dataset).digest == ended["outcome"]["population"]
+    population = train(calm, run, dataset)
+    assert population.digest == ended["outcome"]["population"]
+    # The site's own member, and one that began with what the sites share.
+    assert [member.algorithm for member in population.members] == ["td3_bc", "td3_bc"]
 
 
 def test_again_nothing_is_new(fleet: Fleet, first: dict[str, Any]) -> None:
