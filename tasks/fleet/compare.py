@@ -35,7 +35,8 @@ MEASURES = (
     Measure(
         "gain",
         "gain",
-        "return per episode over the site's own controller, on its simulator; of a process over the logged controller",
+        "return per episode of the last trained candidate over the site's own controller, on its simulator; of a "
+        "process over the logged controller",
     ),
     Measure(
         "simulator",
