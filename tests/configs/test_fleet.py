@@ -10,7 +10,7 @@ from configs.errors import BadInput
 from configs.fleet.model import Fleet, SiteRun
 from configs.fleet.reading import is_fleet, load_fleet, load_runs, site_logs
 from configs.load import load_run
-from configs.run import RunConfig
+from configs.run import BESIDE, RunConfig
 
 TEXT = """\
 fleet: tanks
@@ -51,7 +51,7 @@ def test_a_site_that_says_nothing_of_learners_has_those_of_a_run(tmp_path: Path)
     # Merging what was said, rather than models, leaves a run's defaults to the run.
     untold = "fleet: a\nplant: double_mass\ntrain: {batch_size: 64}\nsites: {b: }\n"
     run = load_run(f"{write(tmp_path, untold)}#b")
-    assert (run.train.batch_size, [each.algorithm for each in run.train.beside]) == (64, ["iql", "td3_bc"])
+    assert (run.train.batch_size, run.train.beside) == (64, list(BESIDE))
     one = "fleet: a\nplant: double_mass\ntrain: {algorithm: bc}\nsites: {b: {train: {batch_size: 64}}}\n"
     assert load_run(f"{write(tmp_path, one)}#b").train.beside == []
 
