@@ -6,7 +6,7 @@ READY := .venv/.ready
 FEDERATION := .venv-federation
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study fleet-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study fleet-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify fleet picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -125,10 +125,16 @@ TRIALS ?= 1000
 identify: $(READY)  ## identify reactors from their logs, judge and certify them (TRIALS of the last); writes docs/identify.md
 	$(BIN)/python -m benchmarks.identify.reactors --trials $(TRIALS)
 
+fleet: $(READY)  ## twenty made reactors through `neorl fleet retrain`, killed once, then again: 19 decisions, one refusal, nothing new
+	$(BIN)/python -m benchmarks.fleet
+
 picture: $(READY)  ## copy the last run's picture into the README
 	cp "$$(ls -t .neorl/runs/chemical_reactor/*/plots/glance.png | head -1)" docs/result.png
 
-audit-picture: $(READY)  ## a picture of the audit report over the last run's day; writes docs/audit.png
+audit-fleet: $(READY)  ## twenty made reactors through `neorl fleet retrain`, killed once, then again: 19 decisions, one refusal, nothing new
+	$(BIN)/python -m benchmarks.fleet
+
+picture: $(READY)  ## a picture of the audit report over the last run's day; writes docs/audit.png
 	$(BIN)/python -m benchmarks.pictures.audit
 
 screens: $(READY)  ## pictures of what each user sees first, of the home's last run; writes docs/screens.md

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
-from configs.strict import NAME, FilePath, Strict
+from configs.strict import NAME, ConstantName, FilePath, Name, Strict
 
 REFERENCE = re.compile(rf"{NAME}|[\w.]+:\w+|[^:]+\.py(:\w+)?", re.ASCII)
 
@@ -42,7 +42,30 @@ class Described(Strict):
 
     spec: str
     """Its `neorl_core.types.PlantSpec` as canonical JSON."""
+    process: str = ""
+    """What the mapping calls it, where it is a site's and has the site's name; empty otherwise."""
 
 
-Origin = UserCode | Described
+class Site(Strict):
+    """What a site of a fleet differs in from the plant of which there are several."""
+
+    name: Name
+    """Of the site as a plant: in lineages, registered models and folders of the home."""
+    constants: dict[ConstantName, float] = Field(default_factory=dict)
+    """Nominal values, in the plant's own units; the others are those of the plant's file."""
+    limits: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
+    """Low and high by the limit's name, inside the plant's own; null where that stands."""
+
+
+class SiteOf(Strict):
+    """A site with a simulator: the plant's, with what the site differs in."""
+
+    site: Site
+    plant: str
+    """Of which there are several."""
+    code: UserCode | None = None
+    """Where that comes from; None of one of ours."""
+
+
+Origin = UserCode | Described | SiteOf
 """Where a plant that is not ours comes from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -12,21 +13,38 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 from configs.bounded import document, read_text
 from configs.errors import BadInput, nearest
 from configs.run import RunConfig
+from configs.strict import MARK
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[str | int, ...]
 
 
 def load_run(path: Path | str) -> RunConfig:
-    """Read a run's YAML; its mapping file is taken relative to the run's file.
+    """Read a run's YAML, or a site's of a fleet's (`fleet.yaml#east`); a mapping file is taken relative to the file.
 
     Raises:
         BadInput: when the file is missing, is not YAML, or does not fit the model.
     """
     path = Path(path)
+    file, mark, site = str(path).rpartition(MARK)
+    if mark and not path.exists():
+        # A fleet's file is read by what reads a run's.
+        from configs.fleet.reading import site_run
+
+        return site_run(Path(file), site)
     run = load_yaml(path, RunConfig)
-    if run.source is not None:
-        raise BadInput(f"expected 'plant' alone to name the plant in {path}, got 'source': leave it out.")
+    for key in ("source", "site", "shared"):
+        if getattr(run, key) is not None:
+            raise BadInput(f"expected 'plant' alone to name the plant in {path}, got '{key}': leave it out.")
+    return with_mapping(run, path)
+
+
+def with_mapping(run: RunConfig, path: Path) -> RunConfig:
+    """A run whose mapping's file is found from the file that names it.
+
+    Raises:
+        BadInput: when there is none.
+    """
     if run.data.mapping is None:
         return run
     mapping = (path.parent / run.data.mapping).resolve()
@@ -66,7 +84,7 @@ def _validated(text: str, path: Path, model: type[Model]) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise BadInput(_sentence(path, model, error, _lines(root))) from error
+        raise BadInput(sentence(path, model, error, _lines(root))) from error
 
 
 def _lines(root: Node | None) -> dict[Location, int]:
@@ -88,7 +106,15 @@ def _lines(root: Node | None) -> dict[Location, int]:
     return found
 
 
-def _sentence(path: Path, model: type[BaseModel], error: ValidationError, lines: dict[Location, int]) -> str:
+def sentence(path: Path, model: type[BaseModel], error: ValidationError, lines: Mapping[Location, int]) -> str:
+    """What is wrong with a file's values, in one sentence.
+
+    Args:
+        path: the file.
+        model: what it was to be.
+        error: what was found.
+        lines: of every key and item; none where the values stand in no file as they are.
+    """
     details = error.errors(include_url=False)
     # A misspelt key often leaves its right spelling missing as well: the misspelling is the one to show.
     first = min(details, key=lambda d: d["type"] != "extra_forbidden")
@@ -112,7 +138,7 @@ def _sentence(path: Path, model: type[BaseModel], error: ValidationError, lines:
     return f"expected {wanted} for '{key}' in {where}, got {shown}: correct the value.{others}"
 
 
-def _known(location: tuple[int | str, ...], lines: dict[Location, int]) -> Location:
+def _known(location: tuple[int | str, ...], lines: Mapping[Location, int]) -> Location:
     """The longest part of a location that is in the file: pydantic appends names of union members."""
     for end in range(len(location), 0, -1):
         if location[:end] in lines:

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.code import CodeReference, Origin, UserCode
+from configs.code import CodeReference, Origin, Site, UserCode
 from configs.fallback import Fallback, Shadow, Support
-from configs.strict import Count, FilePath, Name, Strict
+from configs.strict import Approvers, ConstantName, Count, FilePath, Name, Strict
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 Rare = Annotated[float, Field(ge=1e-9, lt=1.0)]
@@ -18,13 +18,12 @@ Confidence = Annotated[float, Field(gt=0.0, le=1.0 - 1e-9)]
 # A number, sizes of layers, a name, or a recipe of an optimiser: the algorithm says which of its settings takes what.
 Setting = float | int | Name | list[float | int] | dict[Name, float | int | str | None]
 
-ConstantName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\[[0-9]{1,4}\])?$")]
-"""A field of the plant's `Params`; of a field with several entries, which one, counted from 0: `pump[1]`."""
-
 PLACES = ("project", "spec")
 """Of a source, what is no setting: where it lies on this machine, and a whole document."""
 ALWAYS = ("plant", "source", "seed")
 """Keys that every part of a run keeps."""
+DECIDES_NOTHING = ("approval", "approvers", "concurrency")
+"""Keys that change no result: who decides, and what waits."""
 
 
 class Data(Strict):
@@ -83,6 +82,8 @@ class Learner(Strict):
     """Overrides of the algorithm's own defaults, the same for all its members."""
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = Field(default_factory=dict)
     """Hyper-parameters that its members differ in; there are seeds x the product of these lists."""
+    start: str | None = Field(default=None, repr=False)
+    """Digest of the weights that its members begin with, which a fleet's retraining finds; seeds draw them without."""
 
 
 CAREFUL: dict[Name, list[float]] = {"support": [0.3, 10.0]}
@@ -155,6 +156,30 @@ class Train(Learner):
         return first, *(first.model_copy(update=dict(learner)) for learner in self.beside)
 
 
+class Shared(Strict):
+    """A policy that the sites of a fleet share, and from which each goes on by itself."""
+
+    algorithm: Name = "td3_bc"
+    """One of ours."""
+    updates: Count = 8_000
+    """Gradient steps on the rows of all sites."""
+    fine_tune: Count = 2_000
+    """Gradient steps that a site then makes on its own rows."""
+    hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
+    fleet: str = Field(default="", repr=False)
+    """Whose sites share it, as the fleet's file says."""
+
+    def pooled(self) -> Learner:
+        """What is trained on the rows of all sites."""
+        return Learner(
+            algorithm=self.algorithm, updates=self.updates, seeds=1, hyperparameters=self.hyperparameters, grid={}
+        )
+
+    def going_on(self, start: str | None) -> Learner:
+        """What a site trains further, from the weights of a digest."""
+        return self.pooled().model_copy(update={"updates": self.fine_tune, "start": start})
+
+
 class Shield(Strict):
     """What limits a policy's actions, and when the plant's own controller takes over."""
 
@@ -214,6 +239,10 @@ class RunConfig(Strict):
     (`tasks.adapters.plants.opening`) has the name."""
     source: Origin | None = Field(default=None, repr=False)
     """Where the plant comes from, which opening a run finds out; None of one of ours."""
+    site: Site | None = Field(default=None, repr=False)
+    """Which site of a fleet the run is of, as the fleet's file says; None of a plant by itself."""
+    shared: Shared | None = Field(default=None, repr=False)
+    """The policy that the fleet's sites share, as the fleet's file says; None of a plant by itself."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
     history: dict[str, Count] = Field(default_factory=dict)
@@ -230,8 +259,17 @@ class RunConfig(Strict):
     support: Support = Support()
     shadow: Shadow = Shadow()
     approval: Literal["auto", "required"] = "required"
+    approvers: Approvers | None = None
+    """Who must approve, as the plant's safety policy is drafted at its first run; one person when not given."""
     concurrency: Literal["wait", "refuse"] = "refuse"
     """What a second run of the same plant does while one is going on; a deployment's waits, whatever stands here."""
+
+    @model_validator(mode="after")
+    def _persons_are_asked(self) -> RunConfig:
+        if self.approvers is not None and (self.approvers.count == 0) is not (self.approval == "auto"):
+            told = f"approval: {self.approval} and {self.approvers.count} approvers"
+            raise ValueError(f"expected persons as 'approvers' where approval is required, and none else, got {told}")
+        return self
 
     def part(self, *names: str) -> RunConfig:
         """A copy that keeps only what is named, and the plant, its source and the seed; all else is at its default.
@@ -284,10 +322,10 @@ class RunConfig(Strict):
             >>> dict(RunConfig(plant="double_mass").settings())["train.algorithm"]
             'bptt'
         """
-        kept = self.model_dump(mode="json", exclude={"data": {"mapping"}, "approval": True, "concurrency": True})
+        kept = self.model_dump(mode="json", exclude={"data": {"mapping"}, **dict.fromkeys(DECIDES_NOTHING, True)})
         for name, value in named(kept):
             *_, part, last = ("", *name.split("."))
-            if last != "source" and not (part == "source" and last in PLACES):
+            if last != "source" and not (part in ("source", "code") and last in PLACES):
                 yield name, value
 
 

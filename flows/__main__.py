@@ -2,4 +2,6 @@
 
 from flows.cli.main import main
 
-main()
+# A process that is spawned imports this module anew.
+if __name__ == "__main__":
+    main()

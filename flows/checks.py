@@ -99,7 +99,8 @@ def check_training(run: RunConfig, config: Path) -> None:
     from tasks.adapters.store.histories import observed_spec
 
     spec = plant_of(run).spec
-    for learner in run.train.alone():
+    shared = [run.train.model_copy(update=dict(run.shared.pooled()))] if run.shared else []
+    for learner in (*run.train.alone(), *shared):
         try:
             varied = {name: values[0] for name, values in learner.grid.items()}
             algorithm = algorithm_of(learner).algorithm

@@ -17,6 +17,7 @@ from configs.code import Described
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import Home
 from configs.run import RunConfig
+from configs.strict import MARK
 from flows.checks import checked_run
 from flows.services.locks import plant_lock, recorded_run
 from flows.services.openlineage import DataLineage
@@ -32,6 +33,7 @@ from tasks.adapters.registry.learning import LearningRuns
 from tasks.adapters.registry.registry import Registry
 from tasks.conclusion import earlier_outcome, show_artifact
 from tasks.decisions.policy import hold_run
+from tasks.fleet.shared import with_shared
 from tasks.progress import StageProgress
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
 from tasks.stages import Session, config_digest, failed, path_content, session
@@ -83,8 +85,9 @@ _SENTENCES = _Sentences()
 
 
 def flow_run_name() -> str:
-    """`retrain` and what is retrained, from the flow run's parameters."""
-    return f"retrain {Path(flow_run.parameters['config']).stem}"
+    """`retrain` and what is retrained, a site by its fleet and its name, from the flow run's parameters."""
+    file, mark, site = str(flow_run.parameters["config"]).partition(MARK)
+    return f"retrain {Path(file).stem}{mark}{site}"
 
 
 @contextmanager
@@ -130,14 +133,22 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
         with session(found):
             named = tuple(data or (arrival.path for arrival in arrivals(home, run.plant)))
             try:
+                run = with_shared(home, run)
                 hold_run(Ledger.open(home), run)
                 named = tuple(present(home, run, path) for path in named)
                 with lineage.flow(named):
                     yield home, run, named
             except (BadInput, Refused) as error:
                 body = RefusalBody(reason=str(error), sources=tuple(path_content(path) for path in named))
-                Ledger.open(home).append("refusal", body, plant=run.plant)
+                _keep_refusal(Ledger.open(home), run.plant, body)
                 raise
+
+
+def _keep_refusal(ledger: Ledger, plant: str, body: RefusalBody) -> None:
+    """Log a refusal, unless the last thing said of the plant is the same one."""
+    last = next((entry for entry in reversed(ledger.entries()) if entry.plant == plant), None)
+    if last is None or last.kind != "refusal" or last.read(RefusalBody) != body:
+        ledger.append("refusal", body, plant=plant)
 
 
 def present(home: Home, run: RunConfig, path: Path) -> Path:

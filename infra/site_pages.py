@@ -63,6 +63,12 @@ FILES = (
     ("A federation", "configs.federation", "Federation", "What `neorl federate run` takes ([how](../federation.md))."),
     ("A federation's site", "configs.federation", "Site", "What `neorl federate join` takes."),
     (
+        "A fleet",
+        "configs.fleet.model",
+        "Fleet",
+        "`fleet.yaml`, which `neorl fleet retrain` takes; a site has a run's keys.",
+    ),
+    (
         "A historian's mapping",
         "configs.mapping",
         "HistorianMapping",

@@ -170,25 +170,28 @@ def _word(passed: bool | None) -> str:
     return {True: "passed", False: "failed", None: "not run"}[passed]
 
 
+def simulator_excess(found: SignalError) -> float:
+    """A signal's prediction error on held-out logs as a share of what is allowed: above 1 the domain does not explain
+    them.
+    """
+    allowed = SIMULATOR_EXCESS * found.domain + SIMULATOR_FLOOR * found.spread
+    # What is not finite is the worst of all: a domain whose plants diverge would explain every log.
+    if not (math.isfinite(allowed) and math.isfinite(found.logs)):
+        return math.inf
+    return found.logs / allowed if allowed else math.inf
+
+
 def simulator_gate(errors: SimulatorErrors) -> Gate:
     """Whether the domain explains the held-out logs: a claim about a simulator that misses them is worth nothing."""
-
-    def excess(found: SignalError) -> float:
-        allowed = SIMULATOR_EXCESS * found.domain + SIMULATOR_FLOOR * found.spread
-        # What is not finite is the worst of all: a domain whose plants diverge would explain every log.
-        if not (math.isfinite(allowed) and math.isfinite(found.logs)):
-            return math.inf
-        return found.logs / allowed if allowed else math.inf
-
     if not errors.signals:
         return _gate("simulator", False, "no signal of the held-out logs moves, so the simulator cannot be judged")
-    worst = max(errors.signals, key=lambda name: excess(errors.signals[name]))
+    worst = max(errors.signals, key=lambda name: simulator_excess(errors.signals[name]))
     found = errors.signals[worst]
     detail = (
         f"prediction error on held-out logs {found.logs:.3g}, of the operating domain's plants under the same actions "
-        f"up to {found.domain:.3g} ({worst}; {excess(found):.2f} of what is allowed)"
+        f"up to {found.domain:.3g} ({worst}; {simulator_excess(found):.2f} of what is allowed)"
     )
-    return _gate("simulator", excess(found) <= 1.0, detail)
+    return _gate("simulator", simulator_excess(found) <= 1.0, detail)
 
 
 def _data(evidence: Evidence | ProcessEvidence) -> Gate:

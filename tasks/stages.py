@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from configs.code import UserCode
 from configs.errors import NeoRLError
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import DECIDES_NOTHING, RunConfig
 from tasks.adapters.files.canonical import digest_json, file_sha256, sha256_hex
 from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.files.stored import is_stored, stored_sha256
@@ -125,8 +125,6 @@ def current() -> Session:
 
 TOLD = ("progress", "learning")
 """Arguments by which a stage tells how far it is: a session gives them, and they change no result."""
-DECIDES_NOTHING = ("approval", "concurrency")
-"""Keys of a run that change no result: who decides, and what waits."""
 
 
 def config_digest(run: RunConfig) -> str:

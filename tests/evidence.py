@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from benchmarks.redteam.stage import forge as append_past_the_rules
 from configs.home import Home
+from configs.strict import Approvers
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
 from tasks.adapters.files.canonical import sha256_hex, write_atomic, write_json
 from tasks.adapters.files.folders import digests_in
@@ -42,7 +43,7 @@ from tasks.adapters.ledger.ledger import (
 )
 from tasks.adapters.ledger.people.approvals import VerdictBody
 from tasks.adapters.ledger.people.verdicts import approve
-from tasks.adapters.ledger.policies.model import Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.model import SafetyPolicy
 from tasks.adapters.ledger.policies.policy import policy_of
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.rules import NoteBody

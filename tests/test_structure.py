@@ -34,6 +34,10 @@ UNTYPED = {
     "tasks.adapters.models.checkpoints:_check_identity": "compares identities, the JSON that each training brings",
     "tasks.adapters.files.spec:spec_record": "writes the JSON of a plant's spec, whose digest names bundles",
     "tasks.adapters.files.spec:_object": "reads the JSON of a plant's spec, which may come from anywhere",
+    "configs.fleet.reading:merged": "lays what a site's YAML says over what all sites' does, before both become a run",
+    "configs.fleet.reading:_said": "the same: what a fleet's file says of a site",
+    "tasks.adapters.plants.known:site_record": "writes the JSON of a site, whose digest names bundles",
+    "tasks.adapters.synthetic.fleet:_yaml": "writes a fleet's file like the run's that it is made of",
     # Signatures that a library prescribes.
     "tasks.adapters.registry.policy_model:ShieldedPolicy.predict": "MLflow's own signature",
 }

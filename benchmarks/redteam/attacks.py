@@ -14,6 +14,7 @@ from benchmarks.redteam import beginnings as first
 from benchmarks.redteam.stage import Stage, forge, invented
 from configs.load import load_yaml
 from configs.run import RunConfig
+from configs.strict import Approvers
 from neorl_core.safety.certify import certify_batches
 from neorl_core.types import Controller
 from tasks.adapters.files.canonical import sha256_hex
@@ -33,7 +34,7 @@ from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import make_certificate, read_certificate, verify_certificate
 from tasks.adapters.ledger.champions import WithdrawalBody
 from tasks.adapters.ledger.claims import Claim, Materials
-from tasks.adapters.ledger.policies.model import RULE, Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.model import RULE, SafetyPolicy
 from tasks.adapters.ledger.policies.policy import pinned_file
 from tasks.adapters.plants.known import plant_named
 from tasks.adapters.registry.serving import check_aliases

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.redteam.attacks import Attack, C
 from benchmarks.redteam.stage import Stage, forge
+from configs.strict import Approvers
 from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import rotation
@@ -16,7 +17,6 @@ from tasks.adapters.ledger.people.keyring import KEY_TYPE, KeyBody, PersonKey, R
 from tasks.adapters.ledger.people.rules import said_of_key, said_of_revocation
 from tasks.adapters.ledger.people.statement import Signatory, with_key
 from tasks.adapters.ledger.people.verdicts import approve, reject, signed
-from tasks.adapters.ledger.policies.model import Approvers
 from tasks.adapters.ledger.protocol import Rotate
 from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, public_text

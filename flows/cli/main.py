@@ -27,6 +27,7 @@ from flows.cli.auditing import bills as commands_bills
 from flows.cli.console import emit, group, keep_compiled
 from flows.cli.operations import champions as commands_champions
 from flows.cli.operations import federation as commands_federation
+from flows.cli.operations import fleet as commands_fleet
 from flows.cli.operations import home as commands_home
 from flows.cli.operations import members as commands_members
 
@@ -75,6 +76,7 @@ for panel, commands in PANELS.items():
 app.add_typer(commands_plants.plants, name="plants", rich_help_panel="data")
 app.add_typer(commands_policy.policy, name="policy", rich_help_panel="models")
 app.add_typer(commands_federation.federate, name="federate", rich_help_panel="models")
+app.add_typer(commands_fleet.fleet, name="fleet", rich_help_panel="models")
 for name in ("certificate", "audit"):
     app.add_typer(getattr(commands_evidence, name), name=name, rich_help_panel="evidence")
 app.add_typer(commands_witness.witness, name="witness", rich_help_panel="evidence")

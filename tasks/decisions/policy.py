@@ -11,13 +11,14 @@ from ruamel.yaml import YAML
 from configs.errors import BadInput
 from configs.load import load_yaml
 from configs.run import RunConfig
+from configs.strict import Approvers
 from neorl_core.types import Plant
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger.champions import champion, restored
 from tasks.adapters.ledger.claims import Claim
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people.statement import Signatory
-from tasks.adapters.ledger.policies.model import RULE, Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.model import RULE, SafetyPolicy
 from tasks.adapters.ledger.policies.policy import (
     POSTERIOR,
     PolicyBody,
@@ -45,7 +46,11 @@ def draft_of_run(plant: Plant, run: RunConfig) -> SafetyPolicy:
     constants = sorted(run.identify.constants) if run.identify else []
     found = _draft(claim_of(plant, run), run.gates.beat_plant, 0 if run.approval == "auto" else 1, constants)
     return found.model_copy(
-        update={"p0": min(found.p0, FLOOR_P0), "confidence": max(found.confidence, FLOOR_CONFIDENCE)}
+        update={
+            "p0": min(found.p0, FLOOR_P0),
+            "confidence": max(found.confidence, FLOOR_CONFIDENCE),
+            "approvers": run.approvers or found.approvers,
+        }
     )
 
 
@@ -218,3 +223,5 @@ def check_run(policy: SafetyPolicy, run: RunConfig) -> None:
         raise BadInput(f"expected gates.beat_plant: true by the policy of {run.plant}, got false: {cure}.")
     if policy.approvers.count and run.approval == "auto":
         raise BadInput(f"expected approval: required by the policy of {run.plant}, got auto: {cure}.")
+    if run.approvers is not None and run.approvers != policy.approvers:
+        raise BadInput(f"expected the approvers of the policy of {run.plant}, got others in this run: {cure}.")

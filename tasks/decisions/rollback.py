@@ -9,8 +9,8 @@ from pathlib import Path
 
 from configs.code import Origin
 from configs.errors import BadInput, NeoRLError, Refused
+from configs.fleet.reading import load_runs
 from configs.home import Home
-from configs.load import load_run
 from neorl_core.plants import NAMES
 from tasks.adapters.code.loading import find_code, is_code, project_of
 from tasks.adapters.files.canonical import file_sha256
@@ -177,14 +177,15 @@ def _check_bundle(home: Home, candidate: Entry) -> None:
 def _code_of(folder: Path) -> Origin | None:
     """The code of a plant of the user's own, where this project has it as the bundle names it; nothing is executed."""
     manifest = read_manifest(folder)
-    if manifest.spec.name in NAMES or not manifest.code:
+    if manifest.spec.name in NAMES or not manifest.own_code:
         return None
     for path in sorted(Path("configs").glob("*.yaml")):
         try:
-            run = load_run(path)
-            code = find_code(run.plant, project_of(path)) if is_code(run.plant) else None
+            plants = {run.plant for run in load_runs(path)}
+            found = [find_code(plant, project_of(path)) for plant in sorted(plants) if is_code(plant)]
         except NeoRLError:
             continue  # another file of the project's, which is no run
-        if code is not None and code.digest == manifest.code:
-            return code
+        for code in found:
+            if code.digest == manifest.own_code:
+                return code
     return None

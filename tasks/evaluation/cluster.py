@@ -34,14 +34,17 @@ CALL = "10s"
 
 @contextmanager
 def cluster() -> Iterator[Client | None]:
-    """The cluster that NEORL_DASK_SCHEDULER names; None where it names none.
+    """The cluster that NEORL_DASK_SCHEDULER names; None where it names none, or in one of its own tasks.
+
+    A site of a fleet is retrained by a task of the cluster: were it to wait there for further tasks, all workers could
+    come to wait, and nobody would work.
 
     Raises:
         BadInput: when the address is none, or that of another machine without TLS.
         ServiceMissing: when no scheduler answers, or it has no workers.
     """
     address = setting(DASK)
-    if not address:
+    if not address or _in_a_worker():
         yield None
         return
     if urlsplit(address).scheme != "tls" and not _is_here(str(urlsplit(address).hostname)):
@@ -136,6 +139,17 @@ def _with_identity(function: Callable[..., Result], *arguments: object) -> tuple
 def _differences(ours: Identity, theirs: Identity) -> list[str]:
     names = ("sources", "lock file", "processor")
     return [name for name, one, other in zip(names, ours, theirs, strict=True) if one != other]
+
+
+def _in_a_worker() -> bool:
+    """Whether this is a task of a Dask worker's."""
+    from distributed import get_worker
+
+    try:
+        get_worker()
+    except ValueError:
+        return False
+    return True
 
 
 def _is_here(host: str) -> bool:

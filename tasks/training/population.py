@@ -37,6 +37,7 @@ from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_mode
 from tasks.references import Dataset, Reference
 from tasks.training.checkpointing import Checkpointing
 from tasks.training.data import TrainingData, mesh_for, training_data
+from tasks.training.start import with_start
 
 if TYPE_CHECKING:
     from tasks.progress import CurveLog, Report
@@ -189,6 +190,8 @@ def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainSta
         member = training.members[only]
         config = training.config._replace(**member.hyperparameters)
         fresh = init_population(algorithm, spec, config, [member.seed], {})
+    if run.train.start is not None:
+        fresh = with_start(training.home, fresh, run.train.start)
     algorithm = mixed(algorithm) if run.train.precision == "bfloat16" else algorithm
     if training.mesh is not None and only is None:
         return sharding.split(algorithm, training.mesh), sharding.placed(training.mesh, fresh)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from configs.code import Described, Origin, UserCode
+from configs.code import Described, Origin, Site, SiteOf, UserCode
 from configs.errors import Refused
 from neorl_core.plants import NAMES
 from neorl_core.safety.support import SupportShield
@@ -35,7 +35,7 @@ from tasks.adapters.models.manifest import (
     read_manifest,
 )
 from tasks.adapters.models.structure import CURE, Arrays, build_composite, flatten, of_process
-from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of_code
+from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of_code, plant_of_site, site_record
 
 if TYPE_CHECKING:
     from neorl_core.safety.composite import Composite
@@ -188,6 +188,8 @@ def save_bundle(
     }
     if not plant.code:
         del manifest["code"]
+    if isinstance(plant.source, SiteOf):
+        manifest["site"] = site_record(plant.source)
     manifest["sha256"] = digest_json(manifest)
     make_folder(folder)
     for name, data in files.items():
@@ -214,6 +216,9 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
         Refused: when the plant is not known here, or its code is not that with which the bundle was made.
     """
     name = manifest.spec.name
+    if manifest.site is not None:
+        known = plant_of_site(_site_of_bundle(folder, manifest, source))
+        return _same_limits(folder, manifest, known)
     if name not in NAMES and not isinstance(source, UserCode) and of_process(manifest.structure):
         if manifest.code:
             raise Refused(f"expected a process of which there is no code in {folder}, got a digest of some: {CURE}.")
@@ -234,6 +239,36 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
         if code.digest != manifest.code:
             raise changed(f"plant {name}", manifest.code, code.digest)
         known = plant_of_code(code)
+    return _same_limits(folder, manifest, known)
+
+
+def _site_of_bundle(folder: Path, manifest: Manifest, source: Origin | None) -> SiteOf:
+    """The site that a bundle says it is for, with the code of its plant where that is a user's own."""
+    held = dict(manifest.site or {})
+    code = source.code if isinstance(source, SiteOf) else source
+    try:
+        expected = str(held.pop("code", ""))
+        plant, site = held.pop("plant"), Site(name=manifest.spec.name, **held)
+        if expected and code is None:
+            code = find_installed(str(plant))
+        found = SiteOf(site=site, plant=plant, code=code if expected and isinstance(code, UserCode) else None)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refused(f"expected a site of a plant in {folder}, got '{_line(error)}': {CURE}.") from error
+    if expected and found.code is None:
+        raise Refused(
+            f"expected the code of plant {found.plant[:80]!r}, of which {folder} is a site's, got none: name its file "
+            "in the project, or install the package that offers it."
+        )
+    if found.code is not None and found.code.digest != expected:
+        raise changed(f"plant {found.plant}", expected, found.code.digest)
+    return found
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _same_limits(folder: Path, manifest: Manifest, known: KnownPlant) -> KnownPlant:
     if (known.spec, known.code) != (manifest.spec, manifest.code):
         raise Refused(
             f"expected the limits of {known.name} that {folder} was certified with, got others in this version of "

@@ -37,6 +37,13 @@ class Manifest(NamedTuple):
     """SHA-256 of the two archives, by name."""
     meta: Mapping[str, str]
     """Digests and names that were worth carrying along."""
+    site: Mapping[str, Any] | None = None
+    """Of a site of a fleet: the plant of which there are several, its code's digest, and what the site differs in."""
+
+    @property
+    def own_code(self) -> str:
+        """Digest of the code of a user's own that the plant is built by; empty where there is none."""
+        return self.code if self.site is None else str(self.site.get("code", ""))
 
 
 def digest_of(spec: PlantSpec, structure: Any, arrays: Mapping[str, npt.NDArray[Any]], code: str = "") -> str:
@@ -107,7 +114,7 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         ValueError: when a key is missing, unknown or of another type.
     """
     keys = {"schema", "plant", "digest", "structure", "files", "meta"}
-    if set(value) - {"code"} != keys or value["schema"] != SCHEMA:
+    if set(value) - {"code", "site"} != keys or value["schema"] != SCHEMA:
         raise ValueError(f"another schema than {SCHEMA}: the keys {', '.join(sorted(value))}")
     if not (isinstance(value["digest"], str) and isinstance(value.get("code", ""), str)):
         raise ValueError("a digest that is no text")
@@ -116,8 +123,18 @@ def _manifest(value: dict[str, Any]) -> Manifest:
             raise ValueError(f"{name} that are no names and texts")
     if set(value["files"]) != {ARRAYS, EXAMPLES}:
         raise ValueError(f"other files than {ARRAYS} and {EXAMPLES}")
-    spec = spec_of_record(value["plant"])
-    return Manifest(spec, value.get("code", ""), value["digest"], value["structure"], value["files"], value["meta"])
+    site = value.get("site")
+    if site is not None and not (isinstance(site, dict) and digest_json(site) == value.get("code")):
+        raise ValueError("a site that its digest does not name")
+    return Manifest(
+        spec=spec_of_record(value["plant"]),
+        code=value.get("code", ""),
+        digest=value["digest"],
+        structure=value["structure"],
+        files=value["files"],
+        meta=value["meta"],
+        site=site,
+    )
 
 
 def _check_size(path: Path, limit: int) -> None:

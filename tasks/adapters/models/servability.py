@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from configs.code import Origin, UserCode
+from configs.code import Origin, SiteOf, UserCode
 from configs.errors import BadInput, Refused
 from neorl_core.safety.composite import composite_controller
 from tasks.adapters.models.bundle import load_bundle, load_examples
@@ -116,7 +116,8 @@ def serve_check(
         The findings, with a reason for each that speaks against serving it.
     """
     arguments = [str(folder.resolve()), expected_digest or "", str(calls)]
-    arguments += [source.model_dump_json()] if isinstance(source, UserCode) else []
+    code = source.code if isinstance(source, SiteOf) else source
+    arguments += [code.model_dump_json()] if isinstance(code, UserCode) else []
     command = [sys.executable, "-m", "tasks.adapters.models.servability", *arguments]
     root = Path(__file__).resolve().parents[3]
     served, reasons = Served(), []

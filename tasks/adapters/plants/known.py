@@ -9,11 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from configs.code import Described, Origin, UserCode
+from configs.code import Described, Origin, SiteOf, UserCode
 from configs.errors import BadInput, Refused, nearest
 from configs.strict import NAME
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants.base import LoggedSignals
+from neorl_core.plants.site import site_plant, site_signals
 from neorl_core.types import Panel, Plant, PlantSpec, Process
 from tasks.adapters.code.loading import find_code, find_installed, import_code, installed, is_code, tree_of
 from tasks.adapters.files.canonical import digest_json, parse_json
@@ -86,6 +87,8 @@ def plant_of(run: RunConfig) -> KnownPlant:
     """
     if isinstance(run.source, UserCode):
         return _same_name(plant_of_code(run.source), run.plant)
+    if isinstance(run.source, SiteOf):
+        return plant_of_site(run.source)
     if isinstance(run.source, Described):
         return KnownPlant(spec_of_record(parse_json(run.source.spec.encode())), None, None, source=run.source)
     return plant_named(run.plant)
@@ -133,9 +136,42 @@ def plant_of_code(code: UserCode) -> KnownPlant:
     )
 
 
+def site_record(of: SiteOf) -> dict[str, object]:
+    """What a bundle says of the site that it is for: data, from which the site is built again, and no code."""
+    record: dict[str, object] = {"plant": of.plant, "constants": of.site.constants, "limits": of.site.limits}
+    return record | ({"code": of.code.digest} if of.code else {})
+
+
+def plant_of_site(of: SiteOf) -> KnownPlant:
+    """A site of a plant: its simulator with the site's constants and limits, under the site's name.
+
+    Raises:
+        BadInput: when a constant or a limit is none of the plant's, or it has the name of one of ours.
+        Refused: when the plant's code has changed.
+    """
+    return _of_site(of.model_dump_json())
+
+
+# By its text, for a mapping has no hash: one simulator object for all who ask, so that programs are compiled once.
+@cache
+def _of_site(text: str) -> KnownPlant:
+    of = SiteOf.model_validate_json(text)
+    known = plant_of_code(of.code) if of.code else plant_named(of.plant)
+    name, limits = of.site.name, {limit: (low, high) for limit, (low, high) in of.site.limits.items()}
+    if name in PLANTS:
+        raise BadInput(f"expected another name than that of a plant of NeoRL, got site '{name}': rename the fleet.")
+    try:
+        plant = site_plant(known.simulator(), name, of.site.constants, limits)
+    except ValueError as error:
+        raise BadInput(f"in site {name}: {str(error).rstrip('.')}.") from error
+    logged = known.logged and site_signals(known.logged, known.spec, plant.spec)
+    code, modules = digest_json(site_record(of)), (*known.modules, site_plant.__module__)
+    return KnownPlant(plant.spec, plant, logged, known.about, modules, code, of)
+
+
 def run_sources(run: RunConfig, *modules: str) -> str:
     """Digest of modules of ours and of a run's plant; a plant that is not known adds nothing."""
-    if isinstance(run.source, UserCode) or run.plant in PLANTS:
+    if isinstance(run.source, UserCode | SiteOf) or run.plant in PLANTS:
         return plant_of(run).sources(*modules)
     return sources_digest(*modules)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.code import Described
+from configs.code import Described, Site, SiteOf, UserCode
 from configs.errors import BadInput
 from configs.load import load_run, load_yaml
 from configs.mapping import HistorianMapping
@@ -13,8 +13,8 @@ from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from tasks.adapters.code.algorithms import opened_learner
 from tasks.adapters.code.loading import find_code, find_installed, is_code, project_of
-from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.files.spec import spec_record
+from tasks.adapters.files.canonical import canonical_json, parse_json
+from tasks.adapters.files.spec import spec_of_record, spec_record
 from tasks.adapters.plants.known import plant_of, plant_of_code
 
 
@@ -57,6 +57,8 @@ def opened(run: RunConfig, project: Path | None = None) -> RunConfig:
     """
     if run.source is not None:
         return run
+    if run.site is not None:
+        return _of_site(opened(run.model_copy(update={"site": None}), project), run.site)
     if is_code(run.plant):
         code = find_code(run.plant, project or Path.cwd())
         return run.model_copy(update={"plant": plant_of_code(code).name, "source": code})
@@ -81,9 +83,43 @@ def mapping_of(run: RunConfig) -> HistorianMapping | None:
     if run.data.mapping is None:
         return None
     mapping = load_yaml(run.data.mapping, HistorianMapping)
-    if mapping.subject != run.plant:
+    # The tags of all sites of a plant may mean the same.
+    plant = kind_of(run)
+    if mapping.subject != plant:
         raise BadInput(
-            f"expected a mapping of plant {run.plant} in {run.data.mapping}, got one of {mapping.subject}: "
+            f"expected a mapping of plant {plant} in {run.data.mapping}, got one of {mapping.subject}: "
             "name the right mapping in the run's file."
         )
     return mapping
+
+
+def kind_of(run: RunConfig) -> str:
+    """The plant of an opened run; of a site's, the one that it is a site of."""
+    if isinstance(run.source, SiteOf):
+        return run.source.plant
+    return (run.source.process if isinstance(run.source, Described) else "") or run.plant
+
+
+def _of_site(run: RunConfig, site: Site) -> RunConfig:
+    """A run of the plant of which there are several, as the site's own: under its name, and in its lineage.
+
+    Args:
+        run: opened, as if the plant stood alone.
+        site: what the site differs in.
+
+    Raises:
+        BadInput: on a constant or limit that the plant does not have, or of a process.
+    """
+    if not isinstance(run.source, Described):
+        source = SiteOf(site=site, plant=run.plant, code=run.source if isinstance(run.source, UserCode) else None)
+        found = run.model_copy(update={"plant": site.name, "site": site, "source": source})
+        plant_of(found)
+        return found
+    if site.constants or site.limits:
+        raise BadInput(
+            f"expected constants and limits of a simulated plant alone, got some of site {site.name}, a process: give "
+            "the site a mapping of its own, with its limits."
+        )
+    spec = spec_of_record(parse_json(run.source.spec.encode()))._replace(name=site.name)
+    described = Described(spec=canonical_json(spec_record(spec)).decode(), process=run.plant)
+    return run.model_copy(update={"plant": site.name, "site": site, "source": described})

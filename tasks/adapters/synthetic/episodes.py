@@ -20,7 +20,7 @@ from neorl_core.types import Plant
 from tasks.adapters.files.canonical import digest_json, file_sha256, make_folder, unwritable_is_bad_input
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.formats.exports import Flat
-from tasks.adapters.plants.known import plant_at
+from tasks.adapters.plants.known import KnownPlant, plant_at
 from tasks.adapters.store.records import Provenance, Record
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import ALWAYS, CHOICE, Rows
@@ -107,12 +107,12 @@ class GeneratedEpisodes(Scores):
 
 
 def generate(
-    plant_name: str, behaviour: str, episodes: int, seed: int, out: Path, progress: Progress | None = None
+    named: str | KnownPlant, behaviour: str, episodes: int, seed: int, out: Path, progress: Progress | None = None
 ) -> GeneratedEpisodes:
     """Play episodes and write them; the same arguments give the same digest on one architecture.
 
     Args:
-        plant_name: a plant's name, or its code in the working directory.
+        named: a plant, by its name or its code in the working directory too.
         behaviour: one of `behaviours.BEHAVIOURS`.
         episodes: how many.
         seed: of starts, disturbances, noise and exploration.
@@ -125,7 +125,7 @@ def generate(
     Raises:
         BadInput: for an unknown plant or behaviour, or when the disk is full.
     """
-    known = plant_at(plant_name)
+    known = plant_at(named) if isinstance(named, str) else named
     plant = known.simulator()
     policy = policy_of(plant, behaviour)
     flat = out.suffix in (".hdf5", ".h5")

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
+from neorl_core.plants.chemical_reactor import NOMINAL, Params
 from tasks.adapters.files.canonical import file_sha256, make_folder, publish, unwritable_is_bad_input
 from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN
 from tasks.adapters.store.records import Record
@@ -91,6 +92,7 @@ def generate(
     weeks: float = 3.0,
     progress: Callable[[int, int, str], None] | None = None,
     file_format: Literal["parquet", "csv"] = "parquet",
+    nominal: Params = NOMINAL,
 ) -> GeneratedLog:
     """Write `historian.parquet` (or `.csv`) and `truth.npz`; the same seed gives the same bytes.
 
@@ -101,6 +103,7 @@ def generate(
         weeks: length of the record.
         progress: called with (done, total, unit).
         file_format: of the export.
+        nominal: the reactor's constants; a site of a fleet has its own.
 
     Returns:
         Where they are and what is in them.
@@ -119,7 +122,7 @@ def generate(
     if seed < 0:
         raise BadInput(f"expected a seed from 0 up, got {seed}: choose another.")
     plan = draw_schedule(np.random.default_rng([seed, 0]), steps)
-    run = simulate(seed, plan, progress)
+    run = simulate(seed, plan, progress, nominal)
     archive = archive_of(np.random.default_rng([seed, 1]), plan, run)
     make_folder(folder)
     path, truth = folder / f"historian.{file_format}", folder / "truth.npz"

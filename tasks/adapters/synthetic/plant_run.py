@@ -146,20 +146,26 @@ def _chunk(constants: reactor.Params, carry: Any, inputs: tuple[Any, Schedule]) 
     return jax.lax.scan(partial(_control_step, constants), carry, inputs)
 
 
-def simulate(seed: int, plan: Schedule, progress: Callable[[int, int, str], None] | None = None) -> Run:
+def simulate(
+    seed: int,
+    plan: Schedule,
+    progress: Callable[[int, int, str], None] | None = None,
+    nominal: reactor.Params = reactor.NOMINAL,
+) -> Run:
     """The reactor under a schedule, in its operating domain's disturbances and noise.
 
     Args:
         seed: of the disturbances and the noise.
         plan: per control step (N,).
         progress: called with (done, total, unit); the unit is steps.
+        nominal: the reactor's constants; a site of a fleet has its own.
 
     Returns:
         What was true at each control instant, N steps long.
     """
     domain, plant = reactor.PLANT.domain, reactor.PLANT
     key_start, key_steps = jax.random.split(jax.random.key(seed))
-    constants = reactor.NOMINAL._replace(
+    constants = nominal._replace(
         feed_sd=domain.feed_sd,
         feed_time_constant=domain.feed_time_constant,
         feed_clip=domain.feed_clip,

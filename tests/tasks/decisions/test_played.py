@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from configs.strict import Approvers
 from flows.cli.main import run
 from flows.promote import statement
 from tasks.adapters.files.canonical import write_atomic
@@ -17,7 +18,6 @@ from tasks.adapters.ledger.keys import load_private
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.people import store
 from tasks.adapters.ledger.people.statement import with_key
-from tasks.adapters.ledger.policies.model import Approvers
 from tasks.adapters.ledger.signing import SigningKey
 from tasks.decisions.policy import policy_yaml
 from tests.evidence import PLANT, POLICY

@@ -11,6 +11,7 @@ import pytest
 
 from configs.errors import Refused
 from configs.home import Home
+from configs.strict import Approvers
 from flows.cli.main import run
 from flows.promote import rollback
 from tasks import promote
@@ -19,7 +20,7 @@ from tasks.adapters.ledger.champions import RollbackBody, champion, leaving, pro
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import queue
 from tasks.adapters.ledger.people.approvals import approvers
-from tasks.adapters.ledger.policies.model import Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.model import SafetyPolicy
 from tasks.decisions.pages import wanted_pages
 from tasks.decisions.past import in_force_at
 from tasks.decisions.policy import sign

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from configs.errors import Refused
+from configs.strict import Approvers
 from flows.cli.main import run
 from flows.promote import withdraw
 from tasks import promote
@@ -14,7 +15,6 @@ from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import approvals, queue, verdicts
-from tasks.adapters.ledger.policies.model import Approvers
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
 from tasks.decisions.policy import sign
 from tasks.decisions.withdrawal import withdraw_champion

@@ -113,3 +113,17 @@ def test_addresses_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("NEORL_DASK_SCHEDULER")
     with cluster.cluster() as client:
         assert client is None
+
+
+def test_a_task_of_the_cluster_waits_for_no_other(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A fleet's site is retrained by such a task: were all workers to wait for further tasks, nobody would work.
+    monkeypatch.setenv("NEORL_DASK_SCHEDULER", address)
+    with cluster.cluster() as client:
+        assert client is not None
+        assert client.submit(_asks_for_a_cluster, address).result() is None
+
+
+def _asks_for_a_cluster(address: str) -> object:
+    os.environ["NEORL_DASK_SCHEDULER"] = address
+    with cluster.cluster() as client:
+        return None if client is None else str(client)

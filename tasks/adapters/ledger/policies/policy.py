@@ -9,6 +9,7 @@ from typing import get_args
 
 from configs.errors import BadInput, Refused
 from configs.load import load_yaml
+from configs.strict import Approvers
 from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.ledger.attempts import AttemptBody
 from tasks.adapters.ledger.claims import Claim, DrawnConstant
@@ -16,7 +17,7 @@ from tasks.adapters.ledger.ledger import Body, Entry
 from tasks.adapters.ledger.people.keyring import folded
 from tasks.adapters.ledger.people.rules import check_signed, signed_by_person
 from tasks.adapters.ledger.people.statement import Said
-from tasks.adapters.ledger.policies.model import RULE, Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.model import RULE, SafetyPolicy
 from tasks.adapters.ledger.signing import TrustRoot
 from tasks.references import CandidateRecord, GateName
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from configs.strict import Approvers
 from tasks.adapters.ledger.champions import PromotionBody, champion, promote
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people.keyring import KEY_TYPE, KeyBody, PersonKey
@@ -14,7 +15,7 @@ from tasks.adapters.ledger.people.rotation import pins_of, write_pins
 from tasks.adapters.ledger.people.rules import said_of_key
 from tasks.adapters.ledger.people.statement import Signatory, with_key
 from tasks.adapters.ledger.people.verdicts import signed
-from tasks.adapters.ledger.policies.model import Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.model import SafetyPolicy
 from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, public_text
 from tasks.promote import verdict_on
 from tests.evidence import PLANT, POLICY, propose

@@ -12,6 +12,7 @@ import pytest
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.load import load_yaml
+from configs.strict import Approvers
 from flows.cli.main import run
 from flows.cli.policy import policy_sign
 from tasks.adapters.ledger.audit import audit
@@ -21,7 +22,7 @@ from tasks.adapters.ledger.claims import DrawnConstant, IdentifiedFrom
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.people.approvals import VerdictBody, approvers, open_approvals
 from tasks.adapters.ledger.people.verdicts import approve, reject
-from tasks.adapters.ledger.policies.model import RULE, Approvers, SafetyPolicy
+from tasks.adapters.ledger.policies.model import RULE, SafetyPolicy
 from tasks.adapters.ledger.policies.policy import PolicyBody, lacking, pinned_file, policy_of
 from tasks.decisions.policy import draft_of_champion, hold_run, policy_yaml, read_policy, sign
 from tests.evidence import CLAIM, PLANT, POLICY, candidate_record, certify, crown, open_ledger, propose, put, signer_at

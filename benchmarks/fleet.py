@@ -1,0 +1,137 @@
+"""`make fleet`: twenty made reactors, one with a broken log, through `neorl fleet retrain`, killed once on the way.
+
+The constants of the sites differ by up to 3 %. The first retraining is killed with all its processes once a few sites
+have ended, and given again; then it is given once more, and must find nothing new. Budgets are small: what is shown is
+that each site comes to a decision of its own, not how good the policies are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commit import commit
+from configs.home import Home
+from tasks.adapters.files.canonical import write_json
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.ledger import Ledger
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "fleet.json"
+SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/fleet.py")
+"""What a result depends on."""
+RUN = """\
+plant: chemical_reactor
+data: {{mapping: {mapping}, held_out: 0.3}}
+train: {{algorithm: td3_bc, updates: 300, seeds: 2, checkpoint_every: 100, hyperparameters: {{hidden: [16]}}}}
+evaluate: {{fqe_updates: 100, model_updates: 40, bootstraps: 50, rollouts: 32, discount: 0.95}}
+gates: {{beat_plant: false}}
+approval: auto
+"""
+
+
+def main() -> int:
+    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known.add_argument("--sites", type=int, default=20)
+    known.add_argument("--kill-after", type=int, default=4, help="sites that have ended when the first run is killed")
+    known.add_argument("--out", type=Path, default=RESULTS)
+    options = known.parse_args()
+    with tempfile.TemporaryDirectory(prefix="neorl-fleet-") as name:
+        found = play(Home.locate(), Path(name), options.sites, options.kill_after)
+    write_json(options.out, {"commit": commit(SOURCES), **found})
+    print(json.dumps(found, indent=1))
+    return 0
+
+
+def play(home: Home, folder: Path, sites: int, kill_after: int) -> dict[str, Any]:
+    """Make the fleet, retrain it three times, and hold the outcomes to what a fleet promises.
+
+    Args:
+        home: whose servers are started if none answers.
+        folder: for the fleet.
+        sites: how many, of which the last has a broken log.
+        kill_after: sites that have ended when the first run is killed.
+    """
+    run = folder / "run.yaml"
+    run.write_text(RUN.format(mapping=ROOT / "configs" / "mappings" / "chemical_reactor.yaml"))
+    fleet = folder / "reactors"
+    neorl("fleet", "generate", str(fleet), "--like", str(run), "--sites", str(sites), "--broken", "1")
+    file = fleet / "fleet.yaml"
+    ended_before = kill(file, kill_after)
+    first, seconds = retrained(file)
+    entries = len(Ledger.open(home, write=False).entries())
+    again, seconds_again = retrained(file)
+    promotions = [entry for entry in Ledger.open(home, write=False).entries() if entry.kind == "promotion"]
+    found = {
+        "sites": sites,
+        "ended_before_kill": ended_before,
+        "decided": sum(site["outcome"] is not None for site in first["sites"]),
+        "refused": {site["site"]: site["refused"] for site in first["sites"] if site["refused"]},
+        "verdicts": Counter(site["outcome"]["verdict"] for site in first["sites"] if site["outcome"]),
+        "champions": len({entry.plant for entry in promotions}),
+        "promotions": len(promotions),
+        "headline": first["headline"],
+        "outliers": first["outliers"],
+        "seconds": seconds,
+        "again": {
+            "verdicts": Counter(site["outcome"]["verdict"] for site in again["sites"] if site["outcome"]),
+            "new_entries": len(Ledger.open(home, write=False).entries()) - entries,
+            "seconds": seconds_again,
+        },
+        "audit": audit(home).passed,
+    }
+    whole = found["decided"] == sites - 1 == found["champions"] == found["promotions"] and len(found["refused"]) == 1
+    same = found["again"]["verdicts"] == {"unchanged": sites - 1} and found["again"]["new_entries"] == 0
+    if not (whole and same and found["audit"] and ended_before < sites):
+        raise SystemExit(f"expected {sites - 1} decisions, one refusal and nothing new, got {json.dumps(found)}")
+    return found
+
+
+def retrained(file: Path) -> tuple[dict[str, Any], float]:
+    """What a retraining answers, and the seconds that it took; the broken site makes it leave with 1."""
+    started = time.monotonic()
+    return neorl("fleet", "retrain", str(file), code=1), round(time.monotonic() - started, 1)
+
+
+def neorl(*arguments: str, code: int = 0) -> dict[str, Any]:
+    """What a command answers, run in a process of its own."""
+    words = [sys.executable, "-m", "flows", *arguments, "--json"]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if done.returncode != code:
+        raise SystemExit(f"expected {code} of neorl {' '.join(arguments)}, got {done.returncode}: {answer}")
+    return answer
+
+
+def kill(file: Path, after: int) -> int:
+    """Begin a retraining and kill -9 all of its processes once some sites have ended.
+
+    Returns:
+        How many had.
+    """
+    words = [sys.executable, "-m", "flows", "fleet", "retrain", str(file)]
+    ended = 0
+    with subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            ended += line.startswith("neorl: site_")
+            if ended == after:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+    return ended
+
+
+if __name__ == "__main__":
+    sys.exit(main())

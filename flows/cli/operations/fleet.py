@@ -1,0 +1,119 @@
+"""Commands about fleets: retrain all sites of a file, show how they stand, and make one to try."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from configs.home import Home
+from flows.cli.console import AsJson, emit, group, keep_compiled, show_table
+
+fleet = group("Retrain the sites of a fleet, each with gates, certificate and lineage of its own, and compare them.")
+FleetFile = Annotated[Path, typer.Argument(help="The fleet's YAML, such as fleet.yaml.")]
+
+
+@fleet.command("retrain")
+def fleet_retrain(
+    config: FleetFile,
+    site: Annotated[list[str] | None, typer.Option("--site", help="Only this site; repeat it for several.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Retrain every site of a fleet from its logs, several at the same time, and write a report that compares them.
+
+    A site that is refused or crashes stops no other; 1 is the exit code then. A fleet that was killed goes on where it
+    was when the same command is given again, and one of which nothing is new changes nothing.
+
+    Example: neorl fleet retrain fleet.yaml
+    """
+    keep_compiled(from_the_first=True)
+    from flows.cli.launch import run_fleet
+
+    found = run_fleet(config, site)
+    lines = ["", f"{found.fleet}: {found.headline}"]
+    lines += [f"  {each.found}" for each in found.sites]
+    lines += [f"  stands out   {line}" for line in found.outliers]
+    emit(found, as_json, [*lines, f"  report       {found.page}"])
+    if any(each.outcome is None for each in found.sites):
+        raise typer.Exit(1)
+
+
+@fleet.command("status")
+def fleet_status(config: FleetFile, as_json: AsJson = False) -> None:
+    """Show how each site of a fleet stands, ranked, by the ledger; the report is written anew, no server is needed.
+
+    Example: neorl fleet status fleet.yaml
+    """
+    from configs.fleet.reading import load_fleet
+    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.fleet.compare import MEASURES, ranked, shown
+    from tasks.fleet.page import in_force, verdict, write_page
+    from tasks.fleet.standing import standings
+
+    home, name = Home.locate(), load_fleet(config).fleet
+    found = standings(config, Ledger.open(home, write=False).entries() if Ledger.exists(home) else [])
+    page, sites = write_page(home, name, found, datetime.now(UTC)), ranked(found)
+    if as_json:
+        told = {"fleet": name, "headline": page.headline, "outliers": page.outliers, "page": str(page.path)}
+        emit({**told, "sites": [each.model_dump(mode="json") for each in sites]}, True)
+        return
+    head = ("rank", "site", "last retraining", "in force", *(measure.title for measure in MEASURES))
+    rows = []
+    for each in sites:
+        values = [each.compared.get(measure.name) for measure in MEASURES]
+        texts = [
+            "–" if value is None else shown(measure, value.value) + (" !" if value.outlier else "")
+            for measure, value in zip(MEASURES, values, strict=True)
+        ]
+        rows.append([each.rank or "–", each.standing.site, verdict(each.standing), in_force(each.standing), *texts])
+    show_table(head, rows)
+    print(f"\n{name}: {page.headline}")
+    for line in page.outliers:
+        print(f"stands out: {line}")
+    print(f"report: {page.path}")
+
+
+@fleet.command("generate")
+def fleet_generate(
+    folder: Annotated[Path, typer.Argument(help="Folder to write; its name is the fleet's.")],
+    like: Annotated[Path, typer.Option(help="A run whose plant and settings all sites have in common.")] = Path(
+        "configs/chemical_reactor.yaml"
+    ),
+    sites: Annotated[int, typer.Option(help="How many.", min=1, max=1000)] = 20,
+    spread: Annotated[
+        float, typer.Option(help="Largest difference of a constant, as a share.", min=0.0, max=0.5)
+    ] = 0.03,
+    broken: Annotated[int, typer.Option(help="Logs, of the last sites, that are cut off in the middle.", min=0)] = 0,
+    constant: Annotated[
+        list[str] | None, typer.Option(help="A constant that differs; those that the plant's domain draws otherwise.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.", min=0)] = 0,
+    weeks: Annotated[float, typer.Option(help="Length of a reactor's history.", min=0.0)] = 0.5,
+    episodes: Annotated[int, typer.Option(help="Of each site of another plant.", min=1)] = 60,
+    as_json: AsJson = False,
+) -> None:
+    """Make a fleet to try: sites of a simulated plant whose constants differ, a log of each, and fleet.yaml.
+
+    Example: neorl fleet generate fleets/reactors --sites 20 --spread 0.03 --broken 1
+    """
+    from tasks.adapters.synthetic.fleet import make_fleet
+    from tasks.progress import StageProgress
+
+    with StageProgress("generate") as progress:
+        made = make_fleet(
+            folder,
+            like,
+            sites,
+            spread=spread,
+            broken=broken,
+            constants=tuple(constant or ()),
+            seed=seed,
+            weeks=weeks,
+            episodes=episodes,
+            progress=progress,
+        )
+    lines = [f"{made.path}: {len(made.sites)} sites of {made.plant} that differ in {', '.join(made.constants)}"]
+    lines += [f"the log of {', '.join(made.broken)} is cut off"] if made.broken else []
+    emit(made.model_dump(mode="json"), as_json, [*lines, f"next: neorl fleet retrain {made.path}"])

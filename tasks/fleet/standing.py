@@ -1,0 +1,118 @@
+"""How each site of a fleet stands, read from the verified ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from configs.errors import NeoRLError
+from configs.fleet.model import Fleet
+from configs.fleet.reading import load_fleet
+from configs.strict import MARK
+from tasks.adapters.ledger import shadows
+from tasks.adapters.ledger.champions import champion
+from tasks.adapters.ledger.ledger import Entry
+from tasks.adapters.ledger.people.queue import record_of, waiting
+from tasks.adapters.ledger.policies.policy import policy_of
+from tasks.adapters.ledger.rules import RefusalBody
+from tasks.fleet.model import Standing
+from tasks.gates import simulator_excess
+from tasks.record import champion_in_force, shadow_in_force
+from tasks.references import CandidateRecord, DecisionRecord, Evidence, Outcome
+
+
+def standings(path: Path, entries: Sequence[Entry]) -> tuple[Standing, ...]:
+    """How every site stands, in the order of the fleet's file.
+
+    Args:
+        path: the fleet's file.
+        entries: the ledger's, verified; none where there is no ledger yet.
+
+    Raises:
+        BadInput: when the file cannot be used.
+    """
+    fleet = load_fleet(path)
+    return tuple(_standing(path, fleet, site, entries) for site in fleet.sites)
+
+
+def _standing(path: Path, fleet: Fleet, site: str, entries: Sequence[Entry]) -> Standing:
+    plant = fleet.plant_name(site)
+    own = [entry for entry in entries if entry.plant == plant]
+    decision = next((entry for entry in reversed(own) if entry.kind == "decision"), None)
+    refusal = next((entry for entry in reversed(own) if entry.kind == "refusal"), None)
+    last = max((entry for entry in (decision, refusal) if entry), key=lambda entry: entry.sequence, default=None)
+    outcome = decision.read(DecisionRecord).outcome if decision else None
+    record = _candidate(own, outcome)
+    now, watched, policy = champion(entries, plant), shadows.shadow(entries, plant), policy_of(entries, plant)
+    in_force = None if now is None else champion_in_force(now, entries)
+    refused = last is refusal
+    return Standing(
+        site=site,
+        plant=plant,
+        kind=_kind(path, site),
+        state="new" if last is None else "refused" if refused else "decided",
+        since=last.timestamp if last else "",
+        verdict=None if refused or outcome is None else outcome.verdict,
+        headline=refusal.read(RefusalBody).reason if refused and refusal else outcome.headline if outcome else "",
+        failed=tuple(gate.name for gate in outcome.gates if gate.passed is False) if outcome else (),
+        champion=in_force,
+        shadow=shadow_in_force(watched, entries) if watched and watched.runs(datetime.now(UTC)) else None,
+        own=now is not None and _role(own, now) == "fallback",
+        waiting=tuple(record_of(entry).version for entry in waiting(entries, plant)),
+        approvers="" if policy is None else _who(policy.approvers.count, policy.approvers.roles),
+        certificate=(in_force.claim or "") if in_force else "",
+        report=Path(outcome.links["report"]) if outcome and "report" in outcome.links else None,
+        links={name: url for name, url in outcome.links.items() if name != "report"} if outcome else {},
+        measures=dict(_measures(outcome, record)),
+    )
+
+
+def _kind(path: Path, site: str) -> str:
+    """The plant that a site is one of; what its file names where that cannot be opened."""
+    from configs.load import load_run
+    from tasks.adapters.plants.opening import kind_of, open_run
+
+    reference = Path(f"{path}{MARK}{site}")
+    try:
+        return kind_of(open_run(reference))
+    except NeoRLError:
+        return load_run(reference).plant
+
+
+def _who(count: int, roles: Sequence[str]) -> str:
+    if not count:
+        return "the rule"
+    return f"{count} person{'s' if count > 1 else ''}" + (f", as {', '.join(roles)}" if roles else "")
+
+
+def _candidate(own: Sequence[Entry], outcome: Outcome | None) -> CandidateRecord | None:
+    """The trained candidate that an outcome judged."""
+    if outcome is None:
+        return None
+    records = (record_of(entry) for entry in reversed(own) if entry.kind == "candidate")
+    return next((r for r in records if r.run_key == outcome.run_key and r.role == "candidate"), None)
+
+
+def _role(own: Sequence[Entry], promotion: Entry) -> str:
+    found = next((entry for entry in own if entry.digest == promotion.body.get("candidate")), None)
+    return record_of(found).role if found else ""
+
+
+def _measures(outcome: Outcome | None, record: CandidateRecord | None) -> Iterator[tuple[str, float]]:
+    """What a decision has of `compare.MEASURES`."""
+    if outcome is None:
+        return
+    gain = outcome.difference or outcome.ope_difference
+    if gain is not None and math.isfinite(gain.value):
+        yield "gain", gain.value
+    if record is None:
+        return
+    evidence, dataset = record.evidence, record.dataset
+    if isinstance(evidence, Evidence):
+        yield "simulator", max(map(simulator_excess, evidence.simulator.signals.values()), default=math.nan)
+        yield "fallback", evidence.fallback_share
+        if evidence.certificate is not None:
+            yield "handovers", evidence.certificate.handovers
+    yield "lost", dataset.quarantined / max(dataset.rows + dataset.quarantined, 1)

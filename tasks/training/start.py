@@ -1,0 +1,62 @@
+"""Weights that trainings begin with, kept in the home by the digest of their file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from configs.errors import Refused
+from configs.home import Home
+from neorl_core.training.population import TrainState
+from neorl_core.training.start import begun, weights
+from tasks.adapters.files.arrays import npz_bytes, read_npz
+from tasks.adapters.files.canonical import file_sha256, sha256_hex, write_atomic
+
+FOLDER = "starts"
+
+
+def save_start(home: Home, state: TrainState) -> str:
+    """Keep the weights of a population's first member.
+
+    Args:
+        home: keeps them in `starts/`.
+        state: at the end of a training, with a leading axis on every array.
+
+    Returns:
+        The digest by which a training names them.
+    """
+    found = weights(jax.tree.map(lambda x: np.asarray(x)[0], state.learner))
+    data = npz_bytes({name: np.asarray(x) for name, x in found.items()})
+    digest = sha256_hex(data)
+    write_atomic(start_file(home, digest), data)
+    return digest
+
+
+def start_file(home: Home, digest: str) -> Path:
+    """Where the weights of a digest lie."""
+    return home.folder(FOLDER) / f"{digest}.npz"
+
+
+def with_start(home: Home, fresh: TrainState, digest: str) -> TrainState:
+    """A fresh population that begins with kept weights.
+
+    Args:
+        home: keeps them.
+        fresh: as the seeds draw it.
+        digest: of the weights.
+
+    Raises:
+        Refused: when there are none of that digest, or they are those of other networks.
+    """
+    path = start_file(home, digest)
+    got = file_sha256(path) if path.is_file() else "no file"
+    if got != digest:
+        raise Refused(
+            f"expected the weights {digest} at {path}, got {got}: 'neorl fleet retrain' of all sites makes them again."
+        )
+    try:
+        return begun(fresh, read_npz(path))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise Refused(f"{error}, in {path}: give the sites' learner the layers of the shared one.") from error

@@ -1,0 +1,98 @@
+"""A policy that sites share: of one site it is its own training, and a site's further learner begins with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.errors import Refused
+from configs.home import Home
+from configs.run import RunConfig, Shared
+from tasks.adapters.files.arrays import read_npz
+from tasks.adapters.models.bundle import load_bundle
+from tasks.fleet.shared import current_start, pooled_start, shared_run, with_shared
+from tasks.references import Dataset, Member
+from tasks.training.start import start_file
+from tasks.training.train import train
+from tests.small_data import reactor_dataset, reactor_run
+
+SHARED = {"algorithm": "bc", "updates": 40, "fine_tune": 40, "fleet": "reactors", "hyperparameters": {"hidden": [8]}}
+Sites = tuple[Home, RunConfig, dict[str, Dataset]]
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
+    folder = tmp_path_factory.mktemp("sites")
+    home = Home(folder / "home")
+    run = reactor_run(train={"algorithm": "bc", "seeds": 1, "hyperparameters": {"hidden": [8]}})
+    found = {name: reactor_dataset(home, folder, 0.1, seed) for seed, name in enumerate(("east", "west"))}
+    return home, run.model_copy(update={"shared": Shared(**SHARED)}), found
+
+
+def actor(home: Home, digest: str) -> dict[str, Any]:
+    held = read_npz(start_file(home, digest))
+    return {name.removeprefix("actor/"): x for name, x in held.items() if name.startswith("actor/")}
+
+
+def policy(member: Member) -> dict[str, Any]:
+    params = load_bundle(member.bundle.folder, member.bundle.digest)[1].policy.params
+    return {f"{layer}/{name}": np.asarray(x) for layer, held in params.items() for name, x in held.items()}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    assert one.keys() == other.keys()
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_shared_by_one_site_it_is_that_sites_own_training(sites: Sites) -> None:
+    home, run, datasets = sites
+    start = pooled_start(home, "reactors", {"east": run}, {"east": datasets["east"]})
+    alone = train(home, shared_run(run), datasets["east"])
+    assert same(actor(home, start), policy(alone.members[0]))
+    assert current_start(home, "reactors") == start
+
+
+def test_two_sites_share_another_policy_which_is_found_again(sites: Sites) -> None:
+    home, run, datasets = sites
+    runs = dict.fromkeys(datasets, run)
+    alone = pooled_start(home, "reactors", {"west": run}, {"west": datasets["west"]})
+    both = pooled_start(home, "reactors", runs, datasets)
+    assert not same(actor(home, alone), actor(home, both))
+    made = start_file(home, both).stat().st_mtime_ns
+    # In whatever order the sites are listed.
+    assert pooled_start(home, "reactors", runs, dict(reversed(datasets.items()))) == both
+    assert start_file(home, both).stat().st_mtime_ns == made
+
+
+def test_a_sites_further_learner_begins_with_it_and_goes_on(sites: Sites) -> None:
+    home, run, datasets = sites
+    start = pooled_start(home, "reactors", dict.fromkeys(datasets, run), datasets)
+    still = run.model_copy(update={"shared": Shared(**{**SHARED, "hyperparameters": {"hidden": [8], "actor_lr": 0.0}})})
+    # Of a learner that makes no steps nothing but its beginning is left; the site's own members stay beside it.
+    population = train(home, with_shared(home, still), datasets["east"])
+    assert [member.algorithm for member in population.members] == ["bc", "bc"]
+    assert same(actor(home, start), policy(population.members[1]))
+    moving = train(home, with_shared(home, run), datasets["east"])
+    assert not same(actor(home, start), policy(moving.members[1]))
+    # The normaliser is the site's own, whichever weights a member began with.
+    normalisers = [load_bundle(m.bundle.folder, m.bundle.digest)[1].policy.normaliser for m in moving.members]
+    assert all(np.array_equal(a, b) for a, b in zip(*normalisers, strict=True))
+
+
+def test_weights_that_are_none_or_others_are_told(sites: Sites, tmp_path: Path) -> None:
+    home, run, datasets = sites
+    with pytest.raises(Refused, match="retrain the fleet with 'neorl fleet retrain' first"):
+        with_shared(Home(tmp_path / "home"), run)
+    start = pooled_start(home, "reactors", {"east": run}, {"east": datasets["east"]})
+    other = run.model_copy(update={"shared": Shared(**{**SHARED, "hyperparameters": {"hidden": [4]}})})
+    with pytest.raises(Refused, match="give the sites' learner the layers of the shared one"):
+        train(home, with_shared(home, other), datasets["east"])
+    path = start_file(home, start)
+    kept = path.read_bytes()
+    path.write_bytes(kept[:-1] + b"0")
+    with pytest.raises(Refused, match="expected the weights"):
+        train(home, with_shared(home, run).model_copy(update={"seed": 5}), datasets["east"])
+    path.write_bytes(kept)
