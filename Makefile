@@ -131,10 +131,7 @@ fleet: $(READY)  ## twenty made reactors through `neorl fleet retrain`, killed o
 picture: $(READY)  ## copy the last run's picture into the README
 	cp "$$(ls -t .neorl/runs/chemical_reactor/*/plots/glance.png | head -1)" docs/result.png
 
-audit-fleet: $(READY)  ## twenty made reactors through `neorl fleet retrain`, killed once, then again: 19 decisions, one refusal, nothing new
-	$(BIN)/python -m benchmarks.fleet
-
-picture: $(READY)  ## a picture of the audit report over the last run's day; writes docs/audit.png
+audit-picture: $(READY)  ## a picture of the audit report over the last run's day; writes docs/audit.png
 	$(BIN)/python -m benchmarks.pictures.audit
 
 screens: $(READY)  ## pictures of what each user sees first, of the home's last run; writes docs/screens.md

@@ -61,7 +61,9 @@ def features(
     directions: Float[Array, "I F"], offsets: Float[Array, " F"], x: Float[Array, "*n I"]
 ) -> Float[Array, "*n D"]:
     """1, x, and `max(0, x W + b)`."""
-    return jnp.concatenate([jnp.ones_like(x[..., :1]), x, jax.nn.relu(x @ directions + offsets)], axis=-1)
+    projected = x @ directions
+    hinges = jax.nn.relu(projected + jnp.broadcast_to(offsets, projected.shape))
+    return jnp.concatenate([jnp.ones_like(x[..., :1]), x, hinges], axis=-1)
 
 
 def seen(support: Support, steps: Float[Array, "B I"]) -> Support:

@@ -136,9 +136,10 @@ def test_lines_that_are_no_tree_are_refused() -> None:
 
 
 def test_a_day_of_the_plants_own_controller_and_its_logged_signals() -> None:
-    played = rollout(PLANT, PLANT.fallback, PLANT.fallback_params, jax.random.key(0), PLANT.domain)
-    assert np.isfinite(np.asarray(jax.tree.leaves(played)[0], float)).all()
-    params = PLANT.sample_params(jax.random.key(1), PLANT.domain)._replace(meter_noise=0.0, bus_sd=0.0)
+    drawn = PLANT.sample_params(jax.random.key(1), PLANT.domain)
+    played = rollout(PLANT, PLANT.fallback, PLANT.fallback_params, jax.random.key(0), drawn)
+    assert all(np.isfinite(np.asarray(x, float)).all() for x in jax.tree.leaves(played))
+    params = drawn._replace(meter_noise=0.0, bus_sd=0.0)
     state, first = jax.jit(PLANT.reset)(jax.random.key(2), params)
     action = jax.jit(PLANT.fallback.act)(PLANT.fallback_params, (), first, PLANT.applied(first))[1]
     foreseen, margins = jax.jit(PLANT.predict)(first, action, params)
