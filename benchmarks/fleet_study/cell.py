@@ -22,8 +22,8 @@ from neorl_core.federated.federate import (
 from neorl_core.federated.fedora import fedora
 from neorl_core.federated.methods import FEDAVG, SCAFFOLD, Method, fedprox
 from neorl_core.federated.rounds import Rule
-from neorl_core.federated.shared import shared
 from neorl_core.networks import Policy
+from neorl_core.training.parameters import parameters_of
 from neorl_core.training.population import configure, init_population, member
 from neorl_core.training.preparation import moments, scaling
 from neorl_core.types import Transition
@@ -96,7 +96,7 @@ def local(fleet: Fleet) -> Learned:
     scales = [scaling(moments(rows), PLANT.spec) for rows in fleet.learning]
     rows = stacked_rows(scales, fleet.learning)
     run = make_apart(Rule(algorithm, updates=size.rounds * size.updates))
-    learners = run(shared(train.learner), fresh_sites(train, FEDAVG, size.sites), rows).train.learner
+    learners = run(parameters_of(train.learner), fresh_sites(train, FEDAVG, size.sites), rows).train.learner
     policies = policies_of(algorithm, learners, [scale.normaliser for scale in scales])
     return Learned(policies, policies)
 

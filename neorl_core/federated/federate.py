@@ -17,10 +17,10 @@ from neorl_core.federated.aggregate import Aggregate, weighted_mean
 from neorl_core.federated.methods import FEDAVG, Method, Offer, Rows, Site
 from neorl_core.federated.privacy import Privacy
 from neorl_core.federated.rounds import Rule, Server, at_site, fresh_server, fresh_site, make_rounds
-from neorl_core.federated.shared import Shared, size, with_shared
 from neorl_core.fit import known_algorithm
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.training.optimisers import Recipe
+from neorl_core.training.parameters import Parameters, size, with_parameters
 from neorl_core.training.population import (
     Algorithm,
     TrainState,
@@ -169,7 +169,7 @@ def federate(
             server, every, metrics = run(server, every, rows, jax.random.fold_in(jax.random.key(seed), number))
             curves.append(metrics)
     told = {name: np.concatenate([np.asarray(part[name]) for part in curves]) for name in curves[0]}
-    shipped = Policy(learner.actor(with_shared(train.learner, server.parameters)), how.normaliser)
+    shipped = Policy(learner.actor(with_parameters(train.learner, server.parameters)), how.normaliser)
     return Federated(learner, config, spec, how, shipped, server, every, told)
 
 
@@ -194,7 +194,7 @@ def fine_tuned(
 
 
 @lru_cache(maxsize=16)
-def make_apart(rule: Rule) -> Callable[[Shared, Site, Rows], Site]:
+def make_apart(rule: Rule) -> Callable[[Parameters, Site, Rows], Site]:
     """Compile the updates of one round in which every site learns by itself, and nothing is sent.
 
     Args:
@@ -204,7 +204,7 @@ def make_apart(rule: Rule) -> Callable[[Shared, Site, Rows], Site]:
         `(weights to begin with, sites, rows) -> sites`, all but the weights with a leading site axis.
     """
 
-    def run(parameters: Shared, sites: Site, rows: Rows) -> Site:
+    def run(parameters: Parameters, sites: Site, rows: Rows) -> Site:
         kept, _, _ = jax.vmap(partial(at_site, rule, Offer(parameters, {})))(sites, rows)
         apart: Site = kept
         return apart

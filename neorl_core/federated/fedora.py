@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neorl_core.federated.methods import FEDAVG, Ended, Method, Offer, Site, fedprox, weighted_by_rows
-from neorl_core.federated.shared import Shared
 from neorl_core.networks import critics_apply, mlp_apply
+from neorl_core.training.parameters import Parameters
 from neorl_core.training.population import Algorithm
 from neorl_core.types import Transition
 
@@ -41,11 +41,11 @@ def fedora(pull: float = 0.01, temperature: float = 0.1, decay: float = 0.995) -
     def rows(algorithm: Algorithm, learner: object, sent: object, batches: Transition) -> Transition:
         return optimistic(algorithm, learner, sent, batches)
 
-    def step(before: Shared, after: Shared, offer: Offer, site: Site) -> Shared:
-        shortened: Shared = jax.tree.map(lambda y0, y1: y0 + site.influence * (y1 - y0), before, after)
+    def step(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
+        shortened: Parameters = jax.tree.map(lambda y0, y1: y0 + site.influence * (y1 - y0), before, after)
         return drawn_back(before, shortened, offer, site)
 
-    def close(ended: Ended) -> tuple[Site, Shared, Float[Array, ""]]:
+    def close(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
         site, control, log_rows = weighted_by_rows(ended)
         own = worth(ended.algorithm, ended.site.train.learner, ended.sample)
         federated = worth(ended.algorithm, ended.before, ended.sample)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from neorl_core.federated.methods import Offer, Rows, Site
 from neorl_core.federated.rounds import Rule, at_site, check
-from neorl_core.federated.shared import shared, with_shared
+from neorl_core.training.parameters import parameters_of, with_parameters
 from neorl_core.training.population import Metrics
 
 
@@ -74,13 +74,13 @@ def make_gossip(rule: Rule) -> Callable[[Site, Rows, Float[Array, "R S S"]], tup
         )
 
     def alone(site: Site, rows: Rows) -> tuple[Site, Metrics]:
-        site, _, metrics = at_site(rule, Offer(shared(site.train.learner), {}), site, rows)
+        site, _, metrics = at_site(rule, Offer(parameters_of(site.train.learner), {}), site, rows)
         return site, metrics
 
     def run(sites: Site, rows: Rows, weights: Float[Array, "R S S"]) -> tuple[Site, Metrics]:
         def one(sites: Site, weights: Float[Array, "S S"]) -> tuple[Site, Metrics]:
             sites, metrics = jax.vmap(alone)(sites, rows)
-            learner = with_shared(sites.train.learner, mixed(shared(sites.train.learner), weights))
+            learner = with_parameters(sites.train.learner, mixed(parameters_of(sites.train.learner), weights))
             return sites._replace(train=sites.train._replace(learner=learner)), metrics
 
         return jax.lax.scan(one, sites, weights)

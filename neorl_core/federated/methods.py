@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from neorl_core.federated.shared import Shared
+from neorl_core.training.parameters import Parameters
 from neorl_core.training.population import Algorithm, TrainState
 from neorl_core.types import Transition
 
@@ -23,8 +23,8 @@ from neorl_core.types import Transition
 class Offer(NamedTuple):
     """What the server sends in a round."""
 
-    parameters: Shared
-    control: Shared
+    parameters: Parameters
+    control: Parameters
     """Mean of the sites' control variates; without entries where the method has none."""
 
 
@@ -32,7 +32,7 @@ class Site(NamedTuple):
     """What stays at a site between two rounds; in a simulation every array has a leading site axis."""
 
     train: TrainState
-    control: Shared
+    control: Parameters
     """The site's own control variate."""
     influence: Float[Array, "*s"]
     """How much the site's own rows count in its updates, 1 at first."""
@@ -49,9 +49,9 @@ class Rows(NamedTuple):
 class Reply(NamedTuple):
     """What leaves a site: nothing else does."""
 
-    change: Shared
+    change: Parameters
     """Weights after the site's updates less those that were sent."""
-    control: Shared
+    control: Parameters
     """New control variate less the old one."""
     log_weight: Float[Array, "*s"]
     """Logarithm of what the site counts in a weighted mean."""
@@ -66,7 +66,7 @@ class Ended(NamedTuple):
     site: Site
     """After the updates."""
     offer: Offer
-    change: Shared
+    change: Parameters
     steps: int
     """Calls of the algorithm's `update`."""
     sample: Transition
@@ -78,17 +78,17 @@ class Method(NamedTuple):
     """A federated method as pure functions; a variant has another function in one of the places."""
 
     name: str
-    fresh_control: Callable[[Shared], Shared]
+    fresh_control: Callable[[Parameters], Parameters]
     """weights -> the control variate to begin with."""
     rows: Callable[[Algorithm, object, object, Transition], Transition]
     """(algorithm, learner, learner with the weights that were sent, batches) -> the batches to learn from."""
-    step: Callable[[Shared, Shared, Offer, Site], Shared]
+    step: Callable[[Parameters, Parameters, Offer, Site], Parameters]
     """(weights before an update, after it, offer, site) -> where the step ends."""
-    close: Callable[[Ended], tuple[Site, Shared, Float[Array, ""]]]
+    close: Callable[[Ended], tuple[Site, Parameters, Float[Array, ""]]]
     """A round's end -> (site, change of its control variate, logarithm of its weight)."""
 
 
-def no_control(parameters: Shared) -> Shared:
+def no_control(parameters: Parameters) -> Parameters:
     """None."""
     return {}
 
@@ -98,12 +98,12 @@ def rows_as_they_are(algorithm: Algorithm, learner: object, sent: object, batche
     return batches
 
 
-def step_as_it_is(before: Shared, after: Shared, offer: Offer, site: Site) -> Shared:
+def step_as_it_is(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
     """Where the algorithm's own update ends."""
     return after
 
 
-def weighted_by_rows(ended: Ended) -> tuple[Site, Shared, Float[Array, ""]]:
+def weighted_by_rows(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
     """A site counts by its number of rows."""
     return ended.site, {}, jnp.log(ended.number.astype(jnp.result_type(float)))
 
@@ -129,21 +129,21 @@ def fedprox(pull: float) -> Method:
     if not 0.0 <= pull < 1.0:
         raise ValueError(f"expected a pull from 0 to below 1, got {pull}: it is the share of the way back at a step.")
 
-    def step(before: Shared, after: Shared, offer: Offer, site: Site) -> Shared:
-        found: Shared = jax.tree.map(lambda y0, y1, x: y1 - pull * (y0 - x), before, after, offer.parameters)
+    def step(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
+        found: Parameters = jax.tree.map(lambda y0, y1, x: y1 - pull * (y0 - x), before, after, offer.parameters)
         return found
 
     return FEDAVG._replace(name="fedprox", step=step)
 
 
-def _corrected(before: Shared, after: Shared, offer: Offer, site: Site) -> Shared:
-    found: Shared = jax.tree.map(lambda y, h, h_i: y + h - h_i, after, offer.control, site.control)
+def _corrected(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
+    found: Parameters = jax.tree.map(lambda y, h, h_i: y + h - h_i, after, offer.control, site.control)
     return found
 
 
-def _controls(ended: Ended) -> tuple[Site, Shared, Float[Array, ""]]:
+def _controls(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
     site, steps = ended.site, ended.steps
-    change: Shared = jax.tree.map(lambda moved, h: moved / steps - h, ended.change, ended.offer.control)
+    change: Parameters = jax.tree.map(lambda moved, h: moved / steps - h, ended.change, ended.offer.control)
     site = site._replace(control=jax.tree.map(jnp.add, site.control, change))
     return site, change, weighted_by_rows(ended)[2]
 

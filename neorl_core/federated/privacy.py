@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.federated.shared import Shared, difference, shared, with_shared
+from neorl_core.training.parameters import Parameters, difference, parameters_of, with_parameters
 from neorl_core.training.population import Algorithm, Metrics, Update, wrapped
 from neorl_core.types import Transition
 from neorl_core.world_model.dynamics import Model
@@ -119,18 +119,18 @@ def private_rows(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         def private(state: Any, batches: Transition, key: PRNGKeyArray) -> tuple[Any, Metrics]:
             _check_no_model(algorithm, state)
             update_key, noise_key = jax.random.split(key)
-            start = shared(state)
+            start = parameters_of(state)
             alone: Transition = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0)[:, :, None], batches)
             rows = alone.reward.shape[0]
 
-            def of_row(row: Transition, key: PRNGKeyArray) -> tuple[Shared, Metrics]:
+            def of_row(row: Transition, key: PRNGKeyArray) -> tuple[Parameters, Metrics]:
                 after, metrics = update(state, row, key)
-                return clipped(difference(shared(after), start), privacy.clip), metrics
+                return clipped(difference(parameters_of(after), start), privacy.clip), metrics
 
             changes, metrics = jax.vmap(of_row)(alone, jax.random.split(update_key, rows))
             mean, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), (changes, metrics))
-            moved: Shared = jax.tree.map(jnp.add, start, noised(mean, privacy, rows, noise_key))
-            return with_shared(state, moved), metrics
+            moved: Parameters = jax.tree.map(jnp.add, start, noised(mean, privacy, rows, noise_key))
+            return with_parameters(state, moved), metrics
 
         return private
 

@@ -18,9 +18,9 @@ from neorl_core.federated.aggregate import Aggregate, weighted_mean
 from neorl_core.federated.methods import FEDAVG, Ended, Method, Offer, Reply, Rows, Site
 from neorl_core.federated.privacy import Privacy, clipped, noised
 from neorl_core.federated.secure import secure_mean
-from neorl_core.federated.shared import Shared, difference, shared, with_shared
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
+from neorl_core.training.parameters import Parameters, difference, parameters_of, with_parameters
 from neorl_core.training.population import Algorithm, Metrics, TrainState, Update, drawn_update
 from neorl_core.types import Transition
 
@@ -31,8 +31,8 @@ SAMPLE = 1024
 class Server(NamedTuple):
     """What the server keeps between two rounds."""
 
-    parameters: Shared
-    control: Shared
+    parameters: Parameters
+    control: Parameters
     optimiser: Optimiser
     round: Int[Array, ""]
 
@@ -97,7 +97,7 @@ def fresh_server(learner: Any, method: Method, recipe: Recipe | None = None) -> 
         recipe: how the server follows the aggregate: by it alone, or by an optimiser of its own (FedAdam and the like;
             Reddi et al. 2021, arXiv 2003.00295, algorithm 2).
     """
-    parameters = shared(learner)
+    parameters = parameters_of(learner)
     memory = optimisers.init(recipe or Recipe(method="sgd"), parameters)
     return Server(parameters, method.fresh_control(parameters), memory, jnp.int32(0))
 
@@ -109,7 +109,7 @@ def fresh_site(train: TrainState, method: Method) -> Site:
         train: its learner, key and step; the weights in it do not count, for the server sends others.
         method: gives the control variate.
     """
-    return Site(train, method.fresh_control(shared(train.learner)), jnp.ones(()))
+    return Site(train, method.fresh_control(parameters_of(train.learner)), jnp.ones(()))
 
 
 def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Reply, Metrics]:
@@ -125,12 +125,12 @@ def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Rep
         What it keeps, what leaves it, and the mean of its metrics, which stay, too.
     """
     algorithm, method = rule.algorithm, rule.method
-    before = with_shared(site.train.learner, offer.parameters)
+    before = with_parameters(site.train.learner, offer.parameters)
 
     def corrected(update: Update) -> Update:
         def one(state: Any, batches: Transition, key: PRNGKeyArray) -> tuple[Any, Metrics]:
             after, metrics = update(state, method.rows(algorithm, state, before, batches), key)
-            return with_shared(after, method.step(shared(state), shared(after), offer, site)), metrics
+            return with_parameters(after, method.step(parameters_of(state), parameters_of(after), offer, site)), metrics
 
         return one
 
@@ -139,7 +139,7 @@ def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Rep
 
     learner = algorithm._replace(update=corrected(algorithm.update))
     train, metrics = jax.lax.scan(step, site.train._replace(learner=before), length=rule.steps)
-    change = difference(shared(train.learner), offer.parameters)
+    change = difference(parameters_of(train.learner), offer.parameters)
     of_sample = jax.random.fold_in(jax.random.wrap_key_data(train.key, impl="threefry2x32"), -1 - train.step)
     drawn = jax.random.randint(of_sample, (SAMPLE,), 0, rows.number)
     sample: Transition = jax.tree.map(lambda x: x[drawn], rows.transitions)
@@ -184,7 +184,7 @@ def at_server(
 
 
 def stepped(
-    rule: Rule, server: Server, aggregates: tuple[Shared, Shared], share: float | Float[Array, ""] = 1.0
+    rule: Rule, server: Server, aggregates: tuple[Parameters, Parameters], share: float | Float[Array, ""] = 1.0
 ) -> Server:
     """The server after an aggregate, which may be made elsewhere: by secure sums of several machines, for one.
 

@@ -17,8 +17,8 @@ from configs.home import Home
 from neorl_core.federated import privacy as dp
 from neorl_core.federated.privacy import noised
 from neorl_core.federated.rounds import Server, fresh_server, stepped
-from neorl_core.federated.shared import size, with_shared
 from neorl_core.networks import Policy
+from neorl_core.training.parameters import size, with_parameters
 from neorl_core.training.preparation import Moments, merged, scaling
 from neorl_core.types import PlantSpec
 from tasks.adapters.federation.network import Lost, Reach
@@ -234,7 +234,7 @@ def _finish(
 ) -> Result:
     """Write the policy, and let every site that is there have it."""
     learning = opening.learning
-    learner = with_shared(learning.train.learner, server.parameters)
+    learner = with_parameters(learning.train.learner, server.parameters)
     how = scaling(opening.moments, opening.spec)
     made_by = MadeBy(
         algorithm=asked.algorithm, hyperparameters=learning.config._asdict(), updates=asked.rounds * asked.updates

@@ -14,7 +14,7 @@ from configs.federation import Federation
 from neorl_core.federated.methods import Reply
 from neorl_core.federated.privacy import norm
 from neorl_core.federated.rounds import Server
-from neorl_core.federated.shared import Shared
+from neorl_core.training.parameters import Parameters
 from tasks.adapters.federation.frames import Arrays
 from tasks.adapters.federation.network import Lost, Message, Reach
 from tasks.adapters.files.arrays import npz_bytes
@@ -43,7 +43,7 @@ class Gathered(NamedTuple):
 
     participants: tuple[ParticipantBody, ...]
     left_out: tuple[LeftOutBody, ...]
-    found: tuple[Shared, Shared] | None
+    found: tuple[Parameters, Parameters] | None
     """Aggregate of the changes and of those of control variates; None where too few sites answered."""
 
     @property
@@ -69,7 +69,7 @@ def gathered(of: Round) -> Gathered:
     return gathered_in_secret(of)
 
 
-def digest_of(change: Shared, control: Shared) -> str:
+def digest_of(change: Parameters, control: Parameters) -> str:
     """SHA-256 of a change."""
     return sha256_hex(npz_bytes(named("change", change) | named("control", control)))
 
@@ -136,7 +136,7 @@ def refused(site: str, detail: str) -> LeftOutBody:
     return LeftOutBody(site=site, why="refused", detail=detail[:300])
 
 
-def _apart(one: Change, found: tuple[Shared, Shared] | None) -> float:
+def _apart(one: Change, found: tuple[Parameters, Parameters] | None) -> float:
     """How far a site's change is from the aggregate; from none where there is no aggregate."""
     sent = (one.reply.change, one.reply.control)
     return float(norm(jax.tree.map(jnp.subtract, sent, found))) if found else one.norm

@@ -18,8 +18,8 @@ from configs.federation.terms import Terms
 from neorl_core.federated.methods import Offer, Reply, Rows, Site
 from neorl_core.federated.rounds import Rule, at_site, fresh_site
 from neorl_core.federated.secure import FixedPoint, encoded
-from neorl_core.federated.shared import shared, with_shared
 from neorl_core.networks import Policy
+from neorl_core.training.parameters import parameters_of, with_parameters
 from neorl_core.training.population import Metrics
 from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.types import Transition
@@ -117,7 +117,7 @@ class Participant:
         work = self._work(question, message)
         site = self._kept(question, work)
         offer = Offer(
-            weights_of("offer", message.arrays, shared(site.train.learner)),
+            weights_of("offer", message.arrays, parameters_of(site.train.learner)),
             weights_of("control", message.arrays, site.control),
         )
         site, reply, metrics = compiled(work.learning.rule_of(question.number))(offer, site, work.rows)
@@ -170,8 +170,8 @@ class Participant:
         """Keep the policy that all of them made."""
         work = self._work(question, message)
         learner = work.learning.train.learner
-        weights = weights_of("offer", message.arrays, shared(learner))
-        policy = Policy(work.learning.algorithm.actor(with_shared(learner, weights)), work.scaling.normaliser)
+        weights = weights_of("offer", message.arrays, parameters_of(learner))
+        policy = Policy(work.learning.algorithm.actor(with_parameters(learner, weights)), work.scaling.normaliser)
         path = self._folder(question) / "policy.npz"
         terms = question.terms
         made_by = MadeBy(

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from configs.errors import BadInput
 from configs.federation.terms import Terms
 from configs.strict import Count, Strict
-from neorl_core.federated.shared import Shared
+from neorl_core.training.parameters import Parameters
 from neorl_core.training.preparation import Moments
 from tasks.adapters.federation.frames import Arrays
 from tasks.adapters.federation.network import Message
@@ -125,12 +125,12 @@ def moments_of(arrays: Arrays, rows: int, terminates: bool) -> Moments:
         ) from error
 
 
-def named(prefix: str, weights: Shared) -> dict[str, np.ndarray[Any, Any]]:
+def named(prefix: str, weights: Parameters) -> dict[str, np.ndarray[Any, Any]]:
     """Weights under their names, as arrays that are sent."""
     return {f"{prefix}/{name}": np.asarray(value) for name, value in weights.items()}
 
 
-def weights_of(prefix: str, arrays: Arrays, like: Shared) -> Shared:
+def weights_of(prefix: str, arrays: Arrays, like: Parameters) -> Parameters:
     """Weights that were sent, once their names, shapes and types are those of others and their numbers are finite.
 
     Raises:

@@ -9,8 +9,8 @@ import numpy as np
 
 from configs.errors import Refused
 from configs.home import Home
+from neorl_core.training.parameters import begun, parameters_of
 from neorl_core.training.population import TrainState
-from neorl_core.training.start import begun, weights
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import file_sha256, sha256_hex, write_atomic
 
@@ -27,7 +27,7 @@ def save_start(home: Home, state: TrainState) -> str:
     Returns:
         The digest by which a training names them.
     """
-    found = weights(jax.tree.map(lambda x: np.asarray(x)[0], state.learner))
+    found = parameters_of(jax.tree.map(lambda x: np.asarray(x)[0], state.learner))
     data = npz_bytes({name: np.asarray(x) for name, x in found.items()})
     digest = sha256_hex(data)
     write_atomic(start_file(home, digest), data)

@@ -11,8 +11,8 @@ from neorl_core.algorithms import ALGORITHMS, double_dqn
 from neorl_core.federated.fedora import fedora, optimistic, value, worth
 from neorl_core.federated.methods import Ended, Offer, rows_as_they_are
 from neorl_core.federated.rounds import fresh_site
-from neorl_core.federated.shared import shared
 from neorl_core.networks import mlp_apply
+from neorl_core.training.parameters import parameters_of
 from neorl_core.training.population import phase
 from neorl_core.types import Transition
 from tests.neorl_core.federated.toys import DISCRETE, SPEC, fresh
@@ -74,7 +74,7 @@ def test_a_round_ends_with_a_weight_by_worth_and_less_influence_where_the_federa
     method = fedora(temperature=0.5, decay=0.9)
     site = fresh_site(fresh(own), method)
     sample: Transition = jax.tree.map(lambda x: x[0], rows())
-    ended = Ended(algorithm, sent, site, Offer(shared(sent), {}), {}, 1, sample, jnp.int32(8))
+    ended = Ended(algorithm, sent, site, Offer(parameters_of(sent), {}), {}, 1, sample, jnp.int32(8))
     kept, control, log_weight = method.close(ended)
     assert log_weight == pytest.approx(np.log(8) + 0.5 * 2.0, abs=1e-6)
     assert kept.influence == pytest.approx(0.9 if federated >= 2.0 else 1.0)

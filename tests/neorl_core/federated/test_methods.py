@@ -10,7 +10,7 @@ import pytest
 from neorl_core.federated.federate import fresh_sites
 from neorl_core.federated.methods import FEDAVG, SCAFFOLD, Method, fedprox
 from neorl_core.federated.rounds import Rule, Server, fresh_server, make_rounds
-from neorl_core.federated.shared import Shared
+from neorl_core.training.parameters import Parameters
 from tests.neorl_core.federated.toys import QUADRATIC, SPEC, QuadraticConfig, fresh, quadratic_rows
 
 A = np.array([[1.0, 4.0], [3.0, 0.5], [0.2, 2.0]])
@@ -31,7 +31,7 @@ def run(method: Method, rounds: int, participants: int | None = None, seed: int 
     return server
 
 
-def weight(parameters: Shared) -> jax.Array:
+def weight(parameters: Parameters) -> jax.Array:
     return parameters["weight"]
 
 

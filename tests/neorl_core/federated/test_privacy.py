@@ -11,8 +11,8 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.federated.methods import FEDAVG, Reply
 from neorl_core.federated.privacy import Privacy, check, clipped, drowning, noised, norm, private_rows
 from neorl_core.federated.rounds import Rule, at_server, fresh_server
-from neorl_core.federated.shared import difference, shared, size
 from neorl_core.training.optimisers import Recipe
+from neorl_core.training.parameters import difference, parameters_of, size
 from neorl_core.training.population import configure
 from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
@@ -49,7 +49,7 @@ def test_noise_that_drowns_a_policy_of_twenty_sites_is_refused() -> None:
     """2 x 256 on the reactor's four observations and one action: about 66 clip norms at z = 5.1."""
     algorithm = ALGORITHMS["bc"]
     four = SPEC._replace(observation=SPEC.observation._replace(names=tuple("wxyz")))
-    numbers = size(shared(algorithm.init(jax.random.key(0), four, algorithm.Config(hidden=(256, 256)))))
+    numbers = size(parameters_of(algorithm.init(jax.random.key(0), four, algorithm.Config(hidden=(256, 256)))))
     assert drowning(Privacy(1.0, 5.1), numbers, 20) == pytest.approx(66, abs=0.5)
     with pytest.raises(ValueError, match=r"expected noise below the clip norm, got 66\.\d times as much"):
         check(Privacy(1.0, 5.1), numbers, 20)
@@ -65,15 +65,15 @@ def test_private_rows_without_noise_are_an_ordinary_step_and_with_it_dp_sgd() ->
     state = algorithm.init(jax.random.key(0), SPEC, config)
     rows = prepare(linear_sites(1, 12)[0], SPEC)[1]
     batches: Transition = jax.tree.map(lambda x: x[None], rows)
-    plain = shared(algorithm.update(state, batches, jax.random.key(1))[0])
-    exact = shared(private_rows(algorithm, Privacy(1e6, 0.0)).update(state, batches, jax.random.key(1))[0])
+    plain = parameters_of(algorithm.update(state, batches, jax.random.key(1))[0])
+    exact = parameters_of(private_rows(algorithm, Privacy(1e6, 0.0)).update(state, batches, jax.random.key(1))[0])
     for part, value in plain.items():
         np.testing.assert_allclose(exact[part], value, atol=1e-6)
 
     tight = private_rows(algorithm, Privacy(1e-3, 0.0)).update(state, batches, jax.random.key(1))[0]
-    assert 0 < norm(difference(shared(tight), shared(state))) <= 1e-3 * (1 + 1e-3)
+    assert 0 < norm(difference(parameters_of(tight), parameters_of(state))) <= 1e-3 * (1 + 1e-3)
     noisy = private_rows(algorithm, Privacy(1e-3, 2.0)).update(state, batches, jax.random.key(1))[0]
-    apart = difference(shared(noisy), shared(tight))
+    apart = difference(parameters_of(noisy), parameters_of(tight))
     assert float(norm(apart)) == pytest.approx(2e-3 / 12 * np.sqrt(size(apart)), rel=0.5)
 
 

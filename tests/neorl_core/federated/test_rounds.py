@@ -15,8 +15,8 @@ from neorl_core.federated.federate import federated_scaling, stacked_rows
 from neorl_core.federated.methods import FEDAVG, Reply, Rows
 from neorl_core.federated.privacy import Privacy
 from neorl_core.federated.rounds import Rule, at_server, at_site, check, fresh_server, fresh_site, make_rounds
-from neorl_core.federated.shared import shared
 from neorl_core.training.optimisers import Recipe
+from neorl_core.training.parameters import parameters_of
 from neorl_core.training.population import Algorithm, configure, init_population, make_train_chunk, member
 from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
@@ -70,9 +70,9 @@ def test_one_local_step_of_each_site_is_the_pooled_step(name: str) -> None:
     state = train.learner
     for _ in range(5):
         state, _ = pooled(state, jax.tree.map(lambda x: x[None], rows.transitions), jax.random.key(0))
-    for part, value in shared(state).items():
+    for part, value in parameters_of(state).items():
         np.testing.assert_allclose(server.parameters[part], value, atol=1e-6, err_msg=part)
-        assert jnp.any(value != shared(train.learner)[part]) or "target" in part
+        assert jnp.any(value != parameters_of(train.learner)[part]) or "target" in part
 
 
 def test_a_servers_adam_on_one_local_gradient_is_pooled_adam() -> None:
@@ -90,7 +90,7 @@ def test_a_servers_adam_on_one_local_gradient_is_pooled_adam() -> None:
         replies = [half(server.offer, fresh_site(train, FEDAVG))[1] for half in halves]
         server = at_server(Rule(algorithm, server_lr=1e-3), server, stacked(replies))
         state, _ = update(state, every, jax.random.key(0))
-    for part, value in shared(state).items():
+    for part, value in parameters_of(state).items():
         np.testing.assert_allclose(server.parameters[part], value, atol=1e-6, err_msg=part)
 
 
@@ -107,7 +107,7 @@ def test_a_federation_of_one_site_is_ordinary_training() -> None:
     server, kept, _ = run(server, alone, rows, jax.random.key(0))
     plain, _ = make_train_chunk(algorithm, 20, 2, 16)(population, prepare(site, SPEC)[1])
     assert kept.train.step == plain.step
-    for part, value in shared(plain.learner).items():
+    for part, value in parameters_of(plain.learner).items():
         np.testing.assert_allclose(server.parameters[part], value[0], atol=2e-5, err_msg=part)
 
 
