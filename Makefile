@@ -74,7 +74,7 @@ study: $(READY)  ## retraining on nine plants and three behaviours held against 
 ope-study: $(READY)  ## off-policy evaluation held against the truth, cells that are missing; writes docs/ope.md
 	$(BIN)/python -m benchmarks.ope_study
 
-fleet-study: $(READY)  ## twenty similar reactors alone, together and federated, cells that are missing; writes a table into docs/fleets.md
+fleet-study: $(READY)  ## twenty similar reactors alone, together and federated, cells that are missing; writes a table into docs/federated-learning.md
 	$(BIN)/python -m benchmarks.fleet_study
 
 graph-study: $(READY)  ## graph policies of a feeder's switches against every topology, cells that are missing; writes docs/graphs.md's tables

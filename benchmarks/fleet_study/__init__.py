@@ -2,7 +2,7 @@
 
     python -m benchmarks.fleet_study                       # every cell that has no result yet
     python -m benchmarks.fleet_study fedavg pooled --episodes 20
-    python -m benchmarks.fleet_study --table               # docs/fleets.md's table from the results alone
+    python -m benchmarks.fleet_study --table               # docs/federated-learning.md's table from the results alone
 
 A cell is a way to learn and a number of logged episodes at each site. Sites are reactors whose k0 and UA lie within 3 %
 of the nominal ones; each logs episodes of the medium behaviour. Policies are scored by rollouts on the twenty sites

@@ -1,4 +1,4 @@
-"""What cells come to, where they are kept, and docs/fleets.md's table."""
+"""What cells come to, where they are kept, and docs/federated-learning.md's table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.fleet_study.cell import METHODS, WAYS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fleet"
-PAGE = ROOT / "docs" / "fleets.md"
+PAGE = ROOT / "docs" / "federated-learning.md"
 BEGIN, END = "<!-- fleet study: begin -->", "<!-- fleet study: end -->"
 EPISODES = (2, 20, 200)
 NEAR = 0.95
