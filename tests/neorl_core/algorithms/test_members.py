@@ -155,7 +155,7 @@ def test_a_member_alone_is_the_member_among_eight(name: str) -> None:
 
 def of_warm_up(path: str) -> bool:
     """Whether an array of the state is only touched while the algorithm warms up."""
-    return ".model." in path or ".clone_optimiser." in path
+    return any(part in path for part in (".model.", ".support.", ".clone_optimiser."))
 
 
 @members
