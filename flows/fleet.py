@@ -84,7 +84,11 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
         services = connect(home)
         tag_run(fleet.fleet)
         if fleet.shared is not None and sites is None:
-            share(str(path))
+            try:
+                share(str(path))
+            except NeoRLError as error:
+                # Sites go on with what was shared before; one without any is refused by itself.
+                get_run_logger().warning(f"nothing new is shared by the sites of {fleet.fleet}: {error}")
         ended = _each(home, fleet, path, wanted)
         # What a site's retraining came to stands in the ledger, but for one that nothing was said of.
         told = tuple(_told(standing, ended) for standing in standings(path, Ledger.open(home).entries()))

@@ -104,8 +104,9 @@ def page() -> str:
             "Made by `make ope-study`. A cell is a plant and a behaviour: 50,000 generated rows, a fifth of them held "
             "out, policies of widely different worth (cloned, TD3+BC, IQL and `bptt` at the end of training and "
             "halfway, clones with noise on their weights), and their discounted returns by 256 rollouts each, which "
-            f"nothing is estimated or chosen by. Developed on {', '.join(DEVELOPMENT)}; the other plants took no part, "
-            f"and were run once with seeds of their own{frozen}.",
+            f"nothing is estimated or chosen by. Developed on {', '.join(DEVELOPMENT)}. The estimator was changed "
+            "after cells of the other plants had been seen; what stands here of them was run once, with seeds that "
+            f"nothing was tried with{frozen}.",
             "",
             bars(results) if results else "No cell is finished.",
             "",

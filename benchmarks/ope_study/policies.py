@@ -32,7 +32,10 @@ LEARNERS: dict[str, tuple[dict[str, Any], dict[str, list[float]]]] = {
     "iql": ({"actor_lr": 1e-3, "critic_lr": 1e-3, "discount": 0.97}, {}),
     "bptt": ({"discount": 0.97}, {"penalty": [0.1, 2.0]}),
 }
-"""What policies are learned with: overrides, and what the members differ in. Each is kept at a third of its way too."""
+"""What policies are learned with: overrides, and what the members differ in."""
+EARLY = {"bptt": 5 / 6}
+"""Share of the updates at which a policy is kept, besides the last: half of them, of `bptt` half of what follows its
+warm-up, which only clones."""
 NOISES = (0.03, 0.1, 0.2, 0.4)
 """Deviations, beside a weight's size, of the normal noise on the clone's weights."""
 
@@ -49,7 +52,7 @@ def candidates(logs: Logs, plant: str, updates: int) -> Candidates:
     spec, found = PLANTS[plant].spec, Candidates([], [])
     normaliser = prepare(logs.transitions, spec)[0]
     for name, (overrides, grid) in LEARNERS.items():
-        kept: list[RunState] = []
+        kept: dict[int, RunState] = {}
         own = dict(overrides)
         if name == "bptt":
             warm = updates * 2 // 3
@@ -62,10 +65,12 @@ def candidates(logs: Logs, plant: str, updates: int) -> Candidates:
             updates=updates,
             overrides=own,
             grid=grid,
-            chunk=max(updates // 3, 1),
+            chunk=max(updates // 6, 1),
             report=partial(_keep, kept),
         )
-        early = policies(ALGORITHMS[name], kept[len(kept) // 2].population, normaliser)
+        stage_at = EARLY.get(name, 1 / 2) * updates
+        early_state = kept[min(kept, key=lambda done: abs(done - stage_at))]
+        early = policies(ALGORITHMS[name], early_state.population, normaliser)
         for stage, of_stage in (("", learned.policies), (", early", early)):
             for member, policy in zip(learned.members, of_stage, strict=True):
                 varied = "".join(f" {key}={value:g}" for key, value in member.hyperparameters.items())
@@ -78,8 +83,8 @@ def candidates(logs: Logs, plant: str, updates: int) -> Candidates:
     return found
 
 
-def _keep(kept: list[RunState], state: RunState, _: int) -> None:
-    kept.append(state)
+def _keep(kept: dict[int, RunState], state: RunState, _: int) -> None:
+    kept[state.done] = state
 
 
 def shaken(params: dict[str, Any], key: jax.Array, noise: float) -> dict[str, Any]:
@@ -128,6 +133,7 @@ def evaluated(
         "noises": list(NOISES),
         "truth": [TRUTH_SEED, episodes, discount],
         "code": sources_digest("neorl_core.fit", "neorl_core.plants"),
+        "early": EARLY,
     }
     folder = home.folder("studies", "ope", digest_json(made_of)[:32])
     index = folder / "policies.json"

@@ -42,6 +42,11 @@ class Federation(Terms):
                 "expected aggregate.kind mean without 'largest' where sites are private, got a robust one, of which "
                 "the accountant knows nothing: choose one of the two"
             )
+        if self.privacy and 0.0 < self.privacy.noise < 0.1:
+            raise ValueError(
+                f"expected a noise of 0.1 at least, below which epsilon is without bound, or of 0, got "
+                f"{self.privacy.noise:g}: take more, or none"
+            )
         if self.secure_sums and self.method == "fedora":
             raise ValueError(
                 "expected a method that weights sites by their rows where sums are secure, got fedora: choose one of "

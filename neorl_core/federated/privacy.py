@@ -36,7 +36,7 @@ def norm(tree: Any) -> Float[Array, ""]:
 
 
 def clipped(tree: Any, clip: float | Float[Array, ""]) -> Any:
-    """`x min(1, C / |x|)`.
+    """`x min(1, C / |x|)`; nothing where a number of x is none, for nothing else bounds what that would move.
 
     Abadi et al. 2016 (arXiv 1607.00133), algorithm 1.
 
@@ -46,7 +46,8 @@ def clipped(tree: Any, clip: float | Float[Array, ""]) -> Any:
     """
     length = norm(tree)
     factor = jnp.where(length > clip, clip / jnp.where(length > clip, length, 1.0), 1.0)
-    return jax.tree.map(lambda x: factor.astype(x.dtype) * x, tree)
+    known = jnp.isfinite(length)
+    return jax.tree.map(lambda x: jnp.where(known, factor.astype(x.dtype) * x, jnp.zeros_like(x)), tree)
 
 
 def noised(mean: Any, privacy: Privacy, count: int, key: PRNGKeyArray) -> Any:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.graph.graphs import Graph
-from neorl_core.graph.layout import Layout, action_of, graph_of
+from neorl_core.graph.layout import Layout, action_of, checked, graph_of
 from neorl_core.graph.passing import Actor, Critic
 from neorl_core.types import PlantSpec
 
@@ -49,7 +49,7 @@ def passing_of(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) -> Passing
         )
     if spec.history is not None:
         raise ValueError("expected a graph policy without a history, got one: leave out 'history' or 'graph'.")
-    return Passing(spec.layout, rounds, hidden[0])
+    return Passing(checked(spec.layout, spec.observation.size, spec.acting), rounds, hidden[0])
 
 
 def graph_actor_init(key: PRNGKeyArray, passing: Passing) -> Weights:

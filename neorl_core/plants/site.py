@@ -139,6 +139,11 @@ def _moved(limit: Constraint, limits: Mapping[str, Bounds]) -> Constraint:
             f"expected a limit of {limit.name} inside the plant's {own}, got {low:g} to {high:g}: nothing is simulated "
             "beyond the plant's own"
         )
+    if any(old != new and math.isinf(old) for old, new in ((limit.low, low), (limit.high, high))):
+        raise ValueError(
+            f"expected no bound on a side on which {limit.name} has none in the plant's own {own}, got {low:g} to "
+            f"{high:g}: the simulator tells no distance to it, so leave that side null"
+        )
     width = limit.high - limit.low
     if math.isfinite(width) and abs((low - limit.low) - (limit.high - high)) > EQUAL * width:
         raise ValueError(

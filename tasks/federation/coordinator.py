@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.federation import Federation
@@ -39,7 +41,7 @@ from tasks.adapters.models.policy_file import MadeBy, save_policy
 from tasks.federation.gathering import Round, gathered
 from tasks.federation.learning import Learning, learning_of
 from tasks.federation.trees import arrays_of, read_tree
-from tasks.federation.words import Question, Told, arrays_of_moments, moments_of, named, told_of
+from tasks.federation.words import Question, Told, arrays_of_moments, check_sizes, moments_of, named, told_of
 
 Say = Callable[[str], None]
 
@@ -130,7 +132,7 @@ def _open(asked: Federation, name: str, reach: Reach, ledger: Ledger, folder: Pa
     if len(specs) != 1:
         raise BadInput(f"expected plants of the same names, units and bounds at {', '.join(told)}, got different ones.")
     spec = spec_of_record(parse_json(specs.pop().encode()))
-    known = reduce(merged, [told[site][1] for site in sorted(told)])
+    known = reduce(merged, [check_sizes(told[site][1], spec) for site in sorted(told)])
     rows = {site: told[site][0].rows for site in sorted(told)}
     learning = _learning(asked, spec, len(rows))
     arrays = _moment_arrays(known) | {"spec": np.frombuffer(told[min(told)][0].spec.encode(), np.uint8)}
@@ -206,9 +208,7 @@ def _round(
     if came.found is not None:
         found = came.found
         if private := opening.learning.rule.privacy:
-            # The noise is of this process alone: who knows the seed must not know it.
-            key = jax.random.key(secrets.randbits(63), impl="threefry2x32")
-            found = noised(found, private, count, key)
+            found = noised(found, private, count, secret_key())
         server = stepped(opening.learning.rule, server, found, count / len(opening.rows))
     completed, after = came.found is not None, _keep(folder, server)
     logged = RoundBody(
@@ -227,6 +227,16 @@ def _round(
     ledger.append("round", logged, plant=asked.plant, artefacts=files)
     _forget(folder, after)
     return server, logged
+
+
+def secret_key() -> PRNGKeyArray:
+    """A key for noise that this process alone knows, of all the 64 bits that a key has.
+
+    `jax.random.key` keeps 32 bits of a seed, which a site could try one after the other.
+    """
+    words = np.asarray([secrets.randbits(32), secrets.randbits(32)], np.uint32)
+    key: PRNGKeyArray = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+    return key
 
 
 def _finish(

@@ -118,9 +118,13 @@ def _change(of: Round, site: str, answer: Message) -> Change:
     if said.number != of.number:
         raise BadInput(f"expected an answer to round {of.number}, got one to {said.number}.")
     expected = 0.0 if private else float(np.log(of.rows[site]))
-    if of.asked.method != "fedora" and abs(said.log_weight - expected) > 1e-3:
+    if abs(said.log_weight) > 1e6:
+        raise BadInput(f"expected a finite weight, got {said.log_weight:g} as its logarithm.")
+    if (private or of.asked.method != "fedora") and abs(said.log_weight - expected) > 1e-3:
         raise BadInput(f"expected the weight of {of.rows[site]} rows, as the site said at the beginning, got another.")
     size = float(norm((change, control)))
+    if not np.isfinite(size):
+        raise BadInput("expected a change whose norm is finite, got one that float32 cannot tell.")
     if private and size > private.clip * 1.001:
         raise BadInput(f"expected a change of norm {private.clip:g} at most, got {size:.4g}.")
     return Change(Reply(change, control, jnp.asarray(said.log_weight)), digest_of(change, control), size)

@@ -46,6 +46,11 @@ class Public(NamedTuple):
         raw = np.asarray(data, np.uint8).tobytes()
         if len(raw) != 2 * KEY:
             raise BadInput(f"expected two public keys of {KEY} bytes, got {len(raw)} bytes.")
+        try:
+            for key in (raw[:KEY], raw[KEY:]):
+                X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+        except ValueError as error:
+            raise BadInput("expected public keys that share a secret, got one of low order.") from error
         return cls(raw[:KEY], raw[KEY:])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Literal, TypeVar
 
 import jax.numpy as jnp
@@ -41,7 +41,12 @@ def gathered_in_secret(of: Round) -> Gathered:
     sent = steps.ask("round", offered, lambda _, told: _numbers(told, size), most_rows=most)
     if len(sent) < least:
         return steps.failed()
-    revealed = steps.ask("unmask", dict.fromkeys(sent, NOTHING), _revealed, sites=tuple(sorted(sent)))
+    revealed = steps.ask(
+        "unmask",
+        dict.fromkeys(sent, NOTHING),
+        lambda _, told: _revealed(told, sent.keys(), sealed.keys() - sent.keys()),
+        sites=tuple(sorted(sent)),
+    )
     try:
         total = total_of(sent, {site: public[site] for site in sealed}, revealed, least)
     except NeoRLError:
@@ -117,8 +122,10 @@ def _sealed(site: str, arrays: Arrays, public: Mapping[str, Public]) -> dict[str
     return found
 
 
-def _revealed(_: str, arrays: Arrays) -> Revealed:
+def _revealed(arrays: Arrays, arrived: Set[str], dropped: Set[str]) -> Revealed:
     own, keys = (
         {site: points_of(site, data) for site, data in under(kind, arrays).items()} for kind in Revealed._fields
     )
+    if own.keys() != arrived or keys.keys() != dropped:
+        raise BadInput("expected shares of each site of the sum, got those of others.")
     return Revealed(own, keys)

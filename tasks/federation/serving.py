@@ -11,7 +11,7 @@ from configs.errors import BadInput, NeoRLError
 from configs.federation import Site
 from configs.federation.network import Coordinator
 from tasks.adapters.federation import environment
-from tasks.adapters.federation.frames import Frame
+from tasks.adapters.federation.frames import Frame, Pipe
 from tasks.adapters.federation.network import Answer, Message
 
 SOON, LATEST = 1.0, 30.0
@@ -39,11 +39,11 @@ def serve(terms: Site, beside: Path, folder: Path, answer: Answer, say: Callable
     while True:
         node = environment.start("supernode", folder, arguments, app="--clientappio-api-address")
         try:
-            with suppress(EOFError, OSError):
-                while (frame := node.pipe.receive()) is not None:
-                    if frame.kind == "ask":
-                        wait = SOON
-                        node.pipe.send(_answered(answer, frame))
+            while (frame := _heard(node.pipe)) is not None:
+                if frame.kind == "ask":
+                    wait, answered = SOON, _answered(answer, frame)
+                    with suppress(OSError):  # gone meanwhile, which the next frame tells
+                        node.pipe.send(answered)
         finally:
             node.stop()
         say(f"not connected to {terms.coordinator.address} (see {node.log}): trying again in {wait:g} s")
@@ -51,11 +51,21 @@ def serve(terms: Site, beside: Path, folder: Path, answer: Answer, say: Callable
         wait = min(2 * wait, LATEST)
 
 
+def _heard(pipe: Pipe) -> Frame | None:
+    try:
+        return pipe.receive()
+    except (EOFError, OSError):
+        return None
+
+
 def _answered(answer: Answer, frame: Frame) -> Frame:
     try:
         return Frame("answer", *answer(Message(frame.text, frame.arrays)))
     except NeoRLError as error:
         return Frame("failed", str(error))
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        # Whatever a coordinator sends, the site stays; what it holds is its own.
+        return Frame("failed", f"expected a message that this site can answer, got {type(error).__name__}: {error}")
 
 
 def _arguments(coordinator: Coordinator, beside: Path) -> list[str]:

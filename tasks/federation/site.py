@@ -39,6 +39,7 @@ from tasks.federation.words import (
     Question,
     Told,
     arrays_of_moments,
+    check_sizes,
     moments_of,
     named,
     question_of,
@@ -104,7 +105,7 @@ class Participant:
             raise Refused(f"expected at least {own.least_rows} rows to tell sums of, got {rows}: the site keeps them.")
         if own.secure_sums and not asked.secure_sums:
             raise Refused("expected sums that are secure, as the site's file asks, got changes in the open.")
-        if own.private and asked.privacy is None:
+        if own.private and (asked.privacy is None or asked.privacy.noise == 0.0):
             raise Refused("expected changes that get noise, as the site's file asks, got none.")
 
     def _moments(self, question: Question, message: Message) -> Message:
@@ -148,7 +149,11 @@ class Participant:
         sealed = under("sealed", message.arrays)
         part = 1.0 if question.terms.privacy else rows / question.most_rows
         fixed = FixedPoint(question.terms.secure_bound, len(sealed) + 1)
-        numbers = encoded(part * ravel_pytree((reply.change, reply.control))[0], fixed)
+        flat = ravel_pytree((reply.change, reply.control))[0]
+        # Behind a mask nobody else can see it.
+        if not bool(jnp.all(jnp.isfinite(flat))):
+            raise Refused("expected a change of finite numbers, got others: the training at this site diverged.")
+        numbers = encoded(part * flat, fixed)
         return self._masks(question).add(np.asarray(numbers), sealed)
 
     def _unmask(self, question: Question, message: Message) -> Message:
@@ -185,7 +190,7 @@ class Participant:
 
     def _work(self, question: Question, message: Message) -> Work:
         """Rows and learner of a federation, prepared once; the moments of all sites come with every question."""
-        known = all_moments(message)
+        known = check_sizes(all_moments(message), self.spec)
         key = sha256_hex(f"{question.federation}/{sha256_hex(npz_bytes(arrays_of_moments(known)))}".encode())
         if key not in self._works:
             how = scaling(known, self.spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +13,7 @@ from configs.federation.terms import Terms
 from configs.strict import Count, Strict
 from neorl_core.training.parameters import Parameters
 from neorl_core.training.preparation import Moments
+from neorl_core.types import PlantSpec
 from tasks.adapters.federation.frames import Arrays
 from tasks.adapters.federation.network import Message
 
@@ -29,7 +30,7 @@ class Question(Strict):
 
     kind: Literal["moments", "keys", "shares", "round", "unmask", "finish"]
     """Where sums are secure, `keys` and `shares` come before a round, and `unmask` after it."""
-    federation: str
+    federation: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Digest of the federation's file without its network: answers to one count in no other."""
     terms: Terms
     number: int = 0
@@ -123,6 +124,18 @@ def moments_of(arrays: Arrays, rows: int, terminates: bool) -> Moments:
         raise BadInput(
             f"expected the moments of a site's rows, got {error}: run the same version everywhere."
         ) from error
+
+
+def check_sizes(known: Moments, spec: PlantSpec) -> Moments:
+    """The moments themselves, where they are of a plant's signals.
+
+    Raises:
+        BadInput: when they are of others.
+    """
+    sizes = known.observation_mean.shape[0], known.action_low.shape[0]
+    if sizes != (expected := (spec.observation.size, spec.action.size)):
+        raise BadInput(f"expected moments of {expected} observations and actions, got {sizes}.")
+    return known
 
 
 def named(prefix: str, weights: Parameters) -> dict[str, np.ndarray[Any, Any]]:

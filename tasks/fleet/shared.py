@@ -21,7 +21,7 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.training.loop import TrainingRows, resident
 from neorl_core.training.preparation import merged
-from tasks.adapters.files.canonical import digest_json, read_json, write_json
+from tasks.adapters.files.canonical import digest_json, file_sha256, read_json, write_json
 from tasks.progress import Report
 from tasks.references import Dataset
 from tasks.training.population import TrainingRun, train_members, training_run
@@ -59,7 +59,7 @@ def pooled_start(
     pooled = _pooled(trainings)
     told = home.folder(FOLDER, fleet) / f"{pooled.key}.json"
     known = str(read_json(told)["start"]) if told.is_file() else ""
-    if not (known and start_file(home, known).is_file()):
+    if not (known and start_file(home, known).is_file() and file_sha256(start_file(home, known)) == known):
         with pooled.data.open(None) as rows:
             known = save_start(home, train_members(pooled, rows, progress=progress)[0].population)
         write_json(told, {"start": known, "datasets": [datasets[site].digest for site in sorted(datasets)]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +58,7 @@ def fleet_status(config: FleetFile, as_json: AsJson = False) -> None:
     page, sites = write_page(home, name, found, datetime.now(UTC)), ranked(found)
     if as_json:
         told = {"fleet": name, "headline": page.headline, "outliers": page.outliers, "page": str(page.path)}
-        emit({**told, "sites": [each.model_dump(mode="json") for each in sites]}, True)
+        emit({**told, "sites": [json.loads(each.model_dump_json()) for each in sites]}, True)
         return
     head = ("rank", "site", "last retraining", "in force", *(measure.title for measure in MEASURES))
     rows = []

@@ -7,6 +7,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -15,6 +16,8 @@ from configs.errors import BadInput
 from tasks.adapters.files.canonical import sha256_hex
 
 YEARS = 3
+LOOPBACK = "127.0.0.1"
+"""Where the coordinator itself speaks to its SuperLink, by the same certificate."""
 AUTHORITY, CERTIFICATE, KEY = "authority.pem", "superlink.pem", "superlink-key.pem"
 
 
@@ -45,7 +48,8 @@ def make_certificate(folder: Path, hosts: list[str]) -> None:
             .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
         )
         if not ca:
-            built = built.add_extension(x509.SubjectAlternativeName([_named(host) for host in hosts]), critical=False)
+            names = [_named(host) for host in dict.fromkeys([*hosts, LOOPBACK])]
+            built = built.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return built.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "neorl superlink")])
@@ -75,7 +79,7 @@ def make_key(path: Path) -> str:
         )
     try:
         private = serialization.load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise BadInput(f"expected a site's key in {path}, got '{error}': remove it and make another.") from error
     encoded = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return encoded.decode()
@@ -85,11 +89,14 @@ def public_pem(text: str) -> str:
     """A site's public key (OpenSSH) as PEM, as Flower takes it.
 
     Raises:
-        ValueError: when it is none, or of a curve that Flower does not take.
+        BadInput: when it is none, or of another kind than an elliptic curve's.
     """
-    key = serialization.load_ssh_public_key(text.encode())
+    try:
+        key = serialization.load_ssh_public_key(text.encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"expected a key as 'neorl federate key' prints it, got '{text[:40]}': {error}.") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("expected an elliptic curve's key, as 'neorl federate key' makes it, got another")
+        raise BadInput(f"expected an elliptic curve's key, as 'neorl federate key' makes it, got '{text[:40]}'.")
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
 
 

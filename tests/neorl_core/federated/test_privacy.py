@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.federated.methods import FEDAVG, Reply
+from neorl_core.federated.methods import FEDAVG, Offer
 from neorl_core.federated.privacy import Privacy, check, clipped, drowning, noised, norm, private_rows
-from neorl_core.federated.rounds import Rule, at_server, fresh_server
+from neorl_core.federated.rounds import Rule, at_server, at_site, fresh_server, fresh_site
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.parameters import difference, parameters_of, size
 from neorl_core.training.population import configure
 from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
-from tests.neorl_core.federated.toys import QUADRATIC, SPEC, QuadraticConfig, linear_sites
+from tests.neorl_core.federated.toys import QUADRATIC, SPEC, QuadraticConfig, fresh, linear_sites, quadratic_rows
 
 
 def test_clipping_keeps_direction_and_what_is_short() -> None:
@@ -25,6 +27,9 @@ def test_clipping_keeps_direction_and_what_is_short() -> None:
     np.testing.assert_allclose(clipped(tree, 1.0)["a"], [0.6, 0.0], atol=1e-7)
     assert clipped(tree, 6.0)["b"] == 4.0
     assert clipped(jax.tree.map(jnp.zeros_like, tree), 1.0)["a"].tolist() == [0.0, 0.0]
+    # What is no number would move a mean without bound.
+    for odd in (jnp.nan, jnp.inf, -jnp.inf):
+        assert clipped(tree | {"b": jnp.asarray([[odd]])}, 1.0)["a"].tolist() == [0.0, 0.0]
 
 
 def test_noise_has_the_deviation_that_the_accountant_is_told() -> None:
@@ -35,10 +40,15 @@ def test_noise_has_the_deviation_that_the_accountant_is_told() -> None:
 
 def test_one_site_moves_a_private_mean_by_no_more_than_the_clip() -> None:
     """Whatever a site replies: its numbers are clipped where they are made, and weights do not count."""
-    rule = Rule(QUADRATIC, privacy=Privacy(clip=1.0, noise=0.0))
-    server = fresh_server(QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig()), FEDAVG)
-    changes = jnp.stack([clipped(jnp.asarray(x), 1.0) for x in ([0.1, 0.0], [0.0, 0.2], [1e6, 1e6])])
-    replies = Reply({"weight": changes}, {}, jnp.zeros(3))
+    rule = Rule(QUADRATIC, updates=1, batch_size=3, privacy=Privacy(clip=1.0, noise=0.0))
+    learner = QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig(lr=1.0))
+    server = fresh_server(learner, FEDAVG)
+    # With a rate of 1 a step ends at the site's own optimum, the last of which is far away.
+    rows = quadratic_rows(np.ones((3, 2)), [[0.1, 0.0], [0.0, 0.2], [1e6, 1e6]])
+    half = partial(at_site, rule, Offer(server.parameters, {}), fresh_site(fresh(learner), FEDAVG))
+    replies = jax.vmap(lambda own: half(own)[1])(rows)
+    changes = jnp.asarray([[0.1, 0.0], [0.0, 0.2], [0.5**0.5, 0.5**0.5]])
+    np.testing.assert_allclose(replies.change["weight"], changes, atol=1e-6)
     moved = at_server(rule, server, replies, key=jax.random.key(1)).parameters["weight"]
     np.testing.assert_allclose(moved, np.asarray(changes).mean(axis=0), atol=1e-7)
     with pytest.raises(ValueError, match="expected a key for noise"):

@@ -148,3 +148,13 @@ def test_what_cannot_be_meant_is_told(
 def test_sites_differ_in_what_the_domain_draws() -> None:
     assert varied_constants(REACTOR) == ("reaction_rate", "cooling_rate")
     assert varied_constants(PLANTS["double_mass"]) == ()
+
+
+def test_no_bound_is_taken_on_a_side_that_the_simulator_tells_no_distance_to() -> None:
+    """A reserve there would be zero, and a claim would name a limit that nothing tested."""
+    furnace, name = PLANTS["steel_annealing"], "steel surface temperature"
+    for low, high in ((1000.0, None), (1000.0, 1200.0)):
+        with pytest.raises(ValueError, match="expected no bound on a side on which steel surface temperature has none"):
+            site_plant(furnace, "line_east", {}, {name: (low, high)})
+    moved = site_plant(furnace, "line_east", {}, {name: (None, 1200.0)})
+    assert moved.spec.constraints[0].high == 1200.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
@@ -23,6 +24,7 @@ from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.federations.bodies import RoundBody, rounds_of
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.models.policy_file import load_policy
+from tasks.federation import coordinator
 from tasks.federation.coordinator import Result, run_federation
 from tasks.federation.site import Participant
 from tasks.federation.words import question_of
@@ -138,6 +140,24 @@ def test_who_lies_or_is_lost_is_left_out_and_told_of(place: Place) -> None:
     assert "weight of 200 rows" in told[2][0][2]
 
 
+def test_numbers_without_bound_are_left_out_whatever_is_aggregated(place: Place) -> None:
+    """A change whose norm float32 cannot tell, and FEDORA's weight of a site beyond all others."""
+
+    def lie(name: str, number: int, answer: Message) -> Message:
+        if name == "east" and number == 1:
+            arrays = {n: np.full_like(a, 1e25) if n.startswith("change/") else a for n, a in answer.arrays.items()}
+            return answer._replace(arrays=arrays)
+        if name == "south" and number == 2:
+            return answer._replace(text=json.dumps(json.loads(answer.text) | {"log_weight": 1e300}))
+        return answer
+
+    place.run(federation(NAMES, rounds=2, method="fedora"), lie)
+    told = [[(one.site, one.why, one.detail) for one in body.left_out] for body in place.rounds]
+    assert [[one[:2] for one in each] for each in told] == [[("east", "refused")], [("south", "refused")]]
+    assert "norm is finite" in told[0][0][2]
+    assert "expected a finite weight" in told[1][0][2]
+
+
 def test_a_median_is_moved_little_by_one_that_lies_and_its_distance_shows_it(place: Place) -> None:
     def lie(name: str, number: int, answer: Message) -> Message:
         grown = {n: 1e4 * a if n.startswith("change/") else a for n, a in answer.arrays.items()}
@@ -190,6 +210,21 @@ def test_private_sites_are_clipped_get_noise_and_the_ledger_says_what_is_spent(p
     assert all(part.norm <= 0.0100001 for body in place.rounds for part in body.participants if part.norm)
     first, second = (body.epsilon or 0.0 for body in place.rounds)
     assert 0 < first < second < 1
+
+
+def test_noise_is_in_the_weights_and_another_each_time(tmp_path: Path) -> None:
+    """The rounds' weights differ from those without noise, and from those of the same federation at another time."""
+    digests = set()
+    for i, noise in enumerate((0.0, 50.0, 50.0)):
+        place = Place(tmp_path / str(i))
+        place.run(federation(NAMES, rounds=1, privacy={"clip": 0.01, "noise": noise, "insist": True}))
+        digests.add(place.rounds[0].after)
+    assert len(digests) == 3
+
+
+def test_a_key_for_noise_has_more_than_the_bits_of_a_seed() -> None:
+    drawn = np.stack([jax.random.key_data(coordinator.secret_key()) for _ in range(8)])
+    assert len(set(drawn[:, 0].tolist())) == len(set(drawn[:, 1].tolist())) == 8
 
 
 def test_a_site_keeps_to_its_own_terms(place: Place) -> None:

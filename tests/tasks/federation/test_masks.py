@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from configs.errors import Refused
+from configs.errors import BadInput, Refused
 from tasks.federation.masks import Bytes, Masks, Numbers, Public, Revealed, total_of
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -83,3 +83,10 @@ def test_altered_shares_and_replaced_keys_are_refused() -> None:
         Masks("a", "f 2").sealed(public, LEAST)
     with pytest.raises(Refused, match="more than half"):
         sites["b"].sealed(public, 2)
+
+
+def test_a_public_key_of_low_order_is_refused_where_it_arrives() -> None:
+    """Source: RFC 7748, section 6.1: the all-zero output that a point of low order gives is no secret."""
+    for raw in (np.zeros(64, np.uint8), np.concatenate([Masks("a", "f 1").public[:32], np.zeros(32, np.uint8)])):
+        with pytest.raises(BadInput, match="expected public keys that share a secret"):
+            Public.read(raw)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import grpc
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -20,7 +21,7 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.retry import make_simple_grpc_retry_invoker, wrap_stub
 
-from tasks.adapters.federation.frames import Arrays, Frame, Pipe
+from tasks.adapters.federation.frames import TYPES, Arrays, Frame, Pipe
 
 OFTEN = 0.1
 """Seconds between two looks for something new on this machine."""
@@ -88,7 +89,12 @@ def unpacked(content: RecordDict) -> tuple[str, Arrays]:
         KeyError, TypeError, ValueError: when it is of another shape.
     """
     text = content["told"]["text"]
-    arrays = {name: array.numpy() for name, array in content["arrays"].items()}
+    try:
+        arrays = {name: array.numpy() for name, array in content["arrays"].items()}
+    except (EOFError, MemoryError, OSError, BadZipFile) as error:
+        raise ValueError(f"an array that cannot be read ({error})") from error
+    if odd := [a.dtype.str for a in arrays.values() if a.dtype.newbyteorder("<").str not in TYPES]:
+        raise ValueError(f"an array of type {odd[0]!r}")
     if not isinstance(text, str):
         raise TypeError(f"a text of type {type(text).__name__}")
     return text, arrays
