@@ -42,7 +42,7 @@ def repository(tmp_path: Path) -> Path:
 def test_a_planted_secret_is_found_and_nothing_else(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scan, "audit", lambda root: ("", "no network in tests"))
+    monkeypatch.setattr(scan, "audit", lambda root, lock: ("", "no network in tests"))
     assert scan.main([], repository) == 0
     assert "secrets: 0 new in tracked files\n" in capsys.readouterr().out
 

@@ -29,8 +29,11 @@ plant: {PLANT}
 data: {{mapping: {MAPPING}}}
 train: {{algorithm: td3_bc, updates: 20, seeds: 1, hyperparameters: {{critics: 2, hidden: [8]}}}}
 evaluate: {{fqe_updates: 20, model_updates: 20, bootstraps: 20, rollouts: 8, discount: 0.95}}
-concurrency: wait
+fleet: lineage
+sites: {{one: {{}}}}
 """
+SITE = "lineage_one"
+"""A plant of the test's own: the first run of one drafts its policy, which other tests' runs of it must meet."""
 Event = dict[str, Any]
 
 
@@ -123,8 +126,8 @@ def test_a_retraining_tells_what_came_of_what(services: Services, told: list[Eve
     from tasks.adapters.synthetic.plant_log import generate
 
     log = generate(PLANT, tmp_path / "log", 0, 0.5)
-    (tmp_path / "run.yaml").write_text(CONFIG)
-    words = ["retrain", str(tmp_path / "run.yaml"), "--data", str(log.path), "--json"]
+    (tmp_path / "fleet.yaml").write_text(CONFIG)
+    words = ["retrain", f"{tmp_path / 'fleet.yaml'}#one", "--data", str(log.path), "--json"]
     environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
     done = subprocess.run(
         [sys.executable, "-m", "flows", *words],
@@ -141,10 +144,10 @@ def test_a_retraining_tells_what_came_of_what(services: Services, told: list[Eve
     assert sorted(begun) == sorted(event["run"]["runId"] for event in told if event["eventType"] != "START")
     assert len(set(begun)) == len(begun) > 10
     ended = {event["job"]["name"]: event for event in told if event["eventType"] == "COMPLETE"}
-    (dataset,) = ended[f"retrain.{PLANT}.ingest"]["outputs"]
-    manifest = services.home.root / "datasets" / PLANT / "manifests"
+    (dataset,) = ended[f"retrain.{SITE}.ingest"]["outputs"]
+    manifest = services.home.root / "datasets" / SITE / "manifests"
     assert any(path.stem == dataset["facets"]["version"]["datasetVersion"] for path in manifest.iterdir())
-    assert dataset in ended[f"retrain.{PLANT}.train"]["inputs"]
-    (population,) = ended[f"retrain.{PLANT}.train"]["outputs"]
-    assert population in ended[f"retrain.{PLANT}.evaluate"]["inputs"]
-    assert {"namespace": "file", "name": str(log.path), "facets": {}} in ended[f"retrain.{PLANT}.ingest"]["inputs"]
+    assert dataset in ended[f"retrain.{SITE}.train"]["inputs"]
+    (population,) = ended[f"retrain.{SITE}.train"]["outputs"]
+    assert population in ended[f"retrain.{SITE}.evaluate"]["inputs"]
+    assert {"namespace": "file", "name": str(log.path), "facets": {}} in ended[f"retrain.{SITE}.ingest"]["inputs"]
