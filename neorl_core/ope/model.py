@@ -131,10 +131,7 @@ def completed(
     plain = model.low.shape[0]
     change = data.next_observation[:, :plain] - data.observation[:, :plain]
     fitted = regression.fit(key, x, change, episode, episodes, MEMBERS)
-    # What few leave without a fold is too little for a radius, which would grow until nothing is outside.
-    enough = episodes >= 2 * regression.FOLDS
-    far = regression.held_out_leverage(fitted, x, episode, episodes) if enough else regression.leverage(fitted, x)
-    radius = jnp.quantile(far, INSIDE)
+    radius = jnp.quantile(regression.held_out_leverage(fitted, x, episode, episodes), INSIDE)
     return LearnedModel(model, fitted, radius, *rewards, jnp.any(data.terminated > 0))
 
 
