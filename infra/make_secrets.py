@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import secrets
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from tasks.adapters.files.certificates import issued
 
 FOLDER = Path(__file__).parent / "secrets"
 DATABASES = ("ledger", "prefect", "mlflow")
 """Each has a role of its own: what reaches Prefect's database does not reach the ledger."""
 BUCKET = "neorl"
-YEARS = 3
 
 
 def main(folder: Path = FOLDER) -> None:
@@ -73,35 +68,11 @@ def passwords() -> dict[str, str]:
 
 def certificates() -> dict[str, str]:
     """A certificate authority of Dask's own, whose key is forgotten, and the certificate of all who speak Dask."""
-    now, authority, key = (
-        datetime.now(UTC),
-        ec.generate_private_key(ec.SECP256R1()),
-        ec.generate_private_key(ec.SECP256R1()),
-    )
-
-    def certificate(name: str, subject: ec.EllipticCurvePrivateKey, *, ca: bool) -> str:
-        named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "neorl dask authority")])
-        built = (
-            x509.CertificateBuilder()
-            .subject_name(named)
-            .issuer_name(issuer)
-            .public_key(subject.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=5))
-            .not_valid_after(now + timedelta(days=365 * YEARS))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
-            .sign(authority, hashes.SHA256())
-        )
-        return built.public_bytes(serialization.Encoding.PEM).decode()
-
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    made = issued("neorl dask")
     return {
-        "dask-ca.pem": certificate("neorl dask authority", authority, ca=True),
-        "dask.pem": certificate("neorl dask", key, ca=False),
-        "dask-key.pem": private.decode(),
+        "dask-ca.pem": made.authority.decode(),
+        "dask.pem": made.certificate.decode(),
+        "dask-key.pem": made.key.decode(),
     }
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import sha256_hex
+from tasks.adapters.files.certificates import fresh_key, issued
 
-YEARS = 3
 LOOPBACK = "127.0.0.1"
 """Where the coordinator itself speaks to its SuperLink, by the same certificate."""
 AUTHORITY, CERTIFICATE, KEY = "authority.pem", "superlink.pem", "superlink-key.pem"
@@ -33,32 +29,9 @@ def make_certificate(folder: Path, hosts: list[str]) -> None:
     """
     if (folder / CERTIFICATE).exists():
         raise BadInput(f"expected no certificate in {folder}, got one: remove it if sites are to pin another.")
-    now, authority, key = datetime.now(UTC), _fresh(), _fresh()
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "neorl federation authority")])
-
-    def certificate(name: x509.Name, subject: ec.EllipticCurvePrivateKey, *, ca: bool) -> bytes:
-        built = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(issuer)
-            .public_key(subject.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=5))
-            .not_valid_after(now + timedelta(days=365 * YEARS))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
-        )
-        if not ca:
-            names = [_named(host) for host in dict.fromkeys([*hosts, LOOPBACK])]
-            built = built.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        return built.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "neorl superlink")])
-    _write(folder / AUTHORITY, certificate(issuer, authority, ca=True))
-    _write(folder / CERTIFICATE, certificate(name, key, ca=False))
-    _write(
-        folder / KEY,
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
+    made = issued("neorl superlink", [*hosts, LOOPBACK])
+    for name, data in ((AUTHORITY, made.authority), (CERTIFICATE, made.certificate), (KEY, made.key)):
+        _write(folder / name, data)
 
 
 def make_key(path: Path) -> str:
@@ -73,7 +46,7 @@ def make_key(path: Path) -> str:
     if not path.exists():
         _write(
             path,
-            _fresh().private_bytes(
+            fresh_key().private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
             ),
         )
@@ -103,17 +76,6 @@ def public_pem(text: str) -> str:
 def fingerprint(text: str) -> str:
     """SHA-256 of a site's public key, by which the ledger names it."""
     return sha256_hex(public_pem(text).encode())
-
-
-def _fresh() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP384R1())
-
-
-def _named(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _write(path: Path, data: bytes) -> None:
