@@ -25,7 +25,7 @@ from neorl_core.plants.power_grid.feeders.case136ma import CASE136MA
 from neorl_core.plants.power_grid.power_flow import magnitude
 from neorl_core.plants.power_grid.radial import leaving, meshed_of
 from neorl_core.plants.power_grid.switching.plant import Grid, flow, in_service_of, topology
-from neorl_core.plants.power_grid.switching.spec import LOW
+from neorl_core.plants.power_grid.switching.spec import LOW, seen
 from neorl_core.training.population import Algorithm
 from neorl_core.types import Plant, Transition
 
@@ -35,7 +35,7 @@ class Size(NamedTuple):
 
     days: int = 400
     updates: int = 2_000
-    loads: int = 40
+    loads: int = 100
     """Loads of each kind that policies are judged on."""
     batch: int = 64
     decisions: int = 1_000
@@ -108,6 +108,7 @@ def judged(grid: Grid, act: Act, on: Case, best: np.ndarray) -> dict[str, float]
 def learned(data: Transition, plant: Plant, name: str, size: Size) -> Fitted:
     """The policy of one entry of `LEARNERS`."""
     algorithm, overrides = LEARNERS[name]
+    overrides = overrides | {"actor_recipe": {"schedule": "cosine", "steps": size.updates}}
     return fit(data, plant.spec, algorithm, updates=size.updates, overrides=overrides, batch_size=size.batch, chunk=500)
 
 
@@ -153,7 +154,10 @@ def cell_optimum(size: Size = FULL) -> dict[str, Any]:
         print(name, rows[name], flush=True)
     acts["the plant's own rule"] = lambda x: plant.fallback.act(plant.fallback_params, (), x, plant.applied(x))[1]
     acts["switches as they are"] = plant.applied
-    kinds = {"known": cases(plant, known, 0.5, size.loads, 3), "held out": cases(plant, unknown, 1.0, size.loads, 4)}
+    kinds = {
+        "known": cases(plant, FEEDER, known, 0.5, size.loads, 3),
+        "held out": cases(plant, FEEDER, unknown, 1.0, size.loads, 4),
+    }
     for kind, on in kinds.items():
         best, lowest = optimum(grid, on)
         rows.setdefault("the optimum", {})[kind] = {"violations": int(np.sum(lowest < LOW))}
@@ -164,17 +168,11 @@ def cell_optimum(size: Size = FULL) -> dict[str, Any]:
 
 def _estimate(value: Callable[[Act], float], grid: Grid, act: Act) -> float:
     """The estimate of what a policy opens, not of the preferences that it says."""
-    columns = np.cumsum([0, *_parts(grid)])
 
     def opened(x: jax.Array) -> jax.Array:
-        return 2.0 * topology(grid, act(x), x[columns[1] : columns[2]]).opened - 1.0
+        return 2.0 * topology(grid, act(x), seen(grid.feeder, x).in_service).opened - 1.0
 
     return value(opened)
-
-
-def _parts(grid: Grid) -> tuple[int, int]:
-    buses, lines = len(grid.feeder.active_load), len(grid.feeder.ends)
-    return 1 + 3 * buses + lines, lines
 
 
 def cell_transfer(size: Size = FULL) -> dict[str, Any]:
@@ -182,7 +180,10 @@ def cell_transfer(size: Size = FULL) -> dict[str, Any]:
     small, large = plant_of(FEEDER), plant_of(CASE118ZH)
     grid = grid_of(CASE118ZH, large)
     source = learned(logs(small, FEEDER, size.days, 1), small, "graph, bc", size).policies[0]
-    data, on = logs(large, CASE118ZH, size.days // 4, 5), cases(large, loops(CASE118ZH)[1], 0.5, size.loads, 6)
+    data, on = (
+        logs(large, CASE118ZH, size.days // 4, 5),
+        cases(large, CASE118ZH, loops(CASE118ZH)[1], 0.5, size.loads, 6),
+    )
     own = outcome(grid, lambda x: large.fallback.act(large.fallback_params, (), x, large.applied(x))[1], on)[0]
     layout = large.spec.layout
     assert layout is not None
@@ -225,7 +226,7 @@ def cell_speed(size: Size = FULL) -> dict[str, Any]:
     for feeder in (FEEDER, CASE69, CASE118ZH, CASE136MA):
         plant = plant_of(feeder)
         grid = grid_of(feeder, plant)
-        on = cases(plant, np.array([0]), 0.0, 2, 7)
+        on = cases(plant, feeder, np.array([0]), 0.0, 2, 7)
         data = Transition(
             *(np.repeat(x, 4, 0) for x in (on.observation, np.zeros((2, len(feeder.ends)), np.float32))),
             *(np.zeros(8, np.float32),) * 2,
@@ -233,11 +234,9 @@ def cell_speed(size: Size = FULL) -> dict[str, Any]:
             np.zeros(8, np.float32),
         )
         policy = fit(data, plant.spec, "bc", updates=1, overrides=GRAPH, batch_size=4).policies[0]
-        at = _parts(grid)[0]
 
-        def decide(x: jax.Array, policy: Any = policy, grid: Grid = grid, at: int = at) -> jax.Array:
-            lines = len(grid.feeder.ends)
-            return topology(grid, policy_act(policy, x), x[at : at + lines]).opened
+        def decide(x: jax.Array, policy: Any = policy, grid: Grid = grid) -> jax.Array:
+            return topology(grid, policy_act(policy, x), seen(grid.feeder, x).in_service).opened
 
         compiled, x, times = jax.jit(decide), jnp.asarray(on.observation[0]), []
         compiled(x).block_until_ready()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neorl_core.plants.power_grid.feeder import Feeder
-from neorl_core.plants.power_grid.radial import meshed_current, meshed_of, radial
+from neorl_core.plants.power_grid.radial import radial
 from neorl_core.plants.power_grid.switching import Domain, switching_plant
 from neorl_core.plants.power_grid.switching.plant import Params
 from neorl_core.plants.power_grid.switching.spec import seen
@@ -44,7 +44,7 @@ def _day_of(plant: Plant, key: jax.Array, lines: np.ndarray, share: float) -> Pa
 
 def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
     """Days of 24 decisions: the lines are opened that seem to carry the least, were all closed."""
-    meshed, lines = meshed_of(feeder), loops(feeder)[0]
+    lines = loops(feeder)[0]
 
     def day(key: jax.Array) -> Any:
         key_day, key_reset, key_error, key_steps = jax.random.split(key, 4)
@@ -54,9 +54,7 @@ def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
         def hour(carry: Any, key: jax.Array) -> Any:
             (state, observation), (key_now, key_step) = carry, jax.random.split(key)
             now = seen(feeder, observation)
-            out = jnp.where(jnp.min(now.in_service) < 0.5, jnp.argmin(now.in_service), -1)
-            current = meshed_current(meshed, now.active, now.reactive, out)
-            taken = current * jnp.exp(error * jax.random.normal(key_now, current.shape))
+            taken = now.meshed * jnp.exp(error * jax.random.normal(key_now, now.meshed.shape))
             opened = radial(jnp.where(now.in_service > 0.5, -taken, jnp.inf), feeder).opened
             action = 2.0 * opened - 1.0
             state, after = plant.step(key_step, state, action, params)
@@ -74,7 +72,7 @@ def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
     return Transition(observation[lit], action[lit], reward[lit], zero, following[lit], ended)
 
 
-def cases(plant: Plant, lines: np.ndarray, share: float, count: int, seed: int) -> Case:
+def cases(plant: Plant, feeder: Feeder, lines: np.ndarray, share: float, count: int, seed: int) -> Case:
     """Loads at the first hour of days of their own, with a line out of service in a share of them."""
 
     def one(key: jax.Array) -> Any:
@@ -86,10 +84,9 @@ def cases(plant: Plant, lines: np.ndarray, share: float, count: int, seed: int) 
         return observation, params
 
     observation, params = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), count))
-    buses = (observation.shape[1] - 4 - 3 * plant.spec.action.size) // 3
-    active, reactive = observation[:, 1 : 1 + buses], observation[:, 1 + buses : 1 + 2 * buses]
+    now = seen(feeder, observation)
     every = jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (count, *np.shape(x)[1:])), params)
-    return Case(np.asarray(observation), np.asarray(active), np.asarray(reactive), every)
+    return Case(np.asarray(observation), np.asarray(now.active), np.asarray(now.reactive), every)
 
 
 def plant_of(feeder: Feeder) -> Plant:

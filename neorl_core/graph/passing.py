@@ -15,6 +15,9 @@ from jaxtyping import Array, Float, Int
 
 from neorl_core.graph.graphs import Graph
 
+NEAR_ZERO = nn.initializers.variance_scaling(0.01, "fan_in", "truncated_normal")
+"""Of an actor's last layer, so that its first actions lie where a tanh is steep."""
+
 
 def summed(messages: Float[Array, "*b E H"], at: Int[Array, " E"], nodes: int) -> Float[Array, "*b N H"]:
     """The sum of the messages that arrive at each node.
@@ -39,7 +42,15 @@ def mean(values: Float[Array, "*b N H"], mask: Float[Array, "*b N"]) -> Float[Ar
 
 class Round(nn.Module):
     """One round: messages `m_ij = relu(A h_i + B h_j + C e_ij + d)` both ways along every edge that is there, then
-    `h_j += relu(D h_j + E Σ_i m_ij + F u + g)`, `e_ij += m_ij + m_ji` and `u += relu(K mean_j h_j + L u + l)`."""
+    `h_j += relu(D h_j + E Σ_i m_ij + F u + g) / R`, `e_ij += (m_ij + m_ji) / R` and
+    `u += relu(K mean_j h_j + L u + l) / R`.
+
+    A sum over neighbours that is added R times grows with R and with their number, and behind a tanh an actor that
+    begins far from 0 learns nothing any more.
+    """
+
+    share: float
+    """1 / R, R rounds being made."""
 
     @nn.compact
     def __call__(self, graph: Graph) -> Graph:
@@ -52,10 +63,11 @@ class Round(nn.Module):
         back = nn.relu(a[..., r, :] + b[..., s, :] + along) * there
         arrived = summed(forth, r, graph.nodes.shape[-2]) + summed(back, s, graph.nodes.shape[-2])
         told = dense(name="told")(graph.context)[..., None, :]
-        nodes = graph.nodes + nn.relu(plain(name="kept")(graph.nodes) + plain(name="arrived")(arrived) + told)
+        more = nn.relu(plain(name="kept")(graph.nodes) + plain(name="arrived")(arrived) + told)
+        nodes = graph.nodes + self.share * more
         pooled = plain(name="pooled")(mean(nodes, graph.node_mask))
-        context = graph.context + nn.relu(pooled + dense(name="context")(graph.context))
-        return graph._replace(nodes=nodes, edges=graph.edges + forth + back, context=context)
+        context = graph.context + self.share * nn.relu(pooled + dense(name="context")(graph.context))
+        return graph._replace(nodes=nodes, edges=graph.edges + self.share * (forth + back), context=context)
 
 
 class Body(nn.Module):
@@ -73,7 +85,7 @@ class Body(nn.Module):
             context=dense(name="context")(graph.context),
         )
         for i in range(self.rounds):
-            graph = Round(name=f"round_{i}")(graph)
+            graph = Round(1.0 / self.rounds, name=f"round_{i}")(graph)
         return graph
 
 
@@ -93,12 +105,12 @@ class Actor(nn.Module):
         of_nodes, of_edges = graph.nodes[..., :0], graph.edges[..., :0]
         if self.of_nodes:
             own = dense(self.width, use_bias=False, name="nodes")(graph.nodes)
-            of_nodes = dense(self.of_nodes, name="per_node")(nn.relu(own + told))
+            of_nodes = dense(self.of_nodes, kernel_init=NEAR_ZERO, name="per_node")(nn.relu(own + told))
         if self.of_edges:
             # Of the two ends of an edge neither is the first: their sum and their distance know of no order.
             a, b = graph.nodes[..., graph.senders, :], graph.nodes[..., graph.receivers, :]
             both = jnp.concatenate([graph.edges, a + b, jnp.abs(a - b)], -1)
-            of_edges = dense(self.of_edges, name="per_edge")(
+            of_edges = dense(self.of_edges, kernel_init=NEAR_ZERO, name="per_edge")(
                 nn.relu(dense(self.width, use_bias=False, name="edges")(both) + told)
             )
         return of_nodes, of_edges

@@ -114,17 +114,36 @@ def test_a_round_by_hand() -> None:
         jnp.ones(2),
         jnp.ones(1),
     )
-    weights = jax.tree.map(jnp.ones_like, Round().init(jax.random.key(0), graph))
+    weights = jax.tree.map(jnp.ones_like, Round(1.0).init(jax.random.key(0), graph))
     weights = jax.tree.map_with_path(lambda path, x: jnp.zeros_like(x) if path[-1].key == "bias" else x, weights)
-    after: Any = Round().apply(weights, graph)
+    after: Any = Round(1.0).apply(weights, graph)
     # Both messages are relu(1 - 2 + 0.5) = 0; nodes gain relu(1 + 0 + 3) and relu(-2 + 0 + 3).
     np.testing.assert_allclose(after.nodes, [[5.0], [-1.0]])
     np.testing.assert_allclose(after.edges, [[0.5]])
     # The context gains relu((5 - 1) / 2 + 3).
     np.testing.assert_allclose(after.context, [8.0])
-    louder: Any = Round().apply(weights, graph._replace(edges=jnp.asarray([[2.0]])))
+    louder: Any = Round(1.0).apply(weights, graph._replace(edges=jnp.asarray([[2.0]])))
     np.testing.assert_allclose(louder.edges, [[2.0 + 1.0 + 1.0]])
     np.testing.assert_allclose(louder.nodes, [[1.0 + 5.0], [-2.0 + 2.0]])
+
+
+def test_of_several_rounds_each_adds_its_share() -> None:
+    """With the same graph before it, a round adds a quarter of what one alone adds."""
+    graph = drawn(9, 14)._replace(nodes=jnp.ones((9, 4)), edges=jnp.ones((14, 4)))
+    weights = Round(1.0).init(jax.random.key(0), graph)
+    alone, one_of_four = (Round(share).apply(weights, graph) for share in (1.0, 0.25))
+    np.testing.assert_allclose(one_of_four.nodes - 1.0, (alone.nodes - 1.0) / 4, atol=1e-6)
+    np.testing.assert_allclose(one_of_four.edges - 1.0, (alone.edges - 1.0) / 4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rounds", [1, 5, 12])
+def test_a_fresh_actor_says_little_however_many_its_rounds(rounds: int) -> None:
+    """Behind a tanh what begins far from 0 has no gradient."""
+    graph = drawn(30, 40)
+    module = Actor(width=24, rounds=rounds, of_nodes=1, of_edges=1)
+    for key in range(5):
+        said = jax.tree.leaves(module.apply(module.init(jax.random.key(key), graph), graph))
+        assert all(np.abs(x).max() < 1.0 for x in said)
 
 
 def test_sums_of_messages_are_numpys() -> None:

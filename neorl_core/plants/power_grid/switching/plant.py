@@ -140,7 +140,16 @@ def _observe(grid: Grid, state: State, found: Flow, params: Params, noise: Float
     hour = (state.step % HORIZON).astype(dtype)[None]
     closed = 1.0 - state.opened.astype(dtype)
     in_service = in_service_of(grid, params, dtype)
-    return jnp.concatenate([hour, active, reactive, voltage, closed, in_service, current, whole])
+    meshed = _meshed(grid, active, reactive, in_service)
+    return jnp.concatenate([hour, active, reactive, voltage, closed, in_service, current, meshed, whole])
+
+
+def _meshed(
+    grid: Grid, active: Float[Array, " N"], reactive: Float[Array, " N"], in_service: Float[Array, " L"]
+) -> Float[Array, " L"]:
+    """What each line would carry of these loads if all that are in service were closed."""
+    out = jnp.where(jnp.min(in_service) < 0.5, jnp.argmin(in_service), -1)
+    return meshed_current(grid.meshed, active, reactive, out)
 
 
 def _measured(grid: Grid) -> int:
@@ -227,15 +236,16 @@ def predict(
     hour = jnp.round(now.hour[0])
     ahead = daily_load((hour + 1) % HORIZON) / daily_load(hour)
     after = topology(grid, action, now.in_service)
-    found = flow(grid, after.path, ahead * now.active, ahead * now.reactive, params)
+    active, reactive = ahead * now.active, ahead * now.reactive
+    found = flow(grid, after.path, active, reactive, params)
     lit = holds(found).astype(observation.dtype)
     voltage = magnitude(found.voltage)
     whole = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], found.loss])
     following = jnp.concatenate(
         [
-            *((now.hour + 1) % HORIZON, ahead * now.active, ahead * now.reactive, lit * voltage),
+            *((now.hour + 1) % HORIZON, active, reactive, lit * voltage),
             *(1.0 - after.opened.astype(observation.dtype), now.in_service, lit * magnitude(found.current)),
-            lit * whole,
+            *(_meshed(grid, active, reactive, now.in_service), lit * whole),
         ]
     )
     return following, logged_margins(following)
@@ -284,9 +294,7 @@ def _rule(
     grid: Grid, params: Rule, state: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " L"]
 ) -> tuple[tuple[()], Float[Array, " L"]]:
     now = seen(grid.feeder, observation)
-    out = jnp.where(jnp.min(now.in_service) < 0.5, jnp.argmin(now.in_service), -1)
-    current = meshed_current(grid.meshed, now.active, now.reactive, out)
-    current = current * jnp.where(applied > 0, 1.0 - params.keep, 1.0)
+    current = now.meshed * jnp.where(applied > 0, 1.0 - params.keep, 1.0)
     return state, 2.0 * topology(grid, -current / (1.0 + jnp.max(current)), now.in_service).opened - 1.0
 
 

@@ -27,6 +27,9 @@ class Seen(NamedTuple):
     closed: Shaped[Array, "*n L"]
     in_service: Shaped[Array, "*n L"]
     current: Shaped[Array, "*n L"]
+    meshed: Shaped[Array, "*n L"]
+    """What each line would carry if all that are in service were closed, as it follows from the measured loads: no
+    meter shows it, and a control centre has it beside what its meters show."""
     lowest: Shaped[Array, "*n 1"]
     highest: Shaped[Array, "*n 1"]
     loss: Shaped[Array, "*n 1"]
@@ -35,7 +38,7 @@ class Seen(NamedTuple):
 def sizes_of(feeder: Feeder) -> tuple[int, ...]:
     """How many numbers each part of an observation has, in the order of `Seen`."""
     buses, lines = len(feeder.active_load), len(feeder.ends)
-    return (1, buses, buses, buses, lines, lines, lines, 1, 1, 1)
+    return (1, buses, buses, buses, lines, lines, lines, lines, 1, 1, 1)
 
 
 def seen(feeder: Feeder, observation: Shaped[Array, "*n O"]) -> Seen:
@@ -52,14 +55,14 @@ def layout_of(feeder: Feeder) -> Layout:
     def of_buses(part: Int[Array, " N"]) -> tuple[int, ...]:
         return (-1, *map(int, part))
 
-    closed, in_service, current = (
-        tuple(map(int, part)) for part in (columns.closed, columns.in_service, columns.current)
+    closed, in_service, current, meshed = (
+        tuple(map(int, part)) for part in (columns.closed, columns.in_service, columns.current, columns.meshed)
     )
     return Layout(
         nodes=len(feeder.active_load) + 1,
         edges=tuple((int(a), int(b)) for a, b in feeder.ends),
         node_observation=tuple(of_buses(part) for part in (columns.active, columns.reactive, columns.voltage)),
-        edge_observation=(closed, current),
+        edge_observation=(closed, current, meshed),
         context=tuple(int(part[0]) for part in (columns.lowest, columns.loss)),
         edge_action=(tuple(range(len(feeder.ends))),),
         node_constants=((1.0, *(0.0,) * len(feeder.active_load)),),
@@ -80,6 +83,7 @@ def spec_of(feeder: Feeder, score_range: tuple[float, float]) -> PlantSpec:
         ("closed", "1", lines, 0.0, 1.0),
         ("in_service", "1", lines, 0.0, 1.0),
         ("current", "pu", lines, 0.0, 100.0),
+        ("meshed_current", "pu", lines, 0.0, 100.0),
         ("lowest_voltage", "pu", (), 0.0, 1.5),
         ("highest_voltage", "pu", (), 0.0, 1.5),
         ("loss", "MW", (), 0.0, 100.0),
