@@ -100,6 +100,44 @@ def test_the_lines_that_open_are_those_of_kruskals_tree() -> None:
         np.testing.assert_array_equal(ours, opened)
 
 
+def chessboard(side: int) -> Feeder:
+    """A mesh of so many loops that a column has two words of bits: its first lines are a tree, row by row."""
+    lines = [(row * side, row * side + side, 0.1, 0.1) for row in range(side - 1)]
+    lines += [(bus, bus + 1, 0.1, 0.1) for bus in range(side * side) if (bus + 1) % side]
+    lines += [(bus, bus + side, 0.1, 0.1) for bus in range(side * (side - 1)) if bus % side]
+    return feeder_of("chessboard", 10.0, lines, [(1.0, 0.0)] * (side**2 - 1), ties=(side - 1) ** 2)
+
+
+def test_more_loops_than_a_word_has_bits() -> None:
+    feeder = chessboard(8)
+    assert feeder.ties == 49
+    preferences = np.random.default_rng(1).normal(size=(10, len(feeder.ends))).astype(np.float32)
+    found = jax.jit(jax.vmap(lambda x: radial(x, feeder).opened))(preferences)
+    for preference, opened in zip(preferences, np.asarray(found), strict=True):
+        assert opened.sum() == feeder.ties
+        assert is_tree(feeder, opened)
+        # Of a best basis no exchange of one line is better (Edmonds 1971): each closed line against each open one.
+        for line in np.flatnonzero(~opened):
+            for other in np.flatnonzero(opened & (preference < preference[line])):
+                exchanged = opened.copy()
+                exchanged[[line, other]] = True, False
+                assert not is_tree(feeder, exchanged)
+
+
+def test_whatever_numbers_are_said_a_tree_comes_of_them_and_the_first_of_equal_ones_is_opened() -> None:
+    opened = jax.jit(lambda x: radial(x, FEEDER).opened)
+    odd = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.0], np.float32)
+    for seed in range(10):
+        assert is_tree(FEEDER, np.asarray(opened(np.random.default_rng(seed).choice(odd, 37))))
+    # Zeros of both signs are equal, and so the first of them is opened on each loop.
+    zeros = np.where(np.arange(37) % 2, 0.0, -0.0).astype(np.float32)
+    np.testing.assert_array_equal(opened(zeros), opened(np.zeros(37, np.float32)))
+    assert np.asarray(opened(np.full(37, -np.inf, np.float32))).sum() == 5
+    with jax.enable_x64(True):
+        doubles = np.random.default_rng(0).normal(size=37)
+        np.testing.assert_array_equal(opened(doubles), opened(doubles.astype(np.float32)))
+
+
 def test_paths_are_those_of_the_plants_own_matrix() -> None:
     positions = enumerated.positions()[::5_000]
     opened = enumerated.opened_by(positions).astype(np.float32)
