@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from neorl_core.graph.messages import Talk
 from neorl_core.graph.policy import Passing, graph_actor_init, graph_apply, graph_critic_init, passing_of
 from neorl_core.recurrent import Recurrence, gru_apply, gru_init, recurrence_of
 from neorl_core.types import PlantSpec
@@ -107,7 +108,7 @@ def _dense(params: Params) -> int:
     return sum(name.startswith("Dense_") for name in params)
 
 
-Body = Recurrence | Passing
+Body = Recurrence | Passing | Talk
 """What stands in place of dense layers that see all numbers at once."""
 
 
@@ -143,7 +144,7 @@ def actor_init(
     """
     if body is None:
         return mlp_init(key, observations, (*hidden, actions))
-    if isinstance(body, Passing):
+    if isinstance(body, Passing | Talk):
         return graph_actor_init(key, body)
     of_unit, of_layers = jax.random.split(key)
     inputs = len(body.history.observation) + body.units
@@ -275,7 +276,8 @@ def critics_init(
         hidden: widths of the hidden layers.
         count: how many critics, C.
         layer_norm: whether hidden layers are normalised.
-        body: of critics on a graph; a recurrent actor's critics see the whole history at once.
+        body: of critics on a graph; a recurrent actor's critics see the whole history at once, and those of agents
+            the whole plant.
     """
     keys = jax.random.split(key, count)
     if isinstance(body, Passing):

@@ -4,8 +4,9 @@
     python -m benchmarks.graph_study optimum         # one cell
     python -m benchmarks.graph_study --table         # the tables of docs/graphs.md from the results alone
 
-Three cells. `optimum`: policies of 33 buses, learned from the logs of a dispatcher who errs, on loads whose 50,751
+Four cells. `optimum`: policies of 33 buses, learned from the logs of a dispatcher who errs, on loads whose 50,751
 topologies are all solved, and with lines out of service of which no log tells. `transfer`: the same weights tuned on
 118 buses, beside ones that begin there. `speed`: microseconds of a decision, from the observation to the open lines, by
-size on one core. Each finished cell is a file in benchmarks/results/graph.
+size on one core. `agents`: units of the feeder that see their own part and talk over links that are lost, beside the
+tuned controller and the optimal flow. Each finished cell is a file in benchmarks/results/graph.
 """

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.graph_study.agents import cell_agents
 from benchmarks.graph_study.logs import Case, cases, logs, loops, plant_of
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import Fitted, fit
@@ -39,10 +40,14 @@ class Size(NamedTuple):
     """Loads of each kind that policies are judged on."""
     batch: int = 64
     decisions: int = 1_000
+    trials: int = 64
+    """Days that agents are judged on."""
+    seeds: int = 5
+    """Policies of each kind of agents."""
 
 
 FULL = Size()
-SMALL = Size(days=8, updates=10, loads=3, batch=8, decisions=5)
+SMALL = Size(days=8, updates=10, loads=3, batch=8, decisions=5, trials=2, seeds=2)
 """A cell of the tests."""
 GRAPH = {"graph": 5, "hidden": [24]}
 DENSE = {"hidden": [256, 256]}
@@ -255,4 +260,5 @@ CELLS: Mapping[str, Callable[[Size], dict[str, Any]]] = {
     "optimum": cell_optimum,
     "transfer": cell_transfer,
     "speed": cell_speed,
+    "agents": cell_agents,
 }

@@ -47,6 +47,9 @@ class Layout(NamedTuple):
     """Components of the observation that are 0 or 1; they stay what they are where others are normalised."""
     present: tuple[int, ...] = ()
     """(E,) flags that are 1 while an edge is there; none where all always are."""
+    kinds: tuple[int, ...] = ()
+    """(N,) kinds of nodes that are agents: those of a kind share their weights, and none knows more than its own
+    components and what others tell it over edges that are there. None of nodes that one policy sees as a whole."""
 
 
 jax.tree_util.register_static(Layout)
@@ -88,7 +91,22 @@ def checked(layout: Layout, observed: int, acting: int) -> Layout:
         raise ValueError(f"expected each of {acting} actions at one node or edge, got others: correct the layout.")
     if not set(layout.present) <= set(layout.flags):
         raise ValueError("expected what tells of edges among the flags, got others: correct the layout.")
+    _check_agents(layout)
     return layout
+
+
+def _check_agents(layout: Layout) -> None:
+    kinds = layout.kinds
+    if not kinds:
+        return
+    if len(kinds) != layout.nodes or set(kinds) != set(range(max(kinds) + 1)):
+        raise ValueError(
+            f"expected kinds of {layout.nodes} agents, counted from 0, got {list(kinds)}: correct the layout."
+        )
+    if layout.context or layout.edge_observation or layout.edge_action:
+        raise ValueError(
+            "expected components at agents alone, got a context or edges with some: name the agent that has them."
+        )
 
 
 @cache

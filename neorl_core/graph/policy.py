@@ -2,7 +2,8 @@
 
 `neorl_core.networks` applies whatever its weights say. Those of a graph network are `{"graph": {"layout", "actor" or
 "critic"}}`; its width and rounds are read off the arrays, and its layout says how observation and action lie on the
-graph. With another layout the same arrays are a policy for another graph.
+graph. With another layout the same arrays are a policy for another graph. Where nodes are agents, the actor is theirs
+(`{"graph": {"layout", "agents"}}`), and its critics, which only training has, are dense and see the whole plant.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.graph.graphs import Graph
 from neorl_core.graph.layout import Layout, action_of, checked, graph_of
+from neorl_core.graph.messages import Talk, agents_apply, agents_init
 from neorl_core.graph.passing import Actor, Critic
 from neorl_core.types import PlantSpec
 
@@ -29,8 +31,8 @@ class Passing(NamedTuple):
     width: int
 
 
-def passing_of(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) -> Passing | None:
-    """The graph network of a policy for a plant; None of one without rounds.
+def passing_of(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) -> Passing | Talk | None:
+    """The graph network of a policy for a plant, or that of its agents; None of one without rounds.
 
     Args:
         spec: as the policy sees the plant.
@@ -49,12 +51,15 @@ def passing_of(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) -> Passing
         )
     if spec.history is not None:
         raise ValueError("expected a graph policy without a history, got one: leave out 'history' or 'graph'.")
-    return Passing(checked(spec.layout, spec.observation.size, spec.acting), rounds, hidden[0])
+    kind = Talk if spec.layout.kinds else Passing
+    return kind(checked(spec.layout, spec.observation.size, spec.acting), rounds, hidden[0])
 
 
-def graph_actor_init(key: PRNGKeyArray, passing: Passing) -> Weights:
+def graph_actor_init(key: PRNGKeyArray, passing: Passing | Talk) -> Weights:
     """Fresh weights of an actor: numbers for each action before the tanh."""
     layout = passing.layout
+    if isinstance(passing, Talk):
+        return {"graph": {"layout": layout, "agents": agents_init(key, passing)}}
     module = Actor(passing.width, passing.rounds, len(layout.node_action), len(layout.edge_action))
     return {"graph": {"layout": layout, "actor": module.init(key, _like(layout, acting=False))["params"]}}
 
@@ -73,6 +78,8 @@ def graph_apply(params: Weights, x: Float[Array, "*n I"]) -> Float[Array, "*n F"
         x: (..., O) normalised observations, or (..., O + A) with unit actions behind them.
     """
     layout: Layout = params["layout"]
+    if "agents" in params:
+        return agents_apply(params["agents"], layout, x)
     if "actor" in params:
         return action_of(layout, *act_on(params["actor"], graph_of(layout, x)))
     critic = params["critic"]

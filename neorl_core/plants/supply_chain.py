@@ -134,7 +134,11 @@ def arriving(under_way: Float[AnyArray, "*n 18"]) -> Float[Array, "*n 3"]:
     return jnp.stack([under_way[..., last - UNDER_WAY] for last in LAST], axis=-1)
 
 
-def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], params: Params) -> State:
+Up = float | Float[Array, " 3"]
+"""0 where a stage's supplier cannot ship to it in a period, else 1."""
+
+
+def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], params: Params, up: Up = 1.0) -> State:
     """One period with a given demand.
 
     Args:
@@ -142,12 +146,13 @@ def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], 
         orders: (3,) ordered by each stage, cut to whole units; the suppliers' capacity and stock bound what is shipped.
         demand: whole units that customers want in this period.
         params: the mode.
+        up: which suppliers ship.
     """
     waiting = params.backlog * state.unmet
     ordered = jnp.floor(jnp.maximum(orders, 0.0)) + waiting[1:]
     # What the producer orders is bounded by the maker's capacity alone.
     available = jnp.append(state.stock[1:], jnp.inf)
-    shipment = jnp.minimum(jnp.minimum(ordered, jnp.asarray(CAPACITIES, ordered.dtype)), available)
+    shipment = up * jnp.minimum(jnp.minimum(ordered, jnp.asarray(CAPACITIES, ordered.dtype)), available)
     stock = state.stock + arriving(state.under_way)
     wanted = demand + waiting[0]
     sold = jnp.minimum(stock[0], wanted)
@@ -244,7 +249,9 @@ def _timestep(before: State, after: State, params: Params) -> Timestep:
     )
 
 
-def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
+def step(
+    key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params, up: Up = 1.0
+) -> tuple[State, Timestep]:
     """One period under three orders, clipped to the suppliers' capacities; it never terminates.
 
     Args:
@@ -252,8 +259,9 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
         state: true state before the step.
         action: (3,), orders of the three stages.
         params: constants of the plant.
+        up: which suppliers ship; all but in `supply_network`.
     """
-    following = advance(state, clip_to(SPEC.action, action), draw_demand(key, params, action.dtype), params)
+    following = advance(state, clip_to(SPEC.action, action), draw_demand(key, params, action.dtype), params, up)
     return following, _timestep(state, following, params)
 
 
@@ -264,7 +272,7 @@ def _state_of(observation: Float[Array, " 26"]) -> State:
 
 
 def predict(
-    observation: Float[Array, " 26"], action: Float[Array, " 3"], params: Params
+    observation: Float[Array, " 26"], action: Float[Array, " 3"], params: Params, up: Up = 1.0
 ) -> tuple[Float[Array, " 26"], Float[Array, " 4"]]:
     """The next observation at the mean demand, and its margins; the observation is the whole state.
 
@@ -272,10 +280,10 @@ def predict(
         observation: (26,), the observation, in its space's units.
         action: (3,), orders of the three stages.
         params: constants of the plant.
+        up: which suppliers ship.
     """
-    following = advance(
-        _state_of(observation), clip_to(SPEC.action, action), jnp.asarray(params.mean_demand, action.dtype), params
-    )
+    mean = jnp.asarray(params.mean_demand, action.dtype)
+    following = advance(_state_of(observation), clip_to(SPEC.action, action), mean, params, up)
     return _observe(following), margins_of(following.stock, following.unmet[0])
 
 

@@ -21,10 +21,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from neorl_core.plants.base import AnyArray, clip_to
 from neorl_core.plants.power_grid import feeder33 as feeder
 from neorl_core.plants.power_grid import units
+from neorl_core.plants.power_grid.agents import AGENTS
 from neorl_core.plants.power_grid.control import TUNED, VoltVarParams, volt_var
 from neorl_core.plants.power_grid.power_flow import LOWEST, Flow, holds, is_radial, magnitude, path_matrix, solve
 from neorl_core.plants.power_grid.spec import SPEC
-from neorl_core.types import AgentView, Panel, Plant, Timestep
+from neorl_core.types import Panel, Plant, Timestep
 
 LIMIT = SPEC.constraints[0]
 
@@ -336,15 +337,6 @@ def logged_reward(
     dark = next_observation[..., 16] < LOWEST
     return units.earnings(hour, feeder_now, withheld, power, stored, moved, dark)
 
-
-AGENTS = (
-    *(AgentView(units.UNITS[k], (0, 1, 2, 10 + k), (k, 6 + k)) for k in range(units.SOLAR)),
-    *(
-        AgentView(units.UNITS[units.SOLAR + k], (0, 1, 2, 3 + k, 14 + k), (units.SOLAR + k, 10 + k))
-        for k in range(units.BATTERIES)
-    ),
-    AgentView("dispatcher", tuple(range(SPEC.observation.size)), tuple(range(12, 17))),
-)
 
 PLANT = Plant(
     spec=SPEC,

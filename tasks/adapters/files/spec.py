@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 OPTIONAL = ("history", "choices", "layout")
 """Fields that are left out where they are None."""
+FLAT = ("context", "flags", "present", "kinds")
+"""Parts of a layout that are one list each."""
 
 
 def spec_record(spec: PlantSpec) -> dict[str, Any]:
@@ -111,14 +113,14 @@ def _layout(value: Any, observed_size: int, acting_size: int) -> Layout:
     for name in Layout._fields[1:]:
         rows = (
             [_list(row, f"layout.{name}") for row in _list(held[name], f"layout.{name}")]
-            if name not in ("context", "flags", "present")
+            if name not in FLAT
             else [_list(held[name], f"layout.{name}")]
         )
         numbers = (int, float) if name.endswith("constants") else (int,)
         if not all(type(number) in numbers for row in rows for number in row):
             raise ValueError(f"expected numbers in layout.{name}, got others")
         parts[name] = tuple(map(tuple, rows))
-    flat = {name: parts[name][0] for name in ("context", "flags", "present")}
+    flat = {name: parts[name][0] for name in FLAT}
     return checked(Layout(nodes, **(parts | flat)), observed_size, acting_size)
 
 

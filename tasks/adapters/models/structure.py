@@ -319,22 +319,31 @@ def _units(params: Params, history: History | None) -> int | None:
 
 
 def _is_graph(params: Params, layout: Layout) -> bool:
-    """Whether weights are those of an actor over this layout."""
+    """Whether weights are those of an actor over this layout, or of its agents."""
     import jax
 
+    from neorl_core.graph.messages import Talk
     from neorl_core.graph.policy import Passing, graph_actor_init
 
+    body: type[Passing | Talk]
     match params:
         case {
             "layout": Layout() as own,
             "actor": {"body": {"nodes": {"bias": jax.Array(shape=(width,))}, **rest}},
         }:
-            rounds = sum(isinstance(name, str) and name.startswith("round_") for name in rest)
-            if _numbers_alone(own) and own == layout and 0 < width <= MOST_UNITS and 0 < rounds <= MOST_ROUNDS:
-                passing = Passing(layout, rounds, width)
-                like = jax.eval_shape(lambda key: graph_actor_init(key, passing), jax.random.key(0))
-                return _alike(params, like["graph"])
-    return False
+            body, each = Passing, "round_"
+        case {
+            "layout": Layout(kinds=(_, *_)) as own,
+            "agents": {"sees_0": {"bias": jax.Array(shape=(_, width))}, **rest},
+        }:
+            body, each = Talk, "says_"
+        case _:
+            return False
+    rounds = sum(isinstance(name, str) and name.startswith(each) for name in rest)
+    if not (_numbers_alone(own) and own == layout and 0 < width <= MOST_UNITS and 0 < rounds <= MOST_ROUNDS):
+        return False
+    like = jax.eval_shape(lambda key: graph_actor_init(key, body(layout, rounds, width)), jax.random.key(0))
+    return _alike(params, like["graph"])
 
 
 def _numbers_alone(node: object) -> bool:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.graph_study import page
+from benchmarks.graph_study.agents import interval
 from benchmarks.graph_study.cell import CELLS, SMALL
 
 ROW = {"within": 0.95, "median": 1.001, "mean": 1.01, "violations": 1}
@@ -44,6 +46,46 @@ def test_updates_until_as_good_as_from_scratch() -> None:
     assert "after 1,000 updates: at most a fifth, no" in page.transfer(
         {"curves": {"from scratch": scratch, "tuned": late}, "loads": 4, "updates": 1_000}
     )
+
+
+def _agents(gain: float, cut: float) -> dict[str, Any]:
+    row = {"half_width": 1.0, "worst_day": -0.5, "days_below": 0.125, "violations": 0}
+    conditions = {"all up": row | {"gain": gain}, "all cut": row | {"gain": cut}}
+    return {
+        "tuned": 300.0,
+        "found": -200.0,
+        "optimal": {"return": 310.0, "gain": 10.0, "half_width": 0.5},
+        "score_range": [-700.0, 300.0],
+        "learners": {"alike": conditions, "all the same": conditions, "central": {"all up": row | {"gain": 9.0}}},
+        "seconds": {"logs": 60.0, "alike": 30.0},
+        "rows": 9_000,
+        "days": 100,
+        "trials": 64,
+        "seeds": 5,
+        "updates": 10_000,
+    }
+
+
+def test_agents_are_held_to_half_of_the_way_and_to_volt_var() -> None:
+    text = page.agents(_agents(6.5, 1.5))
+    assert "tuned 300.0 $ a day (score 100.00), the optimal flow 310.0 $ a day (score 101.00): 10.00 ± 0.50 $" in text
+    assert "sharing weights: yes." in text
+    assert "never below the tuned controller: yes." in text
+    assert "| all cut | +1.50 ± 1.00 | +1.50 ± 1.00 | -0.5 | 12.5% | 0 |" in text
+    assert "central: +9.00 ± 1.00 $" in text
+    # The intervals' lower ends count.
+    assert "sharing weights: no." in page.agents(_agents(5.5, 1.5))
+    assert "never below the tuned controller: no." in page.agents(_agents(6.5, 0.5))
+
+
+def test_an_interval_counts_days_as_days_and_seeds_as_seeds() -> None:
+    # Five seeds on the same days that all do the same are no five times as many days.
+    days = np.array([1.0, 3.0, 5.0, 7.0])
+    mean, half = interval(np.tile(days, (5, 1)))
+    assert (mean, half) == (4.0, pytest.approx(3.182446 * (20 / 3 / 4) ** 0.5, rel=1e-6))
+    # Nor are days on which seeds differ alike many seeds.
+    mean, half = interval(np.tile(days[:, None], (1, 50)))
+    assert (mean, half) == (4.0, pytest.approx(3.182446 * (20 / 3 / 4) ** 0.5, rel=1e-6))
 
 
 def test_tables_go_between_their_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -363,4 +363,14 @@ def test_every_action_belongs_to_one_agent() -> None:
     assert moved == list(range(grid.SPEC.action.size))
     for agent in grid.PLANT.agents[:-1]:
         assert all(grid.SPEC.action.names[k].endswith(agent.name) for k in agent.action)
-        assert f"voltage_{agent.name}" in [grid.SPEC.observation.names[k] for k in agent.observation]
+
+
+def test_agents_see_what_they_can_measure() -> None:
+    names = grid.SPEC.observation.names
+    seen = {agent.name: {names[k] for k in agent.observation} for agent in grid.PLANT.agents}
+    for unit in units.UNITS:
+        kind, _, bus = unit.partition("_")
+        assert seen[unit] == {"hour", f"voltage_{unit}", "clearness" if kind == "solar" else f"energy_{bus}"}
+    # What units measure themselves the control room is told by nobody but them.
+    theirs = set.union(*(seen[unit] for unit in units.UNITS)) - {"hour"}
+    assert seen["dispatcher"] == set(names) - theirs

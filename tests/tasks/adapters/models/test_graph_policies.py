@@ -13,6 +13,9 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from neorl_core.networks import Normaliser, Policy, actor_init, body_of, policy_act
+from neorl_core.plants.linked import linked
+from neorl_core.plants.power_grid import LINKS
+from neorl_core.plants.power_grid import PLANT as GRID
 from neorl_core.plants.power_grid.feeder import feeder_of
 from neorl_core.plants.power_grid.switching import switching_plant
 from neorl_core.safety.composite import make_composite
@@ -88,3 +91,26 @@ def test_a_bundle_brings_it_back_and_no_other_graph(policy: Policy) -> None:
         refused(change)
     name = "policy/params/graph/actor/per_edge/kernel"
     refused(lambda graph: None, arrays | {name: np.zeros((5, 1), np.float32)})
+
+
+def test_a_policy_of_agents_comes_back_with_their_kinds(tmp_path: Path) -> None:
+    plant = linked(GRID, LINKS)
+    sizes = plant.spec.observation.size, plant.spec.action.size
+    actor = actor_init(jax.random.key(0), *sizes, (4,), body_of(plant.spec, (4,), graph=2))
+    policy = Policy(actor, Normaliser(*(jnp.ones(sizes[i // 2]) for i in range(4))))
+    assert spec_of_record(json.loads(json.dumps(spec_record(plant.spec)))) == plant.spec
+    save_policy(tmp_path / "a.npz", policy, plant.spec, MADE_BY)
+    found = load_policy(tmp_path / "a.npz").policy
+    assert jax.tree.structure(found) == jax.tree.structure(policy)
+    arrays: Arrays = {}
+    structure = json.loads(json.dumps(flatten(make_composite(plant, policy), arrays)))
+    loaded = build_composite(structure, arrays, plant).policy
+    for one, other in zip(jax.tree.leaves((found, loaded)), jax.tree.leaves((policy, policy)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for kinds in ((0,) * 7, tuple(range(7))):
+        other = linked(GRID, LINKS, kinds=kinds)
+        save_policy(tmp_path / "b.npz", policy, other.spec, MADE_BY)
+        with pytest.raises(BadInput, match="a network of other signals"):
+            load_policy(tmp_path / "b.npz")
+        with pytest.raises(Refused, match="another network"):
+            build_composite(structure, arrays, other)

@@ -1,0 +1,147 @@
+"""Days of the feeder as the optimal flow would have run them, in hindsight: a yardstick, and logs to learn from.
+
+A day's load, sky and noise are known when it is over. Its optimal flow is the schedule of all units over the day that
+would have earned the most, subject to the voltage's limits: the multi-period optimal power flow, whose gradient goes
+through the plant's own steps. No controller that has to act before it knows can be expected to earn as much, so that it
+bounds what agents can learn; solved on past days and learned from by agents that see their own part, it is how Dobbe et
+al. 2020 (arXiv 1806.06790) and Karagiannopoulos et al. 2019 (IEEE Trans. Smart Grid 10(6)) make controllers of
+inverters. Lines stay as the plant's own controller sets them, in the state that loses the least over a day.
+
+Logs of nothing but optimal days show no way back to one. So batteries begin the logged days anywhere between empty and
+full, and now and then somebody else orders what they do, for an hour or two; those rows are left out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from neorl_core.plants.base import clip_to, rollouts
+from neorl_core.plants.power_grid import units
+from neorl_core.types import Params, Plant, Transition
+
+START_SPREAD = 0.5
+"""Half range of what batteries hold at midnight of logged days, around one half [1]."""
+ORDERS, SHORTEST, LONGEST = 2, 4, 8
+"""Orders to each battery in a logged day, and the quarters of an hour that each takes."""
+SCHEDULED = 2 * len(units.UNITS)
+"""Components of the action that are scheduled: all but the switches."""
+RESERVE = 0.004
+"""Distance [pu] from the limits that a schedule keeps, as a planner does."""
+PENALTY = 2_000.0
+"""$ per pu and quarter of an hour by which a schedule comes nearer than that."""
+RATE = 0.05
+"""Step length of Adam at first, as a part of each range; it falls along a cosine."""
+
+
+def day_of(plant: Plant, key: jax.Array, domain: Params) -> tuple[Params, Any, jax.Array, jax.Array]:
+    """Constants, first state and observation, and the key of the steps of the day that `rollouts` plays for a key."""
+    key_constants, key_run = jax.random.split(key)
+    params = plant.sample_params(key_constants, domain)
+    key_reset, key_steps = jax.random.split(key_run)
+    return params, *plant.reset(key_reset, params), key_steps
+
+
+def played(plant: Plant, key: jax.Array, domain: Params, schedule: jax.Array) -> Transition:
+    """The rows of a day under a schedule; `cost` is the least margin [pu], with its sign turned."""
+    params, state, observation, steps = day_of(plant, key, domain)
+    switches = jnp.asarray(units.TOPOLOGIES[units.SUNNY], schedule.dtype)
+
+    def step(carry: Any, now: tuple[jax.Array, jax.Array]) -> Any:
+        state, observation = carry
+        action = clip_to(plant.spec.action, jnp.concatenate([now[1], switches]))
+        state, after = plant.step(jax.random.fold_in(steps, now[0]), state, action, params)
+        row = Transition(
+            observation, action, after.reward, -after.margins[0], after.observation, after.terminated.astype(float)
+        )
+        return (state, after.observation), row
+
+    return jax.lax.scan(step, (state, observation), (jnp.arange(plant.spec.horizon), schedule))[1]
+
+
+@partial(jax.jit, static_argnames=("plant", "steps"))
+def solved(plant: Plant, keys: jax.Array, domain: Params, first: Any, ordered: Any, steps: int) -> jax.Array:
+    """The schedule of each day that earns the most, by projected steps of Adam from a first one.
+
+    Args:
+        plant: the feeder.
+        keys: of the days, as for `rollouts`.
+        domain: that the days are drawn from.
+        first: (1 or D, 96, 12) schedules [MW, Mvar] to begin with.
+        ordered: (D, 96, 12) powers that are given, around which the day is scheduled; NaN of those that are not.
+        steps: of Adam.
+    """
+    low, high = (np.asarray(x[:SCHEDULED], np.float32) for x in (plant.spec.action.low, plant.spec.action.high))
+    adam = optax.adam(optax.cosine_decay_schedule(RATE, steps))
+
+    def day(key: jax.Array, begun: jax.Array, orders: jax.Array) -> Any:
+        def schedule(parts: jax.Array) -> jax.Array:
+            return jnp.where(jnp.isnan(orders), low + (high - low) * parts, orders)
+
+        def cost(parts: jax.Array) -> jax.Array:
+            rows = played(plant, key, domain, schedule(parts))
+            return PENALTY * jnp.sum(jnp.maximum(rows.cost + RESERVE, 0.0)) - jnp.sum(rows.reward)
+
+        def improve(carry: Any, _: None) -> tuple[Any, None]:
+            at, memory = carry
+            move, memory = adam.update(jax.grad(cost)(at), memory)
+            return (jnp.clip(at + move, 0.0, 1.0), memory), None
+
+        return schedule(jax.lax.scan(improve, (begun, adam.init(begun)), None, length=steps)[0][0])
+
+    begun = jnp.broadcast_to((first - low) / (high - low), ordered.shape)
+    return jax.vmap(day)(keys, begun, ordered)
+
+
+def orders(days: int, seed: int) -> np.ndarray:
+    """What somebody else orders batteries to do [MW]; NaN of all that is free."""
+    rng, horizon = np.random.default_rng(seed), units.HORIZON
+    found = np.full((days, horizon, SCHEDULED), np.nan, np.float32)
+    for day in found:
+        for battery in range(units.SOLAR, len(units.UNITS)):
+            for _ in range(ORDERS):
+                begin, steps = rng.integers(0, horizon), rng.integers(SHORTEST, LONGEST + 1)
+                day[begin : begin + steps, battery] = rng.uniform(-units.BATTERY_MW, units.BATTERY_MW)
+    return found
+
+
+def usual(plant: Plant, seed: int, days: int, steps: int) -> jax.Array:
+    """The mean of some days' schedules, to begin with: solved from what the plant's own controller does."""
+    keys = jax.random.split(jax.random.key(seed), days)
+    params = jax.tree.map(np.float32, plant.fallback_params)
+    trajectory = rollouts(plant, plant.fallback, params, keys, plant.domain, trace=True).trajectory
+    assert trajectory is not None
+    first = jnp.mean(trajectory.actions[:, :, :SCHEDULED], 0, keepdims=True)
+    free = np.full((days, *first.shape[1:]), np.nan, np.float32)
+    return jnp.mean(solved(plant, keys, plant.domain, first, free, steps), 0, keepdims=True)
+
+
+def logs(plant: Plant, talking: Plant, first: jax.Array, days: int, seed: int, steps: int) -> Transition:
+    """Rows of optimal days, links lost at each step, of each day with another probability between 0 and 1.
+
+    Args:
+        plant: the feeder.
+        talking: the same with links.
+        first: schedule to begin with.
+        days: how many.
+        seed: of days, orders and links.
+        steps: of Adam.
+    """
+    keys, ordered = jax.random.split(jax.random.key(seed), days), orders(days, seed)
+    domain = plant.domain._replace(start_energy_spread=START_SPREAD)
+    schedules = solved(plant, keys, domain, first, ordered, steps)
+    lost = jax.random.uniform(jax.random.key(seed + 1), (days,))
+
+    def day(key: jax.Array, schedule: jax.Array, loss: jax.Array) -> Transition:
+        own = talking.domain._replace(start_energy_spread=START_SPREAD, link_loss=loss, link_redraw=1.0)
+        return played(talking, key, own, schedule)
+
+    rows = jax.jit(jax.vmap(day))(keys, schedules, lost)
+    free = np.isnan(ordered).all(-1)
+    found = Transition(*(np.asarray(x)[free] for x in rows[:6]))
+    return found._replace(cost=np.zeros_like(found.reward))

@@ -1,0 +1,180 @@
+"""A plant whose agents talk over links that may be lost: its observation ends with a flag for each, 1 while it is up.
+
+Every link is lost and found by itself. At each step it is drawn anew with a probability, and is then down with another:
+in the long run `link_loss` of the time, for `1 / (link_redraw (1 - link_loss))` steps on average (Gilbert 1960,
+Capacity of a burst-noise channel, Bell System Technical Journal 39). With a redraw of 1 it is drawn at every step, with
+0 once for an episode. The plant itself, its randomness, its own controller and its limits are what they were.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from neorl_core.graph.agents import Links, agents_layout
+from neorl_core.plants.base import AnyArray, LoggedSignals
+from neorl_core.types import Controller, Params, Plant, Space
+
+FOLD = 8_191
+"""Folded into the plant's keys, so that its own randomness stays what it is without links."""
+DRAWN = ("link_loss", "link_redraw")
+
+
+class State(NamedTuple):
+    """A plant and its links."""
+
+    plant: Any
+    up: Float[Array, " L"]
+    """1 while a link is up."""
+
+
+def linked(
+    plant: Plant, links: Links, loss: float = 0.1, redraw: float = 0.25, kinds: tuple[int, ...] | None = None
+) -> Plant:
+    """A plant with agents, linked, and laid out for policies that talk over the links.
+
+    Args:
+        plant: with `agents`.
+        links: pairs of agents by name.
+        loss: share of the time for which a link is down, in its operating domain (`link_loss`); there it may also be
+            one for each link.
+        redraw: probability per step that a link is drawn anew (`link_redraw`).
+        kinds: of agents that share weights, as `agents_layout` takes them.
+
+    Raises:
+        ValueError: when the plant has no agents, or a link leads to nobody.
+    """
+    own, count = plant.spec.observation, len(links)
+    if not plant.agents:
+        raise ValueError(f"expected a plant that several agents share, got '{plant.spec.name}': give it `agents`.")
+    up = tuple(range(own.size, own.size + count))
+    observation = Space(
+        own.names + tuple(f"link_{a}_{b}" for a, b in links),
+        own.units + ("1",) * count,
+        own.low + (0.0,) * count,
+        own.high + (1.0,) * count,
+    )
+    # An agent sees its own links' flags: whether somebody answers.
+    agents = tuple(
+        agent._replace(
+            observation=agent.observation + tuple(k for k, link in zip(up, links, strict=True) if agent.name in link)
+        )
+        for agent in plant.agents
+    )
+    spec = plant.spec._replace(observation=observation)
+    layout = agents_layout(spec, plant.agents, links, up, kinds)
+    return plant._replace(
+        spec=spec._replace(layout=layout),
+        params=_with(plant.params, (loss, redraw)),
+        domain=_with(plant.domain, (loss, redraw)),
+        sample_params=_sampler(plant),
+        reset=_reset(plant, count),
+        step=_step(plant, count),
+        predict=_predict(plant),
+        applied=lambda observation: plant.applied(observation[: own.size]),
+        fallback=_blind(plant.fallback, own.size),
+        reference=None if plant.reference is None else _blind(plant.reference, own.size),
+        resume=None if plant.resume is None else _resume(plant),
+        agents=agents,
+    )
+
+
+def linked_signals(logged: LoggedSignals, observed: int) -> LoggedSignals:
+    """What logs of the linked plant are scored with: the plant's own formulas, of its own signals.
+
+    Args:
+        logged: the plant's.
+        observed: components of the plant's observation.
+    """
+
+    def reward(
+        observation: Float[AnyArray, "*n O"], action: Float[AnyArray, "*n A"], following: Float[AnyArray, "*n O"]
+    ) -> Float[Array, "*n"]:
+        return logged.reward(observation[..., :observed], action, following[..., :observed])
+
+    def margins(following: Float[AnyArray, "*n O"]) -> Float[Array, "*n K"]:
+        return logged.margins(following[..., :observed])
+
+    return LoggedSignals(reward, margins)
+
+
+@cache
+def _extended(kind: Any) -> Callable[..., Params]:
+    """One type for each plant's, as `neorl_core.plants.site` has it."""
+    return namedtuple(f"Linked{kind.__name__}", (*kind._fields, *DRAWN))
+
+
+def _with(plain: Params, drawn: tuple[Any, ...]) -> Params:
+    kind: Any = type(plain)
+    return _extended(kind)(*plain, *drawn)
+
+
+def _without(plain: Params, linked: Params) -> Params:
+    """The plant's own part of constants or of a domain."""
+    return type(plain)(*linked[: len(plain)])
+
+
+def _drawn(key: PRNGKeyArray, params: Params, count: int) -> Float[Array, " L"]:
+    return (jax.random.uniform(key, (count,)) >= jnp.asarray(params.link_loss, float)).astype(float)
+
+
+def _sampler(plant: Plant) -> Callable[..., Params]:
+    def sample_params(key: PRNGKeyArray, domain: Params) -> Params:
+        drawn = plant.sample_params(key, _without(plant.domain, domain))
+        return _with(drawn, (domain.link_loss, domain.link_redraw))
+
+    return sample_params
+
+
+def _reset(plant: Plant, count: int) -> Callable[..., Any]:
+    def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " O"]]:
+        state, observation = plant.reset(key, _without(plant.params, params))
+        up = _drawn(jax.random.fold_in(key, FOLD), params, count).astype(observation.dtype)
+        return State(state, up), jnp.concatenate([observation, up])
+
+    return reset
+
+
+def _step(plant: Plant, count: int) -> Callable[..., Any]:
+    def step(key: PRNGKeyArray, state: State, action: Float[Array, " A"], params: Params) -> tuple[State, Any]:
+        following, now = plant.step(key, state.plant, action, _without(plant.params, params))
+        key_link, key_draw = jax.random.split(jax.random.fold_in(key, FOLD))
+        anew = jax.random.uniform(key_draw, (count,)) < jnp.asarray(params.link_redraw, float)
+        up = jnp.where(anew, _drawn(key_link, params, count).astype(state.up.dtype), state.up)
+        return State(following, up), now._replace(observation=jnp.concatenate([now.observation, up]))
+
+    return step
+
+
+def _predict(plant: Plant) -> Callable[..., Any]:
+    def predict(observation: Float[Array, " O"], action: Float[Array, " A"], params: Params) -> Any:
+        size = plant.spec.observation.size
+        following, margins = plant.predict(observation[:size], action, _without(plant.params, params))
+        # What a link does next is not known: it stays.
+        return jnp.concatenate([following, observation[size:]]), margins
+
+    return predict
+
+
+def _blind(controller: Controller, size: int) -> Controller:
+    """A controller that knows of no links."""
+    return Controller(
+        lambda params, observation: controller.init(params, observation[:size]),
+        lambda params, memory, observation, applied: controller.act(params, memory, observation[:size], applied),
+    )
+
+
+def _resume(plant: Plant) -> Callable[..., Any]:
+    def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " O"], params: Params) -> Any:
+        assert plant.resume is not None
+        size = plant.spec.observation.size
+        own, constants = plant.resume(key, state.plant, observation[:size], _without(plant.params, params))
+        return State(own, observation[size:]), _with(constants, params[len(plant.params) :])
+
+    return resume
