@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.graph_study.logs import Case, cases, logs, loops, plant_of
+from benchmarks.graph_study.speed import on_one_core, rows
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import Fitted, fit
 from neorl_core.graph.policy import moved_to
@@ -19,9 +20,7 @@ from neorl_core.networks import Policy, critics_apply, normalise, policy_act, to
 from neorl_core.plants.power_grid import enumerated
 from neorl_core.plants.power_grid.feeder import Feeder
 from neorl_core.plants.power_grid.feeder33 import FEEDER
-from neorl_core.plants.power_grid.feeders.case69 import CASE69
 from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
-from neorl_core.plants.power_grid.feeders.case136ma import CASE136MA
 from neorl_core.plants.power_grid.power_flow import magnitude
 from neorl_core.plants.power_grid.radial import leaving, meshed_of
 from neorl_core.plants.power_grid.switching.plant import Grid, flow, in_service_of, topology
@@ -220,36 +219,8 @@ def _begun_with(algorithm: Algorithm, actor: Any) -> Algorithm:
 
 
 def cell_speed(size: Size = FULL) -> dict[str, Any]:
-    """Microseconds from an observation on the device to the lines that open, one at a time."""
-    rows: dict[str, Any] = {}
-    for feeder in (FEEDER, CASE69, CASE118ZH, CASE136MA):
-        plant = plant_of(feeder)
-        grid = grid_of(feeder, plant)
-        on = cases(plant, np.array([0]), 0.0, 2, 7)
-        data = Transition(
-            *(np.repeat(x, 4, 0) for x in (on.observation, np.zeros((2, len(feeder.ends)), np.float32))),
-            *(np.zeros(8, np.float32),) * 2,
-            np.repeat(on.observation, 4, 0),
-            np.zeros(8, np.float32),
-        )
-        policy = fit(data, plant.spec, "bc", updates=1, overrides=GRAPH, batch_size=4).policies[0]
-        at = _parts(grid)[0]
-
-        def decide(x: jax.Array, policy: Any = policy, grid: Grid = grid, at: int = at) -> jax.Array:
-            lines = len(grid.feeder.ends)
-            return topology(grid, policy_act(policy, x), x[at : at + lines]).opened
-
-        compiled, x, times = jax.jit(decide), jnp.asarray(on.observation[0]), []
-        compiled(x).block_until_ready()
-        for _ in range(size.decisions):
-            began = time.perf_counter()
-            compiled(x).block_until_ready()
-            times.append(time.perf_counter() - began)
-        buses = len(feeder.active_load) + 1
-        rows[feeder.name] = {"buses": buses, "lines": len(feeder.ends), "median": float(np.median(times) * 1e6)}
-        rows[feeder.name]["p99"] = float(np.quantile(times, 0.99) * 1e6)
-        print(feeder.name, rows[feeder.name], flush=True)
-    return {"sizes": rows, "rounds": GRAPH["graph"], "width": GRAPH["hidden"]}
+    """Microseconds from an observation on the device to the lines that open, one at a time on one core."""
+    return on_one_core(rows, size.decisions, GRAPH) | {"rounds": GRAPH["graph"], "width": GRAPH["hidden"][0]}
 
 
 CELLS: Mapping[str, Callable[[Size], dict[str, Any]]] = {

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from benchmarks.graph_study import page
-from benchmarks.graph_study.cell import CELLS, SMALL
+from benchmarks.graph_study import page, speed
+from benchmarks.graph_study.cell import CELLS, SMALL, grid_of
+from benchmarks.graph_study.logs import cases, loops, plant_of
+from benchmarks.graph_study.speed import on_one_core
+from neorl_core.networks import policy_act
+from neorl_core.plants.power_grid.feeder33 import FEEDER
+from neorl_core.plants.power_grid.switching.plant import topology
+from neorl_core.plants.power_grid.switching.spec import seen
 
 ROW = {"within": 0.95, "median": 1.001, "mean": 1.01, "violations": 1}
 OPTIMUM: dict[str, Any] = {
@@ -48,11 +59,24 @@ def test_updates_until_as_good_as_from_scratch() -> None:
 
 def test_tables_go_between_their_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "RESULTS", tmp_path)
-    row = {"buses": 33, "lines": 37, "median": 50.0, "p99": 60.0}
-    (tmp_path / "speed.json").write_text(json.dumps({"sizes": {"case33bw": row}}))
+    row = {
+        "buses": 33,
+        "lines": 37,
+        "ties": 5,
+        "median": 50.0,
+        "p99": 60.0,
+        "composite_1": 150.0,
+        "composite_12": 900.0,
+    }
+    bare = {"buses": 69, "lines": 68, "ties": 0, "median": 40.0, "p99": 41.0}
+    found = {"sizes": {"case33bw": row, "case69": bare}, "decisions": 9, "pinned": True, "rounds": 5, "width": 24}
+    (tmp_path / "speed.json").write_text(json.dumps(found))
     once = page.written("a\n<!-- speed: begin -->old<!-- speed: end -->\nz")
     assert once.startswith("a\n<!-- speed: begin -->\n\nAt most 200 µs at the median: yes.")
-    assert "| case33bw | 33 | 37 | 50 | 60 |" in once
+    assert "| case33bw | 33 | 37 | 50 | 60 | 150 | 900 |" in once
+    assert "| case69, which has nothing to open: the network alone | 69 | 68 | 40 | 41 |  |  |" in once
+    slow = page.speed(found | {"sizes": {"case33bw": row | {"median": 200.4}}, "pinned": False})
+    assert slow.startswith("At most 200 µs at the median: no. Medians of 9 decisions on all cores")
     assert once.endswith("<!-- speed: end -->\nz")
     assert page.written(once) == once
 
@@ -63,3 +87,28 @@ def test_a_small_cell(name: str) -> None:
     found = CELLS[name](SMALL)
     table = page.TABLES[name](json.loads(json.dumps(found)))
     assert table.count("\n") > 4
+
+
+def test_what_is_timed_is_the_decision_of_policy_and_topology_whatever_is_padded() -> None:
+    plant = plant_of(FEEDER)
+    policy = speed.drawn(plant, {"graph": 2, "hidden": [8]})
+    observation = jnp.asarray(cases(plant, loops(FEEDER)[0], 0.5, 1, 3).observation[0])
+    action, opened = jax.jit(partial(speed.decide, FEEDER, partial(policy_act, policy)))(observation)
+    grid = grid_of(FEEDER, plant)
+    in_service = seen(FEEDER, observation).in_service
+    np.testing.assert_array_equal(opened, topology(grid, action, in_service).opened)
+    wide, same = jax.jit(partial(speed.decide, FEEDER, partial(speed.padded_act, policy)))(observation)
+    np.testing.assert_allclose(wide, action, atol=1e-6)
+    np.testing.assert_array_equal(same, opened)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no process")
+def test_a_process_of_its_own_has_one_core_and_ours_keeps_its_own() -> None:
+    ours = os.sched_getaffinity(0)
+    assert on_one_core(cores) == {"cores": 1, "pinned": True}
+    assert os.sched_getaffinity(0) == ours
+
+
+def cores() -> dict[str, int]:
+    """How many this process may use."""
+    return {"cores": len(os.sched_getaffinity(0))}
