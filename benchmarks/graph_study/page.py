@@ -78,7 +78,7 @@ def speed(found: Mapping[str, Any]) -> str:
         "twelve steps ahead |",
         "|---" * 7 + "|",
     ]
-    for name, row in sizes.items():
+    for name, row in sorted(sizes.items(), key=lambda size: size[1]["buses"]):
         label = name if row["ties"] else f"{name}, which has nothing to open: the network alone"
         shielded = [f"{row[key]:.0f}" if key in row else "" for key in ("composite_1", "composite_12")]
         cells = [f"{row[key]}" for key in ("buses", "lines")] + [f"{row[key]:.0f}" for key in ("median", "p99")]
@@ -88,7 +88,8 @@ def speed(found: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"At most {MICROSECONDS:.0f} µs at the median: {_said(most <= MICROSECONDS)}. Medians of "
-            f"{found['decisions']:,} decisions on {pinned}; {found['rounds']} rounds of width {found['width']}.",
+            f"{found['decisions']:,} decisions on {pinned}; {found['rounds']} rounds of width {found['width']}; JAX "
+            "computes in the thread that asks (`jax_cpu_enable_async_dispatch=False`).",
             "",
             *lines,
         ]

@@ -51,12 +51,14 @@ def on_one_core(work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, A
 
 
 def rows(decisions: int, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Times of every feeder, and of the largest one padded to its size class.
+    """Times of every feeder, and of the largest one padded to its size class, in a process that decides nothing else.
 
     Args:
         decisions: how many are timed each.
         overrides: hyper-parameters of the policy, whose weights are drawn.
     """
+    # One core has nobody to hand a computation to: the thread that asks computes.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     found: dict[str, Any] = {}
     for feeder in FEEDERS:
         found[feeder.name] = _of(feeder, feeder.name, decisions, overrides, pad=False)
