@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.graph_study.agents import cell_agents
 from benchmarks.graph_study.logs import Case, cases, logs, loops, plant_of
+from benchmarks.graph_study.speed import on_one_core, rows
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import Fitted, fit
 from neorl_core.graph.policy import moved_to
@@ -20,9 +21,7 @@ from neorl_core.networks import Policy, critics_apply, normalise, policy_act, to
 from neorl_core.plants.power_grid import enumerated
 from neorl_core.plants.power_grid.feeder import Feeder
 from neorl_core.plants.power_grid.feeder33 import FEEDER
-from neorl_core.plants.power_grid.feeders.case69 import CASE69
 from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
-from neorl_core.plants.power_grid.feeders.case136ma import CASE136MA
 from neorl_core.plants.power_grid.power_flow import magnitude
 from neorl_core.plants.power_grid.radial import leaving, meshed_of
 from neorl_core.plants.power_grid.switching.plant import Grid, flow, in_service_of, topology
@@ -181,39 +180,50 @@ def _estimate(value: Callable[[Act], float], grid: Grid, act: Act) -> float:
 
 
 def cell_transfer(size: Size = FULL) -> dict[str, Any]:
-    """118 buses: weights of 33 buses tuned there, beside ones that begin there; losses beside the rule's."""
+    """118 buses: weights of 33 buses tuned there, beside ones that begin there; losses beside the rule's.
+
+    Each number of updates is a training of its own, whose rate falls along a cosine to its end: at a rate that stays,
+    weights move so much between two updates that a comparison of single ones says little.
+    """
     small, large = plant_of(FEEDER), plant_of(CASE118ZH)
     grid = grid_of(CASE118ZH, large)
     source = learned(logs(small, FEEDER, size.days, 1), small, "graph, bc", size).policies[0]
-    data, on = (
-        logs(large, CASE118ZH, size.days // 4, 5),
-        cases(large, CASE118ZH, loops(CASE118ZH)[1], 0.5, size.loads, 6),
-    )
+    data = logs(large, CASE118ZH, size.days // 4, 5)
+    on = cases(large, CASE118ZH, loops(CASE118ZH)[1], 0.5, size.loads, 6)
     own = outcome(grid, lambda x: large.fallback.act(large.fallback_params, (), x, large.applied(x))[1], on)[0]
     layout = large.spec.layout
     assert layout is not None
-    tuned = _begun_with(ALGORITHMS["bc"], moved_to(source.params, layout))
-    curves: dict[str, list[list[float]]] = {}
-    decide = deciding(grid, policy_act)
-    for name, algorithm in (("from scratch", ALGORITHMS["bc"]), ("tuned", tuned)):
-        kept: list[tuple[int, Any]] = []
+    moved, decide, whole = moved_to(source.params, layout), deciding(grid, policy_act), max(size.updates // 2, 20)
+    beginnings = {"from scratch": ALGORITHMS["bc"], "tuned": _begun_with(ALGORITHMS["bc"], moved)}
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in beginnings}
+    for name, part in (("tuned", 20), ("tuned", 10), ("tuned", 5), ("from scratch", 5), ("from scratch", 1)):
+        updates = whole // part
         fitted = fit(
             data,
             large.spec,
-            algorithm,
-            updates=size.updates // 2,
-            overrides=LEARNERS["graph, bc"][1],
+            beginnings[name],
+            updates=updates,
+            seeds=range(size.seeds),
+            overrides=LEARNERS["graph, bc"][1] | {"actor_recipe": {"schedule": "cosine", "steps": updates}},
             batch_size=size.batch,
-            chunk=max(size.updates // 40, 1),
-            report=lambda state, _, kept=kept: kept.append((state.done, state.population.learner.actor)),
         )
-        normaliser = fitted.policies[0].normaliser
-        curves[name] = []
-        for done, actor in kept:
-            loss, lowest = map(np.asarray, decide(Policy(jax.tree.map(lambda x: x[0], actor), normaliser), on))
-            curves[name].append([done, float(np.mean(loss / own)), float(np.mean(lowest < LOW))])
-            print(name, curves[name][-1], flush=True)
-    return {"curves": curves, "loads": size.loads, "updates": size.updates // 2}
+        if not rows["tuned"]:
+            untuned = Policy(moved, fitted.policies[0].normaliser)
+            rows["tuned"].append({"updates": 0} | _beside(decide, [untuned], on, own))
+        rows[name].append({"updates": updates} | _beside(decide, fitted.policies, on, own))
+        print(name, rows[name][-1], flush=True)
+    return {"rows": rows, "loads": size.loads, "updates": whole, "days": size.days // 4}
+
+
+def _beside(
+    decide: Callable[[Any, Case], Any], policies: Sequence[Policy], on: Case, own: np.ndarray
+) -> dict[str, list[float]]:
+    """Each policy's mean loss beside that of the plant's own rule, and its share of loads with a voltage too low."""
+    found = [tuple(map(np.asarray, decide(policy, on))) for policy in policies]
+    return {
+        "loss": [float(np.mean(loss / own)) for loss, _ in found],
+        "violations": [float(np.mean(lowest < LOW)) for _, lowest in found],
+    }
 
 
 def _begun_with(algorithm: Algorithm, actor: Any) -> Algorithm:
@@ -226,34 +236,8 @@ def _begun_with(algorithm: Algorithm, actor: Any) -> Algorithm:
 
 
 def cell_speed(size: Size = FULL) -> dict[str, Any]:
-    """Microseconds from an observation on the device to the lines that open, one at a time."""
-    rows: dict[str, Any] = {}
-    for feeder in (FEEDER, CASE69, CASE118ZH, CASE136MA):
-        plant = plant_of(feeder)
-        grid = grid_of(feeder, plant)
-        on = cases(plant, feeder, np.array([0]), 0.0, 2, 7)
-        data = Transition(
-            *(np.repeat(x, 4, 0) for x in (on.observation, np.zeros((2, len(feeder.ends)), np.float32))),
-            *(np.zeros(8, np.float32),) * 2,
-            np.repeat(on.observation, 4, 0),
-            np.zeros(8, np.float32),
-        )
-        policy = fit(data, plant.spec, "bc", updates=1, overrides=GRAPH, batch_size=4).policies[0]
-
-        def decide(x: jax.Array, policy: Any = policy, grid: Grid = grid) -> jax.Array:
-            return topology(grid, policy_act(policy, x), seen(grid.feeder, x).in_service).opened
-
-        compiled, x, times = jax.jit(decide), jnp.asarray(on.observation[0]), []
-        compiled(x).block_until_ready()
-        for _ in range(size.decisions):
-            began = time.perf_counter()
-            compiled(x).block_until_ready()
-            times.append(time.perf_counter() - began)
-        buses = len(feeder.active_load) + 1
-        rows[feeder.name] = {"buses": buses, "lines": len(feeder.ends), "median": float(np.median(times) * 1e6)}
-        rows[feeder.name]["p99"] = float(np.quantile(times, 0.99) * 1e6)
-        print(feeder.name, rows[feeder.name], flush=True)
-    return {"sizes": rows, "rounds": GRAPH["graph"], "width": GRAPH["hidden"]}
+    """Microseconds from an observation on the device to the lines that open, one at a time on one core."""
+    return on_one_core(rows, size.decisions, GRAPH) | {"rounds": GRAPH["graph"], "width": GRAPH["hidden"][0]}
 
 
 CELLS: Mapping[str, Callable[[Size], dict[str, Any]]] = {

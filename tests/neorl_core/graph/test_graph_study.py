@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.graph_study import page
+from benchmarks.graph_study import page, speed
 from benchmarks.graph_study.agents import interval
-from benchmarks.graph_study.cell import CELLS, SMALL
+from benchmarks.graph_study.cell import CELLS, SMALL, grid_of
+from benchmarks.graph_study.logs import cases, loops, plant_of
+from benchmarks.graph_study.speed import on_one_core
+from neorl_core.networks import policy_act
+from neorl_core.plants.power_grid.feeder33 import FEEDER
+from neorl_core.plants.power_grid.switching.plant import topology
+from neorl_core.plants.power_grid.switching.spec import seen
 
 ROW = {"within": 0.95, "median": 1.001, "mean": 1.01, "violations": 1}
 OPTIMUM: dict[str, Any] = {
@@ -37,15 +47,18 @@ def test_what_is_selected_is_what_is_judged() -> None:
 
 
 def test_updates_until_as_good_as_from_scratch() -> None:
-    scratch = [[0.0, 9.0, 1.0], [100.0, 1.3, 0.1], [200.0, 1.2, 0.1], [1000.0, 1.1, 0.0]]
-    tuned = [[0.0, 1.5, 0.2], [100.0, 1.15, 0.1], [200.0, 1.09, 0.0], [1000.0, 1.05, 0.0]]
-    text = page.transfer({"curves": {"from scratch": scratch, "tuned": tuned}, "loads": 4, "updates": 1_000})
+    def row(updates: int, *loss: float) -> dict[str, Any]:
+        return {"updates": updates, "loss": list(loss), "violations": [0.1, 0.2]}
+
+    found = {"loads": 4, "updates": 1_000, "days": 9}
+    scratch = [row(200, 1.2, 1.4), row(1_000, 1.1, 1.1)]
+    text = page.transfer(found | {"rows": {"tuned": [row(0, 1.5), row(200, 1.05, 1.13)], "from scratch": scratch}})
     assert "after 200 updates: at most a fifth, yes" in text
-    assert "| 0 | 9.000 | 1.500 |" in text
-    late = [[0.0, 1.5, 0.2], [100.0, 1.5, 0.1], [200.0, 1.3, 0.0], [1000.0, 1.1, 0.0]]
-    assert "after 1,000 updates: at most a fifth, no" in page.transfer(
-        {"curves": {"from scratch": scratch, "tuned": late}, "loads": 4, "updates": 1_000}
-    )
+    assert "| on 33 buses | 200 | 1.090 | 1.130 | 15% |" in text
+    late = {"tuned": [row(200, 1.05, 1.17), row(500, 1.0, 1.0)], "from scratch": scratch}
+    assert "after 500 updates: at most a fifth, no" in page.transfer(found | {"rows": late})
+    never = page.transfer(found | {"rows": {"tuned": [row(0, 1.5)], "from scratch": scratch}})
+    assert "never: at most a fifth, no" in never
 
 
 def _agents(gain: float, cut: float) -> dict[str, Any]:
@@ -90,11 +103,24 @@ def test_an_interval_counts_days_as_days_and_seeds_as_seeds() -> None:
 
 def test_tables_go_between_their_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "RESULTS", tmp_path)
-    row = {"buses": 33, "lines": 37, "median": 50.0, "p99": 60.0}
-    (tmp_path / "speed.json").write_text(json.dumps({"sizes": {"case33bw": row}}))
+    row = {
+        "buses": 33,
+        "lines": 37,
+        "ties": 5,
+        "median": 50.0,
+        "p99": 60.0,
+        "composite_1": 150.0,
+        "composite_12": 900.0,
+    }
+    bare = {"buses": 69, "lines": 68, "ties": 0, "median": 40.0, "p99": 41.0}
+    found = {"sizes": {"case33bw": row, "case69": bare}, "decisions": 9, "pinned": True, "rounds": 5, "width": 24}
+    (tmp_path / "speed.json").write_text(json.dumps(found))
     once = page.written("a\n<!-- speed: begin -->old<!-- speed: end -->\nz")
     assert once.startswith("a\n<!-- speed: begin -->\n\nAt most 200 µs at the median: yes.")
-    assert "| case33bw | 33 | 37 | 50 | 60 |" in once
+    assert "| case33bw | 33 | 37 | 50 | 60 | 150 | 900 |" in once
+    assert "| case69, which has nothing to open: the network alone | 69 | 68 | 40 | 41 |  |  |" in once
+    slow = page.speed(found | {"sizes": {"case33bw": row | {"median": 200.4}}, "pinned": False})
+    assert slow.startswith("At most 200 µs at the median: no. Medians of 9 decisions on all cores")
     assert once.endswith("<!-- speed: end -->\nz")
     assert page.written(once) == once
 
@@ -105,3 +131,28 @@ def test_a_small_cell(name: str) -> None:
     found = CELLS[name](SMALL)
     table = page.TABLES[name](json.loads(json.dumps(found)))
     assert table.count("\n") > 4
+
+
+def test_what_is_timed_is_the_decision_of_policy_and_topology_whatever_is_padded() -> None:
+    plant = plant_of(FEEDER)
+    policy = speed.drawn(plant, {"graph": 2, "hidden": [8]})
+    observation = jnp.asarray(cases(plant, FEEDER, loops(FEEDER)[0], 0.5, 1, 3).observation[0])
+    action, opened = jax.jit(partial(speed.decide, FEEDER, partial(policy_act, policy)))(observation)
+    grid = grid_of(FEEDER, plant)
+    in_service = seen(FEEDER, observation).in_service
+    np.testing.assert_array_equal(opened, topology(grid, action, in_service).opened)
+    wide, same = jax.jit(partial(speed.decide, FEEDER, partial(speed.padded_act, policy)))(observation)
+    np.testing.assert_allclose(wide, action, atol=1e-6)
+    np.testing.assert_array_equal(same, opened)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no process")
+def test_a_process_of_its_own_has_one_core_and_ours_keeps_its_own() -> None:
+    ours = os.sched_getaffinity(0)
+    assert on_one_core(cores) == {"cores": 1, "pinned": True}
+    assert os.sched_getaffinity(0) == ours
+
+
+def cores() -> dict[str, int]:
+    """How many this process may use."""
+    return {"cores": len(os.sched_getaffinity(0))}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from neorl_core.control.behaviour import Behaviour, play
 from neorl_core.plants.base import rollout
 from neorl_core.plants.power_grid import enumerated, feeder33
 from neorl_core.plants.power_grid.feeder import Feeder, feeder_of
@@ -232,3 +233,28 @@ def test_every_combination_of_a_small_mesh() -> None:
     trees = {pair for pair in itertools.combinations(range(5), 2) if is_tree(feeder, np.isin(np.arange(5), list(pair)))}
     assert found == trees
     assert len(trees) == 8
+
+
+def test_the_scale_lies_between_switches_left_alone_and_the_best_that_is_known() -> None:
+    """A day of the default domain scores about 0 as midnight left it, and about 100 as the reference has it."""
+    worst, best = PLANT.spec.score_range
+    keys = jax.random.split(jax.random.key(5), 64)
+    each = Behaviour(*(jnp.zeros(64, jnp.float32) for _ in range(3)))
+    by_rule = play(PLANT, PLANT.reference, PLANT.reference_params, each, keys).ret
+    left = play(PLANT, PLANT.reference, PLANT.reference_params, each._replace(detuned=jnp.ones(64)), keys).ret
+    # Days differ by their loads: four deviations of the mean of as many days.
+    for mean, returns in ((best, by_rule), (worst, left)):
+        assert abs(float(jnp.mean(returns)) - mean) < 4 * float(jnp.std(returns)) / 8
+
+
+def test_the_reluctance_of_the_plants_own_controller_and_a_feeder_without_a_scale() -> None:
+    stays = switching_plant(FEEDER, keep=1.0)
+    _, first = jax.jit(stays.reset)(jax.random.key(2), stays.params._replace(start_spread=2.0))
+    applied = stays.applied(first)
+    held, moved = (p.fallback.act(p.fallback_params, (), first, applied)[1] for p in (stays, PLANT))
+    np.testing.assert_array_equal(held, applied)
+    assert np.any(np.asarray(moved) != np.asarray(applied))
+    ring = feeder_of("ring", 10.0, ((0, 1, 0.1, 0.1), (1, 2, 0.1, 0.1), (2, 0, 0.1, 0.1)), ((1.0, 0.0),) * 2, ties=1)
+    with pytest.raises(ValueError, match="expected score_range of feeder ring, got none, and it is none of case33bw"):
+        switching_plant(ring)
+    assert switching_plant(ring, score_range=(-2.0, -1.0)).spec.score_range == (-2.0, -1.0)

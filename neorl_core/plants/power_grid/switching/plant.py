@@ -26,6 +26,15 @@ from neorl_core.types import Controller, Panel, Plant, Timestep
 
 ITERATIONS = 20
 """Iterations of the power flow, as the plant with inverters has them."""
+SCORES = {
+    "case33bw": (-2600.0, -1500.0),
+    "case69": (-5600.0, -2800.0),
+    "case118zh": (-20_700.0, -9600.0),
+    "case136ma": (-9400.0, -3100.0),
+}
+"""Returns [kWh] that score 0 and 100: means of 64 days of the default domain, at 1.04 pu of case118zh and 1.02 of the
+others, with the switches left as they are at midnight and as the rule has them; of case69, which has no switches, twice
+what its lines lose, and that."""
 OUT = 10.0
 """What a line out of service is preferred to be open by: no action says as much."""
 
@@ -302,23 +311,37 @@ def switching_plant(
     feeder: Feeder,
     source_voltage: float = 1.02,
     domain: Domain | None = None,
-    score_range: tuple[float, float] = (-1.0, 0.0),
+    score_range: tuple[float, float] | None = None,
+    keep: float = 0.1,
 ) -> Plant:
     """A feeder as a plant whose switches move.
 
-    Its own controller opens the lines that would carry the least were all closed (Shirmohammadi and Hong 1989).
+    Its own controller opens the lines that would carry the least were all closed (Shirmohammadi and Hong 1989), which
+    is the best that is known where it is not kept from switching; 33 buses then lose 0.8 % more than the optimum.
 
     Args:
         feeder: lines, loads and ties.
         source_voltage: at the substation [pu].
         domain: how far days differ; the default one is for 33 buses at 1.02 pu.
-        score_range: returns that score 0 and 100.
+        score_range: returns that score 0 and 100; of our feeders those of `SCORES` by default.
+        keep: how much less a line that is open seems to carry to the plant's own controller, between 0 and 1: the more
+            it is, the less is switched.
+
+    Raises:
+        ValueError: when the feeder is none of ours and has no score range.
     """
+    known = SCORES.get(feeder.name) if score_range is None else score_range
+    if known is None:
+        raise ValueError(
+            f"expected score_range of feeder {feeder.name}, got none, and it is none of {', '.join(SCORES)}: give the "
+            "returns of a day without switching and of a day of the plant's own controller."
+        )
     nominal = Params(source_voltage=source_voltage)
     impedance = np.stack([feeder.resistance, feeder.reactance], -1)
     grid = Grid(feeder, meshed_of(feeder), leaving(feeder), impedance, nominal)
+    rule = Controller(lambda params, observation: (), partial(_rule, grid))
     return Plant(
-        spec=spec_of(feeder, score_range),
+        spec=spec_of(feeder, known),
         params=nominal,
         domain=Domain() if domain is None else domain,
         sample_params=partial(sample_params, grid),
@@ -327,7 +350,9 @@ def switching_plant(
         predict=partial(predict, grid),
         applied=partial(applied, grid),
         resume=partial(resume, grid),
-        fallback=Controller(lambda params, observation: (), partial(_rule, grid)),
-        fallback_params=Rule(),
+        fallback=rule,
+        fallback_params=Rule(keep),
+        reference=rule,
+        reference_params=Rule(0.0),
         drawn=(Panel("lowest and highest voltage", ("lowest_voltage", "highest_voltage"), limit="bus voltage"),),
     )

@@ -24,7 +24,7 @@ from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
 from tasks.adapters.models.structure import Arrays, build_composite, flatten
 
 LINES = tuple((a, b, 0.1, 0.1) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0), (1, 3)))
-PLANT = switching_plant(feeder_of("ladder", 10.0, LINES, ((1.0, 0.2),) * 3, ties=2))
+PLANT = switching_plant(feeder_of("ladder", 10.0, LINES, ((1.0, 0.2),) * 3, ties=2), score_range=(-2.0, -1.0))
 SPEC = PLANT.spec
 MADE_BY = MadeBy("bc")
 
