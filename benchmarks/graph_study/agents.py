@@ -30,8 +30,8 @@ CENTRAL = "one dense policy that sees everything"
 UPDATES = 5
 """Times as many updates as other cells make: closed over a day, small errors add up."""
 SHARES = (0.25, 0.5, 0.75)
-LOGS, TRIALS = 11, 12
-"""Seeds of the days that are learned from and of those that are judged."""
+USUAL, LOGS, TRIALS = 11, 12, 31
+"""Seeds of the days that a schedule begins with, that are learned from and that are judged."""
 
 
 def conditions() -> dict[str, tuple[Any, float]]:
@@ -99,13 +99,13 @@ def _own(params: Any, days: int) -> np.ndarray:
 def cell_agents(size: Size) -> dict[str, Any]:
     """Agents that learned from optimal days, beside the tuned controller and the optimal flow on the same days."""
     steps = max(size.updates // 25, 1)
-    first = optimal_flow.usual(PLANT, LOGS, 16 if size.days > 16 else 2, steps)
+    first = optimal_flow.usual(PLANT, USUAL, 16 if size.days > 16 else 2, steps)
     began = time.process_time()
-    data = optimal_flow.logs(PLANT, talking(), first, size.days // 3, LOGS + 1, max(steps * 5 // 8, 1))
+    data = optimal_flow.logs(PLANT, talking(), first, size.days // 3, LOGS, max(steps * 5 // 8, 1))
     seconds = {"logs": time.process_time() - began}
     tuned, found = (_own(params, size.trials) for params in (PLANT.fallback_params, PLANT.found_params))
     keys = jax.random.split(jax.random.key(TRIALS), size.trials)
-    free = np.full((size.trials, *first.shape[1:]), np.nan, np.float32)
+    free = optimal_flow.free(size.trials)
     schedules = optimal_flow.solved(PLANT, keys, PLANT.domain, first, free, 2 * steps)
     rows = jax.jit(jax.vmap(lambda key, day: optimal_flow.played(PLANT, key, PLANT.domain, day)))(keys, schedules)
     best = np.asarray(rows.reward, np.float64).sum(1)
