@@ -23,15 +23,15 @@ from neorl_core.types import Plant, Transition
 if TYPE_CHECKING:
     from benchmarks.graph_study.cell import Size
 
-ROUNDS, WIDTH = 2, 32
+ROUNDS, WIDTH, RATE = 2, 32, 8e-3
 KINDS = {"alike": None, "each its own": tuple(range(len(PLANT.agents))), "all the same": (0,) * len(PLANT.agents)}
 """Which agents share their weights."""
 CENTRAL = "one dense policy that sees everything"
 UPDATES = 5
-"""Times as many updates as other cells make: closed over a day, small errors add up."""
+"""Times as many updates as other cells make: over a day small errors add up."""
 SHARES = (0.25, 0.5, 0.75)
-USUAL, LOGS, TRIALS = 11, 12, 31
-"""Seeds of the days that a schedule begins with, that are learned from and that are judged."""
+USUAL, LOGS, TRIALS = 11, 12, 47
+"""Seeds of the days that schedules begin with, that are learned from, and that agents are judged on."""
 
 
 def conditions() -> dict[str, tuple[Any, float]]:
@@ -139,7 +139,7 @@ def learned(data: Transition, plant: Plant, name: str, size: Size) -> tuple[Poli
     body = {"hidden": [64, 64]} if name == CENTRAL else {"graph": ROUNDS, "hidden": [WIDTH]}
     updates = UPDATES * size.updates
     recipe = {"schedule": "cosine", "steps": updates}
-    overrides = body | {"actor_lr": 5e-3, "actor_recipe": recipe}
+    overrides = body | {"actor_lr": RATE, "actor_recipe": recipe}
     seeds, batch = range(size.seeds), 4 * size.batch
     fitted = fit(data, plant.spec, "bc", updates=updates, seeds=seeds, overrides=overrides, batch_size=batch)
     return fitted.policies
