@@ -23,15 +23,15 @@ from neorl_core.types import Plant, Transition
 if TYPE_CHECKING:
     from benchmarks.graph_study.cell import Size
 
-ROUNDS, WIDTH = 2, 32
+ROUNDS, WIDTH, RATE = 2, 32, 8e-3
 KINDS = {"alike": None, "each its own": tuple(range(len(PLANT.agents))), "all the same": (0,) * len(PLANT.agents)}
 """Which agents share their weights."""
 CENTRAL = "one dense policy that sees everything"
 UPDATES = 5
-"""Times as many updates as other cells make: closed over a day, small errors add up."""
+"""Times as many updates as other cells make: over a day small errors add up."""
 SHARES = (0.25, 0.5, 0.75)
-LOGS, TRIALS = 11, 12
-"""Seeds of the days that are learned from and of those that are judged."""
+USUAL, LOGS, TRIALS = 11, 12, 47
+"""Seeds of the days that schedules begin with, that are learned from, and that agents are judged on."""
 
 
 def conditions() -> dict[str, tuple[Any, float]]:
@@ -99,13 +99,13 @@ def _own(params: Any, days: int) -> np.ndarray:
 def cell_agents(size: Size) -> dict[str, Any]:
     """Agents that learned from optimal days, beside the tuned controller and the optimal flow on the same days."""
     steps = max(size.updates // 25, 1)
-    first = optimal_flow.usual(PLANT, LOGS, 16 if size.days > 16 else 2, steps)
+    first = optimal_flow.usual(PLANT, USUAL, 16 if size.days > 16 else 2, steps)
     began = time.process_time()
-    data = optimal_flow.logs(PLANT, talking(), first, size.days // 3, LOGS + 1, max(steps * 5 // 8, 1))
+    data = optimal_flow.logs(PLANT, talking(), first, size.days // 3, LOGS, max(steps * 5 // 8, 1))
     seconds = {"logs": time.process_time() - began}
     tuned, found = (_own(params, size.trials) for params in (PLANT.fallback_params, PLANT.found_params))
     keys = jax.random.split(jax.random.key(TRIALS), size.trials)
-    free = np.full((size.trials, *first.shape[1:]), np.nan, np.float32)
+    free = optimal_flow.free(size.trials)
     schedules = optimal_flow.solved(PLANT, keys, PLANT.domain, first, free, 2 * steps)
     rows = jax.jit(jax.vmap(lambda key, day: optimal_flow.played(PLANT, key, PLANT.domain, day)))(keys, schedules)
     best = np.asarray(rows.reward, np.float64).sum(1)
@@ -139,7 +139,7 @@ def learned(data: Transition, plant: Plant, name: str, size: Size) -> tuple[Poli
     body = {"hidden": [64, 64]} if name == CENTRAL else {"graph": ROUNDS, "hidden": [WIDTH]}
     updates = UPDATES * size.updates
     recipe = {"schedule": "cosine", "steps": updates}
-    overrides = body | {"actor_lr": 5e-3, "actor_recipe": recipe}
+    overrides = body | {"actor_lr": RATE, "actor_recipe": recipe}
     seeds, batch = range(size.seeds), 4 * size.batch
     fitted = fit(data, plant.spec, "bc", updates=updates, seeds=seeds, overrides=overrides, batch_size=batch)
     return fitted.policies

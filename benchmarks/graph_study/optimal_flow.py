@@ -8,7 +8,10 @@ al. 2020 (arXiv 1806.06790) and Karagiannopoulos et al. 2019 (IEEE Trans. Smart 
 inverters. Lines stay as the plant's own controller sets them, in the state that loses the least over a day.
 
 Logs of nothing but optimal days show no way back to one. So batteries begin the logged days anywhere between empty and
-full, and now and then somebody else orders what they do, for an hour or two; those rows are left out.
+full, and now and then somebody else orders what they do for an hour or two, or upsets all powers, and sometimes lines,
+for a quarter of an hour (noise injected into a teacher: Laskey et al. 2017, arXiv 1703.09327). Rows of such orders are
+left out; the rows after them show what the optimal flow makes of it. Without upsets a battery learns to go on with what
+its own voltage shows that it was doing (copying itself: de Haan et al. 2019, arXiv 1905.11979), and then never begins.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from neorl_core.types import Params, Plant, Transition
 
 START_SPREAD = 0.5
 """Half range of what batteries hold at midnight of logged days, around one half [1]."""
-ORDERS, SHORTEST, LONGEST = 2, 4, 8
+ORDERS, SHORTEST, LONGEST = 1, 4, 8
 """Orders to each battery in a logged day, and the quarters of an hour that each takes."""
+UPSET, LINES = 0.2, 0.3
+"""Share of a logged day's steps at which powers are upset, and share of those at which lines are, too."""
 SCHEDULED = 2 * len(units.UNITS)
 """Components of the action that are scheduled: all but the switches."""
 RESERVE = 0.004
@@ -48,13 +53,12 @@ def day_of(plant: Plant, key: jax.Array, domain: Params) -> tuple[Params, Any, j
 
 
 def played(plant: Plant, key: jax.Array, domain: Params, schedule: jax.Array) -> Transition:
-    """The rows of a day under a schedule; `cost` is the least margin [pu], with its sign turned."""
+    """The rows of a day under a schedule (96, 17); `cost` is the least margin [pu], with its sign turned."""
     params, state, observation, steps = day_of(plant, key, domain)
-    switches = jnp.asarray(units.TOPOLOGIES[units.SUNNY], schedule.dtype)
 
     def step(carry: Any, now: tuple[jax.Array, jax.Array]) -> Any:
         state, observation = carry
-        action = clip_to(plant.spec.action, jnp.concatenate([now[1], switches]))
+        action = clip_to(plant.spec.action, now[1])
         state, after = plant.step(jax.random.fold_in(steps, now[0]), state, action, params)
         row = Transition(
             observation, action, after.reward, -after.margins[0], after.observation, after.terminated.astype(float)
@@ -66,22 +70,24 @@ def played(plant: Plant, key: jax.Array, domain: Params, schedule: jax.Array) ->
 
 @partial(jax.jit, static_argnames=("plant", "steps"))
 def solved(plant: Plant, keys: jax.Array, domain: Params, first: Any, ordered: Any, steps: int) -> jax.Array:
-    """The schedule of each day that earns the most, by projected steps of Adam from a first one.
+    """The schedule (D, 96, 17) of each day that earns the most, by projected steps of Adam from a first one.
 
     Args:
         plant: the feeder.
-        keys: of the days, as for `rollouts`.
+        keys: (D,) of the days, as for `rollouts`.
         domain: that the days are drawn from.
-        first: (1 or D, 96, 12) schedules [MW, Mvar] to begin with.
-        ordered: (D, 96, 12) powers that are given, around which the day is scheduled; NaN of those that are not.
+        first: (1 or D, 96, 17) schedules [MW, Mvar] to begin with.
+        ordered: (D, 96, 17) actions that are given, around which the day is scheduled; NaN of those that are not.
         steps: of Adam.
     """
     low, high = (np.asarray(x[:SCHEDULED], np.float32) for x in (plant.spec.action.low, plant.spec.action.high))
+    lines = np.asarray(units.TOPOLOGIES[units.SUNNY], np.float32)
     adam = optax.adam(optax.cosine_decay_schedule(RATE, steps))
 
     def day(key: jax.Array, begun: jax.Array, orders: jax.Array) -> Any:
         def schedule(parts: jax.Array) -> jax.Array:
-            return jnp.where(jnp.isnan(orders), low + (high - low) * parts, orders)
+            own = jnp.concatenate([low + (high - low) * parts, jnp.broadcast_to(lines, (len(parts), len(lines)))], -1)
+            return jnp.where(jnp.isnan(orders), own, orders)
 
         def cost(parts: jax.Array) -> jax.Array:
             rows = played(plant, key, domain, schedule(parts))
@@ -94,19 +100,31 @@ def solved(plant: Plant, keys: jax.Array, domain: Params, first: Any, ordered: A
 
         return schedule(jax.lax.scan(improve, (begun, adam.init(begun)), None, length=steps)[0][0])
 
-    begun = jnp.broadcast_to((first - low) / (high - low), ordered.shape)
-    return jax.vmap(day)(keys, begun, ordered)
+    begun = (jnp.asarray(first)[..., :SCHEDULED] - low) / (high - low)
+    return jax.vmap(day)(keys, jnp.broadcast_to(begun, (len(keys), *begun.shape[1:])), ordered)
+
+
+def free(days: int) -> np.ndarray:
+    """(D, 96, 17) no orders at all."""
+    return np.full((days, units.HORIZON, SCHEDULED + units.SWITCHES), np.nan, np.float32)
 
 
 def orders(days: int, seed: int) -> np.ndarray:
-    """What somebody else orders batteries to do [MW]; NaN of all that is free."""
-    rng, horizon = np.random.default_rng(seed), units.HORIZON
-    found = np.full((days, horizon, SCHEDULED), np.nan, np.float32)
+    """What somebody else orders; NaN of all that is free."""
+    rng, found, most = (
+        np.random.default_rng(seed),
+        free(days),
+        np.asarray((units.BATTERY_MW,) * units.BATTERIES + units.REACTIVE),
+    )
     for day in found:
         for battery in range(units.SOLAR, len(units.UNITS)):
             for _ in range(ORDERS):
-                begin, steps = rng.integers(0, horizon), rng.integers(SHORTEST, LONGEST + 1)
+                begin, steps = rng.integers(0, units.HORIZON), rng.integers(SHORTEST, LONGEST + 1)
                 day[begin : begin + steps, battery] = rng.uniform(-units.BATTERY_MW, units.BATTERY_MW)
+        for step in np.flatnonzero(rng.random(units.HORIZON) < UPSET):
+            day[step, units.SOLAR : SCHEDULED] = rng.uniform(-most, most)
+            if rng.random() < LINES:
+                day[step, SCHEDULED:] = units.TOPOLOGIES[rng.integers(0, units.SUNNY)]
     return found
 
 
@@ -116,9 +134,8 @@ def usual(plant: Plant, seed: int, days: int, steps: int) -> jax.Array:
     params = jax.tree.map(np.float32, plant.fallback_params)
     trajectory = rollouts(plant, plant.fallback, params, keys, plant.domain, trace=True).trajectory
     assert trajectory is not None
-    first = jnp.mean(trajectory.actions[:, :, :SCHEDULED], 0, keepdims=True)
-    free = np.full((days, *first.shape[1:]), np.nan, np.float32)
-    return jnp.mean(solved(plant, keys, plant.domain, first, free, steps), 0, keepdims=True)
+    first = jnp.mean(trajectory.actions, 0, keepdims=True)
+    return jnp.mean(solved(plant, keys, plant.domain, first, free(days), steps), 0, keepdims=True)
 
 
 def logs(plant: Plant, talking: Plant, first: jax.Array, days: int, seed: int, steps: int) -> Transition:
@@ -135,13 +152,16 @@ def logs(plant: Plant, talking: Plant, first: jax.Array, days: int, seed: int, s
     keys, ordered = jax.random.split(jax.random.key(seed), days), orders(days, seed)
     domain = plant.domain._replace(start_energy_spread=START_SPREAD)
     schedules = solved(plant, keys, domain, first, ordered, steps)
-    lost = jax.random.uniform(jax.random.key(seed + 1), (days,))
+    lost = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), days), (days,))
 
     def day(key: jax.Array, schedule: jax.Array, loss: jax.Array) -> Transition:
         own = talking.domain._replace(start_energy_spread=START_SPREAD, link_loss=loss, link_redraw=1.0)
         return played(talking, key, own, schedule)
 
     rows = jax.jit(jax.vmap(day))(keys, schedules, lost)
-    free = np.isnan(ordered).all(-1)
-    found = Transition(*(np.asarray(x)[free] for x in rows[:6]))
+    # What follows a dark step is no day of the feeder's.
+    dark = np.asarray(rows.terminated)
+    lit = np.cumsum(dark, axis=1) - dark == 0
+    kept = np.isnan(ordered).all(-1) & lit
+    found = Transition(*(np.asarray(x)[kept] for x in rows[:6]))
     return found._replace(cost=np.zeros_like(found.reward))
