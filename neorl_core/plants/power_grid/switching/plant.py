@@ -295,8 +295,10 @@ def _rule(
     now = seen(grid.feeder, observation)
     out = jnp.where(jnp.min(now.in_service) < 0.5, jnp.argmin(now.in_service), -1)
     current = meshed_current(grid.meshed, now.active, now.reactive, out)
-    current = current * jnp.where(applied > 0, 1.0 - params.keep, 1.0)
-    return state, 2.0 * topology(grid, -current / (1.0 + jnp.max(current)), now.in_service).opened - 1.0
+    current = current * jnp.where(now.closed > 0.5, 1.0, 1.0 - params.keep)
+    # Graded, so that how sure it is can be read from it, and an error of a given size changes what is near.
+    usual = jnp.maximum(jnp.mean(current), 1e-9)
+    return state, (usual - current) / (usual + current)
 
 
 def switching_plant(
