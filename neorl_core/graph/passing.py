@@ -17,7 +17,8 @@ from jaxtyping import Array, Float, Int
 from neorl_core.graph.graphs import Graph
 
 NEAR_ZERO = nn.initializers.variance_scaling(0.01, "fan_in", "truncated_normal")
-"""Of an actor's last layer, so that its first actions lie where a tanh is steep."""
+"""Of an actor's last layer, so that its first actions lie where a tanh is steep (Andrychowicz et al. 2021, arXiv
+2006.05990, section 3.2)."""
 
 
 def summed(messages: Float[Array, "*b E H"], at: Int[Array, " E"], nodes: int) -> Float[Array, "*b N H"]:

@@ -1,4 +1,5 @@
-"""Plants of a user's own (a file, what `neorl init` writes, an installed package) become champions on real servers."""
+"""Plants of a user's own (a file, a feeder with a graph policy, what `neorl init` writes, an installed package) become
+champions on real servers."""
 
 from __future__ import annotations
 
@@ -12,11 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
 import pytest
 
+from neorl_core.networks import policy_act
+from neorl_core.plants.power_grid.feeder33 import FEEDER
+from neorl_core.plants.power_grid.radial import radial
+from neorl_core.safety.composite import composite_controller
+from neorl_core.types import Plant
 from tasks.adapters.code.loading import find_code
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.models.bundle import load_bundle, load_examples
 from tests.installed_plant import install
 
 if TYPE_CHECKING:
@@ -172,3 +181,54 @@ def test_the_plant_of_an_installed_package_gets_a_champion(services: Services, t
     # Where the package is not installed, the plant is not known, and nothing is run.
     assert "cistern" in run_in(services, tmp_path, *words)["stderr"]
     assert audit(services.home).passed
+
+
+FEEDER_NAME = "switching_case33bw"
+FEEDER_SMALL = "evaluate:\n  fqe_updates: 100\n  model_updates: 20\n  bootstraps: 50\n  rollouts: 32\n"
+"""Budgets of a test; the rest is as the example has it."""
+
+
+def test_a_graph_policy_for_a_feeder_whose_switches_move_becomes_a_certified_champion(
+    services: Services, tmp_path: Path
+) -> None:
+    project = tmp_path / "feeder"
+    shutil.copytree(ROOT / "docs" / "examples" / "feeder", project, ignore=shutil.ignore_patterns("__pycache__"))
+    config = project / "feeder.yaml"
+    config.write_text(config.read_text().replace("evaluate:\n", FEEDER_SMALL).replace("updates: 1_200", "updates: 600"))
+    neorl = functools.partial(run_in, services, project)
+    made = neorl("generate", "plants/feeder.py", "--behaviour", "pid", "--episodes", "120", "--out", "logs.hdf5")
+    assert (made["exit"], made["plant"]) == (0, FEEDER_NAME), made
+    found = neorl("retrain", "feeder.yaml", "--data", "logs.hdf5")
+    assert (found["exit"], found["verdict"]) == (0, "promoted"), found
+    assert {gate["name"]: gate["passed"] for gate in found["gates"]} == dict.fromkeys(
+        ("data", "simulator", "ope", "rollouts", "champion", "fallback", "statistical", "servability"), True
+    )
+    # It is worth more than the plant's own controller on the simulator, whatever the run asks for.
+    assert found["difference"]["lower"] > 0
+    assert found["champion"]["composite"] == found["candidate"]["digest"]
+
+    promoted = Ledger.open(services.home, write=False).entries("promotion", FEEDER_NAME)[-1].body["composite"]
+    folder = services.home.root / "bundles" / FEEDER_NAME / promoted[:24]
+    plant, composite = load_bundle(folder, promoted, find_code("plants/feeder.py", project))
+    assert isinstance(plant, Plant)
+    assert composite.policy is not None
+    assert composite.policy.params["graph"]["layout"] == plant.spec.layout
+    assert json.loads((folder / "composite.json").read_bytes())["structure"]
+    rows, before, recorded = load_examples(folder, plant.spec)
+    controller = composite_controller(plant)
+    memory, act, agree = jax.jit(controller.init)(composite, rows[0]), jax.jit(controller.act), 0
+    for row, applied, then in zip(rows, before, recorded, strict=True):
+        memory, action = act(composite, memory, row, applied)
+        np.testing.assert_allclose(action, then, atol=1e-4)
+        said = policy_act(composite.policy, row)
+        if not bool(memory.handed_over) and np.isfinite(row).all():
+            np.testing.assert_allclose(action, said, atol=1e-5)
+            np.testing.assert_array_equal(radial(action, FEEDER).opened, radial(said, FEEDER).opened)
+            agree += 1
+    assert agree > len(rows) / 2
+
+    words = "certificate", "verify", str(certificate_of(services, FEEDER_NAME))
+    assert neorl(*words)["exit"] == 0
+    assert neorl(*words, "--rerun", "--plant", "plants/feeder.py")["exit"] == 0
+    assert neorl("audit", "verify")["exit"] == 0
+    assert neorl("retrain", "feeder.yaml", "--data", "logs.hdf5")["verdict"] == "unchanged"

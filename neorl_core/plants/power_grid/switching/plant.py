@@ -303,8 +303,10 @@ def _rule(
     grid: Grid, params: Rule, state: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " L"]
 ) -> tuple[tuple[()], Float[Array, " L"]]:
     now = seen(grid.feeder, observation)
-    current = now.meshed * jnp.where(applied > 0, 1.0 - params.keep, 1.0)
-    return state, 2.0 * topology(grid, -current / (1.0 + jnp.max(current)), now.in_service).opened - 1.0
+    current = now.meshed * jnp.where(now.closed > 0.5, 1.0, 1.0 - params.keep)
+    # Graded, so that how sure it is can be read from it, and an error of a given size changes what is near.
+    usual = jnp.maximum(jnp.mean(current), 1e-9)
+    return state, (usual - current) / (usual + current)
 
 
 def switching_plant(
