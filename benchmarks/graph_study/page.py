@@ -112,7 +112,7 @@ def agents(found: Mapping[str, Any]) -> str:
             f"{earned('tuned', found['tuned'])}, {earned('the optimal flow', best['return'])}: {best['gain']:.2f} ± "
             f"{best['half_width']:.2f} $ more than tuned on the same days. At least half of this way with agents that "
             f"are alike sharing weights: {_said(half_way)}. With links cut never below the tuned controller on the "
-            f"mean: {_said(never)}. Both are said of the intervals' lower ends; single days may lie below, as told.",
+            f"mean: {_said(never)}. Both are said of the intervals' lower ends; single days may lie below.",
             "",
             "$ a day more than the tuned controller on the same days, 95 % intervals over seeds and days; the last "
             f"three columns are of the first one's policies. By the same recipe, not chosen for it, {', '.join(central)}.",
