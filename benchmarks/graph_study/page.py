@@ -117,7 +117,10 @@ def agents(found: Mapping[str, Any]) -> str:
     never = all(row["gain"] - row["half_width"] >= 0 for row in chosen.values())
     head = ["links", *(f"weights: {name}" for name in shared), "worst day", "days below", "beyond a limit"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for said, row in chosen.items():
+    # Files keep names in the order of the alphabet.
+    for said, row in sorted(
+        chosen.items(), key=lambda item: (item[0] == "all cut", "%" in item[0], item[0] != "all up")
+    ):
         cells = [said, *(gained(rows[said]) for rows in shared.values())]
         cells += [f"{row['worst_day']:+.1f}", f"{row['days_below']:.1%}", f"{row['violations']}"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -130,11 +133,11 @@ def agents(found: Mapping[str, Any]) -> str:
             f"for a policy. {earned('The volt-var controller as found earns', found['found'])}, "
             f"{earned('tuned', found['tuned'])}, {earned('the optimal flow', best['return'])}: {best['gain']:.2f} ± "
             f"{best['half_width']:.2f} $ more than tuned on the same days. At least half of this way with agents that "
-            f"are alike sharing weights: {_said(half_way)}. With links cut never below the tuned controller: "
-            f"{_said(never)}.",
+            f"are alike sharing weights: {_said(half_way)}. With links cut never below the tuned controller on the "
+            f"mean: {_said(never)}. Both are said of the intervals' lower ends; single days may lie below.",
             "",
             "$ a day more than the tuned controller on the same days, 95 % intervals over seeds and days; the last "
-            f"three columns are of the first one's policies. For comparison, {', '.join(central)}.",
+            f"three columns are of the first one's policies. By the same recipe, not chosen for it, {', '.join(central)}.",
             "",
             *lines,
         ]

@@ -83,12 +83,13 @@ def test_agents_are_held_to_half_of_the_way_and_to_volt_var() -> None:
     text = page.agents(_agents(6.5, 1.5))
     assert "tuned 300.0 $ a day (score 100.00), the optimal flow 310.0 $ a day (score 101.00): 10.00 ± 0.50 $" in text
     assert "sharing weights: yes." in text
-    assert "never below the tuned controller: yes." in text
+    assert "never below the tuned controller on the mean: yes." in text
     assert "| all cut | +1.50 ± 1.00 | +1.50 ± 1.00 | -0.5 | 12.5% | 0 |" in text
     assert "central: +9.00 ± 1.00 $" in text
+    assert text.index("| all up |") < text.index("| all cut |")
     # The intervals' lower ends count.
     assert "sharing weights: no." in page.agents(_agents(5.5, 1.5))
-    assert "never below the tuned controller: no." in page.agents(_agents(6.5, 0.5))
+    assert "never below the tuned controller on the mean: no." in page.agents(_agents(6.5, 0.5))
 
 
 def test_an_interval_counts_days_as_days_and_seeds_as_seeds() -> None:

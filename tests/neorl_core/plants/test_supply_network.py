@@ -88,6 +88,9 @@ def test_stages_and_links_by_hand() -> None:
     assert checked(layout, 29, 3) == layout
     names = network.SPEC.observation.names
     graph = graph_of(layout, jnp.arange(29.0))
+    assert [network.SPEC.action.names[k] for k in layout.node_action[0][:3]] == [
+        f"{names[k].removesuffix('_stock')}_order" for k in layout.node_observation[0][:3]
+    ]
     assert layout.edges == ((1, 0), (2, 1), (3, 2))
     assert [names[int(k)] for k in graph.nodes[1, 2:]] == ["distributor_stock", "retailer_unmet_order"]
     # What is next to arrive at the distributor was shipped four periods before; its link has no tenth period.
