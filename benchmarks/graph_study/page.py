@@ -137,7 +137,8 @@ def agents(found: Mapping[str, Any]) -> str:
             f"mean: {_said(never)}. Both are said of the intervals' lower ends; single days may lie below.",
             "",
             "$ a day more than the tuned controller on the same days, 95 % intervals over seeds and days; the last "
-            f"three columns are of the first one's policies. By the same recipe, not chosen for it, {', '.join(central)}.",
+            "three columns are of the first one's policies. By the same recipe, not chosen for it, "
+            f"{', '.join(central)}.",
             "",
             *lines,
         ]
