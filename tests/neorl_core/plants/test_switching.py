@@ -192,6 +192,9 @@ def test_a_day_of_the_plants_own_controller_and_its_logged_signals() -> None:
     np.testing.assert_array_equal(again.opened, state.opened)
     assert float(told.outage) == float(params.outage)
     now = seen(FEEDER, after.observation)
+    # The closed mesh of the loads that are measured after the step, without the line that is out of service.
+    mesh = meshed_current(meshed_of(FEEDER), now.active, now.reactive, jnp.asarray(params.outage, int))
+    np.testing.assert_allclose(now.meshed, mesh, rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(now.closed < 0.5, radial(action, FEEDER).opened)
 
 
