@@ -10,12 +10,14 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from flows.services.page import FirstPage
 from flows.services.rest import basic
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -83,10 +85,12 @@ def prefect() -> ASGIApp:
 
 def mlflow() -> ASGIApp:
     """The MLflow server, behind a login."""
+    from mlflow import server
     from uvicorn.importer import import_from_string
 
     application: ASGIApp = import_from_string("mlflow.server.fastapi_app:app")
-    return Guard(application, basic(os.environ[LOGIN]), _names(), UNUSED_PARTS)
+    page = Path(server.__file__).parent / server.REL_STATIC_DIR / "index.html"
+    return Guard(FirstPage(application, page), basic(os.environ[LOGIN]), _names(), UNUSED_PARTS)
 
 
 def metrics() -> ASGIApp:

@@ -36,7 +36,7 @@ def wanted_pages(entries: Sequence[Entry], plant: str, now: datetime) -> dict[st
             record = record_of(entry)
             decided = [e for e in entries if e.kind in DECISIONS and e.plant == plant and _is_about(e, entry, entries)]
             status = _status(entries, entry, record, entry.digest in queue, now)
-            pages[record.version] = Page(_tags(status, decided), _text(status, decided, entries))
+            pages[record.version] = Page({STATUS_TAG: status}, _text(status, decided, entries))
     return pages
 
 
@@ -118,22 +118,6 @@ def _meaning(decision: Entry) -> str | None:
     told = {"approval": "approved", "rejection": "rejected", "withdrawal": "withdrawn"}
     told["rollback"] = f"version {body.get('version')} brought back"
     return body.get("meaning") or told.get(decision.kind)
-
-
-def _tags(status: str, decided: Sequence[Entry]) -> dict[str, str]:
-    """The tags of a version: its status, and of the last person's decision who, when, meaning, note and signature."""
-    said = [entry for entry in decided if entry.kind in ("approval", "rejection", "withdrawal", "rollback")]
-    tags = {STATUS_TAG: status}
-    if said:
-        body = said[-1].body
-        tags |= {
-            "neorl.decided_by": body["by"],
-            "neorl.decided_at": said[-1].timestamp,
-            "neorl.meaning": _meaning(said[-1]) or "",
-            "neorl.note": (body.get("note") or body.get("why") or "–")[:NOTE],
-            "neorl.signed": signed_how(said[-1]),
-        }
-    return tags
 
 
 def of_this_ledger(entries: Sequence[Entry], plant: str, version: str, composite: str) -> bool:

@@ -21,7 +21,7 @@ from neorl_core.types import Plant, PlantSpec, Process
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.models.manifest import read_manifest
 from tasks.adapters.registry import reading
-from tasks.adapters.registry.page import LIMIT, Page, joined, split
+from tasks.adapters.registry.page import LIMIT, TOLD_ONCE, Page, joined, split
 from tasks.adapters.registry.upload import COMPOSITE, MODEL_ID, RUN_KEY, Artifact, Submission, put, upload
 
 if TYPE_CHECKING:
@@ -268,6 +268,8 @@ class Registry:
             for key, value in (tags or {}).items():
                 if current.tags.get(key) != value:
                     self.client.set_model_version_tag(plant, version, key, value)
+            for key in current.tags.keys() & set(TOLD_ONCE):
+                self.client.delete_model_version_tag(plant, version, key)
             before, rest = split(current.description or "")
             text = joined(before if told is None else told, rest if description is None else description)
             if text != (current.description or ""):

@@ -77,8 +77,6 @@ def test_an_earlier_champion_comes_back_and_what_it_replaces_does_not_by_itself(
     for version in ("1", "2"):
         told = f"| version 1 brought back | shift engineer | {WHY} | in the home's name |"
         assert told in pages[version].description
-        tags = pages[version].tags
-        assert (tags["neorl.decided_by"], tags["neorl.meaning"]) == ("shift engineer", "version 1 brought back")
     # The next retraining that comes to the same composite does not put it into force.
     again = ledger.entry(propose(ledger, B, version="3", run_key="3"))
     assert queue.waiting(ledger.entries(), PLANT) == []
