@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -59,6 +60,8 @@ LEARNERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "MLP, iql": ("iql", DENSE | {"critic_lr": 1e-3, "discount": 0.0}),
 }
 """What each policy is learned by. An hour's loss is that of its own switches: the discount is 0."""
+RATES = (3e-3, 1e-3)
+"""Rates of the actors on 118 buses."""
 Act = Callable[[jax.Array], jax.Array]
 
 
@@ -183,7 +186,8 @@ def cell_transfer(size: Size = FULL) -> dict[str, Any]:
     """118 buses: weights of 33 buses tuned there, beside ones that begin there; losses beside the rule's.
 
     Each number of updates is a training of its own, whose rate falls along a cosine to its end: at a rate that stays,
-    weights move so much between two updates that a comparison of single ones says little.
+    weights move so much between two updates that a comparison of single ones says little. Both begin at each of the
+    rates, so that neither is held back by one that suits the other.
     """
     small, large = plant_of(FEEDER), plant_of(CASE118ZH)
     grid = grid_of(CASE118ZH, large)
@@ -196,21 +200,23 @@ def cell_transfer(size: Size = FULL) -> dict[str, Any]:
     moved, decide, whole = moved_to(source.params, layout), deciding(grid, policy_act), max(size.updates // 2, 20)
     beginnings = {"from scratch": ALGORITHMS["bc"], "tuned": _begun_with(ALGORITHMS["bc"], moved)}
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in beginnings}
-    for name, part in (("tuned", 20), ("tuned", 10), ("tuned", 5), ("from scratch", 5), ("from scratch", 1)):
+    trainings = (("tuned", 20), ("tuned", 10), ("tuned", 5), ("from scratch", 5), ("from scratch", 1))
+    for rate, (name, part) in itertools.product(RATES, trainings):
         updates = whole // part
+        overrides = GRAPH | {"actor_lr": rate, "actor_recipe": {"schedule": "cosine", "steps": updates}}
         fitted = fit(
             data,
             large.spec,
             beginnings[name],
             updates=updates,
             seeds=range(size.seeds),
-            overrides=LEARNERS["graph, bc"][1] | {"actor_recipe": {"schedule": "cosine", "steps": updates}},
+            overrides=overrides,
             batch_size=size.batch,
         )
         if not rows["tuned"]:
             untuned = Policy(moved, fitted.policies[0].normaliser)
-            rows["tuned"].append({"updates": 0} | _beside(decide, [untuned], on, own))
-        rows[name].append({"updates": updates} | _beside(decide, fitted.policies, on, own))
+            rows["tuned"].append({"updates": 0, "rate": 0.0} | _beside(decide, [untuned], on, own))
+        rows[name].append({"updates": updates, "rate": rate} | _beside(decide, fitted.policies, on, own))
         print(name, rows[name][-1], flush=True)
     return {"rows": rows, "loads": size.loads, "updates": whole, "days": size.days // 4}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,22 +53,30 @@ def optimum(found: Mapping[str, Any]) -> str:
 
 def transfer(found: Mapping[str, Any]) -> str:
     """Losses on 118 buses by updates, tuned and from scratch."""
-    tuned, scratch = (sorted(found["rows"][name], key=lambda row: row["updates"]) for name in ("tuned", "from scratch"))
-    aim = mean(scratch[-1]["loss"])
-    reached = next((row["updates"] for row in tuned if mean(row["loss"]) <= aim), None)
+    tuned, scratch = (
+        sorted(found["rows"][name], key=lambda row: (row["updates"], row["rate"])) for name in ("tuned", "from scratch")
+    )
+    # Of seeds of which single ones fail, the median is compared: a mean would make a bar of the failure.
+    aim = min(median(row["loss"]) for row in scratch if row["updates"] == found["updates"])
+    reached = next((row["updates"] for row in tuned if median(row["loss"]) <= aim), None)
     fewer = reached is not None and reached <= FEWER * found["updates"]
-    lines = ["| begun | updates | mean loss | worst seed | loads with a voltage too low |", "|---" * 5 + "|"]
+    lines = [
+        "| begun | updates | rate | mean loss | median seed | worst seed | loads with a voltage too low |",
+        "|---" * 7 + "|",
+    ]
     for name, rows in (("on 33 buses", tuned), ("from scratch", scratch)):
         for row in rows:
-            worst, low = max(row["loss"]), mean(row["violations"])
-            lines.append(f"| {name} | {row['updates']:,} | {mean(row['loss']):.3f} | {worst:.3f} | {low:.0%} |")
+            losses = " | ".join(f"{of(row['loss']):.3f}" for of in (mean, median, max))
+            rate = f"{row['rate']:g}" if row["updates"] else ""
+            lines.append(f"| {name} | {row['updates']:,} | {rate} | {losses} | {mean(row['violations']):.0%} |")
     after = "never" if reached is None else f"after {reached:,} updates"
     seeds = len(scratch[-1]["loss"])
     return "\n".join(
         [
-            f"Mean loss beside that of the plant's own rule, on {found['loads']} loads, over {seeds} seeds, by updates "
-            f"on {found['days']} days of logs. Weights of 33 buses are as good as those from scratch after "
-            f"{found['updates']:,} updates {after}: at most a fifth, {_said(fewer)}.",
+            f"Loss beside that of the plant's own rule, on {found['loads']} loads, by updates on {found['days']} days "
+            f"of logs, {seeds} seeds each. At the rate that suits each better, weights of 33 buses are as good as "
+            f"those from scratch after {found['updates']:,} updates {after}, by their median seeds: at most a fifth, "
+            f"{_said(fewer)}.",
             "",
             *lines,
         ]
