@@ -122,10 +122,9 @@ def check_tables(
     missed: dict[str, str] = {}
     for name, columns in tables.items():
         asset = source.add_dataframe_asset(name)
-        suite = context.suites.add(gx.ExpectationSuite(name=f"{plant} {name}"))
-        for i, check in enumerate(checks):
-            if check.table == name:
-                suite.add_expectation(_expectation(gx.expectations, check, i))
+        # Whole at once: a suite to which one more is added is written anew, all of it, each time.
+        expected = [_expectation(gx.expectations, check, i) for i, check in enumerate(checks) if check.table == name]
+        suite = context.suites.add(gx.ExpectationSuite(name=f"{plant} {name}", expectations=expected))
         definition = context.validation_definitions.add(
             gx.ValidationDefinition(
                 name=f"{plant} {name}", data=asset.add_batch_definition_whole_dataframe("all"), suite=suite
