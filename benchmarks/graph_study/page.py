@@ -74,8 +74,8 @@ def transfer(found: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"Loss beside that of the plant's own rule, on {found['loads']} loads, by updates on {found['days']} days "
-            f"of logs, {seeds} seeds each. At the rate that suits each better, weights of 33 buses are as good as "
-            f"those from scratch after {found['updates']:,} updates {after}, by their median seeds: at most a fifth, "
+            f"of logs, {seeds} seeds each. At the rate that suits each better, weights of 33 buses are as good "
+            f"{after} as those from scratch after {found['updates']:,}, by their median seeds: at most a fifth, "
             f"{_said(fewer)}.",
             "",
             *lines,
