@@ -69,7 +69,7 @@ def transfer(found: Mapping[str, Any]) -> str:
             losses = " | ".join(f"{of(row['loss']):.3f}" for of in (mean, median, max))
             rate = f"{row['rate']:g}" if row["updates"] else ""
             lines.append(f"| {name} | {row['updates']:,} | {rate} | {losses} | {mean(row['violations']):.0%} |")
-    after = "never" if reached is None else f"after {reached:,} updates"
+    after = "at no number of updates" if reached is None else f"after {reached:,} updates"
     seeds = len(scratch[-1]["loss"])
     return "\n".join(
         [

@@ -96,7 +96,7 @@ def page() -> str:
     results = [json.loads(path.read_text()) for path in sorted(kept.RESULTS.glob("*.json"))]
     missing = len(DEVELOPMENT + OTHERS) * len(BEHAVIOURS) - len(results)
     commits = {result["commit"][:12] for result in results if result["plant"] in OTHERS}
-    frozen = f" at commit {', '.join(sorted(commits))}" if commits else ""
+    frozen = f", at commit {', '.join(sorted(commits))}" if commits else ""
     return "\n".join(
         [
             "# Off-policy evaluation held against the truth",

@@ -27,6 +27,9 @@ BEGINS = (
 )
 """The button of the assistant is left out, too, for it would lead to nothing; tables of a description get air."""
 
+HEADERS = {"X-Frame-Options": "SAMEORIGIN", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+"""As MLflow answers: a page of another web site must not lay this one, with its buttons, under its own."""
+
 
 class FirstPage:
     """Answers for the page itself, and hands on everything else.
@@ -38,9 +41,10 @@ class FirstPage:
 
     def __init__(self, application: ASGIApp, page: Path) -> None:
         self._application = application
-        self._answer = HTMLResponse(page.read_text(encoding="utf-8").replace("<head>", f"<head>{BEGINS}", 1))
+        told = page.read_text(encoding="utf-8").replace("<head>", f"<head>{BEGINS}", 1)
+        self._answer = HTMLResponse(told, headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        whole = scope["type"] == "http" and scope["path"] == "/" and scope["method"] == "GET"
+        whole = scope["type"] == "http" and scope["path"] == "/" and scope["method"] in {"GET", "HEAD"}
         await (self._answer if whole else self._application)(scope, receive, send)

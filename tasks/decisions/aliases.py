@@ -11,7 +11,7 @@ from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.certificate import Check
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people.queue import waiting
-from tasks.adapters.registry.page import Page, split
+from tasks.adapters.registry.page import TOLD_ONCE, Page, split
 from tasks.adapters.registry.registry import CHALLENGER, CHAMPION, SHADOW, Registry
 from tasks.adapters.registry.upload import COMPOSITE, STATUS_TAG
 from tasks.decisions.pages import of_this_ledger, wanted_pages
@@ -80,6 +80,7 @@ def stale_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page])
         page = wanted.get(version)
         if page is None or not of_this_ledger(entries, plant, version, said.tags.get(COMPOSITE, "")):
             continue
-        if split(said.description)[0] != page.description or not page.tags.items() <= said.tags.items():
+        told = split(said.description)[0] == page.description and page.tags.items() <= said.tags.items()
+        if not told or said.tags.keys() & set(TOLD_ONCE):
             stale[version] = (said, page)
     return stale

@@ -8,7 +8,7 @@ from typing import NamedTuple
 STATUS, END = "### Status: ", "\n\n---\n\n"
 """How the part from the ledger begins and ends: it comes first, for MLflow cuts long descriptions at their end."""
 TOLD_ONCE = tuple(f"neorl.{name}" for name in ("decided_by", "decided_at", "meaning", "note", "signed"))
-"""Tags that versions had up to 0.1: they are taken away with the next change, for the description says the same."""
+"""Tags that versions once had: taken away wherever they are found, for the description says it and is held to it."""
 LIMIT = 5000
 """Characters of a description that every database MLflow runs on accepts."""
 

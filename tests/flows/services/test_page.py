@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from benchmarks.pictures.browser import Page, chromium
+from flows.services.page import BEGINS, HEADERS, FirstPage
 
 if TYPE_CHECKING:
     from flows.services.state import Services
@@ -29,6 +34,33 @@ async def drawn(page: Page, text: str) -> str:
     raise AssertionError(f"expected {text!r} on the page, got {said!r}")
 
 
+def test_the_page_is_mlflows_own_with_its_beginning_and_headers() -> None:
+    """Whatever else is asked for is handed on; MLflow's own answer has these headers too."""
+    import mlflow.server
+
+    asked: list[tuple[str, str]] = []
+
+    async def server(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append((scope["method"], scope["path"]))
+        await PlainTextResponse("MLflow's")(scope, receive, send)
+
+    file = Path(mlflow.server.__file__).parent / mlflow.server.REL_STATIC_DIR / "index.html"
+
+    async def ask() -> None:
+        through = httpx.ASGITransport(FirstPage(server, file))
+        async with httpx.AsyncClient(transport=through, base_url="http://127.0.0.1") as client:
+            answer = await client.get("/")
+            assert f"<head>{BEGINS}" in answer.text
+            assert answer.text.replace(BEGINS, "") == file.read_text()
+            assert answer.headers["X-Frame-Options"] == "SAMEORIGIN"
+            assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+            for method, path in (("POST", "/"), ("GET", "/health")):
+                assert (await client.request(method, path)).text == "MLflow's"
+
+    asyncio.run(ask())
+    assert asked == [("POST", "/"), ("GET", "/health")]
+
+
 @pytest.mark.slow
 def test_a_new_browser_opens_on_what_is_trained_here_without_an_assistant(services: Services) -> None:
     command = shutil.which("chromium")
@@ -42,7 +74,9 @@ def test_a_new_browser_opens_on_what_is_trained_here_without_an_assistant(servic
             said = await drawn(page, "Model registry")
             assert "Prompts" not in said
             shown = "[...document.querySelectorAll('[data-assistant-ui]')].some(each => each.checkVisibility())"
+            assert await evaluate(page, "document.querySelectorAll('[data-assistant-ui]').length") > 0
             assert await evaluate(page, shown) is False
+            assert await evaluate(page, "localStorage.getItem('mlflow.assistant.panelOpen_v1')") != "true"
             assert "Assistant" not in said
             # A user's own choice stays.
             await evaluate(page, "localStorage.setItem('mlflow.workflowType_v1', '\"genai\"')")

@@ -11,7 +11,9 @@ from configs.home import Home
 from tasks.adapters.ledger.champions import WithdrawalBody, champion
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.people.verdicts import reject
-from tasks.adapters.registry.page import STATUS, joined, split
+from tasks.adapters.registry.page import STATUS, Page, joined, split
+from tasks.adapters.registry.upload import COMPOSITE
+from tasks.decisions.aliases import stale_pages
 from tasks.decisions.pages import of_this_ledger, wanted_pages
 from tasks.promote import verdict_on
 from tests import judged
@@ -81,6 +83,16 @@ def test_each_version_says_what_it_is_now(ledger: Ledger) -> None:
     assert of_this_ledger(ledger.entries(), PLANT, "6", B)
     assert not of_this_ledger(ledger.entries(), PLANT, "6", A)
     assert not of_this_ledger(ledger.entries(), PLANT, "7", A)
+
+
+def test_a_tag_that_says_otherwise_who_decided_is_found(ledger: Ledger) -> None:
+    proposed(ledger, A, version="1")
+    entries = ledger.entries()
+    page = wanted_pages(entries, PLANT, datetime.now(UTC))["1"]
+    right = Page({**page.tags, COMPOSITE: A}, page.description)
+    assert stale_pages(entries, PLANT, {"1": right}) == {}
+    forged = right._replace(tags={**right.tags, "neorl.decided_by": "Ada"})
+    assert stale_pages(entries, PLANT, {"1": forged}) == {"1": (forged, page)}
 
 
 def test_a_description_has_two_parts_and_the_lower_one_is_cut() -> None:
