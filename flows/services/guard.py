@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from importlib.resources import files
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -85,11 +85,10 @@ def prefect() -> ASGIApp:
 
 def mlflow() -> ASGIApp:
     """The MLflow server, behind a login."""
-    from mlflow import server
     from uvicorn.importer import import_from_string
 
     application: ASGIApp = import_from_string("mlflow.server.fastapi_app:app")
-    page = Path(server.__file__).parent / server.REL_STATIC_DIR / "index.html"
+    page = files("mlflow.server").joinpath("js", "build", "index.html").read_text(encoding="utf-8")
     return Guard(FirstPage(application, page), basic(os.environ[LOGIN]), _names(), UNUSED_PARTS)
 
 

@@ -8,7 +8,6 @@ kept in the browser, so it finds that at first; what a user chooses later stays.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -36,13 +35,12 @@ class FirstPage:
 
     Args:
         application: MLflow's server.
-        page: the file of its page.
+        page: its page, as HTML.
     """
 
-    def __init__(self, application: ASGIApp, page: Path) -> None:
+    def __init__(self, application: ASGIApp, page: str) -> None:
         self._application = application
-        told = page.read_text(encoding="utf-8").replace("<head>", f"<head>{BEGINS}", 1)
-        self._answer = HTMLResponse(told, headers=HEADERS)
+        self._answer = HTMLResponse(page.replace("<head>", f"<head>{BEGINS}", 1), headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from pathlib import Path
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -36,22 +36,20 @@ async def drawn(page: Page, text: str) -> str:
 
 def test_the_page_is_mlflows_own_with_its_beginning_and_headers() -> None:
     """Whatever else is asked for is handed on; MLflow's own answer has these headers too."""
-    import mlflow.server
-
     asked: list[tuple[str, str]] = []
 
     async def server(scope: Scope, receive: Receive, send: Send) -> None:
         asked.append((scope["method"], scope["path"]))
         await PlainTextResponse("MLflow's")(scope, receive, send)
 
-    file = Path(mlflow.server.__file__).parent / mlflow.server.REL_STATIC_DIR / "index.html"
+    page = files("mlflow.server").joinpath("js", "build", "index.html").read_text(encoding="utf-8")
 
     async def ask() -> None:
-        through = httpx.ASGITransport(FirstPage(server, file))
+        through = httpx.ASGITransport(FirstPage(server, page))
         async with httpx.AsyncClient(transport=through, base_url="http://127.0.0.1") as client:
             answer = await client.get("/")
             assert f"<head>{BEGINS}" in answer.text
-            assert answer.text.replace(BEGINS, "") == file.read_text()
+            assert answer.text.replace(BEGINS, "") == page
             assert answer.headers["X-Frame-Options"] == "SAMEORIGIN"
             assert {name: answer.headers[name] for name in HEADERS} == HEADERS
             for method, path in (("POST", "/"), ("GET", "/health")):
