@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, reduce
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from neorl_core.federated.rounds import Rule, Server, at_site, fresh_server, fre
 from neorl_core.fit import known_algorithm
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.training.optimisers import Recipe
-from neorl_core.training.parameters import Parameters, size, with_parameters
+from neorl_core.training.parameters import Parameters, size, tuning_updates, with_parameters
 from neorl_core.training.population import (
     Algorithm,
     TrainState,
@@ -178,19 +179,29 @@ def fine_tuned(
 ) -> list[Policy]:
     """A policy for each site: the shared weights, trained further on its own rows alone, with optimisers of its own.
 
+    A site with few rows makes fewer steps, as `tuning_updates` says, for more would forget what is shared.
+
     Args:
         found: what was shared.
         sites: each site's transitions (N_i, ...), physical units; sites that took no part in it are welcome.
-        updates: gradient steps of each, a multiple of the algorithm's `batches_per_update`.
+        updates: gradient steps of each, at most, a multiple of the algorithm's `batches_per_update`.
         batch_size: transitions per gradient step.
         seed: of what is drawn.
     """
+    batches = found.algorithm.batches_per_update
+    steps = np.asarray([tuning_updates(updates, len(site.reward), batch_size, batches) for site in sites])
     rows = stacked_rows(found.scaling, sites)
     train = member(init_population(found.algorithm, found.spec, found.config, [seed], {}), 0)
     every = fresh_sites(train, FEDAVG, len(sites))
-    run = make_apart(Rule(found.algorithm, updates=updates, batch_size=batch_size))
-    learners = run(found.server.parameters, every, rows).train.learner
-    return policies_of(found.algorithm, learners, [found.scaling.normaliser] * len(sites))
+    policies: dict[int, Policy] = {}
+    for count in np.unique(steps):
+        which = np.flatnonzero(steps == count)
+        run = make_apart(Rule(found.algorithm, updates=int(count), batch_size=batch_size))
+        some_sites, some_rows = jax.tree.map(itemgetter(which), (every, rows))
+        learners = run(found.server.parameters, some_sites, some_rows).train.learner
+        normalisers = [found.scaling.normaliser] * len(which)
+        policies |= dict(zip(which.tolist(), policies_of(found.algorithm, learners, normalisers), strict=True))
+    return [policies[i] for i in range(len(sites))]
 
 
 @lru_cache(maxsize=16)

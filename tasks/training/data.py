@@ -14,6 +14,7 @@ from configs.run import RunConfig
 from neorl_core.algorithms import check_actions
 from neorl_core.training import sharding
 from neorl_core.training.loop import Plan, TrainingRows, resident, schedule
+from neorl_core.training.parameters import tuning_updates
 from neorl_core.training.population import Algorithm
 from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.types import PlantSpec
@@ -57,6 +58,9 @@ def training_data(
     episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
     past = past_of(run, store)
     ring = Ring(store, episodes, past)
+    updates = run.train.updates
+    if run.train.start is not None and updates > warm_up:
+        updates = warm_up + tuning_updates(updates - warm_up, len(ring), run.train.batch_size, batches)
     memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
     if memory is None or len(ring) * row_bytes(spec) <= memory:
         logs = read_logs(store, episodes)
@@ -65,7 +69,7 @@ def training_data(
         # Stacked once, in NumPy: a batch that gathered its earlier rows on the device would save memory, and cost
         # every algorithm and placement a second kind of data. What does not fit is streamed, and stacked by blocks.
         transitions = past.stacked(logs).transitions
-        plan = schedule(run.train.updates, run.train.checkpoint_every, batches, warm_up)
+        plan = schedule(updates, run.train.checkpoint_every, batches, warm_up)
 
         def hold(mesh: Mesh | None) -> AbstractContextManager[TrainingRows]:
             data = scaled(how, transitions)
@@ -75,7 +79,7 @@ def training_data(
     known = ring.moments()
     how = scaling(known, spec)
     # The window moves with the rows of the curves, which no cadence of saving changes.
-    plan = schedule(run.train.updates, 1, batches, warm_up)
+    plan = schedule(updates, 1, batches, warm_up)
     shape = shape_of(memory, spec, plan.log_every * run.train.batch_size)
 
     @contextmanager

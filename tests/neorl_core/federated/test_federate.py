@@ -152,6 +152,18 @@ def test_a_new_site_is_fine_tuned_from_the_shared_weights() -> None:
     assert moments(new).rows == 60
 
 
+def test_a_site_with_few_rows_makes_few_steps_and_no_other_site_changes_its_policy() -> None:
+    """1,000 steps on twelve rows would pass 2,667 times over them; thirty passes over them are 11 steps."""
+    shared = clones(weighted_mean)
+    few, many = linear_sites(1, 12, seed=9)[0], linear_sites(1, 90, seed=8)[0]
+    together = fine_tuned(shared, [few, many], 1_000, batch_size=32)
+    (alone,) = fine_tuned(shared, [few], 11, batch_size=32)
+    for one, other in zip(jax.tree.leaves(together[0]), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    (more,) = fine_tuned(shared, [many], 84, batch_size=32)
+    assert cloning_error(together[1], [many]) == pytest.approx(cloning_error(more, [many]), rel=0.2)
+
+
 def test_rounds_of_a_warm_up_must_leave_some() -> None:
     with pytest.raises(ValueError, match=r"expected more rounds than the 10 of the warm-up of bptt, got 10"):
         federate(linear_sites(2, 20), SPEC, "bptt", rounds=10, updates=4, overrides={"warm_up_updates": 40})

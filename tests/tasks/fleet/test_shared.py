@@ -15,6 +15,7 @@ from tasks.adapters.files.arrays import read_npz
 from tasks.adapters.models.bundle import load_bundle
 from tasks.fleet.shared import current_start, pooled_start, shared_run, with_shared
 from tasks.references import Dataset, Member
+from tasks.training.population import training_run
 from tasks.training.start import start_file
 from tasks.training.train import train
 from tests.small_data import reactor_dataset, reactor_run
@@ -80,6 +81,20 @@ def test_a_sites_further_learner_begins_with_it_and_goes_on(sites: Sites) -> Non
     # The normaliser is the site's own, whichever weights a member began with.
     normalisers = [load_bundle(m.bundle.folder, m.bundle.digest)[1].policy.normaliser for m in moving.members]
     assert all(np.array_equal(a, b) for a, b in zip(*normalisers, strict=True))
+
+
+def test_a_site_with_few_rows_passes_over_them_thirty_times(sites: Sites) -> None:
+    home, run, datasets = sites
+    pooled_start(home, "reactors", dict.fromkeys(datasets, run), datasets)
+    long = run.model_copy(update={"shared": Shared(**{**SHARED, "fine_tune": 2_000_000})})
+    further = with_shared(home, long).train.beside[-1]
+    data = {}
+    for name, learner in {"going on": further, "from its seed": further.model_copy(update={"start": None})}.items():
+        alone = run.train.model_copy(update={**dict(learner), "beside": []})
+        data[name] = training_run(home, run.model_copy(update={"train": alone}), datasets["east"]).data
+    rows = float(data["going on"].moments.rows)
+    assert 28 < data["going on"].plan.updates * run.train.batch_size / rows < 32
+    assert data["from its seed"].plan.updates == 2_000_000
 
 
 def test_weights_that_are_none_or_others_are_told(sites: Sites, tmp_path: Path) -> None:
