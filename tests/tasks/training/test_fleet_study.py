@@ -35,9 +35,10 @@ def test_the_table_says_what_cells_came_to_and_what_was_asked() -> None:
     found = cells(*every, made("pooled", 20, [79.0, 81.0]), made("fedavg", 20, [70.0, 84.0]), made("local", 2, [-5.0]))
     assert "| fedavg | 20 | 77.0 | 70.0 | 25.0% | 77.0 | 70.0 | 25.0% | 12 |" in page.table(found)
     lines = page.bars(found).splitlines()
-    assert lines[2] == "| best federated at least 95 % of pooled, 20 episodes | yes | 77.0 beside 80.0 |"
-    assert lines[3] == "| fine-tuned at least pooled, 20 episodes | no | 75.0 beside 80.0 |"
-    assert lines[4] == "| best federated at least 95 % of pooled, 200 episodes | open | |"
+    assert lines[2] == "| fine-tuned at least pooled, 2 episodes | open | |"
+    assert lines[3] == "| best federated at least 95 % of pooled, 20 episodes | yes | 77.0 beside 80.0 |"
+    assert lines[4] == "| fine-tuned at least pooled, 20 episodes | no | 75.0 beside 80.0 |"
+    assert lines[5] == "| best federated at least 95 % of pooled, 200 episodes | open | |"
     text = f"before\n{page.BEGIN}\nearlier\n{page.END}\nafter\n"
     once = page.written(text, found)
     assert once.startswith("before\n")
