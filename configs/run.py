@@ -164,7 +164,7 @@ class Shared(Strict):
     updates: Count = 8_000
     """Gradient steps on the rows of all sites."""
     fine_tune: Count = 2_000
-    """Gradient steps that a site then makes on its own rows, at most: thirty passes over them are enough."""
+    """Gradient steps that a site then makes on its own rows, but for at most thirty passes over them."""
     hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
     fleet: str = Field(default="", repr=False)
     """Whose sites share it, as the fleet's file says."""

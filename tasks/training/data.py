@@ -59,8 +59,9 @@ def training_data(
     past = past_of(run, store)
     ring = Ring(store, episodes, past)
     updates = run.train.updates
-    if run.train.start is not None and updates > warm_up:
-        updates = warm_up + tuning_updates(updates - warm_up, len(ring), run.train.batch_size, batches)
+    # A warm-up fits a model of the plant, which takes the steps that it takes; what follows it is planned with it.
+    if run.train.start is not None and not warm_up:
+        updates = tuning_updates(updates, len(ring), run.train.batch_size, batches)
     memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
     if memory is None or len(ring) * row_bytes(spec) <= memory:
         logs = read_logs(store, episodes)

@@ -156,12 +156,13 @@ def test_a_site_with_few_rows_makes_few_steps_and_no_other_site_changes_its_poli
     """1,000 steps on twelve rows would pass 2,667 times over them; thirty passes over them are 11 steps."""
     shared = clones(weighted_mean)
     few, many = linear_sites(1, 12, seed=9)[0], linear_sites(1, 90, seed=8)[0]
-    together = fine_tuned(shared, [few, many], 1_000, batch_size=32)
-    (alone,) = fine_tuned(shared, [few], 11, batch_size=32)
-    for one, other in zip(jax.tree.leaves(together[0]), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    (more,) = fine_tuned(shared, [many], 84, batch_size=32)
-    assert cloning_error(together[1], [many]) == pytest.approx(cloning_error(more, [many]), rel=0.2)
+    sites = [many, few, many, few]
+    found = fine_tuned(shared, sites, 1_000, batch_size=32)
+    for steps, places in {84: (0, 2), 11: (1, 3)}.items():
+        apart = fine_tuned(shared, [many] * 4 if steps == 84 else [few] * 4, steps, batch_size=32)
+        for i in places:
+            for one, other in zip(jax.tree.leaves(found[i]), jax.tree.leaves(apart[i]), strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_rounds_of_a_warm_up_must_leave_some() -> None:
