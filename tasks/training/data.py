@@ -59,7 +59,7 @@ def training_data(
     past = past_of(run, store)
     ring = Ring(store, episodes, past)
     updates = run.train.updates
-    # A warm-up fits a model of the plant, which takes the steps that it takes; what follows it is planned with it.
+    # A warm-up is planned from all steps that were asked for, and would leave none of fewer.
     if run.train.start is not None and not warm_up:
         updates = tuning_updates(updates, len(ring), run.train.batch_size, batches)
     memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)

@@ -97,6 +97,16 @@ def test_a_site_with_few_rows_passes_over_them_thirty_times(sites: Sites) -> Non
     assert data["from its seed"].plan.updates == 2_000_000
 
 
+def test_a_learner_with_a_warm_up_takes_all_steps(sites: Sites) -> None:
+    """Its warm-up is four fifths of all steps: of thirty passes alone none would be left for the policy."""
+    home, run, datasets = sites
+    change = {"algorithm": "bptt", "updates": 8_010, "start": "0" * 64, "hyperparameters": {}, "beside": []}
+    alone = run.model_copy(update={"train": run.train.model_copy(update=change)})
+    plan = training_run(home, alone, datasets["east"]).data.plan
+    assert plan.warm_up > 0
+    assert plan.updates >= 8_010
+
+
 def test_weights_that_are_none_or_others_are_told(sites: Sites, tmp_path: Path) -> None:
     home, run, datasets = sites
     with pytest.raises(Refused, match="retrain the fleet with 'neorl fleet retrain' first"):
