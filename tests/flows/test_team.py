@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from configs.home import Home
+from flows.services.processes import spawn, stop
 from flows.services.servers import connect, down, environment, up
 from tasks.adapters.files.stored import objects_of
 from tasks.adapters.ledger.archive.export import export
@@ -157,8 +158,8 @@ def test_two_workers_share_the_runs(team: Team, first: dict[str, Any], inputs: I
     services = connect(team.home)
     variables = {**os.environ, **environment(services)}
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "neorl", "--type", "process"]
-    with (team.home.root / "second-worker.log").open("wb") as log:
-        second = subprocess.Popen([*command, "--name", "second", "--limit", "1"], env=variables, stdout=log, stderr=log)
+    command += ["--name", "second", "--limit", "1"]
+    second = spawn(command, variables, team.home.root / "second-worker.log", PROJECT)
     try:
         config, data = inputs("auto")
         words = [sys.executable, "-m", "prefect", "deployment", "run", "retrain/chemical-reactor"]
@@ -175,8 +176,7 @@ def test_two_workers_share_the_runs(team: Team, first: dict[str, Any], inputs: I
         wait_until(lambda: "second" in online())
         assert len(online()) == 2
     finally:
-        second.terminate()
-        second.wait(60)
+        stop([second])
 
 
 def test_no_secret_is_in_a_log_or_a_process_list(team: Team, first: dict[str, Any]) -> None:
