@@ -16,16 +16,15 @@ Reason = Literal[
     "",
     "no finite estimate",
     "too many of the visited steps lie outside the logged ones",
-    "more of the visited steps lie outside the logged ones than the models alone can bear",
+    "fitted Q evaluation converges on too few sets of features",
     "the models contradict each other on a policy that leaves the logged steps",
 ]
 """Why the logs do not support an estimate; empty where they do."""
 MOST_OUTSIDE = 0.2
 """Share of a policy's steps outside the data's support beyond which nothing is said of it. In the cells that the study
 was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
-MOST_OUTSIDE_ALONE = 0.1
-"""That share where fitted Q evaluation converges on no set of features, so that only the models speak, and where the
-families of models contradict each other."""
+MOST_OUTSIDE_APART = 0.1
+"""That share where the families of models contradict each other."""
 FAMILIES = 2
 """Families of models, whose draws are the first."""
 
@@ -122,9 +121,9 @@ def _reason(each: Floats, heard: Sequence[Floats], outside: float, confidence: f
         return "no finite estimate"
     if outside > MOST_OUTSIDE:
         return "too many of the visited steps lie outside the logged ones"
-    if not any(np.isfinite(draws).all() for draws in heard) and outside > MOST_OUTSIDE_ALONE:
-        return "more of the visited steps lie outside the logged ones than the models alone can bear"
-    if not _overlap(*(interval(draws, confidence) for draws in each)) and outside > MOST_OUTSIDE_ALONE:
+    if 2 * sum(np.isfinite(draws).all() for draws in heard) < len(heard):
+        return "fitted Q evaluation converges on too few sets of features"
+    if not _overlap(*(interval(draws, confidence) for draws in each)) and outside > MOST_OUTSIDE_APART:
         return "the models contradict each other on a policy that leaves the logged steps"
     return ""
 

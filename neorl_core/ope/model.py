@@ -38,7 +38,7 @@ MEMBERS = 5
 HIDDEN = (48, 48)
 """Not the widths of the models that policies are trained in."""
 INSIDE = 0.99
-"""Share of the logged steps that count as inside the data's support."""
+"""Discounted share of the logged steps that count as inside the data's support."""
 
 
 class LearnedModel(NamedTuple):
@@ -47,7 +47,7 @@ class LearnedModel(NamedTuple):
     model: Model
     ridge: Ridge
     radius: Float[Array, ""]
-    """Leverage that `INSIDE` of the logged steps do not exceed beside the logs of other episodes."""
+    """Leverage that `INSIDE` of the logged steps, discounted, do not exceed beside the logs of other episodes."""
     reward_mean: Float[Array, ""]
     reward_scale: Float[Array, ""]
     ends: Bool[Array, ""]
@@ -115,9 +115,14 @@ def completed(
     data: Transition,
     rewards: tuple[Float[Array, ""], Float[Array, ""]],
     episode: Int[Array, " N"],
+    counts: Float[Array, " N"],
     episodes: int,
 ) -> LearnedModel:
     """Trained networks with the regressions beside them.
+
+    How many of a policy's steps lie outside the data's support is asked of its discounted steps, and so the radius is a
+    quantile of the logged steps as discounted: of long episodes the first steps are few, look like no others, and are
+    most of what counts.
 
     Args:
         key: randomness of the regressions.
@@ -125,14 +130,31 @@ def completed(
         data: (N, ...), observations and actions normalised.
         rewards: mean and scale of the rewards, from `init`.
         episode: (N,) from 0.
+        counts: (N,) what a step counts for the value: the discount to the power of its place in its window.
         episodes: E.
     """
     x = jnp.concatenate([data.observation, data.action], axis=-1)
     plain = model.low.shape[0]
     change = data.next_observation[:, :plain] - data.observation[:, :plain]
     fitted = regression.fit(key, x, change, episode, episodes, MEMBERS)
-    radius = jnp.quantile(regression.held_out_leverage(fitted, x, episode, episodes), INSIDE)
+    radius = weighted_quantile(regression.held_out_leverage(fitted, x, episode, episodes), counts, INSIDE)
     return LearnedModel(model, fitted, radius, *rewards, jnp.any(data.terminated > 0))
+
+
+def weighted_quantile(values: Float[Array, " N"], weights: Float[Array, " N"], share: float) -> Float[Array, ""]:
+    """The least of the values that, with all below it, have the share of the weights.
+
+    Args:
+        values: (N,).
+        weights: (N,) at least 0.
+        share: of the sum of the weights, between 0 and 1.
+    """
+    order = jnp.argsort(values)
+    reached = jnp.cumsum(weights[order])
+    # In single precision the last of the sums may fall short of the share by a rounding.
+    at = jnp.minimum(jnp.searchsorted(reached, share * reached[-1]), values.shape[0] - 1)
+    found: Float[Array, ""] = values[order][at]
+    return found
 
 
 def side_by_side(data: Transition, starts: npt.NDArray[np.int64], plain: int, horizon: int) -> Windows:

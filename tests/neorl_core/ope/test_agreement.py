@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.ope.agreement import MOST_OUTSIDE, MOST_OUTSIDE_ALONE, interval, together
+from neorl_core.ope.agreement import MOST_OUTSIDE, MOST_OUTSIDE_APART, interval, together
 from neorl_core.ope.fqe import Evaluation
 from neorl_core.ope.model import MEMBERS, ModelValue, spread
 
@@ -75,12 +75,13 @@ def test_few_windows_widen_the_draws_about_each_familys_value() -> None:
         ([rounds(0.0)], models(0.0, 0.1), ""),
         ([rounds(0.0)], models(0.0, 0.1, outside=MOST_OUTSIDE + 0.01), "outside"),
         ([rounds(0.0)], models(0.0, 5.0), ""),
-        ([rounds(0.0)], models(0.0, 5.0, outside=MOST_OUTSIDE_ALONE + 0.01), "the models contradict"),
+        ([rounds(0.0)], models(0.0, 5.0, outside=MOST_OUTSIDE_APART + 0.01), "the models contradict"),
         ([rounds(9.0)], models(0.0, 0.1), ""),
         ([rounds(9.0), rounds(0.5)], models(0.0, 0.1), ""),
-        ([rounds(9.0, supported=False)], models(0.0, 0.1), ""),
-        ([rounds(9.0, supported=False)], models(0.0, 0.1, outside=MOST_OUTSIDE_ALONE + 0.01), "models alone"),
-        ([rounds(0.0)], models(0.0, 0.1, outside=MOST_OUTSIDE_ALONE + 0.01), ""),
+        ([rounds(0.0, supported=False)], models(0.0, 0.1), "too few sets"),
+        ([rounds(0.0), *[rounds(0.0, supported=False)] * 2], models(0.0, 0.1), "too few sets"),
+        ([rounds(0.0), rounds(0.5), rounds(0.0, supported=False)], models(0.0, 0.1), ""),
+        ([rounds(0.0)], models(0.0, 0.1, outside=MOST_OUTSIDE_APART + 0.01), ""),
         ([rounds(0.0)], models(np.nan, 0.1), "no finite"),
         ([rounds(0.0)], models(0.0, 0.1, outside=np.nan), "no finite"),
     ],

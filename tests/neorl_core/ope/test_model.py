@@ -65,7 +65,8 @@ def fitted(data: Transition, starts: np.ndarray, updates: int) -> tuple[LearnedM
     if updates:
         counts = bootstrap.resample(keys[1], episode, EPISODES, model_based.MEMBERS)
         model = bootstrap.train(model, keys[2], scaled, counts, updates, batch_size=64)
-    found = model_based.completed(keys[3], model, data, rewards, episode, EPISODES)
+    counts = DISCOUNT ** jnp.asarray(np.concatenate([np.arange(n) for n in np.bincount(np.asarray(episode))]))
+    found = model_based.completed(keys[3], model, data, rewards, episode, counts, EPISODES)
     return found, model_based.side_by_side(data, starts, 2, HORIZON)
 
 
@@ -164,6 +165,42 @@ def test_steps_that_hardly_count_for_the_value_hardly_count_as_outside(
     ]
     assert shares[0] > 0.2
     assert shares[1] < 0.6 * shares[0]
+
+
+def test_the_first_steps_of_few_long_episodes_lie_inside_the_logs_that_they_are_of() -> None:
+    # z' = .5 z + u + noise from starts of +-8: four steps in four hundred are far from all others, and nine tenths of
+    # what counts. A radius that is a quantile of the steps as they are many leaves them outside.
+    episodes, horizon, discount = 8, 400, 0.5
+    rng = np.random.default_rng(4)
+    z, rows = 8 * rng.choice([-1.0, 1.0], episodes) + rng.normal(size=episodes), []
+    for _ in range(horizon):
+        u = np.tanh(-0.3 * z)
+        after = 0.5 * z + u + 0.1 * rng.normal(size=episodes)
+        s, following = np.stack([z, 0 * z], 1), np.stack([after, 0 * z], 1)
+        rows.append((s, u[:, None], -(z**2), 0 * z, following, 0 * z))
+        z = after
+    columns = [np.stack(column, 1) for column in zip(*rows, strict=True)]
+    data = Transition(*(jnp.float32(column.reshape(-1, *column.shape[2:])) for column in columns))
+    episode, starts = jnp.repeat(jnp.arange(episodes), horizon), np.arange(episodes) * horizon
+    place = jnp.tile(jnp.arange(horizon), episodes)
+    model, _, rewards = model_based.init(jax.random.key(0), data, 1)
+    windows = model_based.side_by_side(data, starts, 2, horizon)
+
+    def outside(counts: jax.Array) -> float:
+        found = model_based.completed(jax.random.key(1), model, data, rewards, episode, counts, episodes)
+        asked = (policy(-0.3), windows, jax.random.key(0), discount, 20)
+        return float(model_based.evaluate(found, NORMALISER, *asked).outside)
+
+    assert outside(jnp.ones(len(place))) > 0.5
+    assert outside(discount**place) < 0.05
+
+
+def test_a_weighted_quantile_is_that_of_values_repeated() -> None:
+    values, counts = jnp.float32([3.0, 1.0, 2.0, 5.0]), np.array([2, 5, 2, 1])
+    for share in (0.05, 0.5, 0.55, 0.75, 0.9, 0.95, 1.0):
+        repeated = np.repeat(values, counts)
+        expected = np.quantile(repeated, share, method="inverted_cdf")
+        assert model_based.weighted_quantile(values, jnp.float32(counts), share) == expected, share
 
 
 def test_windows_are_cut_at_their_ends() -> None:
