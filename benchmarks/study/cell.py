@@ -147,6 +147,8 @@ def _members(population: Population, selected: Evaluation, scores: npt.NDArray[n
             "score": float(each.mean()),
             "estimate": _finite(known.ope.value),
             "lower": _finite(known.ope.lower),
+            "inside": _finite(known.inside),
+            "gain": _finite(known.gain.lower),
             "supported": known.supported,
             "reason": known.reason,
             "outside": _finite(known.outside),

@@ -97,13 +97,14 @@ def gain(runs: Sequence[Mapping[str, Any]], over: str) -> Interval:
 
 
 def select(members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The member that selection takes: the highest lower bound of the supported, else that nearest to the logs."""
+    """The member that selection takes, as `tasks.evaluation.evaluate.chosen` does."""
 
-    def rank(member: Mapping[str, Any]) -> tuple[bool, float]:
+    def rank(member: Mapping[str, Any]) -> tuple[bool, bool, float]:
         if member["supported"]:
-            return True, member["lower"]
+            gains = member["gain"] > 0
+            return True, gains, member["inside"] if gains else member["lower"]
         outside = member["outside"]
-        return False, -math.inf if outside is None or member["reason"] == "no finite estimate" else -outside
+        return False, False, -math.inf if outside is None or member["reason"] == "no finite estimate" else -outside
 
     return max(members, key=rank)
 

@@ -61,6 +61,10 @@ class Estimate(NamedTuple):
         models, heard = self.draws[:FAMILIES], self.draws[FAMILIES:]
         return interval(np.concatenate([models - self.below, models + self.above, heard]), confidence)
 
+    def lower_inside(self, confidence: float) -> float:
+        """Lower end of the value's interval where steps outside the data's support pay what the models say."""
+        return interval(self.draws, confidence)[0]
+
     def less(self, other: Estimate) -> Estimate:
         """How much more this policy is worth than another, by the same estimators and resamples.
 

@@ -46,8 +46,8 @@ def evaluate(
 
     The best of several estimates is too good by its own error, so that a member is selected by every second held-out
     episode, and what is claimed against the logged controller and the champion comes from the others alone, by
-    estimators that were fitted to those alone. Selected is, among the members that the logs support, the one with the
-    highest lower bound. All see the run's history, the champion's policy its own.
+    estimators that were fitted to those alone. `chosen` says which. All see the run's history, the champion's policy
+    its own.
 
     Args:
         home: unused; every stage takes it.
@@ -73,7 +73,11 @@ def evaluate(
     theirs = None if incumbent is None else incumbent.policy
     with _asking(to_claim, progress) as ask:
         logged, values = ask(to_choose, found)
-        selected = _select(values, confidence)
+        members = tuple(
+            _member(member, estimate, logged, confidence)
+            for member, estimate in zip(population.members, values, strict=True)
+        )
+        selected = chosen(members)
         its_past = past if incumbent is None else past_of_composite(plant_of(run).controlled, incumbent)
         alike = its_past.history == past.history
         behaviour, (best, *others) = ask(
@@ -87,10 +91,7 @@ def evaluate(
         champion_difference = _interval(best.less(others[0]), confidence) if supported else NOTHING
     return Evaluation(
         selected=selected,
-        members=tuple(
-            _member(member, estimate, logged, confidence)
-            for member, estimate in zip(population.members, values, strict=True)
-        ),
+        members=members,
         behaviour=_interval(behaviour, confidence),
         difference=_interval(best.less(behaviour), confidence) if supported else NOTHING,
         supported=supported,
@@ -133,6 +134,7 @@ def _member(member: Member, estimate: Estimate, logged: Estimate, confidence: fl
         index=member.index,
         ope=_interval(estimate, confidence) if known else NOTHING,
         cost_ope=_cost(estimate, confidence) if known else NOTHING,
+        inside=estimate.lower_inside(confidence) if known else np.nan,
         gain=_interval(estimate.less(logged), confidence) if known else NOTHING,
         supported=known,
         reason=estimate.reason,
@@ -142,17 +144,24 @@ def _member(member: Member, estimate: Estimate, logged: Estimate, confidence: fl
     )
 
 
-def _select(values: list[Estimate], confidence: float) -> int:
-    """Position of the supported member with the highest lower bound; of none, that which stays nearest to the logs."""
+def chosen(members: Sequence[MemberEvaluation]) -> int:
+    """Position of the member to take: a supported one that gains, then a supported one, then that nearest to the logs.
 
-    def rank(position: int) -> tuple[bool, float]:
-        found = values[position]
+    What steps outside the logged ones pay is unknown, and an interval reaches over the worst of it. Members that gain
+    on the logged controller even so are safe to compare by what is known, and the one with the highest lower end
+    `inside` is taken; the worst case would favour whoever moves least. Where none of them gains for certain, the one
+    with the highest lower bound of all is taken, which is mostly a clone.
+    """
+
+    def rank(position: int) -> tuple[bool, bool, float]:
+        found = members[position]
         if found.supported:
-            return True, found.bounds(confidence)[0]
+            gains = found.gain.lower > 0
+            return True, gains, found.inside if gains else found.ope.lower
         # A member whose estimate is not finite comes last.
-        return False, -found.outside if found.reason != "no finite estimate" else -np.inf
+        return False, False, -found.outside if found.reason != "no finite estimate" else -np.inf
 
-    return max(range(len(values)), key=rank)
+    return max(range(len(members)), key=rank)
 
 
 def _interval(found: Estimate, confidence: float) -> Interval:

@@ -1,4 +1,4 @@
-"""Selection by held-out logs alone: equal members are equal, the best lower bound wins, and NaN never does."""
+"""Selection by held-out logs alone: equal members are equal, who gains for certain comes first, and NaN never does."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.adapters.store.histories import NO_PAST
 from tasks.evaluation.cluster import cluster
 from tasks.evaluation.estimators import episodes_of, estimates_by_workers, fit_estimators
-from tasks.evaluation.evaluate import evaluate
+from tasks.evaluation.evaluate import chosen, evaluate
 from tasks.evaluation.model_based import lasting, windows
-from tasks.references import Bundle, Champion, Dataset, Interval
+from tasks.references import Bundle, Champion, Dataset, Interval, MemberEvaluation
 from tasks.training.train import keep_bundle
 from tests.servers import dask
 from tests.small_data import PLANT, reactor_dataset, reactor_run, untrained
@@ -86,6 +86,34 @@ def test_what_is_estimated_is_the_return_of_as_many_steps_as_half_of_the_windows
     assert lasting(logs(3, 3, 9, terminated=0), 10) == 9
 
 
+def rated(lower: float, inside: float, gain: float, reason: str = "", outside: float = 0.05) -> MemberEvaluation:
+    nothing = Interval(value=0.0, lower=0.0, upper=0.0)
+    return MemberEvaluation(
+        index=0,
+        ope=nothing.model_copy(update={"lower": lower}),
+        cost_ope=nothing,
+        inside=inside,
+        gain=nothing.model_copy(update={"lower": gain}),
+        supported=not reason,
+        reason=reason,
+        outside=outside,
+        disagreement=0.0,
+        effective_rows=1.0,
+    )
+
+
+def test_members_that_gain_for_certain_are_ranked_by_what_is_known_and_others_by_the_worst_case() -> None:
+    still, bold, bolder = rated(-3.0, -3.0, 0.4), rated(-5.0, -2.0, 0.1), rated(-6.0, -1.0, -0.1)
+    assert chosen([still, bold, bolder]) == 1
+    # Where none gains for certain, the worst case decides.
+    assert chosen([bolder, rated(-4.0, -4.0, -0.5)]) == 1
+    away, further = (rated(np.nan, np.nan, np.nan, "too many", share) for share in (0.3, 0.6))
+    assert chosen([further, away]) == 1
+    assert chosen([further, rated(-9.0, -9.0, -9.0)]) == 1
+    broken = rated(np.nan, np.nan, np.nan, "no finite estimate", 0.0)
+    assert chosen([broken, further]) == 1
+
+
 @pytest.mark.slow
 def test_equal_members_get_equal_estimates(
     home: Home, reference: Dataset, sound: list[Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +171,7 @@ def test_workers_come_to_what_one_process_estimates_draw_by_draw(
 
 
 @pytest.mark.slow
-def test_the_best_lower_bound_among_the_supported_is_selected(
+def test_a_member_is_selected_by_some_episodes_and_its_gain_told_by_others(
     home: Home, reference: Dataset, sound: list[Bundle]
 ) -> None:
     told: list[tuple[int, int, str]] = []
@@ -163,9 +191,9 @@ def test_the_best_lower_bound_among_the_supported_is_selected(
             # What the logs do not support has no number.
             assert np.isfinite(estimate.value) == m.supported
             assert not m.supported or estimate.lower <= estimate.value <= estimate.upper
-    eligible = [m for m in members if m.supported]
-    best = max(eligible, key=lambda m: m.ope.lower) if eligible else min(members, key=lambda m: m.outside)
-    assert found.selected == best.index
+        assert np.isfinite(m.inside) == m.supported
+        assert not m.supported or m.ope.lower <= m.inside <= m.ope.value
+    assert found.selected == chosen(members)
     # What is claimed comes from other episodes than what selects.
     assert not found.supported or found.difference != members[found.selected].gain
     assert np.isfinite(found.difference.value) == found.supported
