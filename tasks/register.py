@@ -111,7 +111,6 @@ def rated(record: Record) -> Iterator[RatedMember]:
             "ope/value": found.ope.value,
             "ope/low": found.ope.lower,
             "ope/high": found.ope.upper,
-            "ope/low_inside": found.inside,
             "ope/gain": found.gain.value,
             "ope/gain_low": found.gain.lower,
             "ope/cost": found.cost_ope.value,

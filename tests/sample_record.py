@@ -92,7 +92,6 @@ def _evaluation() -> Evaluation:
             index=i,
             ope=spread(-1.2 + 0.1 * i, 0.08),
             cost_ope=spread(0.01 * i, 0.005),
-            inside=-1.26 + 0.1 * i,
             gain=spread(0.07 * i, 0.06),
             outside=0.04,
             disagreement=0.02,

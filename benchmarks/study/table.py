@@ -101,8 +101,8 @@ def select(members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
     def rank(member: Mapping[str, Any]) -> tuple[bool, bool, float]:
         if member["supported"]:
-            gains = member["gain"] > 0
-            return True, gains, member["inside"] if gains else member["lower"]
+            gains = member["gain"] is not None and member["gain"] > 0
+            return True, gains, member["estimate"] if gains else member["lower"]
         outside = member["outside"]
         return False, False, -math.inf if outside is None or member["reason"] == "no finite estimate" else -outside
 

@@ -61,10 +61,6 @@ class Estimate(NamedTuple):
         models, heard = self.draws[:FAMILIES], self.draws[FAMILIES:]
         return interval(np.concatenate([models - self.below, models + self.above, heard]), confidence)
 
-    def lower_inside(self, confidence: float) -> float:
-        """Lower end of the value's interval where steps outside the data's support pay what the models say."""
-        return interval(self.draws, confidence)[0]
-
     def less(self, other: Estimate) -> Estimate:
         """How much more this policy is worth than another, by the same estimators and resamples.
 
@@ -89,7 +85,8 @@ def together(rounds: Sequence[fqe.Evaluation], models: ModelValue, windows: int,
 
     Where fitted Q evaluation says another thing, the interval reaches over both: on logs whose actions hardly vary it
     errs by more than its resamples tell, and the models do not. An estimate has support where the policy stays by the
-    logged steps, the nearer the less the estimators agree.
+    logged steps, the nearer if the models contradict each other, and where fitted Q evaluation converges on at least
+    half of the sets of features: models alone are smooth, and promise too much where the plant is not.
 
     Args:
         rounds: fitted Q evaluation on each set of features.

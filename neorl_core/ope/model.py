@@ -38,7 +38,8 @@ MEMBERS = 5
 HIDDEN = (48, 48)
 """Not the widths of the models that policies are trained in."""
 INSIDE = 0.99
-"""Discounted share of the logged steps that count as inside the data's support."""
+"""Discounted share of the logged steps that count as inside the data's support; the worst and the best logged rewards
+leave out as large a share of the steps as they are many."""
 
 
 class LearnedModel(NamedTuple):
@@ -115,7 +116,7 @@ def completed(
     data: Transition,
     rewards: tuple[Float[Array, ""], Float[Array, ""]],
     episode: Int[Array, " N"],
-    counts: Float[Array, " N"],
+    weight: Float[Array, " N"],
     episodes: int,
 ) -> LearnedModel:
     """Trained networks with the regressions beside them.
@@ -130,14 +131,14 @@ def completed(
         data: (N, ...), observations and actions normalised.
         rewards: mean and scale of the rewards, from `init`.
         episode: (N,) from 0.
-        counts: (N,) what a step counts for the value: the discount to the power of its place in its window.
+        weight: (N,) what a step counts for the value: the discount to the power of its place in its window.
         episodes: E.
     """
     x = jnp.concatenate([data.observation, data.action], axis=-1)
     plain = model.low.shape[0]
     change = data.next_observation[:, :plain] - data.observation[:, :plain]
     fitted = regression.fit(key, x, change, episode, episodes, MEMBERS)
-    radius = weighted_quantile(regression.held_out_leverage(fitted, x, episode, episodes), counts, INSIDE)
+    radius = weighted_quantile(regression.held_out_leverage(fitted, x, episode, episodes), weight, INSIDE)
     return LearnedModel(model, fitted, radius, *rewards, jnp.any(data.terminated > 0))
 
 
@@ -151,7 +152,7 @@ def weighted_quantile(values: Float[Array, " N"], weights: Float[Array, " N"], s
     """
     order = jnp.argsort(values)
     reached = jnp.cumsum(weights[order])
-    # In single precision the last of the sums may fall short of the share by a rounding.
+    # A share of 1 may by rounding lie above the last of the sums.
     at = jnp.minimum(jnp.searchsorted(reached, share * reached[-1]), values.shape[0] - 1)
     found: Float[Array, ""] = values[order][at]
     return found

@@ -134,7 +134,6 @@ def _member(member: Member, estimate: Estimate, logged: Estimate, confidence: fl
         index=member.index,
         ope=_interval(estimate, confidence) if known else NOTHING,
         cost_ope=_cost(estimate, confidence) if known else NOTHING,
-        inside=estimate.lower_inside(confidence) if known else np.nan,
         gain=_interval(estimate.less(logged), confidence) if known else NOTHING,
         supported=known,
         reason=estimate.reason,
@@ -147,17 +146,18 @@ def _member(member: Member, estimate: Estimate, logged: Estimate, confidence: fl
 def chosen(members: Sequence[MemberEvaluation]) -> int:
     """Position of the member to take: a supported one that gains, then a supported one, then that nearest to the logs.
 
-    What steps outside the logged ones pay is unknown, and an interval reaches over the worst of it. Members that gain
-    on the logged controller even so are safe to compare by what is known, and the one with the highest lower end
-    `inside` is taken; the worst case would favour whoever moves least. Where none of them gains for certain, the one
-    with the highest lower bound of all is taken, which is mostly a clone.
+    Members whose gain on the logged controller has a lower bound above 0 have passed for safe, and of those the one of
+    the highest value is taken (Thomas, Theocharous & Ghavamzadeh 2015, High confidence policy improvement). Ranked by
+    their lower bounds, whoever moves least would win, for an interval reaches over the worst that steps outside the
+    logs may pay. Where none has passed, the one with the highest lower bound is taken, which is mostly a clone. The
+    claim is made by other episodes, so that the best of many being too good does no harm to it.
     """
 
     def rank(position: int) -> tuple[bool, bool, float]:
         found = members[position]
         if found.supported:
             gains = found.gain.lower > 0
-            return True, gains, found.inside if gains else found.ope.lower
+            return True, gains, found.ope.value if gains else found.ope.lower
         # A member whose estimate is not finite comes last.
         return False, False, -found.outside if found.reason != "no finite estimate" else -np.inf
 

@@ -86,8 +86,8 @@ def fit_learned_model(
     model = bootstrap.train(model, of_batches, scaled, counts, updates, report)
     found = model_based.whole(model_based.side_by_side(data, starts, len(model.low), horizon))
     place = jnp.arange(len(steps.episode)) - steps.starts[steps.episode]
-    counts = jnp.asarray(run.evaluate.discount, steps.reward.dtype) ** place
-    learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, counts, len(starts))
+    weight = jnp.asarray(run.evaluate.discount, steps.reward.dtype) ** place
+    learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, weight, len(starts))
     settings = (run.evaluate.discount, run.evaluate.bootstraps)
     return LearnedModelEvaluator(learned, normaliser, found, jax.random.key(run.seed), *settings)
 

@@ -137,8 +137,6 @@ class MemberEvaluation(Reference):
     index: int
     ope: Interval
     cost_ope: Interval
-    inside: float
-    """Lower end of the value's interval where steps outside the logged ones pay what learned models say."""
     gain: Interval
     """Gain over the logged controller."""
     supported: bool

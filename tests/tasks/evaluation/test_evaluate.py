@@ -1,4 +1,4 @@
-"""Selection by held-out logs alone: equal members are equal, who gains for certain comes first, and NaN never does."""
+"""Selection by held-out logs alone: equal members are equal, a proven gain comes first, and NaN never does."""
 
 from __future__ import annotations
 
@@ -86,13 +86,12 @@ def test_what_is_estimated_is_the_return_of_as_many_steps_as_half_of_the_windows
     assert lasting(logs(3, 3, 9, terminated=0), 10) == 9
 
 
-def rated(lower: float, inside: float, gain: float, reason: str = "", outside: float = 0.05) -> MemberEvaluation:
+def rated(lower: float, value: float, gain: float, reason: str = "", outside: float = 0.05) -> MemberEvaluation:
     nothing = Interval(value=0.0, lower=0.0, upper=0.0)
     return MemberEvaluation(
         index=0,
-        ope=nothing.model_copy(update={"lower": lower}),
+        ope=Interval(value=value, lower=lower, upper=value),
         cost_ope=nothing,
-        inside=inside,
         gain=nothing.model_copy(update={"lower": gain}),
         supported=not reason,
         reason=reason,
@@ -102,10 +101,10 @@ def rated(lower: float, inside: float, gain: float, reason: str = "", outside: f
     )
 
 
-def test_members_that_gain_for_certain_are_ranked_by_what_is_known_and_others_by_the_worst_case() -> None:
+def test_members_whose_gain_is_bounded_above_nothing_are_ranked_by_value_and_others_by_lower_bounds() -> None:
     still, bold, bolder = rated(-3.0, -3.0, 0.4), rated(-5.0, -2.0, 0.1), rated(-6.0, -1.0, -0.1)
     assert chosen([still, bold, bolder]) == 1
-    # Where none gains for certain, the worst case decides.
+    # Where no gain has a lower bound above 0, the lower bounds of the values decide.
     assert chosen([bolder, rated(-4.0, -4.0, -0.5)]) == 1
     away, further = (rated(np.nan, np.nan, np.nan, "too many", share) for share in (0.3, 0.6))
     assert chosen([further, away]) == 1
@@ -191,8 +190,6 @@ def test_a_member_is_selected_by_some_episodes_and_its_gain_told_by_others(
             # What the logs do not support has no number.
             assert np.isfinite(estimate.value) == m.supported
             assert not m.supported or estimate.lower <= estimate.value <= estimate.upper
-        assert np.isfinite(m.inside) == m.supported
-        assert not m.supported or m.ope.lower <= m.inside <= m.ope.value
     assert found.selected == chosen(members)
     # What is claimed comes from other episodes than what selects.
     assert not found.supported or found.difference != members[found.selected].gain
