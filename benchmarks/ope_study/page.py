@@ -47,7 +47,6 @@ def bars(results: Sequence[Mapping[str, Any]]) -> str:
     above = sum(one["above"] for one in found.values()) / max(sum(one["estimates"] for one in found.values()), 1)
     covering, enough = plants("coverage", lambda x: x >= 0.9), plants("supported", lambda x: x >= 0.4)
     clones, narrow = plants("clone", lambda x: x == 1), plants("width", lambda x: x <= 0.5)
-    # The median over all plants stands beside the number of plants.
     widths = np.concatenate([supported(result).width for result in results])
     overall = f", {np.median(widths):.2f} over all estimates" if len(widths) else ""
     every, many = len(DEVELOPMENT + OTHERS), f"of {len(found)} plants"

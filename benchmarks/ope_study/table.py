@@ -23,8 +23,8 @@ FRESH_SEED = 500
 """From here on seeds count up over the cells of the plants that took no part in the development. Those from 100 on were
 seen: since those from 200 on, support is measured beside other episodes and by discounted steps, and intervals reach
 further where the families of models lie apart and where steps are outside the logged ones. Since those from 300 on, the
-learners whose policies are judged are others. Since those from 400 on, fitted Q evaluation must converge on most of its
-sets of features, and the radius of the support is a quantile of discounted steps."""
+learners whose policies are judged are others. Since those from 400 on, fitted Q evaluation must converge on half
+of its sets of features, and the radius of the support is a quantile of discounted steps."""
 
 
 class Supported(NamedTuple):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from benchmarks.ope_study.table import BEHAVIOURS, DEVELOPMENT, FRESH_SEED, OTHERS
 from neorl_core.safety.bounds import Interval, mean_interval
+from tasks.evaluation.evaluate import rank
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study"
@@ -97,16 +98,16 @@ def gain(runs: Sequence[Mapping[str, Any]], over: str) -> Interval:
 
 
 def select(members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The member that selection takes, as `tasks.evaluation.evaluate.chosen` does."""
+    """The member that selection takes."""
 
-    def rank(member: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        if member["supported"]:
-            gains = member["gain"] is not None and member["gain"] > 0
-            return True, gains, member["estimate"] if gains else member["lower"]
-        outside = member["outside"]
-        return False, False, -math.inf if outside is None or member["reason"] == "no finite estimate" else -outside
+    def ranked(member: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        known = {"supported": member["supported"], "outside": member["outside"]}
+        if member["reason"] == "no finite estimate":
+            known["outside"] = None
+        known |= {"gain": member["gain"], "value": member["estimate"], "lower": member["lower"]}
+        return rank(**{name: math.nan if number is None else number for name, number in known.items()})
 
-    return max(members, key=rank)
+    return max(members, key=ranked)
 
 
 def model_free(run: Mapping[str, Any]) -> Mapping[str, Any]:

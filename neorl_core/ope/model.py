@@ -109,15 +109,15 @@ def init(
     return model, data._replace(reward=(data.reward - mean) / scale), (mean, scale)
 
 
-@partial(jax.jit, static_argnames=("episodes",))
+@jax.jit
 def completed(
     key: PRNGKeyArray,
     model: Model,
     data: Transition,
     rewards: tuple[Float[Array, ""], Float[Array, ""]],
     episode: Int[Array, " N"],
-    weight: Float[Array, " N"],
-    episodes: int,
+    starts: Int[Array, " E"],
+    discount: float,
 ) -> LearnedModel:
     """Trained networks with the regressions beside them.
 
@@ -131,13 +131,15 @@ def completed(
         data: (N, ...), observations and actions normalised.
         rewards: mean and scale of the rewards, from `init`.
         episode: (N,) from 0.
-        weight: (N,) what a step counts for the value: the discount to the power of its place in its window.
-        episodes: E.
+        starts: (E,) first row of each episode.
+        discount: per step, by which a step counts for the value.
     """
     x = jnp.concatenate([data.observation, data.action], axis=-1)
     plain = model.low.shape[0]
     change = data.next_observation[:, :plain] - data.observation[:, :plain]
+    episodes = starts.shape[0]
     fitted = regression.fit(key, x, change, episode, episodes, MEMBERS)
+    weight = jnp.asarray(discount, x.dtype) ** (jnp.arange(x.shape[0]) - starts[episode])
     radius = weighted_quantile(regression.held_out_leverage(fitted, x, episode, episodes), weight, INSIDE)
     return LearnedModel(model, fitted, radius, *rewards, jnp.any(data.terminated > 0))
 

@@ -153,15 +153,27 @@ def chosen(members: Sequence[MemberEvaluation]) -> int:
     claim is made by other episodes, so that the best of many being too good does no harm to it.
     """
 
-    def rank(position: int) -> tuple[bool, bool, float]:
-        found = members[position]
-        if found.supported:
-            gains = found.gain.lower > 0
-            return True, gains, found.ope.value if gains else found.ope.lower
-        # A member whose estimate is not finite comes last.
-        return False, False, -found.outside if found.reason != "no finite estimate" else -np.inf
+    return max(range(len(members)), key=lambda at: _rank(members[at]))
 
-    return max(range(len(members)), key=rank)
+
+def _rank(member: MemberEvaluation) -> tuple[bool, bool, float]:
+    ope, finite = member.ope, member.reason != "no finite estimate"
+    return rank(member.supported, member.gain.lower, ope.value, ope.lower, member.outside if finite else np.nan)
+
+
+def rank(supported: bool, gain: float, value: float, lower: float, outside: float) -> tuple[bool, bool, float]:
+    """What `chosen` takes the highest of.
+
+    Args:
+        supported: whether the logs support the member's estimate.
+        gain: lower bound of its gain on the logged controller.
+        value: its estimated value.
+        lower: lower bound of that.
+        outside: share of its steps outside the logs; of one whose estimate is not finite NaN, which comes last.
+    """
+    if supported:
+        return True, gain > 0, value if gain > 0 else lower
+    return False, False, -outside if np.isfinite(outside) else -np.inf
 
 
 def _interval(found: Estimate, confidence: float) -> Interval:

@@ -85,10 +85,9 @@ def fit_learned_model(
     report = None if progress is None else lambda done, of: progress(done, of, "updates of the learned model")
     model = bootstrap.train(model, of_batches, scaled, counts, updates, report)
     found = model_based.whole(model_based.side_by_side(data, starts, len(model.low), horizon))
-    place = jnp.arange(len(steps.episode)) - steps.starts[steps.episode]
-    weight = jnp.asarray(run.evaluate.discount, steps.reward.dtype) ** place
-    learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, weight, len(starts))
-    settings = (run.evaluate.discount, run.evaluate.bootstraps)
+    discount = run.evaluate.discount
+    learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, steps.starts, discount)
+    settings = (discount, run.evaluate.bootstraps)
     return LearnedModelEvaluator(learned, normaliser, found, jax.random.key(run.seed), *settings)
 
 

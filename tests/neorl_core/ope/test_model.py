@@ -65,8 +65,7 @@ def fitted(data: Transition, starts: np.ndarray, updates: int) -> tuple[LearnedM
     if updates:
         counts = bootstrap.resample(keys[1], episode, EPISODES, model_based.MEMBERS)
         model = bootstrap.train(model, keys[2], scaled, counts, updates, batch_size=64)
-    counts = DISCOUNT ** jnp.asarray(np.concatenate([np.arange(n) for n in np.bincount(np.asarray(episode))]))
-    found = model_based.completed(keys[3], model, data, rewards, episode, counts, EPISODES)
+    found = model_based.completed(keys[3], model, data, rewards, episode, jnp.asarray(starts), DISCOUNT)
     return found, model_based.side_by_side(data, starts, 2, HORIZON)
 
 
@@ -182,17 +181,16 @@ def test_the_first_steps_of_few_long_episodes_lie_inside_the_logs_that_they_are_
     columns = [np.stack(column, 1) for column in zip(*rows, strict=True)]
     data = Transition(*(jnp.float32(column.reshape(-1, *column.shape[2:])) for column in columns))
     episode, starts = jnp.repeat(jnp.arange(episodes), horizon), np.arange(episodes) * horizon
-    place = jnp.tile(jnp.arange(horizon), episodes)
     model, _, rewards = model_based.init(jax.random.key(0), data, 1)
     windows = model_based.side_by_side(data, starts, 2, horizon)
 
-    def outside(counts: jax.Array) -> float:
-        found = model_based.completed(jax.random.key(1), model, data, rewards, episode, counts, episodes)
+    def outside(by: float) -> float:
+        found = model_based.completed(jax.random.key(1), model, data, rewards, episode, jnp.asarray(starts), by)
         asked = (policy(-0.3), windows, jax.random.key(0), discount, 20)
         return float(model_based.evaluate(found, NORMALISER, *asked).outside)
 
-    assert outside(jnp.ones(len(place))) > 0.5
-    assert outside(discount**place) < 0.05
+    assert outside(1.0) > 0.5
+    assert outside(discount) < 0.05
 
 
 def test_a_weighted_quantile_is_that_of_values_repeated() -> None:
