@@ -33,7 +33,7 @@ RUN = """\
 plant: chemical_reactor
 data: {{mapping: {mapping}, held_out: 0.3}}
 train: {{algorithm: td3_bc, updates: 300, seeds: 2, checkpoint_every: 100, hyperparameters: {{hidden: [16]}}}}
-evaluate: {{fqe_updates: 100, model_updates: 40, bootstraps: 50, rollouts: 32, discount: 0.95}}
+evaluate: {{model_updates: 40, bootstraps: 50, rollouts: 32, discount: 0.95}}
 gates: {{beat_plant: false}}
 approval: auto
 """

@@ -204,7 +204,6 @@ class Shield(Strict):
 class Evaluate(Strict):
     """Off-policy evaluation on held-out episodes, and rollouts for the record."""
 
-    fqe_updates: Count = 4_000
     model_updates: Count = 3_000
     """Gradient steps of the learned model in which members are ranked."""
     bootstraps: Annotated[int, Field(ge=2)] = 1_000

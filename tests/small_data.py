@@ -27,7 +27,7 @@ def reactor_run(**settings: Any) -> RunConfig:
     data = {"mapping": MAPPING, "held_out": 0.3}
     train = {"algorithm": "td3_bc", "updates": 40, "batch_size": 32, "seeds": 2, "checkpoint_every": 20}
     train["hyperparameters"] = {"critics": 2, "hidden": [8]}
-    evaluate = {"fqe_updates": 40, "model_updates": 40, "bootstraps": 50, "rollouts": 16, "discount": 0.95}
+    evaluate = {"model_updates": 40, "bootstraps": 50, "rollouts": 16, "discount": 0.95}
     parts: dict[str, Any] = {"data": data, "train": train, "evaluate": evaluate}
     for name, value in settings.items():
         parts[name] = {**parts[name], **value} if name in parts else value

@@ -31,7 +31,7 @@ plant: buffer_vessel
 seed: 0
 data: {{mapping: {mapping}, held_out: 0.3}}
 train: {{algorithm: bc, updates: 600, seeds: 2, checkpoint_every: 100, hyperparameters: {{hidden: [32]}}}}
-evaluate: {{fqe_updates: 200, model_updates: 1500, bootstraps: 100, discount: 0.95}}
+evaluate: {{model_updates: 1500, bootstraps: 100, discount: 0.95}}
 gates: {{beat_plant: false}}
 fallback:
   kind: pid

@@ -34,7 +34,7 @@ seed: {seed}
 data: {{mapping: {mapping}}}
 train:
   {{algorithm: td3_bc, updates: 300, seeds: 2, checkpoint_every: 100, hyperparameters: {{critics: 2, hidden: [16]}}}}
-evaluate: {{fqe_updates: 100, model_updates: 40, bootstraps: 50, rollouts: 32, discount: 0.95}}
+evaluate: {{model_updates: 40, bootstraps: 50, rollouts: 32, discount: 0.95}}
 gates: {{beat_plant: false}}
 approval: auto
 concurrency: wait

@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 FULL = Size()
-SMALL = Size(2_000, 60, 16, {"fqe_updates": 40, "model_updates": 40, "bootstraps": 50})
+SMALL = Size(2_000, 60, 16, {"model_updates": 40, "bootstraps": 50})
 """A cell of the tests."""
 
 

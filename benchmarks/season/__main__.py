@@ -31,7 +31,7 @@ WINDOW = 10
 CONFIG = """\
 plant: chemical_reactor
 train: {algorithm: td3_bc, updates: 400, seeds: 2, checkpoint_every: 200}
-evaluate: {fqe_updates: 200, model_updates: 200, bootstraps: 100, rollouts: 128, discount: 0.95}
+evaluate: {model_updates: 200, bootstraps: 100, rollouts: 128, discount: 0.95}
 gates: {beat_plant: false}
 approval: auto
 """

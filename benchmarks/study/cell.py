@@ -50,7 +50,7 @@ SMALL = Size(
     2_000,
     16,
     {"algorithm": "iql", **_LEARNER, "beside": [{"algorithm": "td3_bc", **_LEARNER}]},
-    {"fqe_updates": 40, "model_updates": 40, "bootstraps": 50},
+    {"model_updates": 40, "bootstraps": 50},
 )
 """A run of the tests."""
 

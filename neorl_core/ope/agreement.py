@@ -16,7 +16,7 @@ Reason = Literal[
     "",
     "no finite estimate",
     "too many of the visited steps lie outside the logged ones",
-    "fitted Q evaluation converges on too few sets of features",
+    "fitted Q evaluation converges on too few guesses",
     "the models contradict each other on a policy that leaves the logged steps",
 ]
 """Why the logs do not support an estimate; empty where they do."""
@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
     value: float
     draws: Floats
     """(V, B) draws of each estimator: the families of models, widened as members and windows are few, each as far again
-    from the other as they lie apart; then fitted Q evaluation on each set of features, NaN where its rounds do not
+    from the other as they lie apart; then fitted Q evaluation on each guess, NaN where its rounds do not
     converge. Same resamples: subtract them."""
     below: float
     """How much less the models' value is if steps outside the data's support pay as the worst logged ones do."""
@@ -43,7 +43,7 @@ class Estimate(NamedTuple):
     """How much more it is if they pay as the best ones do."""
     cost: float
     cost_draws: Floats
-    """(B',) discounted cost, by fitted Q evaluation on every set of features."""
+    """(B',) discounted cost, by fitted Q evaluation on every guess."""
     reason: Reason
     outside: float
     """Share of the policy's steps outside the data's support."""
@@ -77,19 +77,19 @@ class Estimate(NamedTuple):
 def together(rounds: Sequence[fqe.Evaluation], models: ModelValue, windows: int, confidence: float) -> Estimate:
     """Hold the families of models against each other and against fitted Q evaluation.
 
-    The value is the models' mean. What their bootstrap draws from is few: `MEMBERS` refits, and sometimes fewer
-    windows; the draws are spread by `spread` for the fewer of them. No resample tells of errors that the members of a
+    The value is the mean of what the two families say and fitted Q evaluation, as far as its rounds converge. What the
+    models' bootstrap draws from is few: `MEMBERS` refits, and sometimes fewer windows; the draws are spread by `spread`
+    for the fewer of them. No resample tells of errors that the members of a
     family share. Two of them tell a little: the truth may lie as far beyond either as they lie apart, which is where
     the draws of each family are moved to. What steps outside the data's support pay no model knows: the interval has
     the worst and the best logged rewards there (Manski 1990, Nonparametric bounds on treatment effects).
 
-    Where fitted Q evaluation says another thing, the interval reaches over both: on logs whose actions hardly vary it
-    errs by more than its resamples tell, and the models do not. An estimate has support where the policy stays by the
-    logged steps, the nearer if the models contradict each other, and where fitted Q evaluation converges on at least
-    half of the sets of features: models alone are smooth, and promise too much where the plant is not.
+    Where fitted Q evaluation says another thing, the interval reaches over both. An estimate has support where the
+    policy stays by the logged steps, the nearer if the models contradict each other, and where fitted Q evaluation
+    converges on at least half of the guesses: beside models that are wrong of a policy its rounds often do not.
 
     Args:
-        rounds: fitted Q evaluation on each set of features.
+        rounds: fitted Q evaluation on each guess.
         models: value in the models of both families, with as many draws.
         windows: logged windows behind the draws.
         confidence: of the intervals that are compared.
@@ -103,8 +103,9 @@ def together(rounds: Sequence[fqe.Evaluation], models: ModelValue, windows: int,
         draws[:, fqe.REWARD] if bool(one.supported) else np.nan * draws[:, fqe.REWARD]
         for one, draws in zip(rounds, drawn, strict=True)
     ]
+    said = [float(one.value[fqe.REWARD]) for one in rounds if bool(one.supported)]
     return Estimate(
-        value=float(value.mean()),
+        value=float(np.mean([*value, np.mean(said)] if said else value)),
         draws=np.concatenate([each + apart[:, None], heard]),
         below=float(models.below),
         above=float(models.above),
@@ -123,7 +124,7 @@ def _reason(each: Floats, heard: Sequence[Floats], outside: float, confidence: f
     if outside > MOST_OUTSIDE:
         return "too many of the visited steps lie outside the logged ones"
     if 2 * sum(np.isfinite(draws).all() for draws in heard) < len(heard):
-        return "fitted Q evaluation converges on too few sets of features"
+        return "fitted Q evaluation converges on too few guesses"
     if not _overlap(*(interval(draws, confidence) for draws in each)) and outside > MOST_OUTSIDE_APART:
         return "the models contradict each other on a policy that leaves the logged steps"
     return ""

@@ -6,9 +6,12 @@ section 3), and the derivative of the last round with respect to the weight of a
 of resamples of episodes cost one more. The value is that of an episode of the plant's own length: where the features
 let the rounds grow by some hundredths each, an infinite sum has no value and a hundred steps have one.
 
-The features are the last layer of a network that is trained on the logged controller's own returns at several
-discounts (a plain regression, as in Fedus et al. 2019, arXiv 1902.06865), and the monomials of degree up to two.
-A target policy enters as its actions on the logs, never as code.
+Features decide both whether the rounds converge and what they can express. Many of them, learned from the logged
+returns, say little of actions where the logs hardly vary them, and on few rows their rounds run away. Here there are
+few: observation and action as they are, and guesses of this policy's own action values, which learned models make. Were
+a guess right, the rounds would find it; where it is wrong the logged steps correct it, as those of a doubly robust
+estimator do (Jiang & Li 2016, arXiv 1511.03722), without a ratio of propensities.
+A target policy enters as its actions on the logs and as guesses, never as code.
 """
 
 from __future__ import annotations
@@ -19,36 +22,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from neorl_core.ope.logged import Decisions as Decisions
+from neorl_core.ope.logged import Guesses as Guesses
 from neorl_core.ope.logged import LoggedSteps as LoggedSteps
 from neorl_core.ope.logged import known_rows as known_rows
-from neorl_core.ope.logged import logged_decisions as logged_decisions
-
-Layers = tuple[tuple[Float[Array, "..."], Float[Array, "..."]], ...]
 
 REWARD, COST = 0, 1
 """Positions in a value."""
-HORIZON_DISCOUNTS = (0.0, 0.5, 0.8, 0.9, 0.95)
-"""Discounts of the returns that shape the features."""
-UNSEEN_TAIL = 0.1
-"""A return counts as seen when less than this share of its weight lies beyond the end of the logged window."""
 SLACK = 0.02
 """Share of the range that rewards allow by which an estimate may lie beyond it before it counts as none."""
 MOST_GROWTH = 2.0
 """The rounds of a horizon may grow by this factor; beyond it they amplify what the features cannot express."""
-MOST_QUADRATIC = 24
-"""Inputs beyond this number get no products of pairs, whose count grows with its square."""
-
-
-class FeatureState(NamedTuple):
-    """The network whose last hidden layer gives features, in training."""
-
-    layers: Layers
-    optimiser: optax.OptState
-    step: Int[Array, ""]
 
 
 class Evaluation(NamedTuple):
@@ -65,145 +51,27 @@ class Evaluation(NamedTuple):
     """Whether the rounds grow little, to a value that the logged rewards and costs could add up to."""
 
 
-def horizon_returns(
-    signal: Float[Array, "N S"], logs: LoggedSteps, discounts: Float[Array, " H"]
-) -> tuple[Float[Array, "N S H"], Float[Array, "N H"]]:
-    """Logged returns within each window, and whether enough of them was seen.
-
-    G_t = x_t + discount G_{t+1}, up to the window's end.
+def features(
+    observation: Float[Array, "n O"], action: Float[Array, "n A"], guesses: Float[Array, "n G"]
+) -> Float[Array, "n D"]:
+    """1, the inputs, and the guesses.
 
     Args:
-        signal: (N, S) what is summed.
-        logs: the windows.
-        discounts: (H,).
-
-    Returns:
-        Returns (N, S, H) and 1 where they count, else 0, (N, H).
-    """
-
-    def back(
-        carry: tuple[Float[Array, "S H"], Float[Array, " H"]],
-        row: tuple[Float[Array, " S"], Bool[Array, ""], Float[Array, ""]],
-    ) -> tuple[tuple[Float[Array, "S H"], Float[Array, " H"]], tuple[Float[Array, "S H"], Float[Array, " H"]]]:
-        following, unseen = carry
-        x, followed, terminated = row
-        returns = x[:, None] + jnp.where(followed, discounts * following, 0.0)
-        unseen = discounts * jnp.where(followed, unseen, 1.0 - terminated)
-        return (returns, unseen), (returns, unseen)
-
-    zero = jnp.zeros((signal.shape[1], discounts.shape[0]), signal.dtype)
-    rows = (signal, logs.followed, logs.terminated)
-    _, (returns, unseen) = jax.lax.scan(back, (zero, jnp.zeros_like(zero[0])), rows, reverse=True)
-    return returns, (unseen < UNSEEN_TAIL).astype(signal.dtype)
-
-
-class FeatureTargets(NamedTuple):
-    """What the features are trained to predict."""
-
-    returns: Float[Array, "N T"]
-    """Reward and cost returns at each of `HORIZON_DISCOUNTS`, scaled to unit deviation."""
-    weight: Float[Array, "N T"]
-
-
-@jax.jit
-def feature_targets(logs: LoggedSteps) -> FeatureTargets:
-    """Prepare the targets once, before training."""
-    signal = jnp.stack([logs.reward, logs.cost], axis=-1)
-    returns, seen = horizon_returns(signal, logs, jnp.asarray(HORIZON_DISCOUNTS, signal.dtype))
-    weight = jnp.broadcast_to(seen[:, None, :], returns.shape)
-    total = jnp.maximum(weight.sum(axis=0), 1.0)
-    mean = (weight * returns).sum(axis=0) / total
-    deviation = jnp.sqrt((weight * (returns - mean) ** 2).sum(axis=0) / total)
-    scaled = (returns - mean) / jnp.where(deviation > 1e-6, deviation, 1.0)
-    rows = signal.shape[0]
-    return FeatureTargets(scaled.reshape(rows, -1), weight.reshape(rows, -1))
-
-
-def init_features(key: PRNGKeyArray, logs: LoggedSteps, width: int = 64) -> FeatureState:
-    """A fresh network of two hidden layers with He initialisation.
-
-    Args:
-        key: its randomness.
-        logs: sizes and precision.
-        width: units per layer, which is the number of learned features.
-    """
-    dtype = logs.observation.dtype
-    inputs = logs.observation.shape[1] + logs.action.shape[1]
-    sizes = (inputs, width, width, 2 * len(HORIZON_DISCOUNTS))
-    keys = jax.random.split(key, len(sizes) - 1)
-    layers = tuple(
-        (jax.random.normal(k, (a, b), dtype) * jnp.sqrt(2.0 / a).astype(dtype), jnp.zeros((b,), dtype))
-        for k, a, b in zip(keys, sizes[:-1], sizes[1:], strict=True)
-    )
-    return FeatureState(layers, optax.scale_by_adam().init(layers), jnp.int32(0))
-
-
-def _hidden(layers: Layers, x: Float[Array, "*n I"]) -> Float[Array, "*n W"]:
-    for weight, bias in layers[:-1]:
-        x = jax.nn.relu(x @ weight + bias)
-    return x
-
-
-@partial(jax.jit, static_argnames=("updates", "of", "batch_size"))
-def train_features(
-    state: FeatureState,
-    key: PRNGKeyArray,
-    logs: LoggedSteps,
-    targets: FeatureTargets,
-    updates: int,
-    of: int,
-    batch_size: int = 256,
-    learning_rate: float = 3e-3,
-) -> tuple[FeatureState, Float[Array, ""]]:
-    """Some of the updates of the features; chunks of any size make the same result.
-
-    Args:
-        state: where training stands.
-        key: the same in every chunk.
-        logs: the rows.
-        targets: what the features are trained to predict, from `feature_targets`.
-        updates: gradient steps of this chunk.
-        of: gradient steps of all chunks, over which the learning rate falls as a cosine.
-        batch_size: rows per step.
-        learning_rate: step length of Adam at the start.
-
-    Returns:
-        The new state and the chunk's mean loss.
-    """
-    x = jnp.concatenate([logs.observation, logs.action], axis=-1)
-
-    def one(state: FeatureState, _: None) -> tuple[FeatureState, Float[Array, ""]]:
-        drawn = jax.random.randint(jax.random.fold_in(key, state.step), (batch_size,), 0, x.shape[0])
-
-        def loss(layers: Layers) -> Float[Array, ""]:
-            weight, bias = layers[-1]
-            error = _hidden(layers, x[drawn]) @ weight + bias - targets.returns[drawn]
-            return jnp.mean(jnp.sum(targets.weight[drawn] * error**2, axis=-1))
-
-        value, gradient = jax.value_and_grad(loss)(state.layers)
-        direction, optimiser = optax.scale_by_adam().update(gradient, state.optimiser)
-        rate = learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * state.step / of)).astype(x.dtype)
-        layers = jax.tree.map(lambda p, d: p - rate * d, state.layers, direction)
-        return FeatureState(layers, optimiser, state.step + 1), value
-
-    state, losses = jax.lax.scan(one, state, length=updates)
-    return state, jnp.mean(losses)
-
-
-def features(layers: Layers, observation: Float[Array, "n O"], action: Float[Array, "n A"]) -> Float[Array, "n D"]:
-    """1, the inputs, their products in pairs (of at most `MOST_QUADRATIC` inputs), and the learned features.
-
-    Args:
-        layers: weights of the learned features.
         observation: (n, O), normalised.
         action: (n, A), between -1 and 1.
+        guesses: (n, G), of about unit size.
     """
-    x = jnp.concatenate([observation, action], axis=-1)
-    parts = [jnp.ones_like(x[:, :1]), x]
-    if x.shape[1] <= MOST_QUADRATIC:
-        i, j = jnp.triu_indices(x.shape[1])
-        parts.append(x[:, i] * x[:, j])
-    return jnp.concatenate([*parts, _hidden(layers, x)], axis=-1)
+    return jnp.concatenate([jnp.ones_like(observation[:, :1]), observation, action, guesses], axis=-1)
+
+
+def _scaled(guesses: Guesses, weight: Float[Array, " N"]) -> Guesses:
+    """Guesses by their mean and deviation at the logged steps: a large mean would hide what they differ in."""
+    known = jnp.where(weight[:, None] > 0, guesses.logged, 0.0)
+    mean = known.sum(axis=0) / weight.sum()
+    deviation = jnp.sqrt((weight @ (known - mean) ** 2) / weight.sum())
+    scale = jnp.where(deviation > 0, deviation, 1.0)
+    found: Guesses = jax.tree.map(lambda x: (x - mean) / scale, guesses)
+    return found
 
 
 def _whitening(phi: Float[Array, "N D"], weight: Float[Array, " N"]) -> Float[Array, "D D"]:
@@ -286,9 +154,9 @@ def _rounds(
 
 @partial(jax.jit, static_argnames=("horizon", "bootstraps"))
 def evaluate(
-    layers: Layers,
     logs: LoggedSteps,
     decisions: Decisions,
+    guesses: Guesses,
     key: PRNGKeyArray,
     horizon: int,
     discount: float = 0.99,
@@ -303,10 +171,10 @@ def evaluate(
     in all rounds, weighted by what its features count there, and its own initial state.
 
     Args:
-        layers: weights of the trained features.
         logs: (N, ...) rows in E episodes, of which those of `known_rows` count: the same rows for every policy, so
             that differences are of policies and not of rows.
         decisions: the policy's actions on these logs.
+        guesses: of its action values of reward; a cost is as good as a guess of rewards and a line allow.
         key: randomness of the resamples; use one for all policies that are compared.
         horizon: steps H of an episode.
         discount: discount factor per step.
@@ -323,13 +191,14 @@ def evaluate(
     known = known_rows(logs)
     weight = known.astype(logs.observation.dtype)
     rows = jnp.maximum(weight.sum(), 1.0)
-    phi = features(layers, logs.observation, logs.action)
+    guessed = _scaled(guesses, weight)
+    phi = jnp.where(known[:, None], features(logs.observation, logs.action, guessed.logged), 0.0)
     white = _whitening(phi, weight)
     phi = phi @ white
     onward = known & (logs.terminated <= 0)
-    phi_next = features(layers, logs.next_observation, decisions.next_action) @ white
+    phi_next = features(logs.next_observation, decisions.next_action, guessed.following) @ white
     phi_next = jnp.where(onward[:, None], discount * phi_next, 0.0)
-    phi_0 = features(layers, logs.observation[logs.starts], decisions.initial_action) @ white
+    phi_0 = features(logs.observation[logs.starts], decisions.initial_action, guessed.initial) @ white
     signal = jnp.stack([logs.reward, logs.cost], axis=-1)
 
     weighted = phi * (weight / rows)[:, None]
@@ -390,3 +259,38 @@ def reachable(
     least = jnp.where(ends, jnp.minimum(low, low * steps), low * steps)
     most = jnp.where(ends, jnp.maximum(high, high * steps), high * steps)
     return least, most
+
+
+@partial(jax.jit, static_argnames=("horizon", "bootstraps"))
+def logged(
+    logs: LoggedSteps, key: PRNGKeyArray, horizon: int, discount: float = 0.99, bootstraps: int = 1000
+) -> Evaluation:
+    """The logged controller's own value: the mean return of the windows that last the horizon or terminate.
+
+    Nothing has to be fitted for it. The resamples are those of `evaluate` with the same key.
+
+    Args:
+        logs: (N, ...) rows in E windows.
+        key: randomness of the resamples.
+        horizon: steps H of an episode.
+        discount: discount factor per step.
+        bootstraps: resamples B.
+    """
+    windows, rows = logs.starts.shape[0], logs.reward.shape[0]
+    at = jnp.arange(rows) - logs.starts[logs.episode]
+    weight = jnp.asarray(discount, logs.reward.dtype) ** at
+    signal = jnp.stack([logs.reward, logs.cost], axis=-1) * weight[:, None]
+    returns = jax.ops.segment_sum(signal, logs.episode, windows)
+    lasts = jax.ops.segment_max(jnp.where(logs.terminated > 0, horizon, at + 1), logs.episode, windows) >= horizon
+    counts = lasts.astype(signal.dtype)
+    value = counts @ returns / counts.sum()
+
+    def draw(key: PRNGKeyArray) -> Float[Array, " 2"]:
+        taken = counts * resample_weights(key, windows).astype(signal.dtype)
+        # A resample may have none of the windows that count, where these are few.
+        drawn: Float[Array, " 2"] = jnp.where(taken.sum() > 0, taken @ returns / jnp.maximum(taken.sum(), 1.0), value)
+        return drawn
+
+    draws = jax.vmap(draw)(jax.random.split(key, bootstraps))
+    everything = jnp.asarray(rows, signal.dtype)
+    return Evaluation(value, draws, jnp.zeros_like(everything), everything, jnp.all(jnp.isfinite(value)))

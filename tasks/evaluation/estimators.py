@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from configs.run import RunConfig
 from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import fqe
-from neorl_core.ope.agreement import Estimate, together
+from neorl_core.ope.agreement import FAMILIES, Estimate, together
 from neorl_core.ope.model import ModelValue
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
     from tasks.progress import Report
 
-FEATURE_SETS = 3
-"""Sets of features that fitted Q evaluation is made on, each learned from weights and batches of its own."""
-MODELS = FEATURE_SETS
-"""Number of the learned models, which come after the sets of features."""
+GUESSING = 3
+"""Members of each family of models on whose guesses fitted Q evaluation is made, one guess at a time: two would differ
+in a direction that the logs hardly determine, along which the rounds run away."""
+GUESSED_STEPS = 50
+"""Steps of a rollout that a guess is made of; what comes later the rounds of fitted Q evaluation add."""
+Answer = TypeVar("Answer")
 
 
 class Episodes(NamedTuple):
@@ -50,47 +52,44 @@ class Episodes(NamedTuple):
         return logged_steps(self.logs, self.normaliser)
 
 
-class Rounds(NamedTuple):
-    """Fitted Q evaluation on one set of features."""
-
-    episodes: Episodes
-    steps: fqe.LoggedSteps
-    layers: fqe.Layers
-
-    def evaluate(self, policy: Policy) -> fqe.Evaluation:
-        """A policy's value, on the host; every policy meets the same resamples."""
-        return self._of(decisions(self.episodes, policy))
-
-    def logged(self) -> fqe.Evaluation:
-        """The logged controller's own value, of the same resamples."""
-        return self._of(fqe.logged_decisions(self.steps))
-
-    def _of(self, decided: fqe.Decisions) -> fqe.Evaluation:
-        run = self.episodes.run
-        settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
-        found: fqe.Evaluation = jax.device_get(
-            fqe.evaluate(self.layers, self.steps, decided, jax.random.key(run.seed), *settings)
-        )
-        return found
-
-
 class Estimators(NamedTuple):
-    """Fitted Q evaluation on several sets of features and models of two families, all of the same windows."""
+    """Models of two families, and fitted Q evaluation whose features are what some of their members guess."""
 
     episodes: Episodes
-    rounds: tuple[Rounds, ...]
     learned: LearnedModelEvaluator
 
     def of(self, policy: Policy) -> Estimate:
         """A policy's estimate; policies of the same estimators meet the same resamples."""
-        return self._together([one.evaluate(policy) for one in self.rounds], self.learned.evaluate(policy))
+        run, steps, decided = self.episodes.run, self.episodes.steps, decisions(self.episodes, policy)
+        settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
+        rounds = [
+            fqe.evaluate(steps, decided, guesses, jax.random.key(run.seed), *settings)
+            for guesses in self._guesses(policy, decided)
+        ]
+        return self._together(rounds, self.learned.evaluate(policy))
 
     def logged(self) -> Estimate:
-        """The logged controller's own estimate; its replay is the log itself."""
-        return self._together([one.logged() for one in self.rounds], self.learned.logged())
+        """The logged controller's own estimate, which is what was logged."""
+        run, steps = self.episodes.run, self.episodes.steps
+        settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
+        known = fqe.logged(steps, jax.random.key(run.seed), *settings)
+        return self._together([known] * (GUESSING * FAMILIES), self.learned.logged())
+
+    def _guesses(self, policy: Policy, decided: fqe.Decisions) -> list[fqe.Guesses]:
+        """Of the policy's action values, by each of the members that make some."""
+        steps = self.episodes.steps
+        # What came after a row may not be known, and of no number nothing can be guessed.
+        known = jnp.where(fqe.known_rows(steps)[:, None], steps.next_observation, 0.0)
+        observation = jnp.concatenate([steps.observation, known, steps.observation[steps.starts]])
+        action = jnp.concatenate([steps.action, decided.next_action, decided.initial_action])
+        ahead, rows = min(GUESSED_STEPS, self.episodes.horizon), len(steps.reward)
+        every = self.learned.action_values(policy, observation, action, GUESSING, ahead)
+        each = jnp.moveaxis(every, -1, 1).reshape(GUESSING * FAMILIES, -1, 1)
+        return [fqe.Guesses(*jnp.split(guessed, [rows, 2 * rows])) for guessed in each]
 
     def _together(self, rounds: list[fqe.Evaluation], models: ModelValue) -> Estimate:
-        return together(rounds, models, len(self.learned.windows.reward), self.episodes.run.evaluate.confidence)
+        windows = len(self.learned.windows.reward)
+        return together(jax.device_get(rounds), models, windows, self.episodes.run.evaluate.confidence)
 
 
 def episodes_of(run: RunConfig, plain: Logs, past: Past, normaliser: Normaliser) -> Episodes:
@@ -123,87 +122,67 @@ def fit_estimators(episodes: Episodes, progress: Report | None = None) -> Estima
         episodes: what to fit them to.
         progress: told of gradient steps made.
     """
-    steps = episodes.steps
-    rounds = tuple(_rounds(episodes, steps, number, progress) for number in range(FEATURE_SETS))
-    return Estimators(episodes, rounds, _models(episodes, steps, progress))
+    settings = (episodes.normaliser, episodes.history, episodes.horizon, progress)
+    return Estimators(episodes, fit_learned_model(episodes.run, episodes.steps, *settings))
 
 
 def estimates_by_workers(
     client: Client, episodes: Episodes, policies: Sequence[Policy], progress: Report | None = None
 ) -> tuple[Estimate, list[Estimate]]:
-    """What `fit_estimators` comes to, each estimator being fitted and asked by a worker of a Dask cluster.
+    """What `fit_estimators` comes to, fitted by a worker of a Dask cluster and asked of each policy by any.
 
     Args:
         client: of the cluster; no worker needs access to the home.
         episodes: what to fit the estimators to.
         policies: to estimate the values of.
-        progress: told of estimators that have answered.
+        progress: told of what was fitted or has answered.
 
     Returns:
         The logged controller's estimate and those of the policies, the same to the last bit as in one process.
 
     Raises:
         Refused: as `in_order`.
-        ServiceMissing: as `in_order`, and when an estimator killed its workers.
+        ServiceMissing: as `in_order`, and when fitting or a policy killed its workers.
     """
-    data = jax.device_get(_Asked(episodes, tuple(policies)))
-    found: list[_Answer] = []
-    for answer in in_order(client, _answer, range(FEATURE_SETS + 1), data):
-        if answer is None:
-            raise ServiceMissing(
-                "expected Dask workers to fit estimators, got workers that died of it: give them more memory, then "
-                "run the same command again."
-            )
-        found.append(answer)
-        if progress:
-            progress(len(found), FEATURE_SETS + 1, "estimators")
-    *rounds, models = found
-    logged, *values = (
-        together(
-            [one.values[at] for one in rounds], models.values[at], models.windows, episodes.run.evaluate.confidence
-        )
-        for at in range(1 + len(policies))
-    )
-    return logged, values
+    told = _Told(progress, 2 + len(policies))
+    (fitted,) = told.whole(in_order(client, _fitted, [None], jax.device_get(episodes)))
+    asked = [None, *jax.device_get(policies)]
+    logged, *found = told.whole(in_order(client, _answer, asked, fitted))
+    return logged, found
 
 
-class _Asked(NamedTuple):
-    episodes: Episodes
-    policies: tuple[Policy, ...]
+class _Told:
+    """Counts what workers have done."""
+
+    def __init__(self, progress: Report | None, of: int) -> None:
+        self.progress, self.done, self.of = progress, 0, of
+
+    def whole(self, answers: Iterator[Answer | None]) -> list[Answer]:
+        """All answers.
+
+        Raises:
+            ServiceMissing: when one killed its workers.
+        """
+        found: list[Answer] = []
+        for answer in answers:
+            if answer is None:
+                raise ServiceMissing(
+                    "expected a Dask worker to answer for an estimator, got workers that were killed by it: give them "
+                    "more memory."
+                )
+            found.append(answer)
+            self.done += 1
+            if self.progress:
+                self.progress(self.done, self.of, "estimates")
+        return found
 
 
-class _Answer(NamedTuple):
-    values: list[Any]
-    """Of the logged controller, then of each policy."""
-    windows: int
-    """Logged windows behind the models' draws; of the rounds none."""
+def _fitted(_: None, episodes: Episodes) -> Estimators:
+    """What a worker does first."""
+    found: Estimators = jax.device_get(fit_estimators(episodes))
+    return found
 
 
-def _answer(number: int, asked: _Asked) -> _Answer:
-    """What a worker does."""
-    episodes, steps = asked.episodes, asked.episodes.steps
-    if number < MODELS:
-        rounds = _rounds(episodes, steps, number, None)
-        return _Answer([rounds.logged(), *map(rounds.evaluate, asked.policies)], 0)
-    learned = _models(episodes, steps, None)
-    return _Answer([learned.logged(), *map(learned.evaluate, asked.policies)], len(learned.windows.reward))
-
-
-def _rounds(episodes: Episodes, steps: fqe.LoggedSteps, number: int, progress: Report | None) -> Rounds:
-    """One set of features; the gradient steps of all together are those that the run asks for."""
-    run = episodes.run
-    each = max(run.evaluate.fqe_updates // FEATURE_SETS, 1)
-    if progress:
-        progress(number * each, FEATURE_SETS * each, "updates")
-    init_key, train_key = jax.random.split(jax.random.fold_in(jax.random.key(run.seed + 1), number))
-    fresh, targets = fqe.init_features(init_key, steps), fqe.feature_targets(steps)
-    layers = fqe.train_features(fresh, train_key, steps, targets, each, each)[0].layers
-    jax.block_until_ready(layers)  # type: ignore[no-untyped-call]
-    if progress:
-        progress((number + 1) * each, FEATURE_SETS * each, "updates")
-    return Rounds(episodes, steps, layers)
-
-
-def _models(episodes: Episodes, steps: fqe.LoggedSteps, progress: Report | None) -> LearnedModelEvaluator:
-    settings = (episodes.normaliser, episodes.history, episodes.horizon, progress)
-    return fit_learned_model(episodes.run, steps, *settings)
+def _answer(policy: Policy | None, fitted: Estimators) -> Estimate:
+    """What a worker does for a policy, or for the logged controller."""
+    return fitted.logged() if policy is None else fitted.of(policy)

@@ -29,8 +29,8 @@ class LearnedModelEvaluator(NamedTuple):
     model: model_based.LearnedModel
     normaliser: Normaliser
     windows: model_based.Windows
-    key: Array
-    """Key of the resamples."""
+    seed: int
+    """Of the resamples."""
     discount: float
     """Per step."""
     bootstraps: int
@@ -38,15 +38,21 @@ class LearnedModelEvaluator(NamedTuple):
 
     def evaluate(self, policy: Policy) -> model_based.ModelValue:
         """A policy's value in the models, on the host; every policy meets the same resamples."""
-        settings = (self.key, self.discount, self.bootstraps)
+        settings = (jax.random.key(self.seed), self.discount, self.bootstraps)
         found: model_based.ModelValue = jax.device_get(
             model_based.evaluate(self.model, self.normaliser, policy, self.windows, *settings)
         )
         return found
 
+    def action_values(self, policy: Policy, observation: Array, action: Array, members: int, steps: int) -> Array:
+        """What the first members of both families take a policy's action values for: (M, n, 2)."""
+        settings = (members, steps, self.discount)
+        found: Array = model_based.action_values(self.model, self.normaliser, policy, observation, action, *settings)
+        return found
+
     def logged(self) -> model_based.ModelValue:
         """The logged controller's value, of the same resamples."""
-        settings = (self.key, self.discount, self.bootstraps)
+        settings = (jax.random.key(self.seed), self.discount, self.bootstraps)
         found: model_based.ModelValue = jax.device_get(model_based.logged_value(self.windows, *settings))
         return found
 
@@ -88,7 +94,7 @@ def fit_learned_model(
     discount = run.evaluate.discount
     learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, steps.starts, discount)
     settings = (discount, run.evaluate.bootstraps)
-    return LearnedModelEvaluator(learned, normaliser, found, jax.random.key(run.seed), *settings)
+    return LearnedModelEvaluator(learned, normaliser, found, run.seed, *settings)
 
 
 def windows(logs: Logs, horizon: int) -> Logs:

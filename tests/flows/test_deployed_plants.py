@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).parents[2]
 SMALL = """\
 train: {algorithm: td3_bc, updates: 40, batch_size: 64, hyperparameters: {critics: 2, hidden: [8]}}
-evaluate: {fqe_updates: 40, model_updates: 40, bootstraps: 50, rollouts: 8}
+evaluate: {model_updates: 40, bootstraps: 50, rollouts: 8}
 """
 """What a test adds to a plant's own YAML, in place of the defaults that it leaves alone."""
 

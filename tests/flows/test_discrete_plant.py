@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 RUN = """\
 plant: pumping_station
 train: {algorithm: discrete_cql, updates: 2000, seeds: 1, hyperparameters: {hidden: [16]}}
-evaluate: {fqe_updates: 100, model_updates: 100, bootstraps: 50, rollouts: 16}
+evaluate: {model_updates: 100, bootstraps: 50, rollouts: 16}
 shield: {dwell: 2}
 certify: {p0: 0.1}
 gates: {beat_plant: false}

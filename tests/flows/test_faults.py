@@ -26,7 +26,7 @@ plant: {PLANT}
 data: {{mapping: {MAPPING}}}
 train:
   {{algorithm: td3_bc, updates: 400, seeds: 2, checkpoint_every: 100, hyperparameters: {{critics: 2, hidden: [16]}}}}
-evaluate: {{fqe_updates: 200, model_updates: 40, bootstraps: 100, rollouts: 32, discount: 0.95}}
+evaluate: {{model_updates: 40, bootstraps: 100, rollouts: 32, discount: 0.95}}
 gates: {{beat_plant: false}}
 approval: auto
 """

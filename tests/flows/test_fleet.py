@@ -29,7 +29,7 @@ RUN = """\
 plant: chemical_reactor
 data: {{mapping: {mapping}, held_out: 0.3}}
 train: {{algorithm: td3_bc, updates: 60, seeds: 1, checkpoint_every: 20, hyperparameters: {{critics: 2, hidden: [8]}}}}
-evaluate: {{fqe_updates: 20, model_updates: 20, bootstraps: 20, rollouts: 16, discount: 0.95}}
+evaluate: {{model_updates: 20, bootstraps: 20, rollouts: 16, discount: 0.95}}
 certify: {{p0: 1.0e-2}}
 gates: {{beat_plant: false}}
 approval: auto

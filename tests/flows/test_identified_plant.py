@@ -27,7 +27,7 @@ identify:
     hole: {deviation: 0.1}
 train:
   {algorithm: td3_bc, updates: 200, seeds: 1, checkpoint_every: 100, hyperparameters: {critics: 2, hidden: [16]}}
-evaluate: {fqe_updates: 100, model_updates: 40, bootstraps: 50, rollouts: 16, discount: 0.95}
+evaluate: {model_updates: 40, bootstraps: 50, rollouts: 16, discount: 0.95}
 certify: {p0: 0.1}
 gates: {beat_plant: false}
 approval: auto

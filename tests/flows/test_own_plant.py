@@ -36,7 +36,6 @@ SMALL = """\
 train:
   {algorithm: td3_bc, updates: 200, seeds: 1, checkpoint_every: 100, hyperparameters: {critics: 2, hidden: [16]}}
 evaluate:
-  fqe_updates: 100
   model_updates: 40
   bootstraps: 50
   rollouts: 16
@@ -184,7 +183,7 @@ def test_the_plant_of_an_installed_package_gets_a_champion(services: Services, t
 
 
 FEEDER_NAME = "switching_case33bw"
-FEEDER_SMALL = "evaluate:\n  fqe_updates: 100\n  model_updates: 20\n  bootstraps: 50\n  rollouts: 32\n"
+FEEDER_SMALL = "evaluate:\n  model_updates: 20\n  bootstraps: 50\n  rollouts: 32\n"
 """Budgets of a test; the rest is as the example has it."""
 
 

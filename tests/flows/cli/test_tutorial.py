@@ -100,7 +100,7 @@ def test_the_commands_lead_from_a_log_to_a_shadow_or_a_reasoned_refusal(services
     # A test's budgets: fewer updates come to other numbers, and to a verdict in the same form.
     config = tmp_path / "configs" / "tanks.yaml"
     config.write_text(
-        config.read_text().replace("evaluate:\n", "evaluate:\n  fqe_updates: 200\n  model_updates: 200\n")
+        config.read_text().replace("evaluate:\n", "evaluate:\n  model_updates: 200\n")
         + "train: {algorithm: td3_bc, updates: 400, seeds: 1}\n"
     )
     retrain, told = blocks("## 3.", "## 4.")

@@ -28,7 +28,7 @@ CONFIG = f"""\
 plant: {PLANT}
 data: {{mapping: {MAPPING}}}
 train: {{algorithm: td3_bc, updates: 20, seeds: 1, hyperparameters: {{critics: 2, hidden: [8]}}}}
-evaluate: {{fqe_updates: 20, model_updates: 20, bootstraps: 20, rollouts: 8, discount: 0.95}}
+evaluate: {{model_updates: 20, bootstraps: 20, rollouts: 8, discount: 0.95}}
 fleet: lineage
 sites: {{one: {{}}}}
 """

@@ -51,6 +51,21 @@ def logs_of(
     )
 
 
+def products(observation: jax.Array, action: jax.Array) -> jax.Array:
+    x = jnp.concatenate([observation, action], axis=-1)
+    i, j = np.triu_indices(x.shape[-1])
+    return x[..., i] * x[..., j]
+
+
+def guessed(logs: fqe.LoggedSteps, decisions: fqe.Decisions) -> fqe.Guesses:
+    """Products of pairs of inputs, in which values of tables and of linear-quadratic systems are linear."""
+    return fqe.Guesses(
+        products(logs.observation, logs.action),
+        products(logs.next_observation, decisions.next_action),
+        products(logs.observation[logs.starts], decisions.initial_action),
+    )
+
+
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("discount", [0.9, 0.99])
 def test_a_table_has_the_value_of_dynamic_programming(discount: float) -> None:
@@ -70,7 +85,7 @@ def test_a_table_has_the_value_of_dynamic_programming(discount: float) -> None:
     )
     logs = logs._replace(followed=jnp.ones(len(s), bool), starts=jnp.asarray([17]))
     decisions = fqe.Decisions(jnp.asarray(one_hot_a[policy[following]]), jnp.asarray(one_hot_a[policy[s[[17]]]]))
-    got = fqe.evaluate(fqe.init_features(KEY, logs, 8).layers, logs, decisions, KEY, LONG, discount, 10, 0.0)
+    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, LONG, discount, 10, 0.0)
 
     go_on = np.zeros((states, states))
     for i in range(states):
@@ -118,9 +133,8 @@ def linear_value(x: Floats, noise: float, gain: Floats = GAIN) -> Floats:
 def test_a_linear_system_has_the_value_of_its_lyapunov_equation() -> None:
     # Source: the discounted LQR's Lyapunov equation, solved by SciPy; without noise it holds along every path.
     logs = linear_logs(0, 20, 10, noise=0.0)
-    got = fqe.evaluate(
-        fqe.init_features(KEY, logs, 4).layers, logs, linear_decisions(logs), KEY, LONG, DISCOUNT, 10, 0.0
-    )
+    decisions = linear_decisions(logs)
+    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, LONG, DISCOUNT, 10, 0.0)
     expected = linear_value(np.asarray(logs.observation[logs.starts]), 0.0).mean()
     np.testing.assert_allclose(got.value[0], expected, rtol=1e-8)
     assert bool(got.supported)
@@ -132,12 +146,12 @@ def test_intervals_cover_as_often_as_they_say() -> None:
     closed = A + B @ GAIN
     p = solve_discrete_lyapunov(np.sqrt(DISCOUNT) * closed.T, np.eye(2) + GAIN.T @ GAIN)
     truth = -np.trace(p) - DISCOUNT / (1 - DISCOUNT) * NOISE**2 * np.trace(p)
-    layers = fqe.init_features(KEY, linear_logs(0, 2, 2), 2).layers
     many = [linear_logs(seed, 60, 12) for seed in range(200)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *many)
 
     def bounds(logs: fqe.LoggedSteps) -> jax.Array:
-        draws = fqe.evaluate(layers, logs, linear_decisions(logs), KEY, 200, DISCOUNT, 400).draws[:, 0]
+        decisions = linear_decisions(logs)
+        draws = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 200, DISCOUNT, 400).draws[:, 0]
         return jnp.quantile(draws, jnp.array([0.05, 0.95]))
 
     lower, upper = jax.jit(jax.vmap(bounds))(stacked).T
@@ -166,9 +180,8 @@ def refit(logs: fqe.LoggedSteps, weights: Floats) -> float:
 @pytest.mark.usefixtures("double")
 def test_the_bootstrap_is_that_of_refitting_every_resample() -> None:
     logs = linear_logs(5, 200, 10)
-    # A network of zeros adds no feature, so that both implementations use the same ones.
-    layers = jax.tree.map(jnp.zeros_like, fqe.init_features(KEY, logs, 2).layers)
-    got = fqe.evaluate(layers, logs, linear_decisions(logs), KEY, LONG, DISCOUNT, 500, 0.0)
+    decisions = linear_decisions(logs)
+    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, LONG, DISCOUNT, 500, 0.0)
     np.testing.assert_allclose(got.value[0], refit(logs, np.ones(200)), rtol=1e-8)
     # `evaluate` splits its key into one per resample.
     weights = np.stack([fqe.resample_weights(key, 200) for key in jax.random.split(KEY, 500)[:100]])
@@ -179,9 +192,10 @@ def test_the_bootstrap_is_that_of_refitting_every_resample() -> None:
 
 def test_a_policy_that_leaves_the_logs_is_not_supported() -> None:
     logs = linear_logs(1, 30, 20)
-    layers = fqe.init_features(KEY, logs, 8).layers
-    runaway = fqe.evaluate(layers, logs, linear_decisions(logs, np.array([[0.0, 1.0]])), KEY, 100, 0.99, 11)
-    near = fqe.evaluate(layers, logs, linear_decisions(logs), KEY, 100, 0.99, 11)
+    runaway, near = (
+        fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 100, 0.99, 11)
+        for decisions in (linear_decisions(logs, np.array([[0.0, 1.0]])), linear_decisions(logs))
+    )
     # A + B K then has an eigenvalue of 1.3, so that the quadratic cost grows without end.
     assert float(runaway.spectral_radius) > 1.0
     assert not bool(runaway.supported)
@@ -224,9 +238,8 @@ def clocked_value(x: Floats, gain: float, discount: float) -> Floats:
 def test_a_plant_with_a_clock_is_worth_the_steps_until_its_end(discount: float) -> None:
     # Source: the sum itself. The end of an episode is seen in its last row alone, which a time limit cuts.
     logs = clocked_logs(0, 40)
-    layers = fqe.init_features(KEY, logs, 4).layers
     decisions = fqe.Decisions(-0.3 * logs.next_observation[:, :1], -0.3 * logs.observation[logs.starts, :1])
-    got = fqe.evaluate(layers, logs, decisions, KEY, CLOCK, discount, 10, 0.0)
+    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, CLOCK, discount, 10, 0.0)
     expected = clocked_value(np.asarray(logs.observation[logs.starts, 0]), -0.3, discount).mean()
     np.testing.assert_allclose(got.value[0], expected, rtol=1e-6)
     assert bool(got.supported)
@@ -241,18 +254,18 @@ def test_what_only_rows_cut_by_time_show_is_evaluated() -> None:
     logs = logs_of(one_hot[state], zero, np.where(state == 0, 1.0, 3.0), one_hot[1 - state], [1] * 4)
     logs = logs._replace(starts=jnp.asarray([0, 2]), episode=jnp.asarray([0, 0, 1, 1]))
     decisions = fqe.Decisions(jnp.zeros((4, 1)), jnp.zeros((2, 1)))
-    got = fqe.evaluate(fqe.init_features(KEY, logs, 2).layers, logs, decisions, KEY, 4, 0.5, 10, 0.0)
+    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 4, 0.5, 10, 0.0)
     assert float(got.value[0]) == pytest.approx(1 + 0.5 * 3 + 0.25 * 1 + 0.125 * 3, rel=1e-8)
 
 
 def test_rewards_that_are_never_positive_allow_no_positive_value() -> None:
     # Source: a sum of numbers that are not positive. A policy far from the logs, on features that cannot tell it.
     logs = linear_logs(1, 30, 20)
-    layers = fqe.init_features(KEY, logs, 8).layers
     for gain in (0.0, -1.0, 0.6, 1.0, 3.0):
         for sign in (1.0, -1.0):
             given = logs._replace(reward=sign * logs.reward)
-            found = fqe.evaluate(layers, given, linear_decisions(logs, np.array([[gain, -gain]])), KEY, 50, 0.99, 50)
+            decisions = linear_decisions(logs, np.array([[gain, -gain]]))
+            found = fqe.evaluate(given, decisions, guessed(logs, decisions), KEY, 50, 0.99, 50)
             assert float(jnp.max(sign * found.value[0])) <= 0
             assert float(jnp.max(sign * found.draws[:, 0])) <= 0
 
@@ -260,69 +273,75 @@ def test_rewards_that_are_never_positive_allow_no_positive_value() -> None:
 def test_a_row_whose_next_observation_is_unknown_does_not_count() -> None:
     logs = clocked_logs(3, 40)
     decisions = fqe.Decisions(-0.3 * logs.next_observation[:, :1], -0.3 * logs.observation[logs.starts, :1])
-    layers = fqe.init_features(KEY, logs, 4).layers
     broken = logs._replace(next_observation=logs.next_observation.at[7].set(jnp.nan), reward=logs.reward.at[7].set(1e6))
     unknown = fqe.Decisions(decisions.next_action.at[7].set(jnp.nan), decisions.initial_action)
     assert fqe.known_rows(broken).tolist().count(False) == 1
-    got = fqe.evaluate(layers, broken, unknown, KEY, CLOCK, 0.9, 10)
-    expected = fqe.evaluate(layers, logs, decisions, KEY, CLOCK, 0.9, 10)
+    got = fqe.evaluate(broken, unknown, guessed(broken, unknown), KEY, CLOCK, 0.9, 10)
+    expected = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, CLOCK, 0.9, 10)
     np.testing.assert_allclose(got.value, expected.value, rtol=1e-3)
 
 
-def test_logged_decisions_are_the_next_row_s_action() -> None:
-    column = np.arange(5.0)[:, None]
-    decisions = fqe.logged_decisions(logs_of(column, 10 * column, column[:, 0], column + 1, [3, 2]))
-    # After an episode's end: what a = 10 o says of the next observation, within the logged range.
-    np.testing.assert_allclose(decisions.next_action[:, 0], [10, 20, 30, 40, 40], atol=1e-4)
-    assert decisions.initial_action[:, 0].tolist() == [0, 30]
+def test_the_logged_controller_is_worth_what_whole_windows_returned() -> None:
+    # Worked by hand, discount 1/2: (1, 2, 4) lasts three steps, (8, 16) terminates, (32,) is cut and does not count.
+    column, zero = np.zeros((6, 1)), np.zeros(6)
+    reward, ends = np.array([1.0, 2, 4, 8, 16, 32]), np.array([0.0, 0, 0, 0, 1, 0])
+    logs = logs_of(column, column, reward, column, [3, 2, 1], cost=zero + 1, terminated=ends)
+    found = fqe.logged(logs, KEY, 3, 0.5, 400)
+    np.testing.assert_allclose(found.value, [(3 + 16) / 2, (1.75 + 1.5) / 2])
+    assert bool(found.supported)
+    # A resample has each of the two windows some times: these are the only means that it can come to.
+    times = np.stack([fqe.resample_weights(key, 3) for key in jax.random.split(KEY, 400)])[:, :2]
+    some = times.sum(axis=1) > 0
+    expected = times[some] @ [3.0, 16.0] / times[some].sum(axis=1)
+    np.testing.assert_allclose(found.draws[some, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(found.draws[~some, 0], 9.5)
 
 
-def test_returns_are_summed_within_windows_and_count_when_seen() -> None:
-    # Worked by hand: window (1, 2, 4) is cut by time, window (8, 16) terminates; discount 1/2.
-    column = np.zeros((5, 1))
-    logs = logs_of(column, column, np.zeros(5), column, [3, 2], terminated=np.array([0.0, 0, 0, 0, 1]))
-    signal = jnp.asarray([[1.0], [2], [4], [8], [16]])
-    returns, seen = fqe.horizon_returns(signal, logs, jnp.asarray([0.0, 0.5]))
-    assert returns[:, 0, 0].tolist() == [1, 2, 4, 8, 16]
-    assert returns[:, 0, 1].tolist() == [3, 4, 4, 16, 16]
-    # Unseen shares 1/8, 1/4, 1/2 are more than a tenth; after a termination nothing is left to see.
-    assert seen[:, 1].tolist() == [0, 0, 0, 1, 1]
-    assert seen[:, 0].tolist() == [1, 1, 1, 1, 1]
+@pytest.mark.usefixtures("double")
+def test_a_right_guess_is_found_whatever_its_unit() -> None:
+    # Source: the Lyapunov equation. Action and observation alone cannot express a quadratic value; a guess of it can.
+    logs = linear_logs(0, 20, 10, noise=0.0)
+    decisions = linear_decisions(logs)
+
+    def value(o: jax.Array, a: jax.Array) -> jax.Array:
+        after = np.asarray(o) @ A.T + np.asarray(a) @ B.T
+        paid = -(np.asarray(o) ** 2).sum(axis=1) - (np.asarray(a) ** 2).sum(axis=1)
+        return jnp.asarray(paid + DISCOUNT * linear_value(after, 0.0))[:, None]
+
+    right = fqe.Guesses(
+        value(logs.observation, logs.action),
+        value(logs.next_observation, decisions.next_action),
+        value(logs.observation[logs.starts], decisions.initial_action),
+    )
+    expected = linear_value(np.asarray(logs.observation[logs.starts]), 0.0).mean()
+    other_unit = jax.tree.map(lambda x: 1e-3 * x + 7, right)
+    none = jax.tree.map(jnp.zeros_like, right)
+    for guesses in (right, other_unit):
+        got = fqe.evaluate(logs, decisions, guesses, KEY, LONG, DISCOUNT, 10, 0.0)
+        np.testing.assert_allclose(got.value[0], expected, rtol=1e-6)
+    without = fqe.evaluate(logs, decisions, none, KEY, LONG, DISCOUNT, 10, 0.0)
+    assert abs(float(without.value[0]) / expected - 1) > 0.02
 
 
-def test_features_learn_alike_in_chunks_and_nothing_is_compiled_twice() -> None:
+def test_nothing_is_compiled_twice() -> None:
     logs = linear_logs(2, 30, 20)
-    targets, start = fqe.feature_targets(logs), fqe.init_features(KEY, logs, 8)
-    whole, first_loss = fqe.train_features(start, KEY, logs, targets, 40, 80)
-    halves = start
-    for _ in range(2):
-        halves, _ = fqe.train_features(halves, KEY, logs, targets, 20, 80)
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(halves), strict=True):
-        np.testing.assert_array_equal(a, b)
-    trained, last_loss = fqe.train_features(whole, KEY, logs, targets, 40, 80)
-    assert float(last_loss) < float(first_loss)
-
-    fqe.evaluate(trained.layers, logs, linear_decisions(logs), KEY, 100, 0.99, 11)
-    compiled = fqe.evaluate._cache_size()
-    fqe.evaluate(trained.layers, logs, fqe.logged_decisions(logs), jax.random.key(1), 100, 0.9, 11)
+    for gain in (GAIN, LOGGED_GAIN):
+        decisions = linear_decisions(logs, gain)
+        fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 100, 0.99, 11)
+        compiled = fqe.evaluate._cache_size()
     assert fqe.evaluate._cache_size() == compiled
 
 
 @pytest.mark.slow
-def test_the_official_data_s_own_controller_is_worth_its_mean_reward(dmsd_train: Path) -> None:
-    # Source: NeoRL-2's data; from any start the value of going on for ever is near mean reward / (1 - discount).
+def test_the_official_data_says_little_of_what_was_never_logged(dmsd_train: Path) -> None:
+    # Source: NeoRL-2's data. Doing nothing was never logged away from rest.
     with np.load(dmsd_train, allow_pickle=False) as data:
         o, a, r, n = (data[key][:20_000] for key in ("obs", "action", "reward", "next_obs"))
     centre, spread = o.mean(axis=0), o.std(axis=0)
     logs = logs_of((o - centre) / spread, a, r, (n - centre) / spread, [100] * 200)
     logs = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, logs)
-    state, _ = fqe.train_features(fqe.init_features(KEY, logs), KEY, logs, fqe.feature_targets(logs), 500, 500)
-    logged = fqe.evaluate(state.layers, logs, fqe.logged_decisions(logs), KEY, LONG)
-    assert bool(logged.supported)
-    np.testing.assert_allclose(logged.value[0], r.mean() / 0.01, rtol=0.05)
-    # Doing nothing was never logged away from rest: nothing can be said of it.
     nothing = fqe.Decisions(jnp.zeros_like(logs.action), jnp.zeros((200, 2), jnp.float32))
-    assert float(fqe.evaluate(state.layers, logs, nothing, KEY, LONG).effective_rows) < 0.02 * len(r)
+    assert float(fqe.evaluate(logs, nothing, guessed(logs, nothing), KEY, LONG).effective_rows) < 0.02 * len(r)
 
 
 def test_metrics() -> None:

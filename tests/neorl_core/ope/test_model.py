@@ -14,7 +14,7 @@ from neorl_core.ope import model as model_based
 from neorl_core.ope import ridge
 from neorl_core.ope.model import LearnedModel, Windows
 from neorl_core.types import Transition
-from neorl_core.world_model import bootstrap
+from neorl_core.world_model import bootstrap, dynamics
 
 NORMALISER = Normaliser(jnp.float32([10.0, 10.0]), jnp.float32([2.0, 2.0]), jnp.float32([0.0]), jnp.float32([3.0]))
 HORIZON, EPISODES, DISCOUNT = 12, 40, 0.9
@@ -118,6 +118,33 @@ def test_other_controllers_are_worth_what_they_would_have_made_of_the_same_episo
         assert low < true < high
         assert estimate.outside < 0.2
     assert np.argsort([v.value.mean() for v in values]).tolist() == np.argsort(truth).tolist()
+
+
+def test_a_guess_of_an_action_value_is_what_a_member_expects_step_by_step() -> None:
+    # Source: the same sum, one step after the other in Python. The networks are untrained, and some steps terminate.
+    logs = played(-0.5, *world(2))
+    ends = jnp.zeros_like(logs.data.terminated).at[HORIZON - 1].set(1.0)
+    found, _ = learned(logs.data._replace(terminated=ends), 0)
+    acting, steps = policy(0.7), 4
+    s, a = logs.data.observation[:5], logs.data.action[:5]
+    got = model_based.action_values(found, NORMALISER, acting, s, a, 2, steps, DISCOUNT)
+    reach = dynamics.reach(found.model)
+    for number in range(2):
+        network, coefficients = found.model.members[number], found.ridge.coefficients[number]
+        for row in range(5):
+            for family in range(2):
+                x, u, weight, total = s[row], a[row], 1.0, 0.0
+                for _ in range(steps):
+                    if family:
+                        after = x + ridge.features(found.ridge, jnp.concatenate([x, u])) @ coefficients
+                    else:
+                        after = dynamics.transition(network, x, u)[0]
+                    after = dynamics.within(reach, after)
+                    reward, logit = dynamics.reward_and_termination(network, x, u, after)
+                    total += weight * float(found.reward_mean + found.reward_scale * reward)
+                    weight *= DISCOUNT * (1.0 - float(jax.nn.sigmoid(logit)))
+                    x, u = after, jnp.tanh(0.7 * (after[:1] - after[1:]))
+                assert float(got[number, row, family]) == pytest.approx(total, rel=1e-4)
 
 
 @pytest.mark.slow
