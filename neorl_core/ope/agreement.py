@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.ope import fqe
-from neorl_core.ope.model import MEMBERS, ModelValue, spread
+from neorl_core.ope.model import ModelValue, spread
 
 Floats = npt.NDArray[np.float64]
 Reason = Literal[
@@ -25,8 +25,6 @@ MOST_OUTSIDE = 0.2
 was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
 MOST_OUTSIDE_APART = 0.1
 """That share where the families of models contradict each other."""
-FAMILIES = 2
-"""Families of models, whose draws are the first."""
 
 
 class Estimate(NamedTuple):
@@ -34,11 +32,11 @@ class Estimate(NamedTuple):
 
     value: float
     draws: Floats
-    """(V, B) draws of each estimator: the families of models, widened as members and windows are few, each as far again
-    from the other as they lie apart; then fitted Q evaluation on each guess, NaN where its rounds do not
-    converge. Same resamples: subtract them."""
+    """(V, B) draws of fitted Q evaluation on each guess, of networks before those of regressions, widened as windows
+    are few, either family as far again from the other as they lie apart; NaN where the rounds do not converge. Same
+    resamples: subtract them."""
     below: float
-    """How much less the models' value is if steps outside the data's support pay as the worst logged ones do."""
+    """How much less the value is if steps outside the data's support pay as the worst logged ones do."""
     above: float
     """How much more it is if they pay as the best ones do."""
     cost: float
@@ -56,10 +54,8 @@ class Estimate(NamedTuple):
         return not self.reason
 
     def bounds(self, confidence: float) -> tuple[float, float]:
-        """Lower and upper end of the value's interval: what `interval` says of the draws, the models' with `below` and
-        `above`."""
-        models, heard = self.draws[:FAMILIES], self.draws[FAMILIES:]
-        return interval(np.concatenate([models - self.below, models + self.above, heard]), confidence)
+        """Lower and upper end of the value's interval: what `interval` says of the draws with `below` and `above`."""
+        return interval(np.concatenate([self.draws - self.below, self.draws + self.above]), confidence)
 
     def less(self, other: Estimate) -> Estimate:
         """How much more this policy is worth than another, by the same estimators and resamples.
@@ -74,58 +70,61 @@ class Estimate(NamedTuple):
         )
 
 
-def together(rounds: Sequence[fqe.Evaluation], models: ModelValue, windows: int, confidence: float) -> Estimate:
-    """Hold the families of models against each other and against fitted Q evaluation.
+def together(
+    rounds: Sequence[Sequence[fqe.Evaluation]], models: ModelValue, windows: int, confidence: float
+) -> Estimate:
+    """What fitted Q evaluation makes of the guesses of both families of models.
 
-    The value is the mean of what the two families say and fitted Q evaluation, as far as its rounds converge. What the
-    models' bootstrap draws from is few: `MEMBERS` refits, and sometimes fewer windows; the draws are spread by `spread`
-    for the fewer of them. No resample tells of errors that the members of a
-    family share. Two of them tell a little: the truth may lie as far beyond either as they lie apart, which is where
-    the draws of each family are moved to. What steps outside the data's support pay no model knows: the interval has
-    the worst and the best logged rewards there (Manski 1990, Nonparametric bounds on treatment effects).
+    A model's own value has its errors in it, of which no resample of episodes tells; a guess of it that logged steps
+    correct has them no more, as far as features and logs reach. The value is the mean over the guesses. Errors that are
+    left differ between guesses: the interval reaches over all of them, and as the truth may lie as far beyond either
+    family as they lie apart, the draws of each are moved there. What steps outside the data's support pay neither
+    models nor logs know: the interval has the worst and the best logged rewards there (Manski 1990, Nonparametric
+    bounds on treatment effects).
 
-    Where fitted Q evaluation says another thing, the interval reaches over both. An estimate has support where the
-    policy stays by the logged steps, the nearer if the models contradict each other, and where fitted Q evaluation
-    converges on at least half of the guesses: beside models that are wrong of a policy its rounds often do not.
+    An estimate has support where the policy stays by the logged steps, the nearer if the families contradict each
+    other, and where the rounds converge on at least half of the guesses, and on some of either family.
 
     Args:
-        rounds: fitted Q evaluation on each guess.
-        models: value in the models of both families, with as many draws.
+        rounds: fitted Q evaluation on networks' guesses, and on regressions', as many of both.
+        models: values in the models themselves, which only order policies that have no support, and how far the
+            policy's steps lie outside.
         windows: logged windows behind the draws.
         confidence: of the intervals that are compared.
     """
-    wider = spread(min(windows, MEMBERS), confidence)
-    value = np.asarray(models.value, np.float64)
-    each = value[:, None] + wider * (np.asarray(models.draws, np.float64) - value[:, None])
-    apart = value - value[::-1]
-    drawn = [np.asarray(one.draws, np.float64) for one in rounds]
-    heard = [
-        draws[:, fqe.REWARD] if bool(one.supported) else np.nan * draws[:, fqe.REWARD]
-        for one, draws in zip(rounds, drawn, strict=True)
-    ]
-    said = [float(one.value[fqe.REWARD]) for one in rounds if bool(one.supported)]
+    wider = spread(windows, confidence)
+    drawn = np.asarray([[one.draws for one in family] for family in rounds], np.float64)
+    said = np.asarray([[one.value for one in family] for family in rounds], np.float64)
+    converged = np.asarray([[bool(one.supported) for one in family] for family in rounds])
+    each = np.where(converged, said[..., fqe.REWARD], np.nan)
+    own = each[..., None] + wider * (drawn[..., fqe.REWARD] - each[..., None])
+    enough = bool(converged.any(axis=1).all()) and 2 * converged.sum() >= converged.size
+    middle = np.nanmean(each, axis=1) if enough else np.asarray(models.value, np.float64)
+    moved = own + (middle - middle[::-1])[:, None, None] if enough else own
+    every = [one for family in rounds for one in family]
     return Estimate(
-        value=float(np.mean([*value, np.mean(said)] if said else value)),
-        draws=np.concatenate([each + apart[:, None], heard]),
+        value=float(middle.mean()),
+        draws=moved.reshape(-1, moved.shape[-1]),
         below=float(models.below),
         above=float(models.above),
-        cost=float(np.mean([float(one.value[fqe.COST]) for one in rounds])),
-        cost_draws=np.concatenate([draws[:, fqe.COST] for draws in drawn]),
-        reason=_reason(each, heard, float(models.outside), confidence),
+        cost=float(said[..., fqe.COST].mean()),
+        cost_draws=drawn[..., fqe.COST].reshape(-1),
+        reason=_reason(own, enough, models, confidence),
         outside=float(models.outside),
         disagreement=float(models.disagreement),
-        effective_rows=float(np.mean([float(one.effective_rows) for one in rounds])),
+        effective_rows=float(np.mean([float(one.effective_rows) for one in every])),
     )
 
 
-def _reason(each: Floats, heard: Sequence[Floats], outside: float, confidence: float) -> Reason:
-    if not (np.isfinite(each).all() and np.isfinite(outside)):
+def _reason(own: Floats, enough: bool, models: ModelValue, confidence: float) -> Reason:
+    outside = float(models.outside)
+    if not (np.isfinite(models.value).all() and np.isfinite(outside)):
         return "no finite estimate"
     if outside > MOST_OUTSIDE:
         return "too many of the visited steps lie outside the logged ones"
-    if 2 * sum(np.isfinite(draws).all() for draws in heard) < len(heard):
+    if not enough:
         return "fitted Q evaluation converges on too few guesses"
-    if not _overlap(*(interval(draws, confidence) for draws in each)) and outside > MOST_OUTSIDE_APART:
+    if not _overlap(*(interval(family, confidence) for family in own)) and outside > MOST_OUTSIDE_APART:
         return "the models contradict each other on a policy that leaves the logged steps"
     return ""
 

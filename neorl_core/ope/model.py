@@ -75,12 +75,10 @@ class Windows(NamedTuple):
 
 
 class ModelValue(NamedTuple):
-    """A policy's discounted return over held-out windows: one value for each family, and their draws together."""
+    """A policy's discounted return over held-out windows, by each family, and how far it leaves the logs."""
 
     value: Float[Array, "*p 2"]
     """Of the networks and of the regressions."""
-    draws: Float[Array, "*p 2 B"]
-    """Draws of `value` over members and windows. Same key, same resamples: subtract two policies' draws."""
     outside: Float[Array, "*p"]
     """Discounted share of the steps visited in the networks that lie outside the data's support: what hardly counts for
     the value need hardly be known."""
@@ -378,55 +376,28 @@ def _replayed(
 
 
 def evaluate(
-    learned: LearnedModel,
-    normaliser: Normaliser,
-    policy: Policy,
-    found: Windows,
-    key: PRNGKeyArray,
-    discount: float = 0.99,
-    bootstraps: int = 1000,
+    learned: LearnedModel, normaliser: Normaliser, policy: Policy, found: Windows, discount: float = 0.99
 ) -> ModelValue:
-    """Value of one policy, of each family a mean over its members and all windows.
-
-    `V_f = mean_{m,w} sum_t discount^t r_t`; draws resample members and windows, each with replacement, as two crossed
-    factors of which both were drawn by chance (Owen 2007, The pigeonhole bootstrap).
+    """Value of one policy, of each family a mean over its members and all windows: `mean_{m,w} sum_t discount^t r_t`.
 
     Args:
         learned: fitted to episodes that the policy was not trained on.
         normaliser: scale of the models' observations and actions; the policy has its own.
         policy: whose value is asked for.
         found: W windows of logged steps.
-        key: randomness of the resamples; use one for all policies that are compared.
         discount: discount factor per step.
-        bootstraps: resamples B of each family.
     """
     came = _replayed(learned, normaliser, policy, found, discount)
-    value: ModelValue = _resampled(came, logged_returns(found, discount), key, bootstraps)
-    return value
-
-
-@partial(jax.jit, static_argnames=("bootstraps",))
-def _resampled(came: _Replay, logged: Float[Array, " W"], key: PRNGKeyArray, bootstraps: int) -> ModelValue:
-    members, windows = came.ret.shape[1:]
-
-    def draw(key: PRNGKeyArray) -> Float[Array, " 2"]:
-        of_members, of_windows = jax.random.split(key)
-        chosen = came.ret[:, jax.random.randint(of_members, (members,), 0, members)]
-        return jnp.mean(chosen[:, :, jax.random.randint(of_windows, (windows,), 0, windows)], axis=(1, 2))
-
-    value = jnp.mean(came.ret, axis=(1, 2))
-    draws = jax.vmap(draw)(jax.random.split(key, bootstraps)).T
-    apart = jnp.std(jnp.mean(came.ret, axis=2)) / jnp.maximum(jnp.std(logged), 1e-12)
+    apart = jnp.std(jnp.mean(came.ret, axis=2)) / jnp.maximum(jnp.std(logged_returns(found, discount)), 1e-12)
     outside, below, above = (jnp.mean(x[0]) for x in (came.outside, came.below, came.above))
-    return ModelValue(value, draws, outside, below, above, apart)
+    return ModelValue(jnp.mean(came.ret, axis=(1, 2)), outside, below, above, apart)
 
 
-def logged_value(found: Windows, key: PRNGKeyArray, discount: float = 0.99, bootstraps: int = 1000) -> ModelValue:
-    """The logged controller's value and draws, of the same resamples as `evaluate` with the same key."""
-    returns = logged_returns(found, discount)
-    every = jnp.broadcast_to(returns, (2, MEMBERS, returns.shape[0]))
-    value: ModelValue = _resampled(_Replay(every, *[jnp.zeros_like(every)] * 3), returns, key, bootstraps)
-    return value
+def logged_value(found: Windows, discount: float = 0.99) -> ModelValue:
+    """The logged controller's value: the mean logged return, all of whose steps lie inside the logs."""
+    nothing = jnp.zeros((), found.reward.dtype)
+    value = jnp.broadcast_to(jnp.mean(logged_returns(found, discount)), (2,))
+    return ModelValue(value, nothing, nothing, nothing, nothing)
 
 
 def spread(count: int, confidence: float = 0.95) -> float:

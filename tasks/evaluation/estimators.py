@@ -13,7 +13,7 @@ from configs.run import RunConfig
 from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import fqe
-from neorl_core.ope.agreement import FAMILIES, Estimate, together
+from neorl_core.ope.agreement import Estimate, together
 from neorl_core.ope.model import ModelValue
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
@@ -63,8 +63,8 @@ class Estimators(NamedTuple):
         run, steps, decided = self.episodes.run, self.episodes.steps, decisions(self.episodes, policy)
         settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
         rounds = [
-            fqe.evaluate(steps, decided, guesses, jax.random.key(run.seed), *settings)
-            for guesses in self._guesses(policy, decided)
+            [fqe.evaluate(steps, decided, guesses, jax.random.key(run.seed), *settings) for guesses in family]
+            for family in self._guesses(policy, decided)
         ]
         return self._together(rounds, self.learned.evaluate(policy))
 
@@ -73,10 +73,10 @@ class Estimators(NamedTuple):
         run, steps = self.episodes.run, self.episodes.steps
         settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
         known = fqe.logged(steps, jax.random.key(run.seed), *settings)
-        return self._together([known] * (GUESSING * FAMILIES), self.learned.logged())
+        return self._together([[known] * GUESSING] * 2, self.learned.logged())
 
-    def _guesses(self, policy: Policy, decided: fqe.Decisions) -> list[fqe.Guesses]:
-        """Of the policy's action values, by each of the members that make some."""
+    def _guesses(self, policy: Policy, decided: fqe.Decisions) -> list[list[fqe.Guesses]]:
+        """Of the policy's action values, by networks and by regressions."""
         steps = self.episodes.steps
         # What came after a row may not be known, and of no number nothing can be guessed.
         known = jnp.where(fqe.known_rows(steps)[:, None], steps.next_observation, 0.0)
@@ -84,10 +84,10 @@ class Estimators(NamedTuple):
         action = jnp.concatenate([steps.action, decided.next_action, decided.initial_action])
         ahead, rows = min(GUESSED_STEPS, self.episodes.horizon), len(steps.reward)
         every = self.learned.action_values(policy, observation, action, GUESSING, ahead)
-        each = jnp.moveaxis(every, -1, 1).reshape(GUESSING * FAMILIES, -1, 1)
-        return [fqe.Guesses(*jnp.split(guessed, [rows, 2 * rows])) for guessed in each]
+        families = jnp.moveaxis(every, -1, 0)[..., None]
+        return [[fqe.Guesses(*jnp.split(guessed, [rows, 2 * rows])) for guessed in family] for family in families]
 
-    def _together(self, rounds: list[fqe.Evaluation], models: ModelValue) -> Estimate:
+    def _together(self, rounds: list[list[fqe.Evaluation]], models: ModelValue) -> Estimate:
         windows = len(self.learned.windows.reward)
         return together(jax.device_get(rounds), models, windows, self.episodes.run.evaluate.confidence)
 

@@ -29,18 +29,13 @@ class LearnedModelEvaluator(NamedTuple):
     model: model_based.LearnedModel
     normaliser: Normaliser
     windows: model_based.Windows
-    seed: int
-    """Of the resamples."""
     discount: float
     """Per step."""
-    bootstraps: int
-    """Of each family."""
 
     def evaluate(self, policy: Policy) -> model_based.ModelValue:
-        """A policy's value in the models, on the host; every policy meets the same resamples."""
-        settings = (jax.random.key(self.seed), self.discount, self.bootstraps)
+        """A policy's value in the models, on the host."""
         found: model_based.ModelValue = jax.device_get(
-            model_based.evaluate(self.model, self.normaliser, policy, self.windows, *settings)
+            model_based.evaluate(self.model, self.normaliser, policy, self.windows, self.discount)
         )
         return found
 
@@ -51,9 +46,8 @@ class LearnedModelEvaluator(NamedTuple):
         return found
 
     def logged(self) -> model_based.ModelValue:
-        """The logged controller's value, of the same resamples."""
-        settings = (jax.random.key(self.seed), self.discount, self.bootstraps)
-        found: model_based.ModelValue = jax.device_get(model_based.logged_value(self.windows, *settings))
+        """The logged controller's value."""
+        found: model_based.ModelValue = jax.device_get(model_based.logged_value(self.windows, self.discount))
         return found
 
     def best(self, policies: Sequence[Policy]) -> float:
@@ -93,8 +87,7 @@ def fit_learned_model(
     found = model_based.whole(model_based.side_by_side(data, starts, len(model.low), horizon))
     discount = run.evaluate.discount
     learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, steps.starts, discount)
-    settings = (discount, run.evaluate.bootstraps)
-    return LearnedModelEvaluator(learned, normaliser, found, run.seed, *settings)
+    return LearnedModelEvaluator(learned, normaliser, found, discount)
 
 
 def windows(logs: Logs, horizon: int) -> Logs:
