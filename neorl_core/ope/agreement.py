@@ -33,8 +33,7 @@ class Estimate(NamedTuple):
     value: float
     draws: Floats
     """(V, B) draws of fitted Q evaluation on each guess, of networks before those of regressions, widened as windows
-    are few, either family as far again from the other as they lie apart; NaN where the rounds do not converge. Same
-    resamples: subtract them."""
+    are few; NaN where the rounds do not converge. Same resamples: subtract them."""
     below: float
     """How much less the value is if steps outside the data's support pay as the worst logged ones do."""
     above: float
@@ -77,10 +76,9 @@ def together(
 
     A model's own value has its errors in it, of which no resample of episodes tells; a guess of it that logged steps
     correct has them no more, as far as features and logs reach. The value is the mean over the guesses. Errors that are
-    left differ between guesses: the interval reaches over all of them, and as the truth may lie as far beyond either
-    family as they lie apart, the draws of each are moved there. What steps outside the data's support pay neither
-    models nor logs know: the interval has the worst and the best logged rewards there (Manski 1990, Nonparametric
-    bounds on treatment effects).
+    left differ between guesses: the interval reaches over all of them. What steps outside the data's support pay
+    neither models nor logs know: the interval has the worst and the best logged rewards there (Manski 1990,
+    Nonparametric bounds on treatment effects).
 
     An estimate has support where the policy stays by the logged steps, the nearer if the families contradict each
     other, and where the rounds converge on at least half of the guesses, and on some of either family.
@@ -100,11 +98,10 @@ def together(
     own = each[..., None] + wider * (drawn[..., fqe.REWARD] - each[..., None])
     enough = bool(converged.any(axis=1).all()) and 2 * converged.sum() >= converged.size
     middle = np.nanmean(each, axis=1) if enough else np.asarray(models.value, np.float64)
-    moved = own + (middle - middle[::-1])[:, None, None] if enough else own
     every = [one for family in rounds for one in family]
     return Estimate(
         value=float(middle.mean()),
-        draws=moved.reshape(-1, moved.shape[-1]),
+        draws=own.reshape(-1, own.shape[-1]),
         below=float(models.below),
         above=float(models.above),
         cost=float(said[..., fqe.COST].mean()),
