@@ -24,8 +24,8 @@ DATASETS = "NEORL_DATASETS_URL"
 """S3-like bucket and prefix of datasets' shards, which one ledger has for itself; a folder of the home without it.
 Keys and endpoint as with `ARTIFACTS`."""
 DASK = "NEORL_DASK_SCHEDULER"
-"""Address of a Dask scheduler whose workers share certification's episodes, the refits and bootstraps of off-policy
-evaluation and a fleet's sites; this process alone, or processes of this machine, without it."""
+"""Address of a Dask scheduler whose workers share certification's episodes, the policies of off-policy evaluation and
+a fleet's sites; this process alone, or processes of this machine, without it."""
 TELEMETRY_OFF = {
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -205,7 +205,7 @@ class Evaluate(Strict):
     """Off-policy evaluation on held-out episodes, and rollouts for the record."""
 
     model_updates: Count = 3_000
-    """Gradient steps of the learned model in which members are ranked."""
+    """Gradient steps of the learned models whose guesses of values evaluation corrects."""
     bootstraps: Annotated[int, Field(ge=2)] = 1_000
     discount: Fraction = 0.99
     confidence: Fraction = 0.95

@@ -1,4 +1,4 @@
-"""What estimators of different kinds say together: one value, an interval as wide as they differ, or no support."""
+"""What fitted Q evaluation on several guesses says: one value, an interval over all of them, or no support."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ Reason = Literal[
     "the models contradict each other on a policy that leaves the logged steps",
 ]
 """Why the logs do not support an estimate; empty where they do."""
+TOO_FEW: Reason = "fitted Q evaluation converges on too few guesses"
 MOST_OUTSIDE = 0.2
 """Share of a policy's steps outside the data's support beyond which nothing is said of it. In the cells that the study
 was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
@@ -31,6 +32,9 @@ class Estimate(NamedTuple):
     """A policy's discounted value over an episode; where it is not supported the numbers are for ordering alone."""
 
     value: float
+    """The mean of what the families say; without support what the models themselves do."""
+    guessed: Floats
+    """(2, G) value by each guess, NaN where the rounds do not converge."""
     draws: Floats
     """(V, B) draws of fitted Q evaluation on each guess, of networks before those of regressions, widened as windows
     are few; NaN where the rounds do not converge. Same resamples: subtract them."""
@@ -40,7 +44,7 @@ class Estimate(NamedTuple):
     """How much more it is if they pay as the best ones do."""
     cost: float
     cost_draws: Floats
-    """(B',) discounted cost, by fitted Q evaluation on every guess."""
+    """(V, B) draws of the discounted cost, as those of the value."""
     reason: Reason
     outside: float
     """Share of the policy's steps outside the data's support."""
@@ -59,10 +63,15 @@ class Estimate(NamedTuple):
     def less(self, other: Estimate) -> Estimate:
         """How much more this policy is worth than another, by the same estimators and resamples.
 
-        What steps outside the support pay is unknown of both.
+        What steps outside the support pay is unknown of both. Guesses on which one of the two does not converge say
+        nothing of the difference, which may so have no support.
         """
+        guessed = self.guessed - other.guessed
+        reason = self.reason or other.reason or ("" if _enough(guessed) else TOO_FEW)
         return self._replace(
-            value=self.value - other.value,
+            value=_mean(guessed) if _enough(guessed) else self.value - other.value,
+            guessed=guessed,
+            reason=reason,
             draws=self.draws - other.draws,
             below=self.below + other.above,
             above=self.above + other.below,
@@ -77,16 +86,16 @@ def together(
     A model's own value has its errors in it, of which no resample of episodes tells; a guess of it that logged steps
     correct has them no more, as far as features and logs reach. The value is the mean over the guesses. Errors that are
     left differ between guesses: the interval reaches over all of them. What steps outside the data's support pay
-    neither models nor logs know: the interval has the worst and the best logged rewards there (Manski 1990,
-    Nonparametric bounds on treatment effects).
+    neither models nor logs know: the interval reaches as much further as the networks' replays would pay less or more
+    there with the worst and the best logged rewards, after Manski (1990, Nonparametric bounds on treatment effects).
 
     An estimate has support where the policy stays by the logged steps, the nearer if the families contradict each
     other, and where the rounds converge on at least half of the guesses, and on some of either family.
 
     Args:
         rounds: fitted Q evaluation on networks' guesses, and on regressions', as many of both.
-        models: values in the models themselves, which only order policies that have no support, and how far the
-            policy's steps lie outside.
+        models: values in the models themselves, which stand where there is no support, and how far the policy's steps
+            lie outside.
         windows: logged windows behind the draws.
         confidence: of the intervals that are compared.
     """
@@ -94,23 +103,34 @@ def together(
     drawn = np.asarray([[one.draws for one in family] for family in rounds], np.float64)
     said = np.asarray([[one.value for one in family] for family in rounds], np.float64)
     converged = np.asarray([[bool(one.supported) for one in family] for family in rounds])
-    each = np.where(converged, said[..., fqe.REWARD], np.nan)
-    own = each[..., None] + wider * (drawn[..., fqe.REWARD] - each[..., None])
-    enough = bool(converged.any(axis=1).all()) and 2 * converged.sum() >= converged.size
-    middle = np.nanmean(each, axis=1) if enough else np.asarray(models.value, np.float64)
+    each = np.where(converged[..., None], said, np.nan)
+    own = each[..., None, :] + wider * (drawn - each[..., None, :])
+    reward, cost = (each[..., which] for which in (fqe.REWARD, fqe.COST))
     every = [one for family in rounds for one in family]
     return Estimate(
-        value=float(middle.mean()),
-        draws=own.reshape(-1, own.shape[-1]),
+        value=_mean(reward) if _enough(reward) else float(np.mean(models.value)),
+        guessed=reward,
+        draws=own[..., fqe.REWARD].reshape(len(every), -1),
         below=float(models.below),
         above=float(models.above),
-        cost=float(said[..., fqe.COST].mean()),
-        cost_draws=drawn[..., fqe.COST].reshape(-1),
-        reason=_reason(own, enough, models, confidence),
+        cost=_mean(cost) if _enough(cost) else np.nan,
+        cost_draws=own[..., fqe.COST].reshape(len(every), -1),
+        reason=_reason(own[..., fqe.REWARD], _enough(reward), models, confidence),
         outside=float(models.outside),
         disagreement=float(models.disagreement),
         effective_rows=float(np.mean([float(one.effective_rows) for one in every])),
     )
+
+
+def _enough(each: Floats) -> bool:
+    """Whether at least half of the guesses say something, and some of either family."""
+    known = np.isfinite(each)
+    return bool(known.any(axis=1).all()) and 2 * int(known.sum()) >= known.size
+
+
+def _mean(each: Floats) -> float:
+    """The mean of what either family says."""
+    return float(np.nanmean(each, axis=1).mean())
 
 
 def _reason(own: Floats, enough: bool, models: ModelValue, confidence: float) -> Reason:
@@ -120,7 +140,7 @@ def _reason(own: Floats, enough: bool, models: ModelValue, confidence: float) ->
     if outside > MOST_OUTSIDE:
         return "too many of the visited steps lie outside the logged ones"
     if not enough:
-        return "fitted Q evaluation converges on too few guesses"
+        return TOO_FEW
     if not _overlap(*(interval(family, confidence) for family in own)) and outside > MOST_OUTSIDE_APART:
         return "the models contradict each other on a policy that leaves the logged steps"
     return ""

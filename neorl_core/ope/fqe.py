@@ -28,6 +28,7 @@ from neorl_core.ope.logged import Decisions as Decisions
 from neorl_core.ope.logged import Guesses as Guesses
 from neorl_core.ope.logged import LoggedSteps as LoggedSteps
 from neorl_core.ope.logged import known_rows as known_rows
+from neorl_core.ope.logged import whole as whole
 
 REWARD, COST = 0, 1
 """Positions in a value."""
@@ -69,7 +70,8 @@ def _scaled(guesses: Guesses, weight: Float[Array, " N"]) -> Guesses:
     known = jnp.where(weight[:, None] > 0, guesses.logged, 0.0)
     mean = known.sum(axis=0) / weight.sum()
     deviation = jnp.sqrt((weight @ (known - mean) ** 2) / weight.sum())
-    scale = jnp.where(deviation > 0, deviation, 1.0)
+    # Of a guess that is the same everywhere the deviation is what rounding leaves.
+    scale = jnp.where(deviation > 64 * np.finfo(mean.dtype).eps * (1.0 + jnp.abs(mean)), deviation, jnp.inf)
     found: Guesses = jax.tree.map(lambda x: (x - mean) / scale, guesses)
     return found
 
@@ -166,9 +168,10 @@ def evaluate(
     """Value of one policy over the horizon from the initial states, with a bootstrap over episodes.
 
     With features whitened on the logs `theta_h` solves `mean phi (r + discount (1 - terminated) phi'^T theta_{h-1} -
-    phi^T theta_h) = ridge theta_h`, `theta_0 = 0`, and the value is `mean phi_0^T theta_H`. A resample with episode
-    counts w has, to first order, `V + sum_e (w_e - 1) psi_e` with `psi_e` the influence of an episode: its TD errors
-    in all rounds, weighted by what its features count there, and its own initial state.
+    phi^T theta_h) = ridge theta_h`, `theta_0 = 0`, and the value is `mean phi_0^T theta_H` over the `whole` windows,
+    whose returns are the logged controller's value. A resample with episode counts w has, to first order,
+    `V + sum_e (w_e - 1) psi_e` with `psi_e` the influence of an episode: its TD errors in all rounds, weighted by what
+    its features count there, and its own initial state.
 
     Args:
         logs: (N, ...) rows in E episodes, of which those of `known_rows` count: the same rows for every policy, so
@@ -205,10 +208,11 @@ def evaluate(
     gram, cross = weighted.T @ phi, weighted.T @ phi_next
     # Directions without power have a zero row in both; the identity there gives them a zero weight.
     padding = ridge + jnp.where(jnp.diag(gram) > 0, 0.0, 1.0)
-    found = _rounds(
-        gram + jnp.diag(padding).astype(gram.dtype), cross, weighted.T @ signal, phi_0.mean(axis=0), horizon
-    )
-    value = phi_0.mean(axis=0) @ found.theta
+    counts = whole(logs, horizon).astype(phi.dtype)
+    share = counts / counts.sum()
+    start = share @ phi_0
+    found = _rounds(gram + jnp.diag(padding).astype(gram.dtype), cross, weighted.T @ signal, start, horizon)
+    value = start @ found.theta
 
     episodes = logs.starts.shape[0]
     density = (phi @ found.nu) * weight
@@ -217,7 +221,7 @@ def evaluate(
     )
     influence = (density[:, None] * signal + weight[:, None] * moved) / rows
     influence = jax.ops.segment_sum(influence, logs.episode, episodes)
-    influence = influence + (phi_0 @ found.theta - value) / episodes
+    influence = influence + share[:, None] * (phi_0 @ found.theta - value)
 
     def draw(key: PRNGKeyArray) -> Float[Array, " 2"]:
         drawn: Float[Array, " 2"] = value + (resample_weights(key, episodes).astype(value.dtype) - 1.0) @ influence
@@ -265,7 +269,7 @@ def reachable(
 def logged(
     logs: LoggedSteps, key: PRNGKeyArray, horizon: int, discount: float = 0.99, bootstraps: int = 1000
 ) -> Evaluation:
-    """The logged controller's own value: the mean return of the windows that last the horizon or terminate.
+    """The logged controller's own value: the mean return of the `whole` windows.
 
     Nothing has to be fitted for it. The resamples are those of `evaluate` with the same key.
 
@@ -281,8 +285,7 @@ def logged(
     weight = jnp.asarray(discount, logs.reward.dtype) ** at
     signal = jnp.stack([logs.reward, logs.cost], axis=-1) * weight[:, None]
     returns = jax.ops.segment_sum(signal, logs.episode, windows)
-    lasts = jax.ops.segment_max(jnp.where(logs.terminated > 0, horizon, at + 1), logs.episode, windows) >= horizon
-    counts = lasts.astype(signal.dtype)
+    counts = whole(logs, horizon).astype(signal.dtype)
     value = counts @ returns / counts.sum()
 
     def draw(key: PRNGKeyArray) -> Float[Array, " 2"]:

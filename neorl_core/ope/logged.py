@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -17,8 +18,6 @@ class LoggedSteps(NamedTuple):
     cost: Float[Array, " N"]
     next_observation: Float[Array, "N O"]
     terminated: Float[Array, " N"]
-    followed: Bool[Array, " N"]
-    """Whether the next row is the next step of the same episode."""
     episode: Int[Array, " N"]
     """Episode of each row, from 0 to E - 1."""
     starts: Int[Array, " E"]
@@ -43,6 +42,21 @@ class Guesses(NamedTuple):
     """Of the policy's actions at each next observation."""
     initial: Float[Array, "*p E G"]
     """Of the policy's actions at the first observation of each episode."""
+
+
+def whole(logs: LoggedSteps, horizon: int) -> Bool[Array, " E"]:
+    """Which windows last the horizon or terminate: the return of the others is that of fewer steps.
+
+    Where there is none of them, all count.
+
+    Args:
+        logs: in E windows.
+        horizon: steps of an episode.
+    """
+    at = jnp.arange(logs.reward.shape[0]) - logs.starts[logs.episode]
+    lasts = jnp.where(logs.terminated > 0, horizon, at + 1)
+    found = jax.ops.segment_max(lasts, logs.episode, logs.starts.shape[0]) >= horizon
+    return found | ~jnp.any(found)
 
 
 def known_rows(logs: LoggedSteps) -> Bool[Array, " N"]:

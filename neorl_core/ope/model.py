@@ -274,8 +274,8 @@ def action_values(
 ) -> Float[Array, "M n 2"]:
     """What members of both families take a policy's action values for, as far as some steps show them.
 
-    `q(s, a) = r(s, a) + sum_{0 < t < steps} discount^t r(s_t, pi(s_t))` along the states that a member expects,
-    without noise.
+    `q(s, a) = r(s, a) + sum_{0 < t < steps} discount^t P(goes on until t) r(s_t, pi(s_t))` along the states that a
+    member expects, without noise.
 
     Args:
         learned: models of both families.
@@ -407,7 +407,7 @@ def spread(count: int, confidence: float = 0.95) -> float:
     the bootstrap, section 3.3).
 
     Args:
-        count: n members or windows that are resampled.
+        count: n windows that are resampled.
         confidence: two-sided.
     """
     if count < 2:

@@ -87,12 +87,13 @@ def in_order(
     from distributed import KilledWorker
 
     ours, left, futures = identity(), iter(arguments), deque[Any]()
+    none_left = object()
     with _while_it_lasts():
         kept = client.scatter(list(data), hash=False) if data else []  # type: ignore[no-untyped-call]
         most = AHEAD * max(sum(client.nthreads().values()), 1)  # type: ignore[no-untyped-call]
     try:
         while True:
-            while len(futures) < most and (argument := next(left, None)) is not None:
+            while len(futures) < most and (argument := next(left, none_left)) is not none_left:
                 # Each is a task of its own, also where the same was asked for before.
                 futures.append(client.submit(_with_identity, function, argument, *kept, pure=False))
             if not futures:

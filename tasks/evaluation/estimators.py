@@ -78,9 +78,7 @@ class Estimators(NamedTuple):
     def _guesses(self, policy: Policy, decided: fqe.Decisions) -> list[list[fqe.Guesses]]:
         """Of the policy's action values, by networks and by regressions."""
         steps = self.episodes.steps
-        # What came after a row may not be known, and of no number nothing can be guessed.
-        known = jnp.where(fqe.known_rows(steps)[:, None], steps.next_observation, 0.0)
-        observation = jnp.concatenate([steps.observation, known, steps.observation[steps.starts]])
+        observation = jnp.concatenate([steps.observation, steps.next_observation, steps.observation[steps.starts]])
         action = jnp.concatenate([steps.action, decided.next_action, decided.initial_action])
         ahead, rows = min(GUESSED_STEPS, self.episodes.horizon), len(steps.reward)
         every = self.learned.action_values(policy, observation, action, GUESSING, ahead)
@@ -167,7 +165,7 @@ class _Told:
         for answer in answers:
             if answer is None:
                 raise ServiceMissing(
-                    "expected a Dask worker to answer for an estimator, got workers that were killed by it: give them "
+                    "expected a Dask worker to answer for an estimate, got workers that were killed by it: give them "
                     "more memory."
                 )
             found.append(answer)

@@ -55,7 +55,7 @@ def evaluate(
         dataset: whose held-out episodes the estimates are of.
         population: the members to compare.
         champion: what the selected member is compared with; the plant's own controller has no policy to estimate.
-        progress: told of gradient steps made, or on a Dask cluster of estimators that have answered.
+        progress: told of gradient steps made, or on a Dask cluster of estimates that have come.
 
     Returns:
         The estimates of each member, and the differences of the selected one.
@@ -88,7 +88,8 @@ def evaluate(
             _, others = ask(episodes_of(run, claim, its_past, theirs.normaliser), [theirs])
     champion_difference = None
     if theirs is not None:
-        champion_difference = _interval(best.less(others[0]), confidence) if supported else NOTHING
+        compared = best.less(others[0]) if supported else None
+        champion_difference = _interval(compared, confidence) if compared and compared.supported else NOTHING
     return Evaluation(
         selected=selected,
         members=members,

@@ -1,4 +1,4 @@
-"""Model-based evaluation: policies are compared by rollouts in a model that is learned from the held-out episodes."""
+"""Models that are learned from held-out episodes: what they take policies' values for, and where they are outside."""
 
 from __future__ import annotations
 
@@ -125,7 +125,6 @@ def logged_steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:
         cost=jnp.asarray(t.cost),
         next_observation=normalise(normaliser, jnp.asarray(t.next_observation)),
         terminated=jnp.asarray(t.terminated),
-        followed=jnp.asarray(logs.followed),
         episode=jnp.asarray(logs.episode, jnp.int32),
         starts=jnp.asarray(logs.starts, jnp.int32),
     )

@@ -55,6 +55,29 @@ def test_what_steps_outside_the_logs_pay_is_unknown_of_both_policies_of_a_differ
     assert difference.bounds(0.95) == pytest.approx((2.0 - 2.25, 2.0 + 4.5), abs=1e-6)
 
 
+def test_a_difference_is_of_the_guesses_on_which_both_converge() -> None:
+    every = together([[rounds(5.0), rounds(9.0)], [rounds(6.0), rounds(6.0)]], models(), 1000, 0.95)
+    some = together([[rounds(4.0), RUNS_AWAY], [rounds(4.0), rounds(5.0)]], models(), 1000, 0.95)
+    # Worked by hand: 5 - 4 of the networks; of the regressions the mean of 6 - 4 and 6 - 5.
+    difference = every.less(some)
+    assert difference.supported
+    assert difference.value == pytest.approx((1.0 + 1.5) / 2)
+    lower, upper = difference.bounds(0.95)
+    assert (lower, upper) == pytest.approx((1.0, 2.0))
+    # Of the networks none is left on which both do.
+    others = together([[RUNS_AWAY, rounds(4.0)], [rounds(4.0), rounds(5.0)]], models(), 1000, 0.95)
+    assert "too few" in some.less(others).reason
+    unknown = together([[RUNS_AWAY] * 2, [rounds(4.0)] * 2], models(), 1000, 0.95)
+    assert "too few" in every.less(unknown).reason
+
+
+def test_a_cost_is_of_the_guesses_that_converge() -> None:
+    nothing = RUNS_AWAY._replace(value=jnp.full(2, jnp.nan), draws=jnp.full((201, 2), jnp.nan))
+    found = together([[rounds(5.0), nothing], [rounds(5.0), RUNS_AWAY]], models(), 1000, 0.95)
+    assert found.cost == pytest.approx(0.1)
+    assert interval(found.cost_draws, 0.95) == pytest.approx((0.1, 0.1))
+
+
 def test_an_interval_of_nothing_is_none() -> None:
     assert np.isnan(interval(np.full((2, 3), np.nan), 0.95)).all()
     assert interval(np.array([[np.nan, 0.0], [1.0, 3.0]]), 0.5) == (1.5, 2.5)

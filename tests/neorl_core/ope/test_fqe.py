@@ -45,7 +45,6 @@ def logs_of(
         jnp.asarray(zero if cost is None else cost),
         jnp.asarray(next_observation),
         jnp.asarray(zero if terminated is None else terminated),
-        jnp.asarray(np.append(episode[1:] == episode[:-1], False)),
         jnp.asarray(episode),
         jnp.asarray(np.concatenate([[0], np.cumsum(lengths)[:-1]])),
     )
@@ -83,7 +82,7 @@ def test_a_table_has_the_value_of_dynamic_programming(discount: float) -> None:
     logs = logs_of(
         one_hot_s[s], one_hot_a[a], reward[s, a], one_hot_s[following], [len(s)], cost[s, a], end[s, a, c] * 1.0
     )
-    logs = logs._replace(followed=jnp.ones(len(s), bool), starts=jnp.asarray([17]))
+    logs = logs._replace(starts=jnp.asarray([17]))
     decisions = fqe.Decisions(jnp.asarray(one_hot_a[policy[following]]), jnp.asarray(one_hot_a[policy[s[[17]]]]))
     got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, LONG, discount, 10, 0.0)
 
@@ -325,11 +324,42 @@ def test_a_right_guess_is_found_whatever_its_unit() -> None:
 
 def test_nothing_is_compiled_twice() -> None:
     logs = linear_logs(2, 30, 20)
+    compiled = []
     for gain in (GAIN, LOGGED_GAIN):
         decisions = linear_decisions(logs, gain)
         fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 100, 0.99, 11)
-        compiled = fqe.evaluate._cache_size()
-    assert fqe.evaluate._cache_size() == compiled
+        compiled.append(fqe.evaluate._cache_size())
+    assert compiled[0] == compiled[1]
+
+
+def test_who_acts_as_was_logged_gains_nothing_beside_fragments() -> None:
+    # Worked by hand: 20 episodes of 19 steps in windows of 10 and 9, reward -1 in an episode's first three steps alone,
+    # and no action matters. A fragment begins where nothing is to be lost.
+    clock = np.tile(np.arange(19.0), 20)
+    logs = logs_of(
+        (clock / 19)[:, None], np.zeros((380, 1)), -1.0 * (clock < 3), ((clock + 1) / 19)[:, None], [10, 9] * 20
+    )
+    same = fqe.Decisions(jnp.zeros((380, 1)), jnp.zeros((40, 1)))
+    known = np.stack([np.maximum(3 - clock, 0), np.maximum(2 - clock, 0)])
+    guesses = fqe.Guesses(*(jnp.asarray(-x[:, None]) for x in (*known, known[0][np.asarray(logs.starts)])))
+    found, logged = fqe.evaluate(logs, same, guesses, KEY, 10, 1.0, 50), fqe.logged(logs, KEY, 10, 1.0, 50)
+    assert float(logged.value[0]) == pytest.approx(-3.0)
+    # A line in the clock errs by some hundredths; starts of fragments would make the difference 1.45.
+    np.testing.assert_allclose(found.draws[:, 0], logged.draws[:, 0], atol=0.2)
+
+
+def test_a_guess_that_is_the_same_everywhere_counts_for_nothing() -> None:
+    # 39.4994 in single precision: a mean of many has another last bit, which is no difference to be scaled up.
+    logs = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, linear_logs(2, 30, 20))
+    decisions = linear_decisions(logs)
+    constant, none = (
+        jax.tree.map(lambda x, value=value: jnp.full_like(x[:, :1], value), guessed(logs, decisions))
+        for value in (39.4994, 0.0)
+    )
+    constant = constant._replace(following=constant.following * 1.001)
+    found, expected = (fqe.evaluate(logs, decisions, each, KEY, 100, 0.99, 11) for each in (constant, none))
+    np.testing.assert_allclose(found.value, expected.value, rtol=1e-4)
+    assert bool(found.supported)
 
 
 @pytest.mark.slow

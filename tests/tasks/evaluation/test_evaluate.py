@@ -145,7 +145,7 @@ def test_equal_members_get_equal_estimates(
             Champion(digest=sound[0].digest, bundle=sound[0]),
             lambda *args: told.append(args),
         )
-    assert told[-1] == (4, 4, "estimators")
+    assert told[-1] == (4, 4, "estimates")
     assert again == found
 
 
@@ -197,7 +197,7 @@ def test_a_member_is_selected_by_some_episodes_and_its_gain_told_by_others(
     assert not found.supported or found.difference != members[found.selected].gain
     assert np.isfinite(found.difference.value) == found.supported
     assert found.champion_difference is None
-    assert (told[0], told[-1]) == ((0, 39, "updates"), (40, 40, "updates of the learned model"))
+    assert (told[0], told[-1]) == ((0, 40, "updates of the learned model"), (40, 40, "updates of the learned model"))
     # The order in which members stand does not matter.
     backward = evaluate(home, reactor_run(), reference, untrained([*sound[::-1]], sound[::-1][0].folder), Champion())
     assert backward.selected == 3 - found.selected
