@@ -14,7 +14,6 @@ Where logged episodes terminated, a policy may survive them: its replay goes on 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -37,8 +36,6 @@ MEMBERS = 5
 """Members of each family."""
 HIDDEN = (48, 48)
 """Not the widths of the models that policies are trained in."""
-ROWS_AT_ONCE = 1024
-"""Rollouts that `action_values` makes side by side: their networks' layers stay in a processor's cache."""
 INSIDE = 0.99
 """Discounted share of the logged steps that count as inside the data's support; the worst and the best logged rewards
 leave out as large a share of the steps as they are many."""
@@ -240,14 +237,14 @@ class _Replay(NamedTuple):
     above: Float[Array, "*n"]
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
     """A network, and the regression of the dynamics that has its number."""
 
     network: Params
     of_ridge: Array
 
 
-def _moved(learned: LearnedModel, member: _Member, regressed: bool, s: Array, a: Array) -> Array:
+def moved(learned: LearnedModel, member: Member, regressed: bool, s: Array, a: Array) -> Array:
     """The next observation that a member of either family expects."""
     if regressed:
         phi = regression.features(learned.ridge, jnp.concatenate([s, a], axis=-1))
@@ -255,70 +252,10 @@ def _moved(learned: LearnedModel, member: _Member, regressed: bool, s: Array, a:
     return dynamics.transition(member.network, s, a)[0]
 
 
-def _paid(learned: LearnedModel, member: _Member, s: Array, a: Array, after: Array) -> tuple[Array, Array]:
+def paid(learned: LearnedModel, member: Member, s: Array, a: Array, after: Array) -> tuple[Array, Array]:
     """Reward of a step, in its own unit, and the logit of its termination."""
     reward, logit = dynamics.reward_and_termination(member.network, s, a, after)
     return learned.reward_mean + learned.reward_scale * reward, logit
-
-
-@partial(jax.jit, static_argnames=("members", "steps"))
-def action_values(
-    learned: LearnedModel,
-    normaliser: Normaliser,
-    policy: Policy,
-    observation: Float[Array, "n S"],
-    action: Float[Array, "n A"],
-    members: int,
-    steps: int,
-    discount: float = 0.99,
-) -> Float[Array, "M n 2"]:
-    """What members of both families take a policy's action values for, as far as some steps show them.
-
-    `q(s, a) = r(s, a) + sum_{0 < t < steps} discount^t P(goes on until t) r(s_t, pi(s_t))` along the states that a
-    member expects, without noise.
-
-    Args:
-        learned: models of both families.
-        normaliser: scale of the models' observations and actions; the policy has its own.
-        policy: that acts after the first step.
-        observation: (n, S), normalised.
-        action: (n, A) of the first step, between -1 and 1.
-        members: the first M of each family, at most `MEMBERS`.
-        steps: how many count.
-        discount: per step.
-
-    Returns:
-        (M, n, 2), by networks and by regressions.
-    """
-    reach: Reach = dynamics.reach(learned.model)
-    networks: Params = jax.tree.map(lambda *x: jnp.stack(x), *learned.model.members[:members])
-
-    def one(member: _Member, regressed: bool, first: tuple[Array, Array]) -> Float[Array, ""]:
-        def outcome(s: Array, a: Array) -> _Three:
-            after = dynamics.within(reach, _moved(learned, member, regressed, s, a))
-            reward, logit = _paid(learned, member, s, a, after)
-            goes_on = jnp.where(learned.ends, jax.nn.sigmoid(-logit), 1.0)
-            return dynamics.onward(reach, s, a, after), reward, goes_on
-
-        def step(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
-            x, weight = carry
-            u = to_unit(normaliser, policy_act(policy, x * normaliser.scale + normaliser.mean))
-            after, reward, goes_on = outcome(x, u)
-            return (after, weight * discount * goes_on), weight * reward
-
-        after, reward, goes_on = outcome(*first)
-        later: Float[Array, ""] = jax.lax.scan(step, (after, discount * goes_on), length=steps - 1)[1].sum()
-        return reward + later
-
-    def both(member: _Member) -> Float[Array, "n 2"]:
-        families = [
-            jax.lax.map(partial(one, member, regressed), (observation, action), batch_size=ROWS_AT_ONCE)
-            for regressed in (False, True)
-        ]
-        return jnp.stack(families, axis=-1)
-
-    found: Float[Array, "M n 2"] = jax.lax.map(both, _Member(networks, learned.ridge.coefficients[:members]))
-    return found
 
 
 @jax.jit
@@ -332,14 +269,14 @@ def _replayed(
     high = jnp.max(jnp.where(found.logged, found.reward, -jnp.inf))
     worst, best = jnp.nanquantile(jnp.where(found.logged, found.reward, jnp.nan), jnp.asarray([1 - INSIDE, INSIDE]))
 
-    def one(member: _Member, window: Windows, regressed: bool) -> _Replay:
+    def one(member: Member, window: Windows, regressed: bool) -> _Replay:
         def step(carry: _Three, row: Windows) -> tuple[_Three, _Step]:
             x, alive, weight = carry
-            noise = row.next_observation - _moved(learned, member, regressed, row.observation, row.action)
-            expected, of_logged = _paid(learned, member, row.observation, row.action, row.next_observation)
+            noise = row.next_observation - moved(learned, member, regressed, row.observation, row.action)
+            expected, of_logged = paid(learned, member, row.observation, row.action, row.next_observation)
             u = to_unit(normaliser, policy_act(policy, x * normaliser.scale + normaliser.mean))
-            after = dynamics.within(reach, _moved(learned, member, regressed, x, u) + noise)
-            reward, logit = _paid(learned, member, x, u, after)
+            after = dynamics.within(reach, moved(learned, member, regressed, x, u) + noise)
+            reward, logit = paid(learned, member, x, u, after)
             reward = jnp.clip(reward + row.reward - expected, low, high)
             # What is not a number is outside, too.
             beyond = ~(regression.leverage(learned.ridge, jnp.concatenate([x, u])) <= learned.radius)
@@ -363,11 +300,11 @@ def _replayed(
         )
 
     def family(regressed: bool) -> _Replay:
-        def windows(member: _Member) -> _Replay:
+        def windows(member: Member) -> _Replay:
             came: _Replay = jax.vmap(lambda window: one(member, window, regressed))(found)
             return came
 
-        every: _Replay = jax.lax.map(windows, _Member(stacked, learned.ridge.coefficients))
+        every: _Replay = jax.lax.map(windows, Member(stacked, learned.ridge.coefficients))
         return every
 
     families = [family(regressed) for regressed in (False, True)]

@@ -15,6 +15,7 @@ from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, normalise, to_unit
 from neorl_core.ope import model as model_based
 from neorl_core.ope.fqe import LoggedSteps
+from neorl_core.ope.guesses import action_values
 from neorl_core.types import Transition
 from neorl_core.world_model import bootstrap
 from tasks.adapters.store.episodes import Logs
@@ -42,7 +43,7 @@ class LearnedModelEvaluator(NamedTuple):
     def action_values(self, policy: Policy, observation: Array, action: Array, members: int, steps: int) -> Array:
         """What the first members of both families take a policy's action values for: (M, n, 2)."""
         settings = (members, steps, self.discount)
-        found: Array = model_based.action_values(self.model, self.normaliser, policy, observation, action, *settings)
+        found: Array = action_values(self.model, self.normaliser, policy, observation, action, *settings)
         return found
 
     def logged(self) -> model_based.ModelValue:

@@ -12,6 +12,7 @@ import pytest
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.ope import model as model_based
 from neorl_core.ope import ridge
+from neorl_core.ope.guesses import action_values
 from neorl_core.ope.model import LearnedModel, Windows
 from neorl_core.types import Transition
 from neorl_core.world_model import bootstrap, dynamics
@@ -121,7 +122,7 @@ def test_a_guess_of_an_action_value_is_what_a_member_expects_step_by_step() -> N
     found, _ = learned(logs.data._replace(terminated=ends), 0)
     acting, steps = policy(0.7), 4
     s, a = logs.data.observation[:5], logs.data.action[:5]
-    got = model_based.action_values(found, NORMALISER, acting, s, a, 2, steps, DISCOUNT)
+    got = action_values(found, NORMALISER, acting, s, a, 2, steps, DISCOUNT)
     reach = dynamics.reach(found.model)
     for number in range(2):
         network, coefficients = found.model.members[number], found.ridge.coefficients[number]

@@ -1,0 +1,79 @@
+"""What learned models take a policy's action values for, which fitted Q evaluation begins with."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
+from neorl_core.ope.model import LearnedModel, Member, moved, paid
+from neorl_core.types import Params
+from neorl_core.world_model import dynamics
+from neorl_core.world_model.dynamics import Reach
+
+ROWS_AT_ONCE = 1024
+"""Rollouts that `action_values` makes side by side: their networks' layers stay in a processor's cache."""
+
+
+@partial(jax.jit, static_argnames=("members", "steps"))
+def action_values(
+    learned: LearnedModel,
+    normaliser: Normaliser,
+    policy: Policy,
+    observation: Float[Array, "n S"],
+    action: Float[Array, "n A"],
+    members: int,
+    steps: int,
+    discount: float = 0.99,
+) -> Float[Array, "M n 2"]:
+    """What members of both families take a policy's action values for, as far as some steps show them.
+
+    `q(s, a) = r(s, a) + sum_{0 < t < steps} discount^t P(goes on until t) r(s_t, pi(s_t))` along the states that a
+    member expects, without noise.
+
+    Args:
+        learned: models of both families.
+        normaliser: scale of the models' observations and actions; the policy has its own.
+        policy: that acts after the first step.
+        observation: (n, S), normalised.
+        action: (n, A) of the first step, between -1 and 1.
+        members: the first M of each family, at most `MEMBERS`.
+        steps: how many count.
+        discount: per step.
+
+    Returns:
+        (M, n, 2), by networks and by regressions.
+    """
+    reach: Reach = dynamics.reach(learned.model)
+    networks: Params = jax.tree.map(lambda *x: jnp.stack(x), *learned.model.members[:members])
+
+    def one(member: Member, regressed: bool, first: tuple[Array, Array]) -> Float[Array, ""]:
+        def outcome(s: Array, a: Array) -> tuple[Array, Array, Array]:
+            after = dynamics.within(reach, moved(learned, member, regressed, s, a))
+            reward, logit = paid(learned, member, s, a, after)
+            goes_on = jnp.where(learned.ends, jax.nn.sigmoid(-logit), 1.0)
+            return dynamics.onward(reach, s, a, after), reward, goes_on
+
+        def step(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
+            x, weight = carry
+            u = to_unit(normaliser, policy_act(policy, x * normaliser.scale + normaliser.mean))
+            after, reward, goes_on = outcome(x, u)
+            return (after, weight * discount * goes_on), weight * reward
+
+        after, reward, goes_on = outcome(*first)
+        later: Float[Array, ""] = jax.lax.scan(step, (after, discount * goes_on), length=steps - 1)[1].sum()
+        return reward + later
+
+    def both(member: Member) -> Float[Array, "n 2"]:
+        families = [
+            jax.lax.map(partial(one, member, regressed), (observation, action), batch_size=ROWS_AT_ONCE)
+            for regressed in (False, True)
+        ]
+        return jnp.stack(families, axis=-1)
+
+    found: Float[Array, "M n 2"] = jax.lax.map(both, Member(networks, learned.ridge.coefficients[:members]))
+    return found
