@@ -190,5 +190,7 @@ FOUND = """## How the defaults were found
 
 The learners' settings come from their papers, but for those that docs/training.md names, which were found on
 chemical_reactor, hvac_control and water_treatment, and on NeoRL-2's own episodes of double_mass, by off-policy
-evaluation with rollouts in view. Generated episodes of the other six plants took no part and have seeds of their own.
+evaluation with rollouts in view. Generated episodes of the other six plants took no part in that and have seeds of
+their own. While the estimator that selects was made, other episodes of double_mass, robot_assembly, steel_annealing
+and power_grid were looked at.
 """
