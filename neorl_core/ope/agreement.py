@@ -37,7 +37,8 @@ class Estimate(NamedTuple):
     """(2, G) value by each guess, NaN where the rounds do not converge."""
     draws: Floats
     """(V, B) draws of fitted Q evaluation on each guess, of networks before those of regressions, widened as windows
-    are few; NaN where the rounds do not converge. Same resamples: subtract them."""
+    are few, NaN where the rounds do not converge; and of the models themselves, either family as far again from the
+    other as they lie apart. Same resamples: subtract them."""
     below: float
     """How much less the value is if steps outside the data's support pay as the worst logged ones do."""
     above: float
@@ -85,7 +86,9 @@ def together(
 
     A model's own value has its errors in it, of which no resample of episodes tells; a guess of it that logged steps
     correct has them no more, as far as features and logs reach. The value is the mean over the guesses. Errors that are
-    left differ between guesses: the interval reaches over all of them. What steps outside the data's support pay
+    left differ between guesses: the interval reaches over all of them. Where features are too few to correct a guess
+    they share, the models' own values tell: the interval reaches over these, too, and as far beyond either family as
+    they lie apart. What steps outside the data's support pay
     neither models nor logs know: the interval reaches as much further as the networks' replays would pay less or more
     there with the worst and the best logged rewards, after Manski (1990, Nonparametric bounds on treatment effects).
 
@@ -94,8 +97,7 @@ def together(
 
     Args:
         rounds: fitted Q evaluation on networks' guesses, and on regressions', as many of both.
-        models: values in the models themselves, which stand where there is no support, and how far the policy's steps
-            lie outside.
+        models: values in the models themselves, and how far the policy's steps lie outside.
         windows: logged windows behind the draws.
         confidence: of the intervals that are compared.
     """
@@ -107,10 +109,15 @@ def together(
     own = each[..., None, :] + wider * (drawn - each[..., None, :])
     reward, cost = (each[..., which] for which in (fqe.REWARD, fqe.COST))
     every = [one for family in rounds for one in family]
+    of_models = np.asarray(models.value, np.float64)
+    # What other windows would have given is much the same for every estimator, and cancels in differences.
+    heard = (own - each[..., None, :])[..., fqe.REWARD][converged]
+    chance = heard.mean(axis=0) if len(heard) else np.zeros(own.shape[2])
+    apart = of_models + (of_models - of_models[::-1])
     return Estimate(
         value=_mean(reward) if _enough(reward) else float(np.mean(models.value)),
         guessed=reward,
-        draws=own[..., fqe.REWARD].reshape(len(every), -1),
+        draws=np.concatenate([own[..., fqe.REWARD].reshape(len(every), -1), apart[:, None] + chance]),
         below=float(models.below),
         above=float(models.above),
         cost=_mean(cost) if _enough(cost) else np.nan,

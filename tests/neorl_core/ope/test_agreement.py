@@ -13,9 +13,11 @@ from neorl_core.ope.model import ModelValue, spread
 LINE = np.linspace(-1, 1, 201)
 
 
-def models(outside: float = 0.0, below: float = 0.0, above: float = 0.0, value: float = 0.0) -> ModelValue:
+def models(
+    networks: float = 0.0, regressions: float = 0.0, outside: float = 0.0, below: float = 0.0, above: float = 0.0
+) -> ModelValue:
     unknown = (jnp.asarray(x) for x in (outside, below, above, 0.1))
-    return ModelValue(jnp.asarray([value, value + 2.0]), *unknown)
+    return ModelValue(jnp.asarray([networks, regressions]), *unknown)
 
 
 def rounds(value: float, supported: bool = True) -> Evaluation:
@@ -28,25 +30,28 @@ RUNS_AWAY = rounds(99.0, supported=False)
 
 
 def test_an_interval_reaches_from_the_lowest_of_the_guesses_to_the_highest() -> None:
-    found = together([[rounds(5.0), rounds(4.0)], [rounds(6.0), RUNS_AWAY]], models(), 1000, 0.95)
+    found = together([[rounds(5.0), rounds(4.0)], [rounds(6.0), RUNS_AWAY]], models(4.5, 6.5), 1000, 0.95)
     assert found.supported
     # Worked by hand: means of the families are 4.5 and 6. Of evenly spread draws a fortieth lies beyond .95 on each
     # side, and of a thousand windows next to nothing is to be widened. A guess on which the rounds do not converge says
     # nothing.
     assert found.value == pytest.approx(5.25)
-    assert found.bounds(0.95) == pytest.approx((4.0 - 0.95, 6.0 + 0.95), abs=0.01)
+    # The models lie 2 apart, and so reach from 2.5 to 8.5, and as far beyond as other windows would have moved them.
+    assert found.bounds(0.95) == pytest.approx((2.5 - 0.95, 8.5 + 0.95), abs=0.01)
+    alone = together([[rounds(5.0), rounds(4.0)], [rounds(6.0), RUNS_AWAY]], models(5.0, 5.0), 1000, 0.95)
+    assert alone.bounds(0.95) == pytest.approx((4.0 - 0.95, 6.0 + 0.95), abs=0.01)
     assert found.cost == pytest.approx(0.1)
 
 
 def test_a_value_that_has_no_support_orders_policies_by_the_models_alone() -> None:
-    found = together([[rounds(5.0)], [RUNS_AWAY]], models(value=3.0), 1000, 0.95)
+    found = together([[rounds(5.0)], [RUNS_AWAY]], models(3.0, 5.0), 1000, 0.95)
     assert not found.supported
     assert found.value == pytest.approx(4.0)
 
 
 def test_what_steps_outside_the_logs_pay_is_unknown_of_both_policies_of_a_difference() -> None:
-    one = together([[rounds(3.0)]] * 2, models(below=2.0, above=0.5), 1000, 0.95)
-    other = together([[rounds(1.0)]] * 2, models(below=4.0, above=0.25), 1000, 0.95)
+    one = together([[rounds(3.0)]] * 2, models(3.0, 3.0, below=2.0, above=0.5), 1000, 0.95)
+    other = together([[rounds(1.0)]] * 2, models(1.0, 1.0, below=4.0, above=0.25), 1000, 0.95)
     assert one.bounds(0.95) == pytest.approx((3.0 - 2.0 - 0.95, 3.0 + 0.5 + 0.95), abs=0.01)
     # The draws are of the same resamples, so that their difference is 2 in each; worked by hand: at worst the one loses
     # 2 and the other gains .25, at best the one gains .5 and the other loses 4.
@@ -56,8 +61,8 @@ def test_what_steps_outside_the_logs_pay_is_unknown_of_both_policies_of_a_differ
 
 
 def test_a_difference_is_of_the_guesses_on_which_both_converge() -> None:
-    every = together([[rounds(5.0), rounds(9.0)], [rounds(6.0), rounds(6.0)]], models(), 1000, 0.95)
-    some = together([[rounds(4.0), RUNS_AWAY], [rounds(4.0), rounds(5.0)]], models(), 1000, 0.95)
+    every = together([[rounds(5.0), rounds(9.0)], [rounds(6.0), rounds(6.0)]], models(5.0, 5.0), 1000, 0.95)
+    some = together([[rounds(4.0), RUNS_AWAY], [rounds(4.0), rounds(5.0)]], models(3.5, 3.5), 1000, 0.95)
     # Worked by hand: 5 - 4 of the networks; of the regressions the mean of 6 - 4 and 6 - 5.
     difference = every.less(some)
     assert difference.supported
@@ -84,7 +89,7 @@ def test_an_interval_of_nothing_is_none() -> None:
 
 
 def test_few_windows_widen_the_draws_about_their_value() -> None:
-    few = together([[rounds(5.0)]] * 2, models(), 3, 0.95)
+    few = together([[rounds(5.0)]] * 2, models(5.0, 5.0), 3, 0.95)
     assert few.draws.max() == pytest.approx(5.0 + spread(3), rel=1e-6)
 
 
@@ -100,7 +105,7 @@ def test_few_windows_widen_the_draws_about_their_value() -> None:
         ([rounds(0.0)] * 3, [RUNS_AWAY] * 3, models(), "too few"),
         ([rounds(0.0), RUNS_AWAY], [rounds(0.0), RUNS_AWAY], models(), ""),
         ([rounds(0.0), RUNS_AWAY, RUNS_AWAY], [rounds(0.0), RUNS_AWAY, RUNS_AWAY], models(), "too few"),
-        ([rounds(0.0)], [rounds(0.0)], models(value=np.nan), "no finite"),
+        ([rounds(0.0)], [rounds(0.0)], models(np.nan), "no finite"),
         ([rounds(0.0)], [rounds(0.0)], models(outside=np.nan), "no finite"),
     ],
 )
