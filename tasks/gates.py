@@ -284,8 +284,7 @@ def _rollouts(evidence: Evidence) -> Gate:
 def _champion(evidence: Evidence) -> Gate:
     """Whether neither held-out logs nor the simulator show the candidate worse than the champion: upper bounds.
 
-    Logs alone rarely tell two policies apart; what is no worse by them every day may be worse from day to day. Where
-    they say nothing of one of the two, the simulator decides, and without one the champion stays.
+    Logs alone rarely tell two policies apart; what is no worse by them every day may be worse from day to day.
     """
     if evidence.incomparable:
         return _gate("champion", True, "not compared: the champion was made for other limits")
@@ -295,9 +294,6 @@ def _champion(evidence: Evidence) -> Gate:
     if evidence.champion_rollouts is not None:
         found.append(("return per episode on the simulator against it", evidence.champion_rollouts))
     detail = "; ".join(f"{what} {_words(interval)}" for what, interval in found)
-    if evidence.champion_rollouts is not None and not math.isfinite(evidence.champion.upper):
-        detail = f"the held-out logs do not support a comparison with the champion; {detail.split('; ', 1)[1]}"
-        found = found[1:]
     return _gate("champion", all(interval.upper >= 0 for _, interval in found), detail)
 
 

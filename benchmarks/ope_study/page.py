@@ -110,7 +110,7 @@ def page() -> str:
             "halfway, clones with noise on their weights), and their discounted returns by 256 rollouts each, which "
             f"nothing is estimated or chosen by. Developed on {', '.join(DEVELOPMENT)}. The estimator was changed "
             "after cells of the other plants had been seen; what stands here of them was run once, with seeds that "
-            f"nothing was tried with{frozen}.",
+            f"nothing was tried with{frozen}. {kept.SINCE}".rstrip(),
             "",
             bars(results) if results else "No cell is finished.",
             "",

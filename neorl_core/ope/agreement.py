@@ -20,7 +20,6 @@ Reason = Literal[
     "the models contradict each other on a policy that leaves the logged steps",
 ]
 """Why the logs do not support an estimate; empty where they do."""
-TOO_FEW: Reason = "fitted Q evaluation converges on too few guesses"
 MOST_OUTSIDE = 0.2
 """Share of a policy's steps outside the data's support beyond which nothing is said of it. In the cells that the study
 was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
@@ -31,10 +30,10 @@ MOST_OUTSIDE_APART = 0.1
 class Estimate(NamedTuple):
     """A policy's discounted value over an episode; where it is not supported the numbers are for ordering alone."""
 
-    value: float
-    """The mean of what the families say; without support what the models themselves do."""
     guessed: Floats
-    """(2, G) value by each guess, NaN where the rounds do not converge."""
+    """(2, G) value by fitted Q evaluation on each guess, NaN where its rounds do not converge."""
+    modelled: Floats
+    """(2,) value in the models of either family themselves."""
     draws: Floats
     """(V, B) draws of fitted Q evaluation on each guess, of networks before those of regressions, widened as windows
     are few, NaN where the rounds do not converge; and of the models themselves, either family as far again from the
@@ -53,6 +52,13 @@ class Estimate(NamedTuple):
     effective_rows: float
 
     @property
+    def value(self) -> float:
+        """The mean of what the guesses of either family come to; where too few converge, of what the models say."""
+        if _enough(self.guessed):
+            return float(np.nanmean(self.guessed, axis=1).mean())
+        return float(self.modelled.mean())
+
+    @property
     def supported(self) -> bool:
         """Whether the logs support the estimate."""
         return not self.reason
@@ -65,14 +71,11 @@ class Estimate(NamedTuple):
         """How much more this policy is worth than another, by the same estimators and resamples.
 
         What steps outside the support pay is unknown of both. Guesses on which one of the two does not converge say
-        nothing of the difference, which may so have no support.
+        nothing of the difference.
         """
-        guessed = self.guessed - other.guessed
-        reason = self.reason or other.reason or ("" if _enough(guessed) else TOO_FEW)
         return self._replace(
-            value=_mean(guessed) if _enough(guessed) else self.value - other.value,
-            guessed=guessed,
-            reason=reason,
+            guessed=self.guessed - other.guessed,
+            modelled=self.modelled - other.modelled,
             draws=self.draws - other.draws,
             below=self.below + other.above,
             above=self.above + other.below,
@@ -85,12 +88,12 @@ def together(
     """What fitted Q evaluation makes of the guesses of both families of models.
 
     A model's own value has its errors in it, of which no resample of episodes tells; a guess of it that logged steps
-    correct has them no more, as far as features and logs reach. The value is the mean over the guesses. Errors that are
-    left differ between guesses: the interval reaches over all of them. Where features are too few to correct a guess
-    they share, the models' own values tell: the interval reaches over these, too, and as far beyond either family as
-    they lie apart. What steps outside the data's support pay
-    neither models nor logs know: the interval reaches as much further as the networks' replays would pay less or more
-    there with the worst and the best logged rewards, after Manski (1990, Nonparametric bounds on treatment effects).
+    correct has them no more, as far as features and logs reach. Errors that are left differ between guesses: the
+    interval reaches over all of them. Where all guesses err alike and features are too few to correct them, models that
+    lie apart tell: the interval reaches over their own values, too, and as far beyond either family as they lie apart.
+    What steps outside the data's support pay neither models nor logs know: the interval reaches as much further as the
+    networks' replays would pay less or more there with the worst and the best logged rewards, after Manski (1990,
+    Nonparametric bounds on treatment effects).
 
     An estimate has support where the policy stays by the logged steps, the nearer if the families contradict each
     other, and where the rounds converge on at least half of the guesses, and on some of either family.
@@ -115,12 +118,12 @@ def together(
     chance = heard.mean(axis=0) if len(heard) else np.zeros(own.shape[2])
     apart = of_models + (of_models - of_models[::-1])
     return Estimate(
-        value=_mean(reward) if _enough(reward) else float(np.mean(models.value)),
         guessed=reward,
+        modelled=of_models,
         draws=np.concatenate([own[..., fqe.REWARD].reshape(len(every), -1), apart[:, None] + chance]),
         below=float(models.below),
         above=float(models.above),
-        cost=_mean(cost) if _enough(cost) else np.nan,
+        cost=float(np.mean(cost[converged])) if converged.any() else np.nan,
         cost_draws=own[..., fqe.COST].reshape(len(every), -1),
         reason=_reason(own[..., fqe.REWARD], _enough(reward), models, confidence),
         outside=float(models.outside),
@@ -135,11 +138,6 @@ def _enough(each: Floats) -> bool:
     return bool(known.any(axis=1).all()) and 2 * int(known.sum()) >= known.size
 
 
-def _mean(each: Floats) -> float:
-    """The mean of what either family says."""
-    return float(np.nanmean(each, axis=1).mean())
-
-
 def _reason(own: Floats, enough: bool, models: ModelValue, confidence: float) -> Reason:
     outside = float(models.outside)
     if not (np.isfinite(models.value).all() and np.isfinite(outside)):
@@ -147,7 +145,7 @@ def _reason(own: Floats, enough: bool, models: ModelValue, confidence: float) ->
     if outside > MOST_OUTSIDE:
         return "too many of the visited steps lie outside the logged ones"
     if not enough:
-        return TOO_FEW
+        return "fitted Q evaluation converges on too few guesses"
     if not _overlap(*(interval(family, confidence) for family in own)) and outside > MOST_OUTSIDE_APART:
         return "the models contradict each other on a policy that leaves the logged steps"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
@@ -64,7 +65,7 @@ class Estimators(NamedTuple):
         settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
         rounds = [
             [fqe.evaluate(steps, decided, guesses, jax.random.key(run.seed), *settings) for guesses in family]
-            for family in self._guesses(policy, decided)
+            for family in self.guesses(policy, decided)
         ]
         return self._together(rounds, self.learned.evaluate(policy))
 
@@ -75,7 +76,7 @@ class Estimators(NamedTuple):
         known = fqe.logged(steps, jax.random.key(run.seed), *settings)
         return self._together([[known] * GUESSING] * 2, self.learned.logged())
 
-    def _guesses(self, policy: Policy, decided: fqe.Decisions) -> list[list[fqe.Guesses]]:
+    def guesses(self, policy: Policy, decided: fqe.Decisions) -> list[list[fqe.Guesses]]:
         """Of the policy's action values, by networks and by regressions."""
         steps = self.episodes.steps
         observation = jnp.concatenate([steps.observation, steps.next_observation, steps.observation[steps.starts]])
@@ -142,37 +143,22 @@ def estimates_by_workers(
         Refused: as `in_order`.
         ServiceMissing: as `in_order`, and when fitting or a policy killed its workers.
     """
-    told = _Told(progress, 2 + len(policies))
-    (fitted,) = told.whole(in_order(client, _fitted, [None], jax.device_get(episodes)))
-    asked = [None, *jax.device_get(policies)]
-    logged, *found = told.whole(in_order(client, _answer, asked, fitted))
-    return logged, found
+    done, of = count(1), 2 + len(policies)
 
-
-class _Told:
-    """Counts what workers have done."""
-
-    def __init__(self, progress: Report | None, of: int) -> None:
-        self.progress, self.done, self.of = progress, 0, of
-
-    def whole(self, answers: Iterator[Answer | None]) -> list[Answer]:
-        """All answers.
-
-        Raises:
-            ServiceMissing: when one killed its workers.
-        """
-        found: list[Answer] = []
+    def whole(answers: Iterator[Answer | None]) -> Iterator[Answer]:
         for answer in answers:
             if answer is None:
                 raise ServiceMissing(
-                    "expected a Dask worker to answer for an estimate, got workers that were killed by it: give them "
-                    "more memory."
+                    "expected Dask workers to make estimates, got workers that died of it: give them more memory, then "
+                    "run the same command again."
                 )
-            found.append(answer)
-            self.done += 1
-            if self.progress:
-                self.progress(self.done, self.of, "estimates")
-        return found
+            if progress:
+                progress(next(done), of, "estimates")
+            yield answer
+
+    (fitted,) = whole(in_order(client, _fitted, [None], jax.device_get(episodes)))
+    logged, *found = whole(in_order(client, _answer, [None, *jax.device_get(policies)], fitted))
+    return logged, found
 
 
 def _fitted(_: None, episodes: Episodes) -> Estimators:

@@ -88,8 +88,7 @@ def evaluate(
             _, others = ask(episodes_of(run, claim, its_past, theirs.normaliser), [theirs])
     champion_difference = None
     if theirs is not None:
-        compared = best.less(others[0]) if supported else None
-        champion_difference = _interval(compared, confidence) if compared and compared.supported else NOTHING
+        champion_difference = _interval(best.less(others[0]), confidence) if supported else NOTHING
     return Evaluation(
         selected=selected,
         members=members,

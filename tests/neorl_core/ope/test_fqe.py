@@ -348,6 +348,22 @@ def test_who_acts_as_was_logged_gains_nothing_beside_fragments() -> None:
     np.testing.assert_allclose(found.draws[:, 0], logged.draws[:, 0], atol=0.2)
 
 
+@pytest.mark.usefixtures("double")
+def test_the_logged_controller_and_policies_meet_the_same_resamples() -> None:
+    # Where actions change nothing, a policy is worth what was logged in every resample: that depends on the start.
+    rng = np.random.default_rng(6)
+    start = np.repeat(rng.normal(size=60), 4)
+    clock = np.tile(np.arange(4.0), 60)
+    now, after = (np.stack([start, (clock + i) / 4], axis=1) for i in (0, 1))
+    logs = logs_of(now, np.zeros((240, 1)), start, after, [4] * 60)
+    nothing = fqe.Decisions(jnp.zeros((240, 1)), jnp.zeros((60, 1)))
+    # The value of t steps to go is linear in start and start x clock.
+    guesses = fqe.Guesses(*(jnp.asarray(x[:, :1] * x[:, 1:]) for x in (now, after, now[::4])))
+    found, logged = fqe.evaluate(logs, nothing, guesses, KEY, 4, 0.9, 50), fqe.logged(logs, KEY, 4, 0.9, 50)
+    assert float(logged.draws[:, 0].std()) > 0.1
+    np.testing.assert_allclose(found.draws[:, 0], logged.draws[:, 0], atol=1e-3)
+
+
 def test_a_guess_that_is_the_same_everywhere_counts_for_nothing() -> None:
     # 39.4994 in single precision: a mean of many has another last bit, which is no difference to be scaled up.
     logs = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, linear_logs(2, 30, 20))

@@ -12,7 +12,7 @@ import pytest
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.ope import model as model_based
 from neorl_core.ope import ridge
-from neorl_core.ope.guesses import action_values
+from neorl_core.ope.guesses import ROWS_AT_ONCE, action_values
 from neorl_core.ope.model import LearnedModel, Windows
 from neorl_core.types import Transition
 from neorl_core.world_model import bootstrap, dynamics
@@ -140,6 +140,11 @@ def test_a_guess_of_an_action_value_is_what_a_member_expects_step_by_step() -> N
                     weight *= DISCOUNT * (1.0 - float(jax.nn.sigmoid(logit)))
                     x, u = after, jnp.tanh(0.7 * (after[:1] - after[1:]))
                 assert float(got[number, row, family]) == pytest.approx(total, rel=1e-4)
+    # More rows than are rolled out at once, and some that fill no batch: each is what it is alone.
+    many = ROWS_AT_ONCE + 5
+    rows = jnp.arange(many) % 5
+    every = action_values(found, NORMALISER, acting, s[rows], a[rows], 2, steps, DISCOUNT)
+    np.testing.assert_allclose(every, got[:, rows], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -181,8 +186,7 @@ def test_steps_that_hardly_count_for_the_value_hardly_count_as_outside(
     # Who leaves the logs slowly is outside at the end of a window, which a strong discount weighs little.
     found, rows, _ = exploring
     shares = [
-        float(model_based.evaluate(found, NORMALISER, policy(0.3), rows, jax.random.key(0), discount, 20).outside)
-        for discount in (1.0, 0.5)
+        float(model_based.evaluate(found, NORMALISER, policy(0.3), rows, discount).outside) for discount in (1.0, 0.5)
     ]
     assert shares[0] > 0.2
     assert shares[1] < 0.6 * shares[0]

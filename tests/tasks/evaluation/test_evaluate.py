@@ -20,7 +20,14 @@ from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.adapters.store.histories import NO_PAST
 from tasks.evaluation.cluster import cluster
-from tasks.evaluation.estimators import episodes_of, estimates_by_workers, fit_estimators
+from tasks.evaluation.estimators import (
+    GUESSED_STEPS,
+    GUESSING,
+    decisions,
+    episodes_of,
+    estimates_by_workers,
+    fit_estimators,
+)
 from tasks.evaluation.evaluate import chosen, evaluate
 from tasks.evaluation.model_based import lasting, windows
 from tasks.references import Bundle, Champion, Dataset, Interval, MemberEvaluation
@@ -147,6 +154,24 @@ def test_equal_members_get_equal_estimates(
         )
     assert told[-1] == (4, 4, "estimates")
     assert again == found
+
+
+@pytest.mark.slow
+def test_guesses_are_of_the_rows_that_they_stand_for(reference: Dataset, sound: list[Bundle]) -> None:
+    store = reader.StoredDataset.open(reference.store, reference.digest)
+    policy = load_bundle(sound[0].folder, sound[0].digest)[1].policy
+    fitted = fit_estimators(
+        episodes_of(reactor_run(), read_logs(store, store.split(0.3)[1]), NO_PAST, policy.normaliser)
+    )
+    steps, decided = fitted.episodes.steps, decisions(fitted.episodes, policy)
+    starts = steps.observation[steps.starts]
+    asked = ((steps.observation, steps.action), (steps.next_observation, decided.next_action))
+    for part, rows in enumerate((*asked, (starts, decided.initial_action))):
+        ahead = min(GUESSED_STEPS, fitted.episodes.horizon)
+        alone = fitted.learned.action_values(policy, *rows, GUESSING, ahead)
+        for family, guesses in enumerate(fitted.guesses(policy, decided)):
+            for member, guess in enumerate(guesses):
+                np.testing.assert_allclose(guess[part][:, 0], alone[member, :, family], rtol=1e-5)
 
 
 @pytest.mark.slow
