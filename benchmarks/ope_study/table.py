@@ -26,8 +26,8 @@ further where the families of models lie apart and where steps are outside the l
 learners whose policies are judged are others. Since those from 400 on, fitted Q evaluation must converge on half
 of its sets of features, and the radius of the support is a quantile of discounted steps. Since those from 500 on,
 fitted Q evaluation regresses on the models' guesses of a policy's action values in place of learned features. While
-that was made, cells of robot_assembly, steel_annealing and power_grid were looked at with seeds from 700 on. Since those
-from 600 on, the models' own values are part of the interval: the next begin at 800."""
+that was made, cells of robot_assembly, steel_annealing and power_grid were looked at with seeds from 700 on. Since
+those from 600 on, the models' own values are part of the interval: the next begin at 800."""
 SINCE = (
     "Since the cells were run, the models' own values are part of every interval, which only became wider: of today's "
     "intervals coverage is no lower and no more of the lower bounds lie above the truth than stands here."
