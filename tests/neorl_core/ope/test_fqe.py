@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy.linalg import solve_discrete_lyapunov
-from scipy.stats import spearmanr
 
 from neorl_core.ope import fqe
-from neorl_core.ope.metrics import coverage, rank_correlation, regret_at_k
 
 Floats = npt.NDArray[np.float64]
 KEY = jax.random.key(0)
@@ -388,18 +386,3 @@ def test_the_official_data_says_little_of_what_was_never_logged(dmsd_train: Path
     logs = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, logs)
     nothing = fqe.Decisions(jnp.zeros_like(logs.action), jnp.zeros((200, 2), jnp.float32))
     assert float(fqe.evaluate(logs, nothing, guessed(logs, nothing), KEY, LONG).effective_rows) < 0.02 * len(r)
-
-
-def test_metrics() -> None:
-    rng = np.random.default_rng(0)
-    estimate, truth = np.round(rng.normal(size=(2, 12)), 1)
-    # Source: SciPy's spearmanr, with ties.
-    np.testing.assert_allclose(
-        rank_correlation(jnp.asarray(estimate), jnp.asarray(truth)), spearmanr(estimate, truth)[0], atol=1e-6
-    )
-    # Worked by hand: the two best-looking policies are worth 1 and 3, the best of all 5.
-    estimate, truth = jnp.asarray([4.0, 3.0, 2.0, 1.0]), jnp.asarray([1.0, 3.0, 5.0, 0.0])
-    assert float(regret_at_k(estimate, truth, 1)) == 4
-    assert float(regret_at_k(estimate, truth, 2)) == 2
-    assert float(regret_at_k(estimate, truth, 3)) == 0
-    assert float(coverage(jnp.asarray([0.0, 0.0]), jnp.asarray([1.0, 1.0]), jnp.asarray([0.5, 2.0]))) == 0.5
