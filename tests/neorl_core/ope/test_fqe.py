@@ -13,6 +13,7 @@ import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
 from neorl_core.ope import fqe
+from neorl_core.ope.metrics import coverage
 
 Floats = npt.NDArray[np.float64]
 KEY = jax.random.key(0)
