@@ -33,7 +33,7 @@ def child(name: str, folder: Path) -> None:
     """Train to the end, telling of every chunk; a state is saved after each."""
     from neorl_core.algorithms import ALGORITHMS
     from neorl_core.training.loop import Plan, resident, train
-    from neorl_core.training.population import configure, init_population, prepare, warm_up_updates
+    from neorl_core.training.population import configure, init_population, members, prepare, warm_up_updates
     from neorl_core.types import PlantSpec, Space, Transition
     from tasks.adapters.models.checkpoints import Checkpoints, state_digest
     from tasks.training.checkpointing import Checkpointing
@@ -55,7 +55,7 @@ def child(name: str, folder: Path) -> None:
     algorithm = ALGORITHMS[name]
     small = {"hidden": [16], "critics": 2, "model_hidden": [8], "horizon": 3, "warm_up_updates": WARM_UP}
     config = configure(algorithm, {k: v for k, v in small.items() if k in algorithm.Config._fields})
-    fresh = init_population(algorithm, spec, config, [0, 1], {})
+    fresh = init_population(algorithm, spec, config, members([0, 1], {}))
 
     def progress(done: int, *_: Any) -> None:
         print(done, flush=True)

@@ -25,7 +25,15 @@ import numpy as np
 from benchmarks.windows import Kept, interleaved
 from configs.run import Train
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.training.population import Algorithm, TrainState, configure, init_population, make_train_chunk, prepare
+from neorl_core.training.population import (
+    Algorithm,
+    TrainState,
+    configure,
+    init_population,
+    make_train_chunk,
+    members,
+    prepare,
+)
 from neorl_core.types import Constraint, PlantSpec, Space, Transition
 
 ROWS, WIDTH, BATCH = 1_000_000, 256, 256
@@ -75,7 +83,7 @@ def set_up(name: str) -> tuple[Algorithm, TrainState]:
     known = algorithm.Config()._asdict()
     wanted = {"hidden": [WIDTH, WIDTH], "critics": 2, "actor_recipe": "td3", "critic_recipe": "td3"}
     chosen = {key: value for key, value in wanted.items() if key in known} | OVERRIDES.get(name, {})
-    return algorithm, init_population(algorithm, SPEC, configure(algorithm, chosen), [0], {})
+    return algorithm, init_population(algorithm, SPEC, configure(algorithm, chosen), members([0], {}))
 
 
 def silent(algorithm: Algorithm) -> Algorithm:

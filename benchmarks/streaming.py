@@ -22,7 +22,7 @@ from benchmarks.speed import SPEC, transitions
 from benchmarks.windows import interleaved
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training.loop import TrainingRows, resident
-from neorl_core.training.population import configure, init_population, make_train_chunk
+from neorl_core.training.population import configure, init_population, make_train_chunk, members
 from neorl_core.training.preparation import moments, scaled, scaling
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import Provenance
@@ -65,7 +65,7 @@ def runner(name: str, hidden: int, data: TrainingRows) -> Callable[[], None]:
     small = {"hidden": [hidden, hidden], "critics": 2}
     config = configure(algorithm, {k: v for k, v in small.items() if k in algorithm.Config._fields})
     advance = make_train_chunk(algorithm, CHUNK, CHUNK, 256)
-    state = init_population(algorithm, SPEC, config, [0], {})
+    state = init_population(algorithm, SPEC, config, members([0], {}))
 
     def steps() -> Iterator[Any]:
         nonlocal state

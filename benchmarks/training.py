@@ -27,7 +27,7 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.plants import PLANTS
 from neorl_core.safety.certify import episode_keys
 from neorl_core.safety.composite import composite_controller, make_composite
-from neorl_core.training.population import configure, init_population, make_train_chunk, policies, prepare
+from neorl_core.training.population import configure, init_population, make_train_chunk, members, policies, prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "training.json"
@@ -56,7 +56,7 @@ def training(algorithms: Sequence[str], hidden: int, critics: int, members: int)
         if "critics" in algorithm.Config()._asdict():
             overrides["critics"] = critics
         config = configure(algorithm, overrides)
-        population = init_population(algorithm, SPEC, config, range(members), {})
+        population = init_population(algorithm, SPEC, config, members(range(members), {}))
         chunk = make_train_chunk(algorithm, CHUNK, CHUNK, 256)
         started = time.perf_counter()
         compiled = chunk.lower(population, data).compile()  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def certification() -> dict[str, Any]:
     """Shielded episodes per second, and the latency of one shielded action."""
     plant = PLANTS["chemical_reactor"]
     algorithm = ALGORITHMS["td3_bc"]
-    state = init_population(algorithm, plant.spec, configure(algorithm, {}), [0], {})
+    state = init_population(algorithm, plant.spec, configure(algorithm, {}), members([0], {}))
     log = transitions(1000)
     reach = np.asarray(plant.spec.observation.low), np.asarray(plant.spec.observation.high)
     observation = np.random.default_rng(0).uniform(*reach, (1000, 4)).astype(np.float32)

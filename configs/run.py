@@ -81,14 +81,16 @@ class Learner(Strict):
     hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
     """Overrides of the algorithm's own defaults, the same for all its members."""
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = Field(default_factory=dict)
-    """Hyper-parameters that its members differ in; there are seeds x the product of these lists."""
+    """Hyper-parameters that its members differ in; there are seeds x the product of these lists, and no two members
+    have a seed in common."""
     start: str | None = Field(default=None, repr=False)
     """Digest of the weights that its members begin with, which a fleet's retraining finds; seeds draw them without."""
 
 
 CAREFUL: dict[Name, list[float]] = {"support": [0.3, 10.0]}
 """What members of the default learner differ in, in a run that names none: how much they pay for leaving the logs. Of
-logs that say much a low price makes more; of those that say little, only what a high one keeps near is supported."""
+logs that say much a low price makes more; of those that say little, only what a high one keeps near is supported. On
+NeoRL-2's DMSD two seeds of twenty fail at either price, so that each member has a seed of its own."""
 FAST: dict[str, Setting] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
 """Rates at which 16,000 updates come as far as the papers' 3e-4 in many more."""
 BESIDE = (
@@ -136,7 +138,7 @@ class Train(Learner):
     @classmethod
     def _mixed_by_default(cls, given: object) -> object:
         untold = isinstance(given, dict) and not given.keys() & {"beside", *Learner.model_fields}
-        default = {"beside": list(BESIDE), "grid": dict(CAREFUL)}
+        default = {"beside": list(BESIDE), "seeds": 1, "grid": dict(CAREFUL)}
         return {**given, **default} if isinstance(given, dict) and untold else given
 
     def choosing(self) -> Train:
@@ -147,7 +149,7 @@ class Train(Learner):
         untold = {"algorithm", "updates", "seeds"} - self.model_fields_set
         change: dict[str, object] = {name: getattr(first, name) for name in untold}
         if self.beside == list(BESIDE):
-            change |= {"beside": beside, "grid": dict(first.grid)}
+            change |= {"beside": beside, "seeds": first.seeds, "grid": dict(first.grid)}
         return self.model_copy(update=change)
 
     def alone(self) -> tuple[Train, ...]:

@@ -100,7 +100,8 @@ def fit(
     check_actions(learner, spec)
     _check(transitions, spec)
     config = configure(learner, overrides or {}, updates)
-    fresh = init_population(learner, spec, config, seeds, grid or {})
+    found = members(seeds, grid or {})
+    fresh = init_population(learner, spec, config, found)
     plan = schedule(updates, chunk, learner.batches_per_update, warm_up_updates(learner, config))
     normaliser, data = prepare(transitions, spec)
     if mesh is not None:
@@ -108,7 +109,7 @@ def fit(
         data = sharding.replicated(mesh, data)
     state = train(learner, fresh, resident(data), plan, batch_size, resume=resume, report=report)
     population = state.population if mesh is None else jax.tree.map(jnp.asarray, on_host(state.population))
-    return fitted(learner, config, members(seeds, grid or {}), normaliser, plan, state._replace(population=population))
+    return fitted(learner, config, found, normaliser, plan, state._replace(population=population))
 
 
 def fitted(

@@ -24,7 +24,7 @@ from neorl_core.federated.methods import FEDAVG, SCAFFOLD, Method, fedprox
 from neorl_core.federated.rounds import Rule
 from neorl_core.networks import Policy
 from neorl_core.training.parameters import parameters_of
-from neorl_core.training.population import configure, init_population, member
+from neorl_core.training.population import configure, init_population, member, members
 from neorl_core.training.preparation import moments, scaling
 from neorl_core.types import Transition
 
@@ -90,7 +90,7 @@ def local(fleet: Fleet) -> Learned:
     """Every site by itself, scales included; a new site takes the policy of another one."""
     algorithm, size = ALGORITHMS[ALGORITHM], fleet.size
     train = member(
-        init_population(algorithm, PLANT.spec, configure(algorithm, SETTINGS), [fleet.seed], {}),
+        init_population(algorithm, PLANT.spec, configure(algorithm, SETTINGS), members([fleet.seed], {})),
         0,
     )
     scales = [scaling(moments(rows), PLANT.spec) for rows in fleet.learning]

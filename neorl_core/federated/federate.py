@@ -28,6 +28,7 @@ from neorl_core.training.population import (
     configure,
     init_population,
     member,
+    members,
     phase,
     warm_up_updates,
 )
@@ -152,7 +153,7 @@ def federate(
     how = federated_scaling(sites, spec)
     rows = stacked_rows(how, sites)
     config = configure(learner, overrides or {}, rounds * updates)
-    train = member(init_population(learner, spec, config, [seed], {}), 0)
+    train = member(init_population(learner, spec, config, members([seed], {})), 0)
     server = fresh_server(train.learner, method, server_recipe)
     if privacy:
         numbers = size(server.parameters) + size(server.control)
@@ -191,7 +192,7 @@ def fine_tuned(
     batches = found.algorithm.batches_per_update
     steps = np.asarray([tuning_updates(updates, len(site.reward), batch_size, batches) for site in sites])
     rows = stacked_rows(found.scaling, sites)
-    train = member(init_population(found.algorithm, found.spec, found.config, [seed], {}), 0)
+    train = member(init_population(found.algorithm, found.spec, found.config, members([seed], {})), 0)
     every = fresh_sites(train, FEDAVG, len(sites))
     policies: dict[int, Policy] = {}
     for count in np.unique(steps):

@@ -179,31 +179,27 @@ def _make_init(
     return jax.jit(jax.vmap(fresh))
 
 
-def init_population(
-    algorithm: Algorithm, spec: PlantSpec, config: Any, seeds: Sequence[int], grid: Mapping[str, Sequence[float]]
-) -> TrainState:
-    """Fresh states of seeds x grid.
+def init_population(algorithm: Algorithm, spec: PlantSpec, config: Any, population: Sequence[Member]) -> TrainState:
+    """Fresh states of all members.
 
     Args:
         algorithm: what to train.
         spec: the plant.
         config: the algorithm's `Config`.
-        seeds: one member per seed and grid point.
-        grid: values by the name of a numeric hyper-parameter; `{}` for none.
+        population: P members that differ in the same hyper-parameters.
 
     Returns:
-        A state whose every array has the leading axis P, ordered as `members`.
+        A state whose every array has the leading axis P.
 
     Raises:
-        ValueError: when the grid names what is not a float of the config.
+        ValueError: when members differ in what is not a float of the config.
     """
     floats = [name for name, value in config._asdict().items() if isinstance(value, float)]
-    for name in grid:
+    varied = list(population[0].hyperparameters)
+    for name in varied:
         if name not in floats:
             raise ValueError(f"expected a grid over floats of {algorithm.name} ({', '.join(floats)}), got {name!r}.")
-    population = members(seeds, grid)
-    values = {name: jnp.asarray([m.hyperparameters[name] for m in population]) for name in grid}
-
+    values = {name: jnp.asarray([m.hyperparameters[name] for m in population]) for name in varied}
     keys = jnp.stack([jax.random.key(m.seed, impl="threefry2x32") for m in population])
     return _make_init(algorithm, spec, config)(keys, values)
 

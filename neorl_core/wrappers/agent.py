@@ -164,7 +164,8 @@ class Agent:
         begun = self._learner is not None
         if not begun:
             self.config = configure(algorithm, self._hyperparameters, updates)
-        fresh = init_population(algorithm, spec, self.config, [seed], {})
+        alone = members([seed], {})
+        fresh = init_population(algorithm, spec, self.config, alone)
         learner = (
             jax.tree.map(jnp.copy, self._learner.learner) if self._learner else _with_policy(algorithm, fresh, policy)
         )
@@ -174,7 +175,7 @@ class Agent:
         data = scaled(Scaling(policy.normaliser, how.reward_shift, how.reward_scale), dataset)
         reached = train(algorithm, TrainState(learner, fresh.key, fresh.step), resident(data), plan, batch_size)
         self._learner = reached.population
-        found = fitted(algorithm, self.config, members([seed], {}), policy.normaliser, plan, reached)
+        found = fitted(algorithm, self.config, alone, policy.normaliser, plan, reached)
         (trained,) = found.policies
         self.params = self.params._replace(policy=trained) if isinstance(self.params, Composite) else trained
         self.reset()

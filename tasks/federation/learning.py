@@ -22,6 +22,7 @@ from neorl_core.training.population import (
     configure,
     init_population,
     member,
+    members,
     phase,
     warm_up_updates,
 )
@@ -59,7 +60,7 @@ def learning_of(terms: Terms, spec: PlantSpec, aggregate: Aggregation | None = N
         algorithm = known_algorithm(terms.algorithm)
         check_actions(algorithm, spec)
         config = configure(algorithm, terms.hyperparameters, terms.rounds * terms.updates)
-        train = member(init_population(algorithm, spec, config, [terms.seed], {}), 0)
+        train = member(init_population(algorithm, spec, config, members([terms.seed], {})), 0)
         private = Privacy(terms.privacy.clip, terms.privacy.noise) if terms.privacy else None
         rule = Rule(
             algorithm,

@@ -25,7 +25,7 @@ from configs.errors import Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.training.loop import RunState, TrainingRows
-from neorl_core.training.population import init_population, make_train_chunk
+from neorl_core.training.population import init_population, make_train_chunk, members
 from tasks.adapters.files.canonical import write_json
 from tasks.adapters.plants.known import plant_of
 from tasks.references import Dataset, Placement, Reference
@@ -259,7 +259,7 @@ def _end_with_parent() -> None:
 def _rate(training: TrainingRun, rows: TrainingRows) -> float:
     """Gradient steps per second of a member alone, once compiled."""
     plan, algorithm = training.data.plan, training.algorithm
-    state = init_population(algorithm, plant_of(training.run).spec, training.config, [0], {})
+    state = init_population(algorithm, plant_of(training.run).spec, training.config, members([0], {}))
     advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, training.run.train.batch_size)
     data = rows.at(0)
     state, _ = jax.block_until_ready(advance(state, data))  # type: ignore[no-untyped-call]

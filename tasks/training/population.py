@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -113,8 +114,9 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
     """
     algorithm, spec = algorithm_of(run.train).algorithm, observed_spec(run)
     config = configure(algorithm, run.train.hyperparameters, run.train.updates)
-    found = members([run.seed + i for i in range(run.train.seeds)], run.train.grid)
-    jax.eval_shape(lambda: init_population(algorithm, spec, config, [0], run.train.grid))
+    # What a seed does to two members they would have in common: each has one of its own.
+    found = [replace(each, seed=run.seed + each.index) for each in members(range(run.train.seeds), run.train.grid)]
+    jax.eval_shape(lambda: init_population(algorithm, spec, config, found))
     mesh = mesh_for(run, len(found))
     identity = Identity(
         dataset=dataset.digest,
@@ -184,12 +186,11 @@ def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainSta
     """The algorithm as the run wants it computed, and the state that training begins in."""
     run, spec, algorithm = training.run, observed_spec(training.run), training.algorithm
     if only is None:
-        seeds = [run.seed + i for i in range(run.train.seeds)]
-        fresh = init_population(algorithm, spec, training.config, seeds, run.train.grid)
+        fresh = init_population(algorithm, spec, training.config, training.members)
     else:
         member = training.members[only]
         config = training.config._replace(**member.hyperparameters)
-        fresh = init_population(algorithm, spec, config, [member.seed], {})
+        fresh = init_population(algorithm, spec, config, [replace(member, hyperparameters={})])
     if run.train.start is not None:
         fresh = with_start(training.home, fresh, run.train.start)
     algorithm = mixed(algorithm) if run.train.precision == "bfloat16" else algorithm

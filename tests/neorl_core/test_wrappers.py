@@ -22,7 +22,7 @@ from neorl_core.networks import Policy, actor_init, policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollout
 from neorl_core.safety.composite import composite_controller, make_composite
-from neorl_core.training.population import configure, init_population
+from neorl_core.training.population import configure, init_population, members
 from neorl_core.types import AgentView, Controller, Transition
 from neorl_core.wrappers.agent import Agent as CoreAgent
 from neorl_core.wrappers.agent import _with_policy
@@ -261,7 +261,7 @@ def test_a_composite_keeps_its_shield_and_fallback_in_training(log: Transition, 
 @pytest.mark.parametrize("name", ["td3_bc", "cql"])
 def test_the_policys_weights_go_where_the_algorithm_takes_its_actor_from(name: str, cloned: Policy) -> None:
     algorithm = ALGORITHMS[name]
-    fresh = init_population(algorithm, MASSES.spec, configure(algorithm, SMALL), [0], {})
+    fresh = init_population(algorithm, MASSES.spec, configure(algorithm, SMALL), members([0], {}))
     learner = jax.tree.map(lambda x: x[0], _with_policy(algorithm, fresh, cloned))
     for found, given in zip(jax.tree.leaves(algorithm.actor(learner)), jax.tree.leaves(cloned.params), strict=True):
         np.testing.assert_array_equal(found, given)

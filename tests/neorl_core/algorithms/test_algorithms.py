@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 
 from neorl_core.algorithms import BC, TD3_BC, losses, td3_bc
 from neorl_core.networks import critics_apply, policy_act
-from neorl_core.training.population import init_population, make_train_chunk, member, policies, prepare
+from neorl_core.training.population import init_population, make_train_chunk, member, members, policies, prepare
 from neorl_core.types import Space, Transition
 from tests.by_hand import Adam, backward, batch_of, forward, layers_of, spec, start, tracked
 
@@ -192,7 +192,7 @@ def test_the_critic_finds_the_values_of_a_tabular_mdp() -> None:
     config = TD3_BC.Config(
         hidden=(), alpha=0.0, discount=discount, tau=0.1, actor_lr=0.01, critic_lr=0.01, noise=0.0, critics=2
     )
-    population = init_population(TD3_BC, spec(6, 1), config, [0], {})
+    population = init_population(TD3_BC, spec(6, 1), config, members([0], {}))
     population, _ = make_train_chunk(TD3_BC, 4000, 1000, 32)(population, data)
     learner = member(population, 0).learner
     np.testing.assert_allclose(TD3_BC.act(learner, np.eye(6, dtype=np.float32))[:, 0], action, atol=0.02)
@@ -213,7 +213,7 @@ def test_cloning_recovers_a_linear_expert() -> None:
     raw = Transition(*map(np.float32, (observation, expert(observation), zeros, zeros, observation, zeros)))
     plant = spec(2, 1)._replace(action=Space(("u",), ("V",), (-5.0,), (5.0,)))
     normaliser, data = prepare(raw, plant)
-    population = init_population(BC, plant, BC.Config(hidden=(32, 32), actor_lr=1e-3), [0, 1], {})
+    population = init_population(BC, plant, BC.Config(hidden=(32, 32), actor_lr=1e-3), members([0, 1], {}))
     population, _ = make_train_chunk(BC, 6000, 500, 128)(population, data)
     unseen = (rng.normal(size=(500, 2)) * [2.0, 30.0] + [1.0, 300.0]).astype(np.float32)
     for policy in policies(BC, population, normaliser):

@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from neorl_core.algorithms import CQL, SAC_N, cql, losses
 from neorl_core.networks import critics_apply, gaussian_apply, log_prob
-from neorl_core.training.population import init_population, make_train_chunk, member
+from neorl_core.training.population import init_population, make_train_chunk, member, members
 from neorl_core.types import Transition
 from tests.by_hand import Layers, backward, batch_of, forward, spec, start
 from tests.neorl_core.algorithms.test_sac import (
@@ -191,7 +191,7 @@ def test_the_sampled_integral_is_that_of_quadrature() -> None:
 def trained_on_chain(alpha: float, chain: Chain) -> Any:
     """Critics of a policy that never learns, from logged actions in [0.4, 0.9], where it seldom goes."""
     config = CQL.Config(hidden=(), alpha=alpha, discount=chain.discount, tau=0.1, actor_lr=0.0, critic_lr=0.01)
-    population = init_population(CQL, spec(6, 1), config, [0], {})
+    population = init_population(CQL, spec(6, 1), config, members([0], {}))
     sac = population.learner.sac._replace(actor=jax.tree.map(lambda x: x[None], chain.actor()))
     population = population._replace(learner=population.learner._replace(sac=sac))
     population, _ = make_train_chunk(CQL, 4000, 1000, 64)(population, chain.data(0.4, 0.9))

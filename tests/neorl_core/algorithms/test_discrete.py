@@ -19,7 +19,7 @@ from neorl_core.algorithms.discrete_iql import DISCRETE_IQL
 from neorl_core.fit import fit
 from neorl_core.networks import Normaliser, Params, Policy, mlp_apply, policy_act, preferences, to_physical, to_unit
 from neorl_core.training.optimisers import Recipe
-from neorl_core.training.population import init_population, make_train_chunk, member
+from neorl_core.training.population import init_population, make_train_chunk, member, members
 from neorl_core.training.preparation import prepare
 from neorl_core.types import PlantSpec, Space, Transition
 from tests.by_hand import spec
@@ -198,7 +198,7 @@ class Table:
         }
         shared = {"discount": DISCOUNT, "tau": 0.05} if "discount" in algorithm.Config._fields else {}
         config = algorithm.Config(hidden=(), **rate, **recipes, **shared, **floats)
-        fresh = init_population(algorithm, plant, config, [0], {})
+        fresh = init_population(algorithm, plant, config, members([0], {}))
         end, _ = make_train_chunk(algorithm, updates, updates, 64)(fresh, logs)
         learner = member(end, 0).learner
         return np.asarray(algorithm.act(learner, jnp.eye(STATES)), np.float64)

@@ -15,7 +15,7 @@ from scipy.stats import norm
 from neorl_core.algorithms import AWAC, IQL, iql, losses
 from neorl_core.networks import NormalActor, normal_log_prob, normal_sample
 from neorl_core.training.optimisers import Recipe
-from neorl_core.training.population import init_population, make_train_chunk, member
+from neorl_core.training.population import init_population, make_train_chunk, member, members
 from neorl_core.types import Transition
 from tests.by_hand import Adam, Layers, backward, batch_of, forward, layers_of, spec, start, tracked
 
@@ -218,7 +218,7 @@ def test_iql_finds_the_expectile_of_the_values_that_dynamic_programming_finds() 
         actor_recipe=fading, critic_recipe=fading,
     )  # fmt: skip
     expectiles = [0.5, 0.9]
-    population = init_population(IQL, spec(3, 1), config, [0], {"expectile": expectiles})
+    population = init_population(IQL, spec(3, 1), config, members([0], {"expectile": expectiles}))
     population, _ = make_train_chunk(IQL, 4000, 1000, 64)(population, data)
     for i, expectile in enumerate(expectiles):
         learner = member(population, i).learner

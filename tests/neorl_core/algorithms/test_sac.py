@@ -14,7 +14,7 @@ from jax.test_util import check_grads
 from neorl_core.algorithms import EDAC, SAC_N, edac, losses, sac_n
 from neorl_core.networks import Gaussian, critics_apply, gaussian_apply, log_prob
 from neorl_core.training import optimisers
-from neorl_core.training.population import init_population, make_train_chunk, member
+from neorl_core.training.population import init_population, make_train_chunk, member, members
 from neorl_core.types import Transition
 from tests.by_hand import Adam, Layers, backward, batch_of, forward, layers_of, spec, start
 
@@ -275,7 +275,7 @@ def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
 def test_the_temperature_holds_the_entropy_at_minus_the_number_of_actions() -> None:
     # Critics that never learn and cannot tell actions apart leave only the temperature's own law.
     config = SAC_N.Config(hidden=(), critics=1, actor_lr=0.01, critic_lr=0.0, temperature_lr=0.01, temperature=0.3)
-    population = init_population(SAC_N, spec(3, 2), config, [0], {})
+    population = init_population(SAC_N, spec(3, 2), config, members([0], {}))
     flat = jax.tree.map(jnp.zeros_like, population.learner.critics)
     slope = jax.tree.map(lambda x: x.at[:, 3:].set(0.5) if x.ndim == 3 else x, flat)
     population = population._replace(learner=population.learner._replace(critics=slope))
@@ -333,7 +333,7 @@ def test_the_critics_find_the_soft_values_of_a_tabular_mdp() -> None:
         hidden=(), critics=2, discount=chain.discount, tau=0.1, actor_lr=0.0, critic_lr=0.01, temperature=0.4,
         temperature_lr=0.0,
     )  # fmt: skip
-    population = init_population(SAC_N, spec(6, 1), config, [0], {})
+    population = init_population(SAC_N, spec(6, 1), config, members([0], {}))
     actor = jax.tree.map(lambda x: x[None], chain.actor())
     population = population._replace(learner=population.learner._replace(actor=actor))
     population, _ = make_train_chunk(SAC_N, 4000, 1000, 64)(population, chain.data())

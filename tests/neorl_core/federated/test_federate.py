@@ -18,7 +18,7 @@ from neorl_core.federated.methods import FEDAVG, SCAFFOLD, fedprox
 from neorl_core.federated.privacy import Privacy
 from neorl_core.federated.rounds import Rule, fresh_server, make_rounds
 from neorl_core.networks import policy_act
-from neorl_core.training.population import configure, init_population, member
+from neorl_core.training.population import configure, init_population, member, members
 from neorl_core.training.preparation import moments, prepare
 from neorl_core.types import Transition
 from tests.neorl_core.federated.toys import DISCRETE, SPEC, linear_sites, together
@@ -49,7 +49,7 @@ def test_every_algorithm_is_federated_by_every_method(name: str) -> None:
     assert np.isfinite(action).all()
     assert all(np.isfinite(x).all() for x in found.server.parameters.values())
 
-    train = member(init_population(algorithm, spec, found.config, [0], {}), 0)
+    train = member(init_population(algorithm, spec, found.config, members([0], {})), 0)
     rows = stacked_rows(found.scaling, sites)
     for method in METHODS:
         given = fresh_server(train.learner, method), fresh_sites(train, method, 3), rows, jax.random.key(0)
@@ -74,7 +74,7 @@ def test_padded_rows_are_never_drawn() -> None:
     assert rows.number.tolist() == [20, 27]
     assert rows.transitions.reward.shape == (2, 27)
     spoilt = rows._replace(transitions=jax.tree.map(lambda x: x.at[0, 20:].set(jnp.inf), rows.transitions))
-    train = member(init_population(algorithm, SPEC, configure(algorithm, SMALL), [0], {}), 0)
+    train = member(init_population(algorithm, SPEC, configure(algorithm, SMALL), members([0], {})), 0)
     run = make_rounds(Rule(algorithm, updates=30, batch_size=32), 1, 2)
     every = fresh_sites(train, FEDAVG, 2)
     metrics = run(fresh_server(train.learner, FEDAVG), every, spoilt, jax.random.key(0))[2]

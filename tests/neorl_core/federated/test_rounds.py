@@ -17,7 +17,7 @@ from neorl_core.federated.privacy import Privacy
 from neorl_core.federated.rounds import Rule, at_server, at_site, check, fresh_server, fresh_site, make_rounds
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.parameters import parameters_of
-from neorl_core.training.population import Algorithm, configure, init_population, make_train_chunk, member
+from neorl_core.training.population import Algorithm, configure, init_population, make_train_chunk, member, members
 from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
 from tests.neorl_core.federated.toys import DISCRETE, SPEC, linear_sites, together
@@ -57,7 +57,7 @@ def test_one_local_step_of_each_site_is_the_pooled_step(name: str) -> None:
     sites = linear_sites(2, 20, discrete=algorithm.discrete)
     recipes = {part: SGD for part in algorithm.Config._fields if part.endswith("_recipe")}
     config = configure(algorithm, {"hidden": (8, 8)} | recipes)
-    train = member(init_population(algorithm, spec, config, [0], {}), 0)
+    train = member(init_population(algorithm, spec, config, members([0], {})), 0)
     how = federated_scaling(sites, spec)
     rows = stacked_rows(how, sites)
     server, kept = fresh_server(train.learner, FEDAVG), [fresh_site(train, FEDAVG)] * 2
@@ -81,11 +81,12 @@ def test_a_servers_adam_on_one_local_gradient_is_pooled_adam() -> None:
     sites = linear_sites(2, 20)
     rows = stacked_rows(federated_scaling(sites, SPEC), sites)
     local = configure(algorithm, {"hidden": (8,), "actor_lr": 1.0, "actor_recipe": SGD})
-    train = member(init_population(algorithm, SPEC, local, [0], {}), 0)
+    train = member(init_population(algorithm, SPEC, local, members([0], {})), 0)
     server = fresh_server(train.learner, FEDAVG, Recipe())
     halves, update = own_halves(algorithm, rows), jax.jit(algorithm.update)
     every: Transition = jax.tree.map(lambda x: x[None], prepare(together(sites), SPEC)[1])
-    state = member(init_population(algorithm, SPEC, configure(algorithm, {"hidden": (8,)}), [0], {}), 0).learner
+    config = configure(algorithm, {"hidden": (8,)})
+    state = member(init_population(algorithm, SPEC, config, members([0], {})), 0).learner
     for _ in range(4):
         replies = [half(server.offer, fresh_site(train, FEDAVG))[1] for half in halves]
         server = at_server(Rule(algorithm, server_lr=1e-3), server, stacked(replies))
@@ -98,7 +99,7 @@ def test_a_federation_of_one_site_is_ordinary_training() -> None:
     algorithm = ALGORITHMS["td3_bc"]
     (site,) = linear_sites(1, 64)
     config = configure(algorithm, {"hidden": (8,)})
-    population = init_population(algorithm, SPEC, config, [3], {})
+    population = init_population(algorithm, SPEC, config, members([3], {}))
     train = member(population, 0)
     server = fresh_server(train.learner, FEDAVG)
     alone = jax.tree.map(lambda x: jnp.asarray(x)[None], fresh_site(train, FEDAVG))

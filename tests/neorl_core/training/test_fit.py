@@ -19,6 +19,7 @@ from neorl_core.training.population import (
     hyperparameters,
     init_population,
     make_train_chunk,
+    members,
     policies,
     prepare,
 )
@@ -86,7 +87,7 @@ def bits(tree: Any) -> list[bytes]:
 def test_it_is_the_training_loop() -> None:
     found = fit(logged(), SPEC, GROWTH, updates=40, seeds=[0, 7], overrides={"width": 3}, batch_size=16, chunk=10)
     normaliser, data = prepare(logged(), SPEC)
-    population = init_population(GROWTH, SPEC, GrowthConfig(width=3), [0, 7], {})
+    population = init_population(GROWTH, SPEC, GrowthConfig(width=3), members([0, 7], {}))
     population, metrics = make_train_chunk(GROWTH, 40, 2, 16)(population, data)
     assert found.config == GrowthConfig(1.0, 3)
     assert bits(found.policies) == bits(tuple(policies(GROWTH, population, normaliser)))

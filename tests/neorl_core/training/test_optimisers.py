@@ -14,7 +14,7 @@ import pytest
 from neorl_core.algorithms import BC, TD3_BC
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import SAC, TD3, Recipe, parse, rate
-from neorl_core.training.population import configure, init_population, make_train_chunk, member
+from neorl_core.training.population import configure, init_population, make_train_chunk, member, members
 from neorl_core.types import Params
 from tests.by_hand import batch_of, spec, start
 
@@ -133,7 +133,7 @@ def test_accumulated_gradients_make_one_step_of_their_mean() -> None:
 def test_a_learning_rate_may_change_at_run_time_and_between_members() -> None:
     config = BC.Config(hidden=(4,), actor_recipe=Recipe(method="sgd", schedule="cosine", steps=100))
     data = jax.tree.map(jnp.float32, batch_of(np.random.default_rng(1), 32))
-    fresh = init_population(BC, spec(3, 2), config, [5], {"actor_lr": [0.0, 0.01, 0.02]})
+    fresh = init_population(BC, spec(3, 2), config, members([5], {"actor_lr": [0.0, 0.01, 0.02]}))
     chunk = make_train_chunk(BC, 1, 1, 16)
 
     def moved(population: Any, index: int) -> np.ndarray:

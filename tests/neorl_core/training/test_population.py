@@ -99,7 +99,7 @@ def numbered() -> Transition:
 
 
 def test_rows_are_drawn_uniformly_and_afresh_for_every_gradient_step() -> None:
-    population = init_population(CENSUS, SPEC, CensusConfig(), [0, 1], {})
+    population = init_population(CENSUS, SPEC, CensusConfig(), members([0, 1], {}))
     population, metrics = make_train_chunk(CENSUS, 400, 2, 16)(population, numbered())
     drawn = np.asarray(population.learner.drawn)
     assert drawn.sum(axis=1).tolist() == [6400, 6400]
@@ -113,7 +113,7 @@ def test_rows_are_drawn_uniformly_and_afresh_for_every_gradient_step() -> None:
 
 
 def test_metrics_are_means_over_their_window() -> None:
-    population = init_population(CENSUS, SPEC, CensusConfig(), [0], {})
+    population = init_population(CENSUS, SPEC, CensusConfig(), members([0], {}))
     _, metrics = make_train_chunk(CENSUS, 24, 8, 4)(population, numbered())
     # Rows drawn after the i-th pair: 8 i; the windows hold pairs 1-4, 5-8, 9-12.
     np.testing.assert_allclose(metrics["drawn"], [[20.0, 52.0, 84.0]])
@@ -158,7 +158,7 @@ def test_cuts_and_kills_leave_no_trace_and_nothing_is_traced_twice(name: str, tm
     _, data = prepare(logged(), SPEC)
     few = {"critics": 2, "members": 2, "model_hidden": (8,), "starts": 8}
     few = {name: value for name, value in few.items() if name in algorithm.Config._fields}
-    fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,), **few), [0, 7], {})
+    fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,), **few), members([0, 7], {}))
     short = make_train_chunk(algorithm, 4, 4, 16)
     whole, parts = fresh, []
     for _ in range(6):
@@ -183,7 +183,7 @@ def test_one_chunk_is_many_to_the_bit(name: str) -> None:
     """The loop around the updates is the same for all; one with a delayed actor and one with noise stand for them."""
     algorithm = ALGORITHMS[name]
     _, data = prepare(logged(), SPEC)
-    fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,), critics=2), [0, 7], {})
+    fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,), critics=2), members([0, 7], {}))
     whole, whole_metrics = make_train_chunk(algorithm, 24, 4, 16)(fresh, data)
     short, state, parts = make_train_chunk(algorithm, 4, 4, 16), fresh, []
     for _ in range(6):
@@ -200,10 +200,10 @@ def test_a_member_alone_is_the_member_among_several() -> None:
     config = TD3_BC.Config(hidden=(8,), critics=3)
     grid = {"alpha": [0.5, 4.0], "actor_lr": [1e-3, 1e-2]}
     chunk = make_train_chunk(TD3_BC, 40, 20, 16)
-    several, _ = chunk(init_population(TD3_BC, SPEC, config, [3, 5], grid), data)
+    several, _ = chunk(init_population(TD3_BC, SPEC, config, members([3, 5], grid)), data)
     meant = members([3, 5], grid)[5]
     assert meant == Member(index=5, seed=5, hyperparameters={"alpha": 4.0, "actor_lr": 1e-3})
-    alone, _ = chunk(init_population(TD3_BC, SPEC, config._replace(**meant.hyperparameters), [5], {}), data)
+    alone, _ = chunk(init_population(TD3_BC, SPEC, config._replace(**meant.hyperparameters), members([5], {})), data)
     for one, other in zip(jax.tree.leaves(member(several, 5)), jax.tree.leaves(member(alone, 0)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     weights = [np.asarray(member(several, i).learner.actor["Dense_0"]["kernel"]) for i in range(8)]
@@ -221,7 +221,7 @@ def test_prepare_gives_the_learner_units_and_the_policy_the_same_normaliser() ->
     np.testing.assert_allclose(shift, 0.5 / np.asarray(normaliser.scale), rtol=1e-3)
     assert float(normaliser.scale[2]) == 1.0
     np.testing.assert_allclose(data.action, (raw.action - 2.0) / 4.0, atol=1e-6)
-    population = init_population(BC, SPEC, BC.Config(hidden=(8,)), [0, 1], {})
+    population = init_population(BC, SPEC, BC.Config(hidden=(8,)), members([0, 1], {}))
     second = policies(BC, population, normaliser)[1]
     unit = BC.act(member(population, 1).learner, data.observation)
     np.testing.assert_allclose(policy_act(second, raw.observation), 2.0 + 4.0 * unit, rtol=1e-5, atol=1e-5)
@@ -253,7 +253,9 @@ def test_divergence_is_seen_per_member_wherever_it_is() -> None:
 
 def test_a_rate_that_explodes_is_reported_by_the_loop_itself() -> None:
     _, data = prepare(logged(), SPEC)
-    population = init_population(TD3_BC, SPEC, TD3_BC.Config(hidden=(8,), tau=0.5), [0], {"critic_lr": [1e-3, 1e4]})
+    population = init_population(
+        TD3_BC, SPEC, TD3_BC.Config(hidden=(8,), tau=0.5), members([0], {"critic_lr": [1e-3, 1e4]})
+    )
     _, metrics = make_train_chunk(TD3_BC, 24, 4, 16)(population, data)
     assert np.asarray(diverged(metrics)).tolist() == [False, True]
 
@@ -275,11 +277,11 @@ def test_wrong_counts_and_grids_are_named() -> None:
     with pytest.raises(ValueError, match="multiple"):
         make_train_chunk(BC, 10, 4, 16)
     with pytest.raises(ValueError, match="'critics'"):
-        init_population(TD3_BC, SPEC, TD3_BC.Config(), [0], {"critics": [2, 4]})
+        init_population(TD3_BC, SPEC, TD3_BC.Config(), members([0], {"critics": [2, 4]}))
 
 
 def test_every_array_of_the_state_is_plain_so_that_it_can_be_stored() -> None:
-    population: TrainState = init_population(TD3_BC, SPEC, TD3_BC.Config(hidden=(8,)), [0, 1, 2], {})
+    population: TrainState = init_population(TD3_BC, SPEC, TD3_BC.Config(hidden=(8,)), members([0, 1, 2], {}))
     for leaf in jax.tree.leaves(population):
         assert leaf.shape[0] == 3
         assert leaf.dtype in (jnp.float32, jnp.int32, jnp.uint32)

@@ -16,7 +16,7 @@ import pytest
 
 from neorl_core.algorithms import TD3_BC
 from neorl_core.fit import Fitted, fit
-from neorl_core.training.population import init_population, make_train_chunk, prepare
+from neorl_core.training.population import init_population, make_train_chunk, members, prepare
 from neorl_core.training.precision import mixed
 from neorl_core.training.sharding import mesh_of
 from tests.neorl_core.training.test_fit import SPEC, logged
@@ -37,7 +37,7 @@ from neorl_core.training.sharding import mesh_of, placed, replicated, split
 
 FOUR = """
 from neorl_core.algorithms import BC
-from neorl_core.training.population import init_population, make_train_chunk, prepare
+from neorl_core.training.population import init_population, make_train_chunk, members, prepare
 
 assert jax.device_count() == 4
 one = fit(logged(), SPEC, "bc", seeds=[0, 1], **SETTINGS)
@@ -45,7 +45,7 @@ mesh = mesh_of(2, 16)
 assert mesh.devices.shape == (2, 2)
 four = fit(logged(), SPEC, "bc", seeds=[0, 1], mesh=mesh, **SETTINGS)
 np.testing.assert_allclose(numbers(four), numbers(one), rtol=TOLERANCE, atol=TOLERANCE)
-fresh = placed(mesh, init_population(BC, SPEC, BC.Config(hidden=(8,)), [0, 1], {}))
+fresh = placed(mesh, init_population(BC, SPEC, BC.Config(hidden=(8,)), members([0, 1], {})))
 data = replicated(mesh, prepare(logged(), SPEC)[1])
 program = make_train_chunk(split(BC, mesh), 4, 1, 16).lower(fresh, data).compile().as_text()
 # Each device sees half of the batch of one member, and gradients are summed over a member's devices.
@@ -110,7 +110,7 @@ def test_two_processes_give_the_numbers_of_one() -> None:
 def test_mixed_precision_asks_for_bf16_products_summed_in_float32() -> None:
     """What is asked of XLA; a CPU computes such products in float32, so that its numbers say nothing."""
     algorithm, (_, data) = TD3_BC, prepare(logged(), SPEC)
-    fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,)), [0], {})
+    fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,)), members([0], {}))
     lowered = {a: make_train_chunk(a, 2, 2, 4).lower(fresh, data) for a in (algorithm, mixed(algorithm))}  # type: ignore[attr-defined]
     plain, reduced = (
         [line for line in text.as_text().splitlines() if "dot_general" in line] for text in lowered.values()

@@ -18,7 +18,7 @@ import pytest
 from configs.errors import BadInput, Refused
 from neorl_core.algorithms import TD3_BC
 from neorl_core.training.optimisers import Recipe
-from neorl_core.training.population import TrainState, init_population, make_train_chunk
+from neorl_core.training.population import TrainState, init_population, make_train_chunk, members
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.models.checkpoints import Checkpoints, state_digest
 
@@ -39,7 +39,7 @@ def fresh() -> TrainState:
     # After 20 gradients, a third of the next step has been accumulated.
     recipe = Recipe(clip=1.0, schedule="cosine", steps=99, accumulate=3)
     config = TD3_BC.Config(hidden=(8,), critic_recipe=recipe)
-    return init_population(TD3_BC, SPEC, config, [0, 1], {"alpha": [1.0, 2.0]})
+    return init_population(TD3_BC, SPEC, config, members([0, 1], {"alpha": [1.0, 2.0]}))
 
 
 def data() -> Transition:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from configs.errors import BadInput, Refused
 from neorl_core.training.loop import Plan, train
-from neorl_core.training.population import Algorithm, init_population
+from neorl_core.training.population import Algorithm, init_population, members
 from neorl_core.training.preparation import merged, moments, scaled, scaling
 from neorl_core.types import Transition
 from tasks.adapters.store.episodes import KEYS
@@ -148,7 +148,7 @@ def test_what_is_drawn_over_a_run_is_uniform_over_all_rows(dataset: StoredDatase
     """Pearson's test over rows, and over blocks of rows where a window that stays too long would show."""
     steps = 300
     with stream_of(dataset, all_rows) as stream:
-        fresh = init_population(CENSUS, SPEC, NoConfig(), [0], {})
+        fresh = init_population(CENSUS, SPEC, NoConfig(), members([0], {}))
         end = train(CENSUS, fresh, stream.source(), Plan(10, 10, 10 * steps), 8)
     drawn = np.asarray(end.population.learner.drawn)[0]
     assert drawn.sum() == 80 * steps
