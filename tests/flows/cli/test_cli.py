@@ -347,10 +347,14 @@ def test_a_command_that_needs_no_home_does_not_ask_for_one(home: Path, monkeypat
     "words", [["retrain", "run.yaml", "--data", "nowhere.csv"], ["monitor", "chemical_reactor"], ["plants"]]
 )
 def test_what_jax_compiles_is_kept_in_the_home_whatever_a_command_imports_first(
-    words: list[str], home: Path, tmp_path: Path
+    words: list[str], home: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    from flows.services.servers import down
+
     if words[0] != "retrain":
         Home(home).folder("datasets")
+    # A retraining starts its servers, which stay, before it reads a log.
+    request.addfinalizer(lambda: down(Home(home)))
     (tmp_path / "run.yaml").write_text("plant: chemical_reactor\n")
     script = f"from flows.cli.main import run; run({words}); import jax; print(jax.config.jax_compilation_cache_dir)"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
