@@ -261,9 +261,9 @@ def _ope(evidence: Evidence | ProcessEvidence) -> Gate:
     """Whether held-out logs show the candidate above the plant's own controller: lower bound of the difference."""
     detail = f"estimated gain over the logged controller {_words(evidence.ope)}"
     if not evidence.supported:
-        return _gate(
-            "ope", False, f"the held-out logs do not support an estimate of this policy; {NEARER}, or more episodes"
-        )
+        why = f": {evidence.reason}" if evidence.reason else ""
+        unknown = f"the held-out logs do not support an estimate of this policy{why}; {NEARER}, or more episodes"
+        return _gate("ope", False, unknown)
     if not evidence.beat_plant and math.isfinite(evidence.ope.lower):
         return _gate("ope", True, f"{detail}; not required by gates.beat_plant")
     above = evidence.ope.lower > 0

@@ -49,6 +49,7 @@ def screen(
         simulator=simulator,
         ope=evaluation.difference,
         supported=evaluation.supported,
+        reason=evaluation.reason,
         rollouts=rollouts.differences["plant controller"],
         fallback_share=rollouts.controllers["candidate"].fallback_share,
         champion=evaluation.champion_difference,

@@ -95,6 +95,7 @@ def evaluate(
         behaviour=_interval(behaviour, confidence),
         difference=_interval(best.less(behaviour), confidence) if supported else NOTHING,
         supported=supported,
+        reason=values[selected].reason or best.reason,
         champion_difference=champion_difference,
         discount=run.evaluate.discount,
         episodes=len(claim.starts),

@@ -38,6 +38,7 @@ def screen_process(
         model=model.prediction,
         ope=evaluation.difference,
         supported=evaluation.supported,
+        reason=evaluation.reason,
         bounds=protection.bounds,
         support=protection.support,
         fallback=protection.fallback,

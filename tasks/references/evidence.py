@@ -91,6 +91,8 @@ class Evidence(Reference):
     ope: Interval
     """Gain over the logged controller, by held-out logs."""
     supported: bool
+    reason: str = ""
+    """Why the logs do not support it; empty where they do."""
     rollouts: Interval
     """Return against the plant's own controller, on the simulator."""
     fallback_share: float = 0.0

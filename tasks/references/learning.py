@@ -160,14 +160,17 @@ class Evaluation(Reference):
     """Gain of the selected member over the logged controller."""
     supported: bool
     """Whether the logs support the selected member's estimate; where they do not, the differences are NaN."""
+    reason: str = ""
+    """Why they do not; empty where they do."""
     champion_difference: Interval | None = None
     discount: float
     episodes: int
 
     @property
     def found(self) -> str:
-        gain = f"gain over the logged controller {self.difference}" if self.supported else "not supported by the logs"
-        return f"member {self.selected} selected, {gain}"
+        if not self.supported:
+            return f"member {self.selected} selected, not supported by the logs: {self.reason}"
+        return f"member {self.selected} selected, gain over the logged controller {self.difference}"
 
 
 MOSTLY = 0.5

@@ -133,6 +133,8 @@ class ProcessEvidence(Reference):
     ope: Interval
     """Gain over the logged controller, by held-out logs."""
     supported: bool
+    reason: str = ""
+    """Why the logs do not support it; empty where they do."""
     bounds: BoundsCheck
     support: SupportCheck
     fallback: FallbackCheck

@@ -193,6 +193,15 @@ def test_a_process_is_shown_without_what_only_a_simulator_tells(
     assert "score by rollouts" in _Page(report(Home(home), sample, {}).page.read_text()).text
 
 
+def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Record) -> None:
+    lost, *others = sample.evaluation.members
+    why = {"supported": False, "reason": "its actions lie too far from the logged ones"}
+    found = sample.evaluation.model_copy(update={"members": (lost.model_copy(update=why), *others)})
+    page = _Page(report(Home(home), changed(sample, evaluation=found), {}).page.read_text())
+    assert page.text.count("no: its actions lie too far from the logged ones") == 1
+    assert "no: " not in _Page(report(Home(home), sample, {}).page.read_text()).text
+
+
 @pytest.mark.parametrize(
     ("fallback", "words"),
     [
