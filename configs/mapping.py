@@ -19,6 +19,8 @@ from neorl_core.types import PlantSpec, Space
 
 Seconds = Annotated[float, Field(ge=0.0)]
 Bounds = Annotated[tuple[float | None, float | None], Field(strict=False)]
+Ends = Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=1)]
+"""An observation that tells when an episode is over, and what it reads then and only then."""
 Role = Literal["observation", "set_point", "action", "mode", "input", "episode"]
 
 
@@ -160,6 +162,8 @@ class Process(Strict):
     name: Name
     horizon: Count
     """Longest episode, in control periods."""
+    ends: Ends | None = None
+    """Of a batch: the observation that tells when it is over, and what it reads then."""
 
 
 class Episodes(Strict):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from configs.expression import Expression, compile_expression
-from configs.mapping import Bounded, Bounds, Derived, Formula, HistorianMapping, Tag, converted
+from configs.mapping import Bounded, Bounds, Derived, Ends, Formula, HistorianMapping, Tag, converted
 from configs.strict import Count, Name, Strict
 from configs.units import conversion
-from neorl_core.types import Constraint, PlantSpec, Space
+from neorl_core.types import Clock, Constraint, PlantSpec, Space
 
 
 class Observed(Bounded):
@@ -65,6 +65,8 @@ class FileSpec(Strict):
     """The control period; a step when not given."""
     horizon: Count | None = None
     """Longest episode, in control periods; the longest of the file when not given."""
+    ends: Ends | None = None
+    """Of a task that ends with the episode: the observation that tells when, and what it reads then."""
     observations: dict[str, Observed] = Field(min_length=1)
     actions: dict[str, Acting] = Field(min_length=1)
     costs: dict[Name, Formula] = Field(default={})
@@ -126,7 +128,18 @@ def declared_spec(file: FileSpec, found: PlantSpec, choices: int | None) -> Plan
         time_unit="s" if file.period_seconds else found.time_unit,
         horizon=file.horizon or found.horizon,
         choices=names,
+        clock=_clock(file.ends, tuple(file.observations)),
     )
+
+
+def _clock(ends: Ends | None, observed: Sequence[str]) -> Clock | None:
+    for name, end in (ends or {}).items():
+        if name not in observed:
+            raise ValueError(
+                f"expected an observation that tells when an episode is over, got '{name}': name one in 'ends'"
+            )
+        return Clock(name, end)
+    return None
 
 
 def _over(found: Space, given: Mapping[str, Observed | Acting]) -> Space:
@@ -206,6 +219,7 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
         time_unit="s",
         horizon=mapping.process.horizon,
         score_range=(0.0, 100.0),
+        clock=_clock(mapping.process.ends, tuple(observed)),
     )
 
 

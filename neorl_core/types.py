@@ -38,6 +38,14 @@ class Constraint(NamedTuple):
     high: float
 
 
+class Clock(NamedTuple):
+    """An observation that tells when an episode is over."""
+
+    name: str
+    end: float
+    """What it reads after the episode's last step, and after no other."""
+
+
 class PlantSpec(NamedTuple):
     """What is fixed about a plant and may be hashed, written down and compared."""
 
@@ -59,6 +67,9 @@ class PlantSpec(NamedTuple):
     actions."""
     layout: Layout | None = None
     """How observation and action lie on a graph, for graph policies; None of a plant that is none."""
+    clock: Clock | None = None
+    """Where the task ends with the episode and the observation tells when: learners take nothing to follow. None of a
+    plant that runs on, of which an episode is a piece."""
 
     @property
     def acting(self) -> int:

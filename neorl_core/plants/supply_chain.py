@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
-from neorl_core.types import AgentView, Constraint, Controller, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import AgentView, Clock, Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
 HORIZON = 30
 STAGES = ("retailer", "distributor", "producer")
@@ -76,6 +76,7 @@ SPEC = PlantSpec(
     horizon=HORIZON,
     # 0: the best constant orders; 100: the tuned base stock; both over 4,000 episodes with backlog.
     score_range=(394.0, 529.5),
+    clock=Clock("period", float(HORIZON)),
 )
 
 

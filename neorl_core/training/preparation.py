@@ -14,6 +14,8 @@ from neorl_core.networks import Normaliser, normalise, to_unit
 from neorl_core.types import PlantSpec, Transition
 
 Vector = Float[np.ndarray, " D"]
+ROUNDING = 1e-6
+"""By how much of itself a clock in single precision may miss its end."""
 
 
 class Moments(NamedTuple):
@@ -38,6 +40,8 @@ class Scaling(NamedTuple):
     normaliser: Normaliser
     reward_shift: float
     reward_scale: float
+    end: tuple[int, float] | None = None
+    """Place in the observation of the clock by which episodes end, and what it reads then."""
 
 
 def moments(transitions: Transition) -> Moments:
@@ -94,7 +98,10 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     deviation. Actions go to [-1, 1] by the range that the logs explored, widened by a tenth on both sides within the
     action space's bounds: a policy cannot command what the plant has never been near. Where no transition
     terminates, the rewards' mean is taken off as well, which shifts every value alike and moves no policy; with
-    terminations it would change what ending an episode is worth, so there it stays. Earlier values, where the spec has
+    terminations it would change what ending an episode is worth, so there it stays. Where the spec has a clock, a step
+    after which it reads the end is a termination: what an observation tells of the time left is part of the state, and
+    a value beyond would be of states that are in no log (Pardo et al. 2018, Time limits in reinforcement learning,
+    section 3). Earlier values, where the spec has
     a history, are scaled as present ones. A discrete action becomes one-hot. On a plant with a
     layout all nodes or edges of a feature are scaled alike.
 
@@ -117,11 +124,15 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
         action_half_range=jnp.asarray((high - low) / 2, dtype),
         choices=jnp.arange(spec.acting, dtype=dtype) if discrete else None,
     )
-    shift = 0.0 if known.terminates else known.reward_mean
+    end = None
+    if spec.clock is not None:
+        end = spec.observation.names.index(spec.clock.name), spec.clock.end
+    shift = 0.0 if known.terminates or end is not None else known.reward_mean
     return Scaling(
         stacked_normaliser(spec.history, normaliser),
         shift,
         known.reward_deviation if known.reward_deviation > 1e-6 else 1.0,
+        end,
     )
 
 
@@ -130,13 +141,19 @@ def scaled(how: Scaling, transitions: Transition) -> Transition:
     normaliser = how.normaliser
     observation = np.asarray(transitions.observation)
     reward = np.asarray(transitions.reward, np.float64)
+    terminated = np.asarray(transitions.terminated, observation.dtype)
+    if how.end is not None:
+        column, end = how.end
+        left = np.abs(np.asarray(transitions.next_observation)[..., column] - end)
+        over = left <= ROUNDING * max(1.0, abs(end))
+        terminated = np.maximum(terminated, over.astype(terminated.dtype))
     return Transition(
         observation=normalise(normaliser, jnp.asarray(observation)),
         action=to_unit(normaliser, jnp.asarray(transitions.action)),
         reward=jnp.asarray((reward - how.reward_shift) / how.reward_scale, observation.dtype),
         cost=jnp.asarray(transitions.cost),
         next_observation=normalise(normaliser, jnp.asarray(transitions.next_observation)),
-        terminated=jnp.asarray(transitions.terminated, observation.dtype),
+        terminated=jnp.asarray(terminated),
         next_action=to_unit(normaliser, jnp.asarray(successors(transitions))),
     )
 

@@ -25,7 +25,7 @@ from neorl_core.training.population import (
     members,
     warm_up_updates,
 )
-from neorl_core.training.preparation import Scaling, moments, scaled, scaling
+from neorl_core.training.preparation import moments, scaled, scaling
 from neorl_core.types import Controller, Params, Plant, PlantSpec, Process, Transition
 
 
@@ -172,7 +172,7 @@ class Agent:
         warm_up = 0 if begun else warm_up_updates(algorithm, self.config)
         plan = schedule(updates, 500, algorithm.batches_per_update, warm_up)
         how = scaling(moments(dataset), spec)
-        data = scaled(Scaling(policy.normaliser, how.reward_shift, how.reward_scale), dataset)
+        data = scaled(how._replace(normaliser=policy.normaliser), dataset)
         reached = train(algorithm, TrainState(learner, fresh.key, fresh.step), resident(data), plan, batch_size)
         self._learner = reached.population
         found = fitted(algorithm, self.config, alone, policy.normaliser, plan, reached)

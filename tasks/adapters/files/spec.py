@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from neorl_core.types import Constraint, PlantSpec, Space
+from neorl_core.types import Clock, Constraint, PlantSpec, Space
 
 if TYPE_CHECKING:
     from neorl_core.graph.layout import Layout
     from neorl_core.history import History
 
-OPTIONAL = ("history", "choices", "layout")
+OPTIONAL = ("history", "choices", "layout", "clock")
 """Fields that are left out where they are None."""
 FLAT = ("context", "flags", "present", "kinds")
 """Parts of a layout that are one list each."""
@@ -20,8 +20,9 @@ FLAT = ("context", "flags", "present", "kinds")
 def spec_record(spec: PlantSpec) -> dict[str, Any]:
     """A plant's names, units, bounds and limits as JSON; an infinite bound becomes the string 'inf' or '-inf'.
 
-    Only the spec of a stacked observation has a history, only that of a discrete action choices, and only that of a
-    plant that lies on a graph a layout, so that other records are what they were without.
+    Only the spec of a stacked observation has a history, only that of a discrete action choices, only that of a plant
+    that lies on a graph a layout, and only that of a task that ends by an observed clock a clock, so that other records
+    are what they were without.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -77,6 +78,7 @@ def spec_of_record(record: Any) -> PlantSpec:
         history=_history(whole["history"], observation.size, action.size) if "history" in whole else None,
         choices=_choices(whole["choices"], action) if "choices" in whole else None,
         layout=_layout(whole["layout"], observation.size, action.size) if "layout" in whole else None,
+        clock=_clock(whole["clock"], observation) if "clock" in whole else None,
     )
 
 
@@ -129,6 +131,14 @@ def _choices(value: Any, action: Space) -> tuple[str, ...]:
     if (action.low, action.high) != ((0.0,), (len(names) - 1.0,)) or len(set(names)) < len(names):
         raise ValueError("expected one action from 0 to the number of its choices, each name once, got others")
     return names
+
+
+def _clock(value: Any, observation: Space) -> Clock:
+    held = _object(value, "clock", Clock._fields)
+    name, end = _text(held["name"], "clock.name"), _number(held["end"], "clock.end")
+    if name not in observation.names or not math.isfinite(end):
+        raise ValueError(f"expected an observation as clock and what it reads at the end, got {name[:80]} and {end:g}")
+    return Clock(name, end)
 
 
 def _space(value: Any, place: str) -> Space:

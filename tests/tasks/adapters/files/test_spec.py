@@ -62,6 +62,9 @@ def test_bounds_may_be_infinite() -> None:
         (("action", "low"), [], "as many names"),
         (("action", "extra"), 1, "expected action with"),
         (("extra",), 1, "expected spec with"),
+        (("clock",), {"name": "period"}, "expected clock with name, end"),
+        (("clock",), {"name": "period", "end": 3.0}, "expected an observation as clock .* got period"),
+        (("clock",), {"name": "temperature", "end": "inf"}, "what it reads at the end, got temperature and inf"),
     ],
 )
 def test_what_cannot_have_been_written_is_named(place: tuple[str | int, ...], value: Any, says: str) -> None:

@@ -121,6 +121,20 @@ def test_signals_keep_their_order(tmp_path: Path, home: Path) -> None:
     np.testing.assert_array_equal(made.arrays()["observations"], plain.arrays()["observations"])
 
 
+def test_a_task_that_ends_by_a_clock_says_so(tmp_path: Path, home: Path) -> None:
+    path = write_d4rl(tmp_path / "a.hdf5", walk(100))
+    told = spec_file(tmp_path, SPEC.replace("observations:", "ends: {level: 20}\nobservations:"))
+    spec = opened(ingest_file(Home(home), path, SourceOptions(spec=told))).spec
+    assert spec.clock == ("level", 20.0)
+    for wrong, says in (
+        ("{valve: 1}", "tells when an episode is over, got 'valve'"),
+        ("{a: 1, b: 2}", "at most 1 item"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            again = spec_file(tmp_path, SPEC.replace("observations:", f"ends: {wrong}\nobservations:"))
+            ingest_file(Home(home), path, SourceOptions(spec=again))
+
+
 def test_choices_get_names(tmp_path: Path, home: Path) -> None:
     text = SPEC.replace("valve: {unit: '%', range: [-2, 2]}", "gear: {choices: [idle, low, high, reverse]}")
     arrays = with_choices(walk(100), 3)

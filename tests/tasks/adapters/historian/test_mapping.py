@@ -67,6 +67,14 @@ def test_derived_quantities_rewards_and_limits(tmp_path: Path) -> None:
     assert log.rows["terminals"].tolist() == [False] * 10 + [True]
 
 
+def test_a_process_that_makes_batches_has_a_clock() -> None:
+    batches = MAPPING["process"] | {"ends": {"level": 2.0}}
+    assert described_spec(mapping(process=batches)).clock == ("level", 2.0)
+    assert described_spec(mapping()).clock is None
+    with pytest.raises(ValueError, match="tells when an episode is over, got 'valve'"):
+        described_spec(mapping(process=batches | {"ends": {"valve": 2.0}}))
+
+
 def test_a_limited_quantity_is_one_that_is_measured_or_derived(tmp_path: Path) -> None:
     long().write_parquet(tmp_path / "long.parquet")
     spec = described_spec(mapping())
