@@ -130,9 +130,9 @@ def test_a_task_that_ends_by_a_clock_says_so(tmp_path: Path, home: Path) -> None
         ("{valve: 1}", "tells when an episode is over, got 'valve'"),
         ("{a: 1, b: 2}", "at most 1 item"),
     ):
+        again = SourceOptions(spec=spec_file(tmp_path, SPEC.replace("observations:", f"ends: {wrong}\nobservations:")))
         with pytest.raises(BadInput, match=says):
-            again = spec_file(tmp_path, SPEC.replace("observations:", f"ends: {wrong}\nobservations:"))
-            ingest_file(Home(home), path, SourceOptions(spec=again))
+            ingest_file(Home(home), path, again)
 
 
 def test_choices_get_names(tmp_path: Path, home: Path) -> None:
