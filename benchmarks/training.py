@@ -46,7 +46,7 @@ def windows(work: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def training(algorithms: Sequence[str], hidden: int, critics: int, members: int) -> list[dict[str, Any]]:
+def training(algorithms: Sequence[str], hidden: int, critics: int, seeds: int) -> list[dict[str, Any]]:
     """Gradient steps per second and compile seconds at one size."""
     _, data = prepare(transitions(ROWS), SPEC)
     found = []
@@ -56,7 +56,7 @@ def training(algorithms: Sequence[str], hidden: int, critics: int, members: int)
         if "critics" in algorithm.Config()._asdict():
             overrides["critics"] = critics
         config = configure(algorithm, overrides)
-        population = init_population(algorithm, SPEC, config, members(range(members), {}))
+        population = init_population(algorithm, SPEC, config, members(range(seeds), {}))
         chunk = make_train_chunk(algorithm, CHUNK, CHUNK, 256)
         started = time.perf_counter()
         compiled = chunk.lower(population, data).compile()  # type: ignore[attr-defined]
@@ -77,8 +77,8 @@ def training(algorithms: Sequence[str], hidden: int, critics: int, members: int)
                 "algorithm": name,
                 "network": f"2x{hidden}",
                 "critics": overrides.get("critics", 0),
-                "members": members,
-                "steps_per_second": members * CHUNK * repeats / kept.seconds,
+                "members": seeds,
+                "steps_per_second": seeds * CHUNK * repeats / kept.seconds,
                 "compile_seconds": compiling,
                 "quiet": kept.quiet > 0,
             }

@@ -81,8 +81,8 @@ class Learner(Strict):
     hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
     """Overrides of the algorithm's own defaults, the same for all its members."""
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = Field(default_factory=dict)
-    """Hyper-parameters that its members differ in; there are seeds x the product of these lists, and no two members
-    have a seed in common."""
+    """Hyper-parameters that its members differ in; there are seeds x the product of these lists, and no two of
+    them have a seed in common."""
     start: str | None = Field(default=None, repr=False)
     """Digest of the weights that its members begin with, which a fleet's retraining finds; seeds draw them without."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     # What describes a plant is also read where nothing is computed: importing JAX takes longer than that.
+    import numpy as np
     from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
     from neorl_core.graph.layout import Layout
@@ -70,6 +71,19 @@ class PlantSpec(NamedTuple):
     clock: Clock | None = None
     """Where the task ends with the episode and the observation tells when: learners take nothing to follow. None of a
     plant that runs on, of which an episode is a piece."""
+
+    def over(self, observation: Any) -> Bool[np.ndarray, "*n"]:
+        """Whether the clock tells of observations (..., O) that their episode is over; of none without a clock.
+
+        A clock in single precision may miss its end by a millionth of itself.
+        """
+        import numpy as np
+
+        seen = np.asarray(observation)
+        if self.clock is None:
+            return np.zeros(seen.shape[:-1], bool)
+        left = np.abs(seen[..., self.observation.names.index(self.clock.name)] - self.clock.end)
+        return left <= 1e-6 * max(1.0, abs(self.clock.end))
 
     @property
     def acting(self) -> int:

@@ -42,7 +42,11 @@ def departure(key: PRNGKeyArray, logs: LoggedSteps, decisions: Decisions) -> Flo
     onward = known_rows(logs) & (logs.terminated <= 0)
     # Rows that end have no next step; their observations may be no numbers.
     following = jnp.where(onward[:, None], logs.next_observation, 0.0)
-    away = decisions.next_action - mean(following)
+    # Where every step ends its episode there are no others than the first ones.
+    first = logs.observation[logs.starts]
+    counts = jnp.append(onward, jnp.broadcast_to(~jnp.any(onward), first.shape[:1]))
+    acts = jnp.concatenate([decisions.next_action, decisions.initial_action])
+    away = acts - mean(jnp.concatenate([following, first]))
     square = jnp.sum(away * jax.scipy.linalg.solve(moments, away.T, assume_a="pos").T, axis=1) / size
-    found: Float[Array, ""] = jnp.sqrt(jnp.nanmedian(jnp.where(onward, square, jnp.nan)))
+    found: Float[Array, ""] = jnp.sqrt(jnp.nanmedian(jnp.where(counts, square, jnp.nan)))
     return found

@@ -14,8 +14,6 @@ from neorl_core.networks import Normaliser, normalise, to_unit
 from neorl_core.types import PlantSpec, Transition
 
 Vector = Float[np.ndarray, " D"]
-ROUNDING = 1e-6
-"""By how much of itself a clock in single precision may miss its end."""
 
 
 class Moments(NamedTuple):
@@ -40,8 +38,7 @@ class Scaling(NamedTuple):
     normaliser: Normaliser
     reward_shift: float
     reward_scale: float
-    end: tuple[int, float] | None = None
-    """Place in the observation of the clock by which episodes end, and what it reads then."""
+    spec: PlantSpec
 
 
 def moments(transitions: Transition) -> Moments:
@@ -124,15 +121,12 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
         action_half_range=jnp.asarray((high - low) / 2, dtype),
         choices=jnp.arange(spec.acting, dtype=dtype) if discrete else None,
     )
-    end = None
-    if spec.clock is not None:
-        end = spec.observation.names.index(spec.clock.name), spec.clock.end
-    shift = 0.0 if known.terminates or end is not None else known.reward_mean
+    shift = 0.0 if known.terminates or spec.clock is not None else known.reward_mean
     return Scaling(
         stacked_normaliser(spec.history, normaliser),
         shift,
         known.reward_deviation if known.reward_deviation > 1e-6 else 1.0,
-        end,
+        spec,
     )
 
 
@@ -141,19 +135,14 @@ def scaled(how: Scaling, transitions: Transition) -> Transition:
     normaliser = how.normaliser
     observation = np.asarray(transitions.observation)
     reward = np.asarray(transitions.reward, np.float64)
-    terminated = np.asarray(transitions.terminated, observation.dtype)
-    if how.end is not None:
-        column, end = how.end
-        left = np.abs(np.asarray(transitions.next_observation)[..., column] - end)
-        over = left <= ROUNDING * max(1.0, abs(end))
-        terminated = np.maximum(terminated, over.astype(terminated.dtype))
+    terminated = np.maximum(np.asarray(transitions.terminated), how.spec.over(transitions.next_observation))
     return Transition(
         observation=normalise(normaliser, jnp.asarray(observation)),
         action=to_unit(normaliser, jnp.asarray(transitions.action)),
         reward=jnp.asarray((reward - how.reward_shift) / how.reward_scale, observation.dtype),
         cost=jnp.asarray(transitions.cost),
         next_observation=normalise(normaliser, jnp.asarray(transitions.next_observation)),
-        terminated=jnp.asarray(terminated),
+        terminated=jnp.asarray(terminated, observation.dtype),
         next_action=to_unit(normaliser, jnp.asarray(successors(transitions))),
     )
 

@@ -169,7 +169,8 @@ class Evaluation(Reference):
     @property
     def found(self) -> str:
         if not self.supported:
-            return f"member {self.selected} selected, not supported by the logs: {self.reason}"
+            why = f": {self.reason}" if self.reason else ""
+            return f"member {self.selected} selected, not supported by the logs{why}"
         return f"member {self.selected} selected, gain over the logged controller {self.difference}"
 
 

@@ -18,8 +18,10 @@ from tasks.adapters.files.canonical import canonical_json
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.certificate import NON_CLAIMS
 from tasks.gates import judge
+from tasks.judgement import screen
 from tasks.record import VERDICTS, Record
 from tasks.references import (
+    Champion,
     Gate,
     Identification,
     IdentifiedConstant,
@@ -30,8 +32,8 @@ from tasks.references import (
     Source,
 )
 from tasks.report import describe, draw_plots, interval, limit, number, report, signed
+from tests.judged import evidence, process_evidence
 from tests.judged import interval as interval_of
-from tests.judged import process_evidence
 from tests.sample_record import CLAIM, sample_record
 
 NAN = float("nan")
@@ -197,6 +199,10 @@ def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Reco
     lost, *others = sample.evaluation.members
     why = {"supported": False, "reason": "its actions lie too far from the logged ones"}
     found = sample.evaluation.model_copy(update={"members": (lost.model_copy(update=why), *others)})
+    found = found.model_copy(update={**why, "selected": 0})
+    # The gate says it in the same words.
+    judged = screen(sample.run, sample.validation, evidence().simulator, found, sample.rollouts, Champion(), sample.fallback)
+    assert why["reason"] in next(gate.detail for gate in judged.gates if gate.name == "ope")
     page = _Page(report(Home(home), changed(sample, evaluation=found), {}).page.read_text())
     assert page.text.count("no: its actions lie too far from the logged ones") == 1
     assert "no: " not in _Page(report(Home(home), sample, {}).page.read_text()).text

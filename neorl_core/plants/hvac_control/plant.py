@@ -24,7 +24,7 @@ from neorl_core.plants.hvac_control import weather
 from neorl_core.plants.hvac_control.thermostat import ThermostatParams, comfort_band, thermostat
 from neorl_core.plants.hvac_control.weather import DT, HORIZON, Weather, WeatherParams
 from neorl_core.plants.integrators import RK4, integrate
-from neorl_core.types import AgentView, Clock, Constraint, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import AgentView, Constraint, Plant, PlantSpec, Space, Timestep
 
 ZONES = ("east", "core", "west")
 SHARES = (0.35, 0.3, 0.35)
@@ -72,7 +72,6 @@ SPEC = PlantSpec(
     horizon=HORIZON,
     # 0: the best constant cooling; 100: planning. Over 1000 days each.
     score_range=(-7.27, -4.09),
-    clock=Clock("hour", 0.0),
 )
 LIMIT = SPEC.constraints[0]
 

@@ -285,7 +285,7 @@ class HistorianStream:
         beyond = (outcome == StepOutcome.ROW) & outside[1:]
         terminals = beyond & self.mapping.end_at_trip
         changed = (now.modes != later.modes).any(axis=1)
-        ends = self._cutter.cut(keep, terminals | changed, last)
+        ends = self._cutter.cut(keep, terminals | changed | self.spec.over(later.observations), last)
         count = len(ends)
         fault = np.where(now.fault != "", now.fault, later.fault)
         fault = np.where(fault != "", fault, now.action_fault)

@@ -23,7 +23,7 @@ from neorl_core.types import Params, Plant, PlantSpec, Process
 from tasks.adapters.code.loading import changed, find_installed
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, make_folder, sha256_hex, write_atomic
-from tasks.adapters.files.spec import spec_record
+from tasks.adapters.files.spec import same_limits, spec_record
 from tasks.adapters.models.manifest import (
     ARRAYS,
     EXAMPLES,
@@ -201,7 +201,7 @@ def save_bundle(
 def is_current(folder: Path, plant: KnownPlant) -> bool:
     """Whether a bundle was made for the plant's names, bounds, limits and code as they are, so that it can be run."""
     manifest = read_manifest(folder)
-    return (manifest.spec, manifest.code) == (plant.spec, plant.code)
+    return same_limits(manifest.spec, plant.spec) and manifest.code == plant.code
 
 
 def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = None) -> KnownPlant:
@@ -269,7 +269,7 @@ def _line(error: Exception) -> str:
 
 
 def _same_limits(folder: Path, manifest: Manifest, known: KnownPlant) -> KnownPlant:
-    if (known.spec, known.code) != (manifest.spec, manifest.code):
+    if not same_limits(known.spec, manifest.spec) or known.code != manifest.code:
         raise Refused(
             f"expected the limits of {known.name} that {folder} was certified with, got others in this version of "
             "the code: retrain, or load it with the version it was made with."

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from configs.errors import BadInput
 from neorl_core.types import PlantSpec
 from tasks.adapters.files.canonical import canonical_json, make_folder, sha256_hex, write_atomic
-from tasks.adapters.files.spec import spec_record
+from tasks.adapters.files.spec import same_limits, spec_record
 from tasks.adapters.store.reader import SCHEMA, StoredDataset
 from tasks.adapters.store.records import FileRecord, Manifest, Provenance, ShardRecord
 from tasks.adapters.store.schema import CHOICE, ROW_KEYS, Rows, kept_as
@@ -99,7 +99,7 @@ class DatasetWriter:
         self._buffer = _Buffer()
         self._beside = ThreadPoolExecutor(IN_FLIGHT)
         self._waiting: deque[Future[ShardRecord]] = deque()
-        if parent and parent.manifest.spec != spec_record(spec):
+        if parent and not same_limits(parent.spec, spec):
             raise BadInput(
                 f"expected dataset {parent.digest} to be of plant {spec.name} as it is now, got another spec: "
                 "ingest its sources again."

@@ -72,3 +72,19 @@ def test_rows_without_a_next_observation_do_not_count() -> None:
     )
     found = departure(KEY, cut, decided(np.where(np.asarray(ends)[:, None], np.nan, mean + 0.3)))
     assert float(found) == pytest.approx(float(departure(KEY, steps, decided(mean + 0.3))), rel=0.05)
+
+
+def test_where_every_step_ends_its_episode_the_first_ones_are_all_there_is() -> None:
+    steps, _ = logged()
+    single = steps._replace(
+        terminated=jnp.ones(6_000),
+        episode=jnp.arange(6_000),
+        starts=jnp.arange(6_000),
+        next_observation=jnp.nan * steps.observation,
+    )
+    now = np.asarray(steps.observation, np.float64)
+    mean = np.stack([0.3 * np.maximum(now[:, 0], 0.0), -0.2 * now[:, 1]], axis=1)
+    for away in (0.0, 0.3):
+        acts = Decisions(jnp.full((6_000, 2), jnp.nan), jnp.asarray(mean + away, jnp.float32))
+        expected = away * np.sqrt(np.ones(2) @ np.linalg.solve(MIXED @ MIXED.T, np.ones(2)) / 2)
+        assert float(departure(KEY, single, acts)) == pytest.approx(expected, rel=0.08, abs=0.1)

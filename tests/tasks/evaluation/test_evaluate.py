@@ -163,6 +163,8 @@ def test_guesses_are_of_the_rows_that_they_stand_for(reference: Dataset, sound: 
     fitted = fit_estimators(
         episodes_of(reactor_run(), read_logs(store, store.split(0.3)[1]), NO_PAST, policy.normaliser)
     )
+    # The policy learned nothing: its actions are not the logged ones.
+    assert fitted.of(policy).departure > 0.1
     steps, decided = fitted.episodes.steps, decisions(fitted.episodes, policy)
     starts = steps.observation[steps.starts]
     asked = ((steps.observation, steps.action), (steps.next_observation, decided.next_action))
@@ -220,7 +222,7 @@ def test_a_member_is_selected_by_some_episodes_and_its_gain_told_by_others(
     assert found.selected == chosen(members)
     # What is claimed comes from other episodes than what selects.
     assert not found.supported or found.difference != members[found.selected].gain
-    assert np.isfinite(found.difference.value) == found.supported
+    assert np.isfinite(found.difference.value) == found.supported == (found.reason == "")
     assert found.champion_difference is None
     assert (told[0], told[-1]) == ((0, 40, "updates of the learned model"), (40, 40, "updates of the learned model"))
     # The order in which members stand does not matter.

@@ -168,7 +168,11 @@ def test_a_grid_varies_the_members(reference: Dataset, tmp_path: Path) -> None:
     settings = {"updates": 20, "seeds": 1, "grid": {"alpha": [0.5, 2.5]}}
     found = train(Home(tmp_path), reactor_run(train=settings), reference)
     assert [m.hyperparameters for m in found.members] == [{"alpha": 0.5}, {"alpha": 2.5}]
+    assert [m.seed for m in found.members] == [0, 1]
     assert len({m.bundle.digest for m in found.members}) == 2
+    # The first has the seed of one that is alone, and another alpha.
+    alone = train(Home(tmp_path), reactor_run(train={**settings, "grid": {"alpha": [2.5]}}), reference)
+    assert alone.members[0].bundle.digest not in {m.bundle.digest for m in found.members}
 
 
 def test_what_checkpoints_are_compared_by_counts_where_the_best_ships(reference: Dataset, tmp_path: Path) -> None:

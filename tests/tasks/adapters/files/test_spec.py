@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from neorl_core.plants import PLANTS
-from neorl_core.types import Constraint
+from neorl_core.types import Clock, Constraint
 from tasks.adapters.files.canonical import digest_json
-from tasks.adapters.files.spec import spec_of_record, spec_record
+from tasks.adapters.files.spec import same_limits, spec_of_record, spec_record
 
 SPEC = PLANTS["chemical_reactor"].spec
 
@@ -29,6 +29,13 @@ def test_digests_of_bundles_and_datasets_that_exist_rest_on_this_form() -> None:
     # With the scale of scores that those were made with.
     spec = SPEC._replace(score_range=(-0.143, -0.0057))
     assert digest_json(spec_record(spec)) == "e1c5b5324c902a584a8d61627bb5faa7c441fd54126f21830aeb5bc9e82166bb"
+
+
+def test_a_clock_is_no_limit() -> None:
+    timed = SPEC._replace(clock=Clock("temperature", 350.0))
+    assert same_limits(SPEC, timed)
+    assert not same_limits(SPEC, timed._replace(horizon=7))
+    assert spec_of_record(json.loads(json.dumps(spec_record(timed)))) == timed
 
 
 def test_bounds_may_be_infinite() -> None:

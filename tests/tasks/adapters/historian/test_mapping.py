@@ -75,6 +75,19 @@ def test_a_process_that_makes_batches_has_a_clock() -> None:
         described_spec(mapping(process=batches | {"ends": {"valve": 2.0}}))
 
 
+def test_an_episode_is_cut_where_its_clock_reads_the_end(tmp_path: Path) -> None:
+    long().write_parquet(tmp_path / "long.parquet")
+    plain = read(tmp_path / "long.parquet").rows
+    seen = plain["next_observations"][:, 0]
+    batches = MAPPING["process"] | {"ends": {"level": float(seen[4])}}
+    cut = read(tmp_path / "long.parquet", process=batches).rows
+    np.testing.assert_array_equal(cut["timeouts"], plain["timeouts"] | (np.abs(seen - seen[4]) < 1e-6))
+    assert cut["timeouts"][4]
+    assert not plain["timeouts"][4]
+    # A clock ends the task, and no trip: learners take it for a termination, and the record stays what it is.
+    assert not cut["terminals"].any()
+
+
 def test_a_limited_quantity_is_one_that_is_measured_or_derived(tmp_path: Path) -> None:
     long().write_parquet(tmp_path / "long.parquet")
     spec = described_spec(mapping())
