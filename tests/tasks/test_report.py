@@ -201,7 +201,8 @@ def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Reco
     found = sample.evaluation.model_copy(update={"members": (lost.model_copy(update=why), *others)})
     found = found.model_copy(update={**why, "selected": 0})
     # The gate says it in the same words.
-    judged = screen(sample.run, sample.validation, evidence().simulator, found, sample.rollouts, Champion(), sample.fallback)
+    known = (sample.run, sample.validation, evidence().simulator, found, sample.rollouts)
+    judged = screen(*known, Champion(), sample.fallback)
     assert why["reason"] in next(gate.detail for gate in judged.gates if gate.name == "ope")
     page = _Page(report(Home(home), changed(sample, evaluation=found), {}).page.read_text())
     assert page.text.count("no: its actions lie too far from the logged ones") == 1
