@@ -30,8 +30,8 @@ that was made, cells of robot_assembly, steel_annealing and power_grid were look
 those from 600 on, the models' own values are part of the interval, a policy's actions must lie near the logged ones,
 and the default population has one `bptt` member at each price, with a seed of its own."""
 SINCE = (
-    "When the cells were run, half of a policy's actions had to lie within 1.6 deviations of the logged ones, and today "
-    "within 2.5: of the 21 policies that have support by that, 7 have their truth below the interval, all of "
+    "When the cells were run, half of a policy's actions had to lie within 1.6 deviations of the logged ones, and "
+    "today within 2.5: of the 21 policies that have support by that, 7 have their truth below the interval, all of "
     "robot_assembly, so that of today's estimates up to 6.8 % do."
 )
 """What differs between the code and the cells that are kept; empty where nothing does."""
