@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -128,18 +128,19 @@ def declared_spec(file: FileSpec, found: PlantSpec, choices: int | None) -> Plan
         time_unit="s" if file.period_seconds else found.time_unit,
         horizon=file.horizon or found.horizon,
         choices=names,
-        clock=_clock(file.ends, tuple(file.observations)),
+        clock=_clock(file.ends, file.observations),
     )
 
 
-def _clock(ends: Ends | None, observed: Sequence[str]) -> Clock | None:
-    for name, end in (ends or {}).items():
-        if name not in observed:
-            raise ValueError(
-                f"expected an observation that tells when an episode is over, got '{name}': name one in 'ends'"
-            )
-        return Clock(name, end)
-    return None
+def _clock(ends: Ends | None, observed: Collection[str]) -> Clock | None:
+    if ends is None:
+        return None
+    ((name, end),) = ends.items()
+    if name not in observed:
+        raise ValueError(
+            f"expected an observation that tells when an episode is over, got '{name}': name one in 'ends'"
+        )
+    return Clock(name, end)
 
 
 def _over(found: Space, given: Mapping[str, Observed | Acting]) -> Space:
@@ -219,7 +220,7 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
         time_unit="s",
         horizon=mapping.process.horizon,
         score_range=(0.0, 100.0),
-        clock=_clock(mapping.process.ends, tuple(observed)),
+        clock=_clock(mapping.process.ends, observed),
     )
 
 

@@ -152,7 +152,7 @@ def process_claims(record: Record) -> tuple[str, ...]:
     if record.protection is None or record.model is None or record.estimate is None:
         return ()
     guard, found = record.protection, record.evaluation
-    gain = str(found.difference) if found.supported else "not supported by the logs"
+    gain = str(found.difference) if found.supported else found.unsupported
     return (
         f"{NO_CLAIM.capitalize()}: without a simulator no probability of violating a limit is certified.",
         f"Actions stay within bounds and rate limits for all inputs; {guard.bounds.inputs:,} of every kind were tried.",

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.home import Home
 from configs.run import Data, RunConfig
-from neorl_core.types import PlantSpec
+from neorl_core.types import Clock, PlantSpec
 from tasks.adapters.files.canonical import digest_json, write_json
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.plants.opening import opened
@@ -221,6 +221,8 @@ def dataset_checks(
         found.checks += _range_checks(name, signal, least, most)
         if older is not None:
             _expect_no_drift(found, name, summary, older)
+    if spec.clock is not None:
+        _expect_clock(found, spec.clock, summary)
     if spec.choices is not None:
         _expect_choices(found, {choice: summary.signals[f"action {choice}"].mean for choice in spec.choices})
     found.checks.append(_length_check(summary))
@@ -243,6 +245,27 @@ def _expect_enough(found: Expectations, summary: Statistics, train: int, held_ou
         f"expected at most {MAX_VIOLATING:.0%} of rows to violate a limit, got {violating:.1%}: "
         "find out whether the plant's limits or its logs are wrong.",
         high=MAX_VIOLATING,
+        refuses=False,
+    )
+
+
+def _expect_clock(found: Expectations, clock: Clock, summary: Statistics) -> None:
+    """Expect the clock to read its end after the last steps of episodes, and after no others."""
+    ends, others = summary.over
+    found.expect(
+        "episodes that end by the clock",
+        ends,
+        f"expected episodes after which {clock.name} reads {clock.end:g}, got none: the end of the task is not "
+        "learned, so correct the clock ('ends' in a mapping or a spec's file), or log whole episodes.",
+        low=1,
+        refuses=False,
+    )
+    found.expect(
+        "steps within an episode after which the clock reads its end",
+        others,
+        f"expected {clock.name} to read {clock.end:g} after an episode's last step alone, got {others:,} others: "
+        "learners take nothing to follow them, so correct the clock ('ends' in a mapping or a spec's file).",
+        high=0,
         refuses=False,
     )
 

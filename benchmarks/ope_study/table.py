@@ -31,8 +31,8 @@ those from 600 on, the models' own values are part of the interval, a policy's a
 and the default population has one `bptt` member at each price, with a seed of its own."""
 SINCE = (
     "When the cells were run, half of a policy's actions had to lie within 1.6 deviations of the logged ones, and "
-    "today within 2.5: of the 21 policies that have support by that, 7 have their truth below the interval, all of "
-    "robot_assembly, so that of today's estimates up to 6.8 % do."
+    "today within 2.5: of the 21 policies that may have support by that, 7 have their truth below the interval, all of "
+    "robot_assembly, so that of today's estimates about 7 % do."
 )
 """What differs between the code and the cells that are kept; empty where nothing does."""
 

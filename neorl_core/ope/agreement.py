@@ -27,9 +27,9 @@ was developed on, the intervals of policies up to here held the truth, and some 
 MOST_OUTSIDE_APART = 0.1
 """That share where the families of models contradict each other."""
 MOST_DEPARTED = 2.5
-"""Deviations of the logged actions by which a policy may depart from their mean at half of the steps. At 1.6 the
-study's worst estimates, all of robot_assembly, had no support, and neither had the best policies of double_mass and of
-the reactor, whose intervals held the truth."""
+"""Deviations of the logged actions by which a policy may depart from their mean at half of the steps. In the
+study, of 26 policies that depart further than 1.6 and fail by nothing else, 19 had the truth in their interval; 7, all
+of robot_assembly and within 2.5, had it below."""
 
 
 class Estimate(NamedTuple):

@@ -167,11 +167,14 @@ class Evaluation(Reference):
     episodes: int
 
     @property
+    def unsupported(self) -> str:
+        """That the logs do not support the estimate, and why, where that was recorded."""
+        return "not supported by the logs" + (f": {self.reason}" if self.reason else "")
+
+    @property
     def found(self) -> str:
-        if not self.supported:
-            why = f": {self.reason}" if self.reason else ""
-            return f"member {self.selected} selected, not supported by the logs{why}"
-        return f"member {self.selected} selected, gain over the logged controller {self.difference}"
+        gain = f"gain over the logged controller {self.difference}" if self.supported else self.unsupported
+        return f"member {self.selected} selected, {gain}"
 
 
 MOSTLY = 0.5

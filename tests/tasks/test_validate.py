@@ -15,6 +15,7 @@ import pytest
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
+from neorl_core.types import Clock, PlantSpec
 from tasks.adapters.store.drift import stability_index
 from tasks.adapters.store.expectations import check_episode_table
 from tasks.adapters.store.reader import StoredDataset
@@ -62,12 +63,14 @@ def opened(reference: Dataset) -> StoredDataset:
     return StoredDataset.open(reference.store, reference.digest)
 
 
-def refusals(tmp_path: Path, rows: Rows, older: Rows | None = None) -> tuple[list[str], list[str]]:
+def refusals(
+    tmp_path: Path, rows: Rows, older: Rows | None = None, spec: PlantSpec = SPEC
+) -> tuple[list[str], list[str]]:
     """What dataset_checks would refuse and warn of, decided here without Great Expectations."""
     store = opened(write(tmp_path / "new", rows))
     before = summarise(opened(write(tmp_path / "old", older)), SPEC) if older else None
-    summary = summarise(store, SPEC)
-    table, checks = dataset_checks(summary, before, SPEC, *(len(side) for side in store.split()))
+    summary = summarise(store, spec)
+    table, checks = dataset_checks(summary, before, spec, *(len(side) for side in store.split()))
     failed = []
     for check in checks:
         values = np.atleast_1d(table[check.column] if check.table == "dataset" else summary.episodes[check.column])
@@ -207,6 +210,26 @@ def test_stability_index() -> None:
     assert stability_index(old, old) == 0
     expected = 5 * 0.1 * np.log(2) + 5 * -0.095 * np.log(0.05)
     np.testing.assert_allclose(stability_index(np.repeat(np.arange(50.0), 2), old), expected)
+
+
+def test_a_clock_that_reads_its_end_elsewhere_or_never_is_warned_of(tmp_path: Path) -> None:
+    name = SPEC.observation.names[0]
+    spec, rows = SPEC._replace(clock=Clock(name, 5.0)), make_rows([20] * 30)
+
+    def told(place: str) -> list[str]:
+        return [
+            why
+            for why in refusals(tmp_path / place, rows, spec=spec)[1]
+            if f"{name} reads 5" in why or f"{name} to read 5" in why
+        ]
+
+    assert [why.partition(", got ")[2][:4] for why in told("never")] == ["none"]
+    rows["next_observations"] = rows["next_observations"].copy()
+    rows["next_observations"][19::20, 0] = 5.0
+    assert told("last") == []
+    rows["next_observations"] = rows["next_observations"].copy()
+    rows["next_observations"][[3, 7], 0] = 5.0
+    assert [why.partition(", got ")[2][:8] for why in told("others")] == ["2 others"]
 
 
 def test_the_table_of_episodes_has_a_schema(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def digest_of(spec: PlantSpec, structure: Any, arrays: Mapping[str, npt.NDArray[
         {"path": name, "dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256_hex(array.tobytes())}
         for name, array in sorted(arrays.items())
     ]
-    named = {"schema": SCHEMA, "plant": spec_record(spec), "structure": structure, "leaves": leaves}
+    # Learners alone read the clock: a composite is the same whatever it was learned by.
+    plant = spec_record(spec._replace(clock=None))
+    named = {"schema": SCHEMA, "plant": plant, "structure": structure, "leaves": leaves}
     return digest_json(named | ({"code": code} if code else {}))
 
 

@@ -83,6 +83,8 @@ class Statistics(NamedTuple):
     """Seconds of a control step; 0 without time."""
     terminated: int
     """Episodes that terminate."""
+    over: tuple[int, int]
+    """Steps after which the spec's clock reads its end: the last of their episodes, and others."""
     rewards: tuple[float, float]
     """The least and the greatest."""
     faults: Counter[str]
@@ -124,7 +126,7 @@ def summarise(
     """
     low, high = signal_bounds(spec)
     origin: Floats = signals_of(dataset.read(0, 1, ["observations", "actions"]), spec)[0]
-    per, whole = _PerEpisode(dataset, origin, low, high), _Whole(dataset, len(low))
+    per, whole = _PerEpisode(dataset, origin, low, high), _Whole(dataset, spec)
     faults: Counter[str] = Counter()
     for block in _blocks(dataset, spec, origin, block_rows):
         if check_rows:
@@ -241,7 +243,8 @@ class _PerEpisode:
 class _Whole:
     """What is counted over all rows, block by block."""
 
-    def __init__(self, dataset: StoredDataset, signals: int) -> None:
+    def __init__(self, dataset: StoredDataset, spec: PlantSpec) -> None:
+        self._spec, signals = spec, len(signal_names(spec))
         self._stride = max(dataset.rows // SAMPLE, 1)
         self.period = _period(dataset)
         self._sample: list[Floats] = []
@@ -250,6 +253,7 @@ class _Whole:
         self.product = np.zeros((signals, signals))
         self.violated, self.worst = np.zeros(0, np.int64), np.zeros(0)
         self.terminated = 0
+        self.over = 0, 0
         self.rewards = np.inf, -np.inf
 
     def add(self, block: _Block) -> None:
@@ -263,6 +267,9 @@ class _Whole:
         self.violated += (excess > 0).sum(axis=0)
         self.worst = np.maximum(self.worst, excess.max(axis=0, initial=0.0))
         self.terminated += int(block.rows["terminals"].sum())
+        over = self._spec.over(block.rows["next_observations"])
+        last = int((over & block.ends).sum())
+        self.over = self.over[0] + last, self.over[1] + int(over.sum()) - last
         rewards = block.rows["rewards"]
         self.rewards = min(self.rewards[0], float(rewards.min())), max(self.rewards[1], float(rewards.max()))
         if self.period:
@@ -361,6 +368,7 @@ def _statistics(per: _PerEpisode, whole: _Whole, faults: Counter[str], spec: Pla
         span=whole.span,
         period=whole.period,
         terminated=whole.terminated,
+        over=whole.over,
         rewards=whole.rewards,
         faults=faults,
     )

@@ -16,11 +16,13 @@ from configs.errors import BadInput, Refused
 from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, composite_controller, make_composite
+from neorl_core.types import Clock
 from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.models.bundle import answers, composite_digest, load_bundle, save_bundle
+from tasks.adapters.models.bundle import answers, composite_digest, is_current, load_bundle, save_bundle
 from tasks.adapters.models.manifest import ARRAYS, EXAMPLES, MANIFEST, read_manifest
 from tasks.adapters.models.servability import check_bundle, serve_check
+from tasks.adapters.plants.known import plant_named
 
 NAME = "chemical_reactor"
 PLANT = PLANTS[NAME]
@@ -47,6 +49,18 @@ def _copy(source: Path, target: Path) -> Path:
     for path in source.iterdir():
         (target / path.name).write_bytes(path.read_bytes())
     return target
+
+
+def test_a_bundle_made_under_another_clock_is_current_and_under_other_limits_is_not(tmp_path: Path) -> None:
+    known = plant_named(NAME)
+    timed = known._replace(spec=PLANT.spec._replace(clock=Clock(PLANT.spec.observation.names[0], 1.0)))
+    digest = save_bundle(tmp_path / "timed", _composite(), timed)
+    assert is_current(tmp_path / "timed", known)
+    assert load_bundle(tmp_path / "timed", digest)[0] is PLANT
+    digest = save_bundle(tmp_path / "short", _composite(), known._replace(spec=PLANT.spec._replace(horizon=7)))
+    assert not is_current(tmp_path / "short", known)
+    with pytest.raises(Refused, match="expected the limits of"):
+        load_bundle(tmp_path / "short", digest)
 
 
 def test_saving_twice_gives_the_same_bytes_and_loading_the_same_digest(

@@ -17,6 +17,7 @@ import pytest
 from benchmarks.store import validate
 from configs.errors import BadInput, Refused
 from neorl_core.plants import PLANTS
+from neorl_core.types import Clock
 from tasks.adapters.files import stored
 from tasks.adapters.files.canonical import canonical_json, file_sha256, sha256_hex
 from tasks.adapters.store.reader import StoredDataset
@@ -278,6 +279,9 @@ def test_an_append_must_be_of_the_same_plant_and_keys_and_be_new(tmp_path: Path)
         write(tmp_path, make_rows(4, timestamps=False), parent=old)
     with pytest.raises(BadInput, match="another spec"):
         DatasetWriter(tmp_path, SPEC._replace(horizon=7), old)
+    # A clock says of no row that it is another: older datasets are extended with it.
+    timed = SPEC._replace(clock=Clock(SPEC.observation.names[0], 1.0))
+    DatasetWriter(tmp_path, timed, old)
 
 
 @pytest.mark.slow
