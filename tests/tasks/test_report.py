@@ -19,6 +19,7 @@ from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.certificate import NON_CLAIMS
 from tasks.gates import judge
 from tasks.judgement import screen
+from tasks.process.judgement import screen_process
 from tasks.record import VERDICTS, Record
 from tasks.references import (
     Champion,
@@ -203,7 +204,11 @@ def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Reco
     # The gate says it in the same words.
     known = (sample.run, sample.validation, evidence().simulator, found, sample.rollouts)
     judged = screen(*known, Champion(), sample.fallback)
-    assert why["reason"] in next(gate.detail for gate in judged.gates if gate.name == "ope")
+    numbers = process_evidence()
+    model = LearnedModel(digest="0" * 64, weights=home, residuals=home, prediction=numbers.model)
+    guard = Protection(fallback=numbers.fallback, bounds=numbers.bounds, support=numbers.support)
+    for gates in (judged.gates, screen_process(sample.run, sample.validation, model, found, guard).gates):
+        assert why["reason"] in next(gate.detail for gate in gates if gate.name == "ope")
     page = _Page(report(Home(home), changed(sample, evaluation=found), {}).page.read_text())
     assert page.text.count("no: its actions lie too far from the logged ones") == 1
     assert "no: " not in _Page(report(Home(home), sample, {}).page.read_text()).text
