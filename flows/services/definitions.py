@@ -57,8 +57,8 @@ class Definition(NamedTuple):
 
     title: str
     command: Callable[[Start], Command]
-    answers: Callable[[Home, Mapping[str, Service]], bool]
-    """Whether it can really be used, its database included, given all services by name."""
+    answers: Callable[[Home, Mapping[str, Service], float], bool]
+    """Whether it can really be used, its database included, given all services by name and the seconds to wait."""
     port: int = 0
     """The port to try first; 0 for a service that listens on none."""
     needs: tuple[str, ...] = ()
@@ -114,8 +114,9 @@ def _server(start: Start, application: str) -> list[str]:
 def _prefect(start: Start) -> Command:
     variables = {
         "PREFECT__SERVER_FINAL": "1",
-        # SQLite waits this long for a lock; the default of 10 s is short on a busy machine.
-        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        # SQLite waits this long for a lock; the default of 10 s is short on a busy machine. Now and then the server
+        # answers nobody until that wait ends, so that it must be shorter than the minute for which its clients wait.
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "30",
         "PREFECT_SERVER_API_HOST": start.host,
         "PREFECT_SERVER_API_PORT": str(start.port),
         "PREFECT_SERVER_API_AUTH_STRING": start.login,
@@ -132,8 +133,8 @@ def _prefect(start: Start) -> Command:
     return Command(_server(start, "prefect"), variables, start.home.folder("prefect"))
 
 
-def _prefect_answers(home: Home, services: Mapping[str, Service]) -> bool:
-    return rest.answers(f"{services['prefect'].url}/api/health")
+def _prefect_answers(home: Home, services: Mapping[str, Service], timeout: float) -> bool:
+    return rest.answers(f"{services['prefect'].url}/api/health", timeout=timeout)
 
 
 def _mlflow(start: Start) -> Command:
@@ -160,11 +161,12 @@ def _mlflow(start: Start) -> Command:
     return Command(_server(start, "mlflow"), variables, folder)
 
 
-def _mlflow_answers(home: Home, services: Mapping[str, Service]) -> bool:
+def _mlflow_answers(home: Home, services: Mapping[str, Service], timeout: float) -> bool:
     url, login = services["mlflow"].url, mlflow_login(home, services["mlflow"])
     # A request that needs the database; but a team's server may want a login that only MLflow's own client knows.
-    return rest.answers(f"{url}/api/2.0/mlflow/experiments/search?max_results=1", login=login) or bool(
-        services["mlflow"].process is None and rest.answers(f"{url}/health")
+    searched = f"{url}/api/2.0/mlflow/experiments/search?max_results=1"
+    return rest.answers(searched, login=login, timeout=timeout) or bool(
+        services["mlflow"].process is None and rest.answers(f"{url}/health", timeout=timeout)
     )
 
 
@@ -173,8 +175,8 @@ def _metrics(start: Start) -> Command:
     return Command(_server(start, "metrics"), variables, start.home.root)
 
 
-def _metrics_answers(home: Home, services: Mapping[str, Service]) -> bool:
-    return rest.answers(f"{services['metrics'].url}/health")
+def _metrics_answers(home: Home, services: Mapping[str, Service], timeout: float) -> bool:
+    return rest.answers(f"{services['metrics'].url}/health", timeout=timeout)
 
 
 def _worker(start: Start) -> Command:
@@ -192,7 +194,7 @@ def _worker(start: Start) -> Command:
     )
 
 
-def _worker_answers(home: Home, services: Mapping[str, Service]) -> bool:
+def _worker_answers(home: Home, services: Mapping[str, Service], timeout: float) -> bool:
     prefect = services["prefect"]
     return worker_is_online(f"{prefect.url}/api", _worker_name(services["worker"].token), prefect_login(home, prefect))
 

@@ -20,6 +20,12 @@ from flows.services.processes import HOST
 BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 0.0)
 """How long to wait for a server that says it is busy, before each further try; at the last one it is an error."""
 
+SOON = 10.0
+"""Seconds within which a server answers whoever only wants to know."""
+SILENT = 90.0
+"""Seconds for which a run bears a server that took its question and says nothing: Prefect's sometimes does so for as
+long as it waits for a lock of its SQLite database (PREFECT_SERVER_DATABASE_TIMEOUT)."""
+
 
 def request(
     url: str,
@@ -27,7 +33,7 @@ def request(
     *,
     login: str = "",
     bearer: str = "",
-    timeout: float = 10.0,
+    timeout: float = SOON,
     method: str | None = None,
 ) -> Any:
     """One HTTP request; plain text comes back as a string.
@@ -68,7 +74,7 @@ def request(
     return json.loads(text) if "json" in answer.headers.get("Content-Type", "") and text else text
 
 
-def answers(url: str, *, login: str = "", timeout: float = 10.0) -> bool:
+def answers(url: str, *, login: str = "", timeout: float = SOON) -> bool:
     """Whether a GET of this address succeeds."""
     try:
         request(url, login=login, timeout=timeout)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from configs.errors import BadInput, ServiceMissing
 from configs.home import PASSPHRASE, Home
-from flows.services import automations, definitions, deployments, processes
+from flows.services import automations, definitions, deployments, processes, rest
 from flows.services.definitions import SERVERS, SERVICES, TITLES, log_file
 from flows.services.locks import dead_runs
 from flows.services.state import (
@@ -175,7 +175,7 @@ class _Startup:
         for attempt in range(4):
             service = self.found[name]
             while service.process is None or service.process.alive:
-                if _listens(service) and SERVICES[name].answers(self.home, self.found):
+                if _listens(service) and SERVICES[name].answers(self.home, self.found, rest.SOON):
                     return
                 if time.monotonic() > self.deadline or service.process is None:
                     raise _missing(self.home, service)
@@ -187,14 +187,14 @@ class _Startup:
 
 
 def connect(home: Home) -> Services:
-    """The services that answer now; starts nothing.
+    """The services that answer, of which a busy one is waited for; starts nothing.
 
     Raises:
         ServiceMissing: when one does not answer.
     """
     found = _find(home)
     for name in SERVERS:
-        if name not in found or not SERVICES[name].answers(home, found):
+        if name not in found or not SERVICES[name].answers(home, found, rest.SILENT):
             raise ServiceMissing(
                 f"expected {TITLES[name]} to answer for {home.root}, got no answer: start it with 'neorl up'."
             )
@@ -238,14 +238,14 @@ def wanted(home: Home) -> list[str]:
 def answers(home: Home, name: str) -> bool:
     """Whether one service runs and answers now."""
     found = _find(home)
-    return name in found and SERVICES[name].answers(home, found)
+    return name in found and SERVICES[name].answers(home, found, rest.SOON)
 
 
 def _service_status(home: Home, name: str, found: Mapping[str, Service]) -> ServiceStatus:
     service = found.get(name)
     if service is None:
         return ServiceStatus("stopped")
-    answers = name not in SERVERS or SERVICES[name].answers(home, found)
+    answers = name not in SERVERS or SERVICES[name].answers(home, found, rest.SOON)
     pid = service.process.pid if service.process else None
     team = service.process is None if name in SERVERS else None
     return ServiceStatus("running" if answers else "not answering", service.url, pid, team)
@@ -254,7 +254,7 @@ def _service_status(home: Home, name: str, found: Mapping[str, Service]) -> Serv
 def mlflow_address(home: Home) -> str | None:
     """Where this home's MLflow, or its team's, answers now; None where none does."""
     found = _find(home)
-    if "mlflow" not in found or not SERVICES["mlflow"].answers(home, found):
+    if "mlflow" not in found or not SERVICES["mlflow"].answers(home, found, rest.SOON):
         return None
     _log_in(home, found["mlflow"])
     return found["mlflow"].url

@@ -62,7 +62,8 @@ class Services:
             >>> services.ask_prefect("flow_runs/filter", {"limit": 5})  # doctest: +SKIP
         """
         login = prefect_login(self.home, self.prefect)
-        return rest.request(f"{self.prefect_api}/{path}", body, login=login, method=method)
+        address = f"{self.prefect_api}/{path}"
+        return rest.request(address, body, login=login, method=method, timeout=rest.SILENT)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def test_each_site_decides_for_itself_and_the_broken_one_stops_nobody(fleet: Fle
     assert first["exit"] == 1
     ended = {site["site"]: site for site in first["sites"]}
     assert list(ended) == [*SOUND, "site_04"]
-    assert all(ended[site]["outcome"] for site in SOUND)
+    assert all(ended[site]["outcome"] for site in SOUND), ended
     assert "PAR1" in ended["site_04"]["refused"]
     outcomes = [ended[site]["outcome"] for site in SOUND]
     # A champion, a registered model, a dataset with its normaliser and a certificate each.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -248,6 +249,21 @@ def test_a_killed_run_is_shown_as_crashed(services: Services) -> None:
     assert str(dead.pid) in shown["state"]["message"]
     assert services.ask_prefect(f"flow_runs/{going_on}")["state_type"] == "RUNNING"
     assert not list((services.home.root / "locks" / "runs").iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_a_server_that_is_silent_for_a_while(services: Services) -> None:
+    """As Prefect's is while it waits for a lock of its database: longer than a question alone bears."""
+    assert services.prefect.process is not None
+    pid = services.prefect.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    going_on = threading.Timer(rest.SOON + 2, os.kill, (pid, signal.SIGCONT))
+    going_on.start()
+    try:
+        assert servers.connect(services.home).prefect == services.prefect
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        going_on.cancel()
 
 
 def test_a_server_that_ends_is_reported_with_its_last_words(home: Path, tmp_path: Path) -> None:
