@@ -104,6 +104,5 @@ def estimated(found: Estimate, confidence: float) -> dict[str, Any]:
     """An estimate as it is kept; numbers that are not finite are null."""
     lower, upper = found.bounds(confidence)
     numbers = {"value": found.value, "lower": lower, "upper": upper, "outside": found.outside}
-    numbers["departure"] = found.departure
     kept: dict[str, Any] = {name: float(x) if np.isfinite(x) else None for name, x in numbers.items()}
     return kept | {"supported": found.supported, "reason": found.reason}

@@ -18,7 +18,6 @@ Reason = Literal[
     "too many of the visited steps lie outside the logged ones",
     "fitted Q evaluation converges on too few guesses",
     "the models contradict each other on a policy that leaves the logged steps",
-    "its actions lie too far from the logged ones",
 ]
 """Why the logs do not support an estimate; empty where they do."""
 MOST_OUTSIDE = 0.2
@@ -26,10 +25,6 @@ MOST_OUTSIDE = 0.2
 was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
 MOST_OUTSIDE_APART = 0.1
 """That share where the families of models contradict each other."""
-MOST_DEPARTED = 2.5
-"""Deviations of the logged actions by which a policy may depart from their mean at half of the steps. In the
-study, of 26 policies that depart further than 1.6 and fail by nothing else, 19 had the truth in their interval; 7, all
-of robot_assembly and within 2.5, had it below."""
 
 
 class Estimate(NamedTuple):
@@ -53,8 +48,6 @@ class Estimate(NamedTuple):
     reason: Reason
     outside: float
     """Share of the policy's steps outside the data's support."""
-    departure: float
-    """How far its actions lie from the logged ones."""
     disagreement: float
     effective_rows: float
 
@@ -92,7 +85,6 @@ class Estimate(NamedTuple):
 def together(
     rounds: Sequence[Sequence[fqe.Evaluation]],
     models: ModelValue,
-    departure: float,
     windows: int,
     confidence: float,
 ) -> Estimate:
@@ -107,13 +99,11 @@ def together(
     Nonparametric bounds on treatment effects).
 
     An estimate has support where the policy stays by the logged steps, the nearer if the families contradict each
-    other, and by the logged actions, and where the rounds converge on at least half of the guesses, and on some of
-    either family.
+    other, and where the rounds converge on at least half of the guesses, and on some of either family.
 
     Args:
         rounds: fitted Q evaluation on networks' guesses, and on regressions', as many of both.
         models: values in the models themselves, and how far the policy's steps lie outside.
-        departure: of the policy's actions from the logged ones.
         windows: logged windows behind the draws.
         confidence: of the intervals that are compared.
     """
@@ -138,9 +128,8 @@ def together(
         above=float(models.above),
         cost=float(np.mean(cost[converged])) if converged.any() else np.nan,
         cost_draws=own[..., fqe.COST].reshape(len(every), -1),
-        reason=_reason(own[..., fqe.REWARD], _enough(reward), models, departure, confidence),
+        reason=_reason(own[..., fqe.REWARD], _enough(reward), models, confidence),
         outside=float(models.outside),
-        departure=departure,
         disagreement=float(models.disagreement),
         effective_rows=float(np.mean([float(one.effective_rows) for one in every])),
     )
@@ -152,14 +141,12 @@ def _enough(each: Floats) -> bool:
     return bool(known.any(axis=1).all()) and 2 * int(known.sum()) >= known.size
 
 
-def _reason(own: Floats, enough: bool, models: ModelValue, departure: float, confidence: float) -> Reason:
+def _reason(own: Floats, enough: bool, models: ModelValue, confidence: float) -> Reason:
     outside = float(models.outside)
     if not (np.isfinite(models.value).all() and np.isfinite(outside)):
         return "no finite estimate"
     if outside > MOST_OUTSIDE:
         return "too many of the visited steps lie outside the logged ones"
-    if not departure <= MOST_DEPARTED:
-        return "its actions lie too far from the logged ones"
     if not enough:
         return "fitted Q evaluation converges on too few guesses"
     if not _overlap(*(interval(family, confidence) for family in own)) and outside > MOST_OUTSIDE_APART:

@@ -39,6 +39,10 @@ HIDDEN = (48, 48)
 INSIDE = 0.99
 """Discounted share of the logged steps that count as inside the data's support; the worst and the best logged rewards
 leave out as large a share of the steps as they are many."""
+LEFT = 0.2
+"""Share of the range of the logged observations by which a replay may go beyond it. A limit that trips, a stop or an
+edge may lie there of which no log tells: on robot_assembly no logged episode trips, and up to every third does of
+policies whose replays go that far."""
 
 
 class LearnedModel(NamedTuple):
@@ -52,9 +56,6 @@ class LearnedModel(NamedTuple):
     reward_scale: Float[Array, ""]
     ends: Bool[Array, ""]
     """Whether any logged step terminated: where none did, none does in a replay."""
-
-
-_Three = tuple[Array, Array, Array]
 
 
 class Windows(NamedTuple):
@@ -77,8 +78,8 @@ class ModelValue(NamedTuple):
     value: Float[Array, "*p 2"]
     """Of the networks and of the regressions."""
     outside: Float[Array, "*p"]
-    """Discounted share of the steps visited in the networks that lie outside the data's support: what hardly counts for
-    the value need hardly be known."""
+    """Discounted share of the steps visited in the networks that lie outside the data's support, or come after the
+    replay has left the range of the logs: what hardly counts for the value need hardly be known."""
     below: Float[Array, "*p"]
     """How much less the value is if steps outside the support pay as the worst logged ones do."""
     above: Float[Array, "*p"]
@@ -218,6 +219,18 @@ def termination(logit: Float[Array, ""], of_logged: Float[Array, ""], terminated
     return jnp.where(terminated > 0, jnp.exp(jnp.minimum(p - q, 0.0)), 1.0 - survives)
 
 
+class _Carried(NamedTuple):
+    """Where a replay stands."""
+
+    observation: Float[Array, " S"]
+    left: Bool[Array, ""]
+    """Whether it has left the range of the logs, by `LEFT` of it."""
+    alive: Float[Array, ""]
+    """Probability that it has not ended."""
+    weight: Float[Array, ""]
+    """Discount of its next step."""
+
+
 class _Step(NamedTuple):
     """What one step of a replay adds, discounted; sums over its steps are a window's."""
 
@@ -264,23 +277,26 @@ def _replayed(
 ) -> _Replay:
     """Every window under every member, the networks first: (2 M, W)."""
     reach: Reach = dynamics.reach(learned.model)
+    still_known = dynamics.reach(learned.model, LEFT)
     stacked: Params = jax.tree.map(lambda *x: jnp.stack(x), *learned.model.members)
     low = jnp.min(jnp.where(found.logged, found.reward, jnp.inf))
     high = jnp.max(jnp.where(found.logged, found.reward, -jnp.inf))
     worst, best = jnp.nanquantile(jnp.where(found.logged, found.reward, jnp.nan), jnp.asarray([1 - INSIDE, INSIDE]))
 
     def one(member: Member, window: Windows, regressed: bool) -> _Replay:
-        def step(carry: _Three, row: Windows) -> tuple[_Three, _Step]:
-            x, alive, weight = carry
+        def step(carry: _Carried, row: Windows) -> tuple[_Carried, _Step]:
+            x, left, alive, weight = carry
             noise = row.next_observation - moved(learned, member, regressed, row.observation, row.action)
             expected, of_logged = paid(learned, member, row.observation, row.action, row.next_observation)
             u = to_unit(normaliser, policy_act(policy, x * normaliser.scale + normaliser.mean))
-            after = dynamics.within(reach, moved(learned, member, regressed, x, u) + noise)
+            free = moved(learned, member, regressed, x, u) + noise
+            after = dynamics.within(reach, free)
             reward, logit = paid(learned, member, x, u, after)
             reward = jnp.clip(reward + row.reward - expected, low, high)
             # What is not a number is outside, too.
             beyond = ~(regression.leverage(learned.ridge, jnp.concatenate([x, u])) <= learned.radius)
-            out = jnp.zeros_like(weight) if regressed else beyond.astype(weight.dtype)
+            left = left | ~jnp.all((still_known.low <= free) & (free <= still_known.high))
+            out = jnp.zeros_like(weight) if regressed else (beyond | left).astype(weight.dtype)
             here = jnp.where(row.known, alive, 0.0)
             ending = jnp.where(learned.ends, termination(logit, of_logged, row.terminated), 0.0)
             counts, away = weight * here, weight * here * out
@@ -291,9 +307,10 @@ def _replayed(
                 away * jnp.maximum(reward - worst, 0),
                 away * jnp.maximum(best - reward, 0),
             )
-            return (dynamics.onward(reach, x, u, after), alive * (1.0 - ending), weight * discount), told
+            following = dynamics.onward(reach, x, u, after)
+            return _Carried(following, left, alive * (1.0 - ending), weight * discount), told
 
-        begun = (window.observation[0], jnp.ones((), low.dtype), jnp.ones((), low.dtype))
+        begun = _Carried(window.observation[0], jnp.zeros((), bool), *jnp.ones((2,), low.dtype))
         sums: _Step = jax.tree.map(jnp.sum, jax.lax.scan(step, begun, window)[1])
         return _Replay(
             sums.reward, sums.outside / jnp.maximum(sums.counts, np.finfo(low.dtype).tiny), sums.below, sums.above

@@ -16,7 +16,6 @@ from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import fqe
 from neorl_core.ope.agreement import Estimate, together
 from neorl_core.ope.model import ModelValue
-from neorl_core.ope.overlap import departure
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
 from tasks.adapters.store.histories import Past
@@ -68,15 +67,14 @@ class Estimators(NamedTuple):
             [fqe.evaluate(steps, decided, guesses, jax.random.key(run.seed), *settings) for guesses in family]
             for family in self.guesses(policy, decided)
         ]
-        departed = departure(jax.random.key(run.seed), steps, decided)
-        return self._together(rounds, self.learned.evaluate(policy), float(departed))
+        return self._together(rounds, self.learned.evaluate(policy))
 
     def logged(self) -> Estimate:
         """The logged controller's own estimate, which is what was logged."""
         run, steps = self.episodes.run, self.episodes.steps
         settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
         known = fqe.logged(steps, jax.random.key(run.seed), *settings)
-        return self._together([[known] * GUESSING] * 2, self.learned.logged(), 0.0)
+        return self._together([[known] * GUESSING] * 2, self.learned.logged())
 
     def guesses(self, policy: Policy, decided: fqe.Decisions) -> list[list[fqe.Guesses]]:
         """Of the policy's action values, by networks and by regressions."""
@@ -88,9 +86,9 @@ class Estimators(NamedTuple):
         families = jnp.moveaxis(every, -1, 0)[..., None]
         return [[fqe.Guesses(*jnp.split(guessed, [rows, 2 * rows])) for guessed in family] for family in families]
 
-    def _together(self, rounds: list[list[fqe.Evaluation]], models: ModelValue, departed: float) -> Estimate:
+    def _together(self, rounds: list[list[fqe.Evaluation]], models: ModelValue) -> Estimate:
         windows = len(self.learned.windows.reward)
-        return together(jax.device_get(rounds), models, departed, windows, self.episodes.run.evaluate.confidence)
+        return together(jax.device_get(rounds), models, windows, self.episodes.run.evaluate.confidence)
 
 
 def episodes_of(run: RunConfig, plain: Logs, past: Past, normaliser: Normaliser) -> Episodes:

@@ -198,7 +198,7 @@ def test_a_process_is_shown_without_what_only_a_simulator_tells(
 
 def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Record) -> None:
     lost, *others = sample.evaluation.members
-    why = {"supported": False, "reason": "its actions lie too far from the logged ones"}
+    why = {"supported": False, "reason": "fitted Q evaluation converges on too few guesses"}
     found = sample.evaluation.model_copy(update={"members": (lost.model_copy(update=why), *others)})
     found = found.model_copy(update={**why, "selected": 0})
     # The gate says it in the same words.
@@ -210,7 +210,7 @@ def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Reco
     for gates in (judged.gates, screen_process(sample.run, sample.validation, model, found, guard).gates):
         assert why["reason"] in next(gate.detail for gate in gates if gate.name == "ope")
     page = _Page(report(Home(home), changed(sample, evaluation=found), {}).page.read_text())
-    assert page.text.count("no: its actions lie too far from the logged ones") == 1
+    assert page.text.count("no: fitted Q evaluation converges on too few guesses") == 1
     assert "no: " not in _Page(report(Home(home), sample, {}).page.read_text()).text
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.networks import Normaliser, Policy
+from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import model as model_based
 from neorl_core.ope import ridge
 from neorl_core.ope.guesses import ROWS_AT_ONCE, action_values
@@ -177,6 +177,35 @@ def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewar
     assert every.below == pytest.approx(float((np.maximum(logged - worst, 0) @ weight).mean()), rel=1e-3)
     assert every.above == pytest.approx(float((np.maximum(best - logged, 0) @ weight).mean()), rel=1e-3)
     assert every.value[0] - every.below == pytest.approx(worst * steps, rel=0.02)
+
+
+def test_a_replay_that_has_left_the_range_of_the_logs_is_outside_from_there_on() -> None:
+    # Source: the same replays, step by step in Python. No leverage is outside; the networks are untrained, and are told
+    # the range that training would have kept.
+    logs = played(-0.5, *world(6))
+    found, rows = learned(logs.data, 0)
+    every = jnp.concatenate([logs.data.observation, logs.data.next_observation])
+    model = found.model._replace(low=every.min(axis=0), high=every.max(axis=0))
+    found = found._replace(radius=jnp.float32(jnp.inf), model=model)
+    margin = model_based.LEFT * (model.high - model.low)
+    reach, acting, weight = dynamics.reach(model), policy(0.25), DISCOUNT ** np.arange(HORIZON)
+    shares, came_back = [], 0
+    for network in model.members:
+        moved = jax.vmap(lambda s, a, network=network: dynamics.transition(network, s, a)[0])
+        x, left = rows.observation[:, 0], np.zeros((EPISODES, HORIZON), bool)
+        for t in range(HORIZON):
+            noise = rows.next_observation[:, t] - moved(rows.observation[:, t], rows.action[:, t])
+            u = to_unit(NORMALISER, policy_act(acting, x * NORMALISER.scale + NORMALISER.mean))
+            free = moved(x, u) + noise
+            here = np.any((free < model.low - margin) | (free > model.high + margin), axis=1)
+            before = left[:, :t].any(axis=1)
+            came_back += int((before & ~here).sum())
+            left[:, t] = before | here
+            x = dynamics.within(reach, free)
+        shares.append(left @ weight / weight.sum())
+    assert 0.05 < np.mean(shares) < 0.95
+    assert came_back
+    assert float(value(found, rows, 0.25).outside) == pytest.approx(np.mean(shares), abs=1e-3)
 
 
 @pytest.mark.slow

@@ -163,8 +163,6 @@ def test_guesses_are_of_the_rows_that_they_stand_for(reference: Dataset, sound: 
     fitted = fit_estimators(
         episodes_of(reactor_run(), read_logs(store, store.split(0.3)[1]), NO_PAST, policy.normaliser)
     )
-    # The policy learned nothing: its actions are not the logged ones.
-    assert fitted.of(policy).departure > 0.1
     steps, decided = fitted.episodes.steps, decisions(fitted.episodes, policy)
     starts = steps.observation[steps.starts]
     asked = ((steps.observation, steps.action), (steps.next_observation, decided.next_action))
