@@ -27,6 +27,7 @@ from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import ridge as regression
 from neorl_core.ope.ridge import Ridge
+from neorl_core.ope.support import INSIDE, Ranges, ranges, weighted_quantile
 from neorl_core.training.optimisers import Recipe
 from neorl_core.types import Params, Transition
 from neorl_core.world_model import dynamics
@@ -36,13 +37,6 @@ MEMBERS = 5
 """Members of each family."""
 HIDDEN = (48, 48)
 """Not the widths of the models that policies are trained in."""
-INSIDE = 0.99
-"""Discounted share of the logged steps that count as inside the data's support; the worst and the best logged rewards
-leave out as large a share of the steps as they are many."""
-LEFT = 0.2
-"""Share of the range of the logged observations by which a replay may go beyond it. A limit that trips, a stop or an
-edge may lie there of which no log tells: on robot_assembly no logged episode trips, and up to every third does of
-policies whose replays go that far."""
 
 
 class LearnedModel(NamedTuple):
@@ -50,6 +44,8 @@ class LearnedModel(NamedTuple):
 
     model: Model
     ridge: Ridge
+    ranges: Ranges
+    """A replay that leaves them has left the logs."""
     radius: Float[Array, ""]
     """Leverage that `INSIDE` of the logged steps, discounted, do not exceed beside the logs of other episodes."""
     reward_mean: Float[Array, ""]
@@ -139,23 +135,8 @@ def completed(
     fitted = regression.fit(key, x, change, episode, episodes, MEMBERS)
     weight = jnp.asarray(discount, x.dtype) ** (jnp.arange(x.shape[0]) - starts[episode])
     radius = weighted_quantile(regression.held_out_leverage(fitted, x, episode, episodes), weight, INSIDE)
-    return LearnedModel(model, fitted, radius, *rewards, jnp.any(data.terminated > 0))
-
-
-def weighted_quantile(values: Float[Array, " N"], weights: Float[Array, " N"], share: float) -> Float[Array, ""]:
-    """The least of the values that, with all below it, have the share of the weights.
-
-    Args:
-        values: (N,).
-        weights: (N,) at least 0.
-        share: of the sum of the weights, between 0 and 1.
-    """
-    order = jnp.argsort(values)
-    reached = jnp.cumsum(weights[order])
-    # A share of 1 may by rounding lie above the last of the sums.
-    at = jnp.minimum(jnp.searchsorted(reached, share * reached[-1]), values.shape[0] - 1)
-    found: Float[Array, ""] = values[order][at]
-    return found
+    reached = ranges(data.observation[:, :plain], data.next_observation[:, :plain], episode, episodes, weight)
+    return LearnedModel(model, fitted, reached, radius, *rewards, jnp.any(data.terminated > 0))
 
 
 def side_by_side(data: Transition, starts: npt.NDArray[np.int64], plain: int, horizon: int) -> Windows:
@@ -224,7 +205,7 @@ class _Carried(NamedTuple):
 
     observation: Float[Array, " S"]
     left: Bool[Array, ""]
-    """Whether it has left the range of the logs, by `LEFT` of it."""
+    """Whether it has left the `ranges` of the logs."""
     alive: Float[Array, ""]
     """Probability that it has not ended."""
     weight: Float[Array, ""]
@@ -277,7 +258,6 @@ def _replayed(
 ) -> _Replay:
     """Every window under every member, the networks first: (2 M, W)."""
     reach: Reach = dynamics.reach(learned.model)
-    still_known = dynamics.reach(learned.model, LEFT)
     stacked: Params = jax.tree.map(lambda *x: jnp.stack(x), *learned.model.members)
     low = jnp.min(jnp.where(found.logged, found.reward, jnp.inf))
     high = jnp.max(jnp.where(found.logged, found.reward, -jnp.inf))
@@ -295,7 +275,7 @@ def _replayed(
             reward = jnp.clip(reward + row.reward - expected, low, high)
             # What is not a number is outside, too.
             beyond = ~(regression.leverage(learned.ridge, jnp.concatenate([x, u])) <= learned.radius)
-            left = left | ~jnp.all((still_known.low <= free) & (free <= still_known.high))
+            left = left | ~jnp.all((learned.ranges.low <= free) & (free <= learned.ranges.high))
             out = jnp.zeros_like(weight) if regressed else (beyond | left).astype(weight.dtype)
             here = jnp.where(row.known, alive, 0.0)
             ending = jnp.where(learned.ends, termination(logit, of_logged, row.terminated), 0.0)

@@ -289,16 +289,12 @@ def seen(model: Model, rows: Transition) -> tuple[Float[Array, " O"], Float[Arra
     return jnp.min(both, axis=0), jnp.max(both, axis=0)
 
 
-def reach(model: Model, widening: float = WIDENING) -> Reach:
-    """The range of the data, widened by a share of itself on both sides: beyond it no member knows anything.
+def reach(model: Model) -> Reach:
+    """The range of the data, widened by `WIDENING` of itself on both sides: beyond it no member knows anything.
 
     A rollout that ran away there would hide the others' gradients behind its own. Without bounds before training.
-
-    Args:
-        model: trained on the data.
-        widening: the share.
     """
-    margin = widening * (model.high - model.low)
+    margin = WIDENING * (model.high - model.low)
     known = model.high >= model.low
     low, high = jnp.where(known, model.low - margin, -jnp.inf), jnp.where(known, model.high + margin, jnp.inf)
     return Reach(low, high, model.history)

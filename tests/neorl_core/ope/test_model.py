@@ -11,7 +11,7 @@ import pytest
 
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import model as model_based
-from neorl_core.ope import ridge
+from neorl_core.ope import ridge, support
 from neorl_core.ope.guesses import ROWS_AT_ONCE, action_values
 from neorl_core.ope.model import LearnedModel, Windows
 from neorl_core.types import Transition
@@ -163,14 +163,15 @@ def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewar
     logs = played(-0.5, *world(5))
     found, rows = learned(logs.data, 0)
     steps = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
-    nowhere = value(found._replace(radius=jnp.float32(jnp.inf)), rows, 0.2)
+    anywhere = support.Ranges(jnp.full(2, -jnp.inf), jnp.full(2, jnp.inf))
+    nowhere = value(found._replace(radius=jnp.float32(jnp.inf), ranges=anywhere), rows, 0.2)
     assert (nowhere.outside, nowhere.below, nowhere.above) == (0, 0, 0)
     # A regression that failed says of no step that it is inside.
     assert value(found._replace(radius=jnp.float32(jnp.nan)), rows, 0.2).outside == 1
     # Where every step is outside nothing is known but the range of the logged rewards: the value is one of them at all
     # steps. In one window the policy loses or gains nothing by it where its rewards are beyond that range.
     every = value(found._replace(radius=jnp.float32(-1)), rows, -0.5)
-    worst, best = np.quantile(rows.reward, [1 - model_based.INSIDE, model_based.INSIDE])
+    worst, best = np.quantile(rows.reward, [1 - support.INSIDE, support.INSIDE])
     logged = np.asarray(rows.reward, np.float64)
     weight = DISCOUNT ** np.arange(HORIZON)
     assert every.outside == pytest.approx(1.0)
@@ -180,24 +181,25 @@ def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewar
 
 
 def test_a_replay_that_has_left_the_range_of_the_logs_is_outside_from_there_on() -> None:
-    # Source: the same replays, step by step in Python. No leverage is outside; the networks are untrained, and are told
-    # the range that training would have kept.
+    # Source: the same replays, step by step in Python. No leverage is outside, and the networks are untrained.
     logs = played(-0.5, *world(6))
     found, rows = learned(logs.data, 0)
-    every = jnp.concatenate([logs.data.observation, logs.data.next_observation])
-    model = found.model._replace(low=every.min(axis=0), high=every.max(axis=0))
-    found = found._replace(radius=jnp.float32(jnp.inf), model=model)
-    margin = model_based.LEFT * (model.high - model.low)
-    reach, acting, weight = dynamics.reach(model), policy(0.25), DISCOUNT ** np.arange(HORIZON)
+    every = np.concatenate([logs.data.observation, logs.data.next_observation])
+    low, high = every.min(axis=0), every.max(axis=0)
+    # Of forty alike episodes none leaves the others' range by a fifth.
+    margin = support.WIDENED * (high - low)
+    np.testing.assert_allclose(found.ranges, (low - margin, high + margin), rtol=1e-5)
+    found = found._replace(radius=jnp.float32(jnp.inf))
+    reach, acting, weight = dynamics.reach(found.model), policy(0.25), DISCOUNT ** np.arange(HORIZON)
     shares, came_back = [], 0
-    for network in model.members:
+    for network in found.model.members:
         moved = jax.vmap(lambda s, a, network=network: dynamics.transition(network, s, a)[0])
         x, left = rows.observation[:, 0], np.zeros((EPISODES, HORIZON), bool)
         for t in range(HORIZON):
             noise = rows.next_observation[:, t] - moved(rows.observation[:, t], rows.action[:, t])
             u = to_unit(NORMALISER, policy_act(acting, x * NORMALISER.scale + NORMALISER.mean))
             free = moved(x, u) + noise
-            here = np.any((free < model.low - margin) | (free > model.high + margin), axis=1)
+            here = np.any((free < low - margin) | (free > high + margin), axis=1)
             before = left[:, :t].any(axis=1)
             came_back += int((before & ~here).sum())
             left[:, t] = before | here
@@ -206,6 +208,22 @@ def test_a_replay_that_has_left_the_range_of_the_logs_is_outside_from_there_on()
     assert 0.05 < np.mean(shares) < 0.95
     assert came_back
     assert float(value(found, rows, 0.25).outside) == pytest.approx(np.mean(shares), abs=1e-3)
+
+
+def test_ranges_hold_what_other_episodes_reach_and_ask_nothing_of_what_never_moves() -> None:
+    # Worked by hand: five episodes of one step, which is one fold each. The last one reaches 1.8 where the others lie
+    # between 0 and 1, so that it takes .8 of their range to hold 99 % of the steps; without it in the weights .2 do.
+    at = jnp.float32([[0.0], [1.0], [0.5], [0.2], [1.8]])
+    every = jnp.concatenate([at, jnp.full_like(at, 7.0)], axis=1)
+    asked = (every, every, jnp.arange(5), 5)
+    found = support.ranges(*asked, jnp.ones(5))
+    np.testing.assert_allclose(found, ([-0.8 * 1.8, -np.inf], [1.8 + 0.8 * 1.8, np.inf]), rtol=1e-5)
+    found = support.ranges(*asked, jnp.float32([1, 1, 1, 1, 0]))
+    np.testing.assert_allclose(found.low[0], -0.2 * 1.8, rtol=1e-5)
+    # Of a single episode nothing can be left out, and a next observation that is not known says nothing.
+    unknown = every.at[2].set(jnp.nan)
+    found = support.ranges(every, unknown, jnp.zeros(5, jnp.int32), 1, jnp.ones(5))
+    np.testing.assert_allclose(found.high[0], 1.2 * 1.8, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -253,7 +271,7 @@ def test_a_weighted_quantile_is_that_of_values_repeated() -> None:
     for share in (0.05, 0.5, 0.55, 0.75, 0.9, 0.95, 1.0):
         repeated = np.repeat(values, counts)
         expected = np.quantile(repeated, share, method="inverted_cdf")
-        assert model_based.weighted_quantile(values, jnp.float32(counts), share) == expected, share
+        assert support.weighted_quantile(values, jnp.float32(counts), share) == expected, share
 
 
 def test_windows_are_cut_at_their_ends() -> None:
