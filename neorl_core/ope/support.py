@@ -37,10 +37,11 @@ def ranges(
 
     Of few episodes, and of many observations, the next episode leaves the range of the others as a matter of course:
     the share is at least the one by which `INSIDE` of the steps, weighted, stay within the range of the other folds'.
-    An observation that never moves has none, for no model knows what moves it.
+    An observation that hardly moves counts as if its range were a deviation of the data that the policies were trained
+    on; one that never does has no range, for no model knows what moves it.
 
     Args:
-        observation: (N, O).
+        observation: (N, O), normalised.
         following: (N, O), the next ones; where they are not known they are no numbers.
         episode: (N,) from 0; its remainder by the number of folds is its fold.
         episodes: E; of a single one nothing can be left out.
@@ -58,12 +59,11 @@ def ranges(
 
     def beyond(fold: Int[Array, ""]) -> Float[Array, " N"]:
         others = of((of_row != fold) | (folds == 1))
-        size = jnp.where(moves & (others.high > others.low), others.high - others.low, jnp.inf)
-        each = jnp.maximum(following - others.high, others.low - following) / size
+        each = jnp.maximum(following - others.high, others.low - following) / jnp.maximum(others.high - others.low, 1.0)
         return jnp.max(jnp.where(jnp.isfinite(each), each, 0.0), axis=1)
 
     every = jnp.take_along_axis(jax.lax.map(beyond, jnp.arange(folds)), of_row[None], axis=0)[0]
-    margin = jnp.maximum(WIDENED, weighted_quantile(every, weight, INSIDE)) * (high - low)
+    margin = jnp.maximum(WIDENED, weighted_quantile(every, weight, INSIDE)) * jnp.maximum(high - low, 1.0)
     return Ranges(jnp.where(moves, low - margin, -jnp.inf), jnp.where(moves, high + margin, jnp.inf))
 
 

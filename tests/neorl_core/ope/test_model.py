@@ -220,6 +220,10 @@ def test_ranges_hold_what_other_episodes_reach_and_ask_nothing_of_what_never_mov
     np.testing.assert_allclose(found, ([-0.8 * 1.8, -np.inf], [1.8 + 0.8 * 1.8, np.inf]), rtol=1e-5)
     found = support.ranges(*asked, jnp.float32([1, 1, 1, 1, 0]))
     np.testing.assert_allclose(found.low[0], -0.2 * 1.8, rtol=1e-5)
+    # What hardly moves may move by a fifth of a deviation.
+    hardly = every.at[:, 1].set(0.01 * at[:, 0])
+    found = support.ranges(hardly, hardly, jnp.arange(5), 5, jnp.float32([1, 1, 1, 1, 0]))
+    np.testing.assert_allclose([found.low[1], found.high[1]], [-0.2, 0.018 + 0.2], rtol=1e-5)
     # Of a single episode nothing can be left out, and a next observation that is not known says nothing.
     unknown = every.at[2].set(jnp.nan)
     found = support.ranges(every, unknown, jnp.zeros(5, jnp.int32), 1, jnp.ones(5))
