@@ -17,14 +17,11 @@ Reason = Literal[
     "no finite estimate",
     "too many of the visited steps lie outside the logged ones",
     "fitted Q evaluation converges on too few guesses",
-    "the models contradict each other on a policy that leaves the logged steps",
 ]
 """Why the logs do not support an estimate; empty where they do."""
 MOST_OUTSIDE = 0.2
 """Share of a policy's steps outside the data's support beyond which nothing is said of it. In the cells that the study
 was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
-MOST_OUTSIDE_APART = 0.1
-"""That share where the families of models contradict each other."""
 
 
 class Estimate(NamedTuple):
@@ -98,8 +95,8 @@ def together(
     networks' replays would pay less or more there with the worst and the best logged rewards, after Manski (1990,
     Nonparametric bounds on treatment effects).
 
-    An estimate has support where the policy stays by the logged steps, the nearer if the families contradict each
-    other, and where the rounds converge on at least half of the guesses, and on some of either family.
+    An estimate has support where the policy stays by the logged steps, and where the rounds converge on at least half
+    of the guesses, and on some of either family.
 
     Args:
         rounds: fitted Q evaluation on networks' guesses, and on regressions', as many of both.
@@ -128,7 +125,7 @@ def together(
         above=float(models.above),
         cost=float(np.mean(cost[converged])) if converged.any() else np.nan,
         cost_draws=own[..., fqe.COST].reshape(len(every), -1),
-        reason=_reason(own[..., fqe.REWARD], _enough(reward), models, confidence),
+        reason=_reason(_enough(reward), models),
         outside=float(models.outside),
         disagreement=float(models.disagreement),
         effective_rows=float(np.mean([float(one.effective_rows) for one in every])),
@@ -141,7 +138,7 @@ def _enough(each: Floats) -> bool:
     return bool(known.any(axis=1).all()) and 2 * int(known.sum()) >= known.size
 
 
-def _reason(own: Floats, enough: bool, models: ModelValue, confidence: float) -> Reason:
+def _reason(enough: bool, models: ModelValue) -> Reason:
     outside = float(models.outside)
     if not (np.isfinite(models.value).all() and np.isfinite(outside)):
         return "no finite estimate"
@@ -149,8 +146,6 @@ def _reason(own: Floats, enough: bool, models: ModelValue, confidence: float) ->
         return "too many of the visited steps lie outside the logged ones"
     if not enough:
         return "fitted Q evaluation converges on too few guesses"
-    if not _overlap(*(interval(family, confidence) for family in own)) and outside > MOST_OUTSIDE_APART:
-        return "the models contradict each other on a policy that leaves the logged steps"
     return ""
 
 
@@ -168,7 +163,3 @@ def interval(draws: Floats, confidence: float) -> tuple[float, float]:
     tail = (1.0 - confidence) / 2.0
     lower, upper = np.quantile(finite, [tail, 1.0 - tail], axis=1)
     return float(lower.min()), float(upper.max())
-
-
-def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]

@@ -281,8 +281,8 @@ def test_a_refusal_of_a_process_says_what_would_cure_it(name: GateName, changes:
     # An interval around 0 may become narrower, one below it says that the policy is worse.
     for ope, told in ((interval(-0.1, 0.2), True), (interval(-0.2, -0.1), False)):
         assert ("more episodes" in of_process("ope", process_evidence(ope=ope)).detail) is told
-    unknown = of_process("ope", process_evidence(supported=False, reason="the models contradict each other")).detail
-    assert "an estimate of this policy: the models contradict each other; it takes" in unknown
+    unknown = of_process("ope", process_evidence(supported=False, reason="no finite estimate")).detail
+    assert "an estimate of this policy: no finite estimate; it takes" in unknown
     assert "actions vary more" in unknown
     # What was recorded before reasons were is judged in the same words again.
     assert "an estimate of this policy; it takes" in of_process("ope", process_evidence(supported=False)).detail
