@@ -32,8 +32,10 @@ each price, with a seed of its own. Since those from 800 on, a replay that has l
 them from there on, in place of a limit on how far actions may lie from the logged ones."""
 SINCE = (
     "On seeing the first run of power_grid pid a condition was dropped, by which models that contradict each other "
-    "allowed a policy fewer steps outside: it had held back nobody else on these plants, and that cell was run again with "
-    "another seed. Between the commits nothing else changed for the cells that are of the earlier ones."
+    "allowed a policy fewer steps outside: it had held back nobody else on these plants, and that cell was run again "
+    "with another seed. Between the commits nothing else changed for the cells that are of the earlier ones. Episodes "
+    "are held out by their digests, which differ in their last bits with the number of cores: with other episodes of "
+    "hvac_control pid held out than these, no policy had support, the clone among them."
 )
 """What else there is to say of the cells that are kept; empty where nothing is."""
 AGAIN = {("power_grid", "pid"): FRESH_SEED + 30}
