@@ -193,6 +193,7 @@ chemical_reactor, hvac_control and water_treatment, and on NeoRL-2's own episode
 evaluation with rollouts in view. Generated episodes of the other six plants took no part in that and have seeds of
 their own. While the estimator that selects was made, other episodes of double_mass, robot_assembly, steel_annealing
 and power_grid were looked at, and that supply_chain's tasks end by a clock was found on other episodes of it. Since
-the runs, actions may lie 2.5 deviations from the logged ones in place of 1.6, which refused the best members of
-double_mass.
+the runs on generated episodes (f81c07d), a limit on how far actions may lie from the logged ones is gone, which refused
+the best members of double_mass, and a replay that leaves the range of the logs is outside them instead. NeoRL-2's own
+episodes were run since then.
 """
