@@ -109,7 +109,7 @@ def page() -> str:
             "out, policies of widely different worth (cloned, TD3+BC, IQL and `bptt` at the end of training and "
             "halfway, clones with noise on their weights), and their discounted returns by 256 rollouts each, which "
             f"nothing is estimated or chosen by. Developed on {', '.join(DEVELOPMENT)}. The estimator was changed "
-            "after cells of the other plants had been seen; what stands here of them was run once, with seeds that "
+            "after cells of the other plants had been seen; what stands here of them was run with seeds that "
             f"nothing was tried with{frozen}. {kept.SINCE}".rstrip(),
             "",
             bars(results) if results else "No cell is finished.",

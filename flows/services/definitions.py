@@ -196,7 +196,8 @@ def _worker(start: Start) -> Command:
 
 def _worker_answers(home: Home, services: Mapping[str, Service], timeout: float) -> bool:
     prefect = services["prefect"]
-    return worker_is_online(f"{prefect.url}/api", _worker_name(services["worker"].token), prefect_login(home, prefect))
+    name, login = _worker_name(services["worker"].token), prefect_login(home, prefect)
+    return worker_is_online(f"{prefect.url}/api", name, login, timeout)
 
 
 def _worker_name(token: str) -> str:

@@ -148,17 +148,17 @@ def variables(services: Services) -> dict[str, str]:
     return kept | environment(services) | {"PREFECT_DEFAULT_WORK_POOL_NAME": POOL}
 
 
-def worker_is_online(api: str, worker: str, login: str, pool: str = POOL) -> bool:
-    """Whether a worker of this name polls the pool.
+def worker_is_online(api: str, worker: str, login: str, timeout: float = rest.SOON) -> bool:
+    """Whether a worker of this name polls the pool of the deployments.
 
     Args:
         api: address of Prefect's API.
         worker: the worker's name.
         login: `name:password` for the API; empty for one without.
-        pool: the work pool's name.
+        timeout: seconds to wait for the answer.
     """
     try:
-        workers = rest.request(f"{api}/work_pools/{pool}/workers/filter", {}, login=login)
+        workers = rest.request(f"{api}/work_pools/{POOL}/workers/filter", {}, login=login, timeout=timeout)
     except urllib.error.HTTPError:
         return False
     return any(w["name"] == worker and w["status"] == "ONLINE" for w in workers)

@@ -64,7 +64,8 @@ def register(home: Home, timeout: float) -> list[str]:
         BadInput: when prefect.yaml is malformed, or Prefect refuses one of them.
         ServiceMissing: when a server does not answer.
     """
-    deadline, services = time.monotonic() + timeout, connect(home)
+    services = connect(home)
+    deadline = time.monotonic() + timeout
     due = deployments.due(services)
     changed = automations.install(services, automations.notification_block(services))
     if due is None:

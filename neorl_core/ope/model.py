@@ -74,8 +74,8 @@ class ModelValue(NamedTuple):
     value: Float[Array, "*p 2"]
     """Of the networks and of the regressions."""
     outside: Float[Array, "*p"]
-    """Discounted share of the steps visited in the networks that lie outside the data's support, or come after the
-    replay has left the range of the logs: what hardly counts for the value need hardly be known."""
+    """Discounted share of the steps visited in the networks that lie outside the data's support, and of all
+    from the one on that leaves the range of the logs: what hardly counts for the value need hardly be known."""
     below: Float[Array, "*p"]
     """How much less the value is if steps outside the support pay as the worst logged ones do."""
     above: Float[Array, "*p"]

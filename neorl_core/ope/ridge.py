@@ -8,7 +8,6 @@ they were given, and its leverage says how far a step lies from all logged ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -53,30 +52,6 @@ def _features(
     return jnp.concatenate([jnp.ones_like(x[..., :1]), x, jax.nn.relu(x @ directions + offsets)], axis=-1)
 
 
-def _hinges(key: PRNGKeyArray, inputs: int, dtype: jnp.dtype) -> tuple[Float[Array, "I F"], Float[Array, " F"]]:
-    of_directions, of_offsets = jax.random.split(key)
-    directions = jax.random.normal(of_directions, (inputs, HINGES), dtype) / jnp.sqrt(inputs)
-    return directions, jax.random.normal(of_offsets, (HINGES,), dtype)
-
-
-def regressed(
-    key: PRNGKeyArray, x: Float[Array, "N I"], y: Float[Array, "N O"]
-) -> Callable[[Float[Array, "*n I"]], Float[Array, "*n O"]]:
-    """The mean of y at an x, regressed on `features`.
-
-    Args:
-        key: randomness of the hinges.
-        x: (N, I), normalised.
-        y: (N, O).
-    """
-    hinges = _hinges(key, x.shape[1], x.dtype)
-    phi = _features(*hinges, x)
-    penalty = _penalty(x.shape[1], phi.shape[1], x.dtype)
-    moments = phi.T @ phi / x.shape[0] + penalty
-    coefficients = jax.scipy.linalg.solve(moments, phi.T @ y / x.shape[0], assume_a="pos")
-    return lambda at: _features(*hinges, at) @ coefficients
-
-
 @partial(jax.jit, static_argnames=("episodes", "members"))
 def fit(
     key: PRNGKeyArray,
@@ -100,7 +75,9 @@ def fit(
         members: M.
     """
     of_hinges, of_episodes = jax.random.split(key)
-    directions, offsets = _hinges(of_hinges, x.shape[1], x.dtype)
+    of_directions, of_offsets = jax.random.split(of_hinges)
+    directions = jax.random.normal(of_directions, (x.shape[1], HINGES), x.dtype) / jnp.sqrt(x.shape[1])
+    offsets = jax.random.normal(of_offsets, (HINGES,), x.dtype)
     phi = _features(directions, offsets, x)
     penalty = _penalty(x.shape[1], phi.shape[1], x.dtype)
 

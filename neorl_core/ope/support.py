@@ -20,7 +20,7 @@ policies whose replays go that far."""
 
 
 class Ranges(NamedTuple):
-    """What of an observation is no farther from the logs than episodes are from each other."""
+    """Least and most of each observation that a replay may come to."""
 
     low: Float[Array, " O"]
     high: Float[Array, " O"]
@@ -37,6 +37,7 @@ def ranges(
 
     Of few episodes, and of many observations, the next episode leaves the range of the others as a matter of course:
     the share is at least the one by which `INSIDE` of the steps, weighted, stay within the range of the other folds'.
+    It is one share for all observations, and of single steps, where a replay that has left is outside for good.
     An observation that hardly moves counts as if its range were a deviation of the data that the policies were trained
     on; one that never does has no range, for no model knows what moves it.
 

@@ -257,9 +257,10 @@ def test_a_run_waits_for_a_server_that_is_silent_for_a_while(services: Services)
     assert services.prefect.process is not None
     pid = services.prefect.process.pid
     os.kill(pid, signal.SIGSTOP)
-    going_on = threading.Timer(rest.SOON + 2, os.kill, (pid, signal.SIGCONT))
+    going_on = threading.Timer(rest.SOON + 4, os.kill, (pid, signal.SIGCONT))
     going_on.start()
     try:
+        assert not rest.answers(f"{services.prefect.url}/api/health", timeout=1.0)
         assert servers.connect(services.home).prefect == services.prefect
     finally:
         os.kill(pid, signal.SIGCONT)
