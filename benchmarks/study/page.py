@@ -21,14 +21,15 @@ def cells(found: Mapping[tuple[str, str], Cell]) -> str:
     """All cells as Markdown."""
     lines = [
         "| plant | behaviour | runs | refused | behaviour's score | tuned controller's | selected | over the behaviour "
-        "| over the controller | regret | longest run, s |",
-        "|---" * 11 + "|",
+        "| over the controller | gain shown | regret | longest run, s |",
+        "|---" * 12 + "|",
     ]
     for (plant, behaviour), cell in found.items():
         numbers = " | ".join(map(_number, (cell.behaviour, cell.controller, cell.score)))
-        gains = f"{_shown(cell.over_behaviour)} | {_shown(cell.over_controller)} | {_number(cell.regret)}"
+        gains = f"{_shown(cell.over_behaviour)} | {_shown(cell.over_controller)}"
         lines.append(
-            f"| {plant} | {behaviour} | {cell.runs} | {cell.refused} | {numbers} | {gains} | {cell.seconds:.0f} |"
+            f"| {plant} | {behaviour} | {cell.runs} | {cell.refused} | {numbers} | {gains} | {cell.shown} "
+            f"| {_number(cell.regret)} | {cell.seconds:.0f} |"
         )
     return "\n".join(lines)
 
@@ -91,6 +92,16 @@ def _shown(interval: Interval) -> str:
 
 def _number(value: float) -> str:
     return "–" if value != value else f"{value:.1f}"
+
+
+def claims(found: Mapping[tuple[str, str], Cell]) -> str:
+    """How many runs show a gain, and how many of those have one, as a sentence."""
+    shown, rightly = (sum(getattr(cell, name) for cell in found.values()) for name in ("shown", "shown_rightly"))
+    return (
+        "A run shows a gain where the lower bound of what its member is worth above the logged controller, by held-out "
+        "episodes that did not select it, is above 0: only then does the gate let it pass. Of the "
+        f"{shown} runs that show one, {rightly} score above the behaviour."
+    )
 
 
 def together(results: Results) -> str:
@@ -161,7 +172,21 @@ def page(results: Results | None = None) -> str:
     by_cell = {(one["plant"], one["behaviour"]): one for one in every}
     generated = [by_cell[key] for key in order if key in by_cell]
     found = {(one["plant"], one["behaviour"]): summary(one) for one in generated}
-    parts = [HEAD, bars(found), "", "## Cells", "", cells(found), "", WORDS, "", together(generated), ""]
+    parts = [
+        HEAD,
+        bars(found),
+        "",
+        "## Cells",
+        "",
+        cells(found),
+        "",
+        claims(found),
+        "",
+        WORDS,
+        "",
+        together(generated),
+        "",
+    ]
     parts += ["## Learners", "", LEARNERS, "", learners(generated), ""]
     if OFFICIAL in by_cell:
         parts += ["## NeoRL-2's own episodes of double_mass", "", official(by_cell[OFFICIAL]), ""]

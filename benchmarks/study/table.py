@@ -41,6 +41,10 @@ class Cell(NamedTuple):
     """Best member less the selected one."""
     seconds: float
     """The longest run."""
+    shown: int
+    """Runs of which episodes that did not select show a gain over the logged controller, which the gate asks for."""
+    shown_rightly: int
+    """Those of them that score above the behaviour."""
 
     @property
     def refuses(self) -> bool:
@@ -54,6 +58,7 @@ NOTHING = Interval(math.nan, math.nan, math.nan)
 def summary(result: Mapping[str, Any]) -> Cell:
     """What the runs of a cell come to."""
     runs, kept = result["runs"], [run for run in result["runs"] if run["supported"]]
+    shown = [run for run in kept if (run["claimed"][0] or 0.0) > 0]
 
     def mean(name: str) -> float:
         return float(np.mean([run["scores"].get(name, math.nan) for run in kept])) if kept else math.nan
@@ -68,6 +73,8 @@ def summary(result: Mapping[str, Any]) -> Cell:
         over_controller=gain(kept, "controller"),
         regret=float(np.mean([regret(run) for run in kept])) if kept else math.nan,
         seconds=max(run["seconds"] for run in runs),
+        shown=len(shown),
+        shown_rightly=sum(run["gains"]["behaviour"][0] > 0 for run in shown if "behaviour" in run["gains"]),
     )
 
 

@@ -43,13 +43,20 @@ def member(score: float, lower: float | None, supported: bool = True, algorithm:
     }
 
 
-def run(seed: int, gain: float, error: float = 1.0, supported: bool = True) -> dict[str, Any]:
+def run(
+    seed: int,
+    gain: float,
+    error: float = 1.0,
+    supported: bool = True,
+    claimed: tuple[float | None, float] = (-1.0, 1.0),
+) -> dict[str, Any]:
     members = [member(80.0, 3.0, algorithm="bptt"), member(70.0 + gain, 4.0, supported), member(20.0, None, False)]
     return {
         "seed": seed,
         "seconds": 30.0 + seed,
         "selected": 1,
         "supported": supported,
+        "claimed": list(claimed),
         "members": members,
         "scores": {"behaviour": 70.0, "controller": 90.0},
         "gains": {"behaviour": [gain, error], "controller": [gain - 20.0, error]},
@@ -83,6 +90,20 @@ def test_what_a_cell_comes_to() -> None:
     assert none.refuses
     assert np.isnan(none.over_behaviour.value)
     assert np.isnan(none.regret)
+
+
+def test_what_runs_show_is_told_beside_what_is_true() -> None:
+    """A claim above 0 counts where its run is not refused, rightly where the selected member is above the behaviour."""
+    some = (0.1, 2.0)
+    runs = (
+        run(0, 5.0, claimed=some),
+        run(1, -5.0, claimed=some),
+        run(2, 5.0),
+        run(3, 5.0, supported=False, claimed=some),
+    )
+    found = table.summary(cell("medium", *runs, run(4, 5.0, claimed=(None, 1.0))))
+    assert (found.shown, found.shown_rightly) == (2, 1)
+    assert "Of the 2 runs that show one, 1 score above" in page.page([cell("medium", *runs)])
 
 
 def test_selection_is_the_pipelines_own() -> None:
