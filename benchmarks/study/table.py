@@ -111,7 +111,7 @@ def select(members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         known = {"supported": member["supported"], "outside": member["outside"]}
         if member["reason"] == "no finite estimate":
             known["outside"] = None
-        known |= {"gain": member["gain"], "value": member["estimate"], "lower": member["lower"]}
+        known |= {"gain": member["gain"], "value": member["estimate"]}
         return rank(**{name: math.nan if number is None else number for name, number in known.items()})
 
     return max(members, key=ranked)

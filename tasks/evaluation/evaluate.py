@@ -150,30 +150,30 @@ def chosen(members: Sequence[MemberEvaluation]) -> int:
     Members whose gain on the logged controller has a lower bound above 0 have passed for safe, and of those the one of
     the highest value is taken (Thomas, Theocharous & Ghavamzadeh 2015, High confidence policy improvement). Ranked by
     their lower bounds, whoever moves least would win, for an interval reaches over the worst that steps outside the
-    logs may pay. Where none has passed, the one with the highest lower bound is taken, which is mostly a clone. The
-    claim is made by other episodes, so that the best of many being too good does no harm to it.
+    logs may pay. Where none has passed, the one whose gain has the highest lower bound is taken: errors that its
+    estimate shares with the logged controller's cancel in that, which they do not in a bound of its value. The claim
+    is made by other episodes, so that the best of many being too good does no harm to it.
     """
 
     return max(range(len(members)), key=lambda at: _rank(members[at]))
 
 
 def _rank(member: MemberEvaluation) -> tuple[bool, bool, float]:
-    ope, finite = member.ope, member.reason != "no finite estimate"
-    return rank(member.supported, member.gain.lower, ope.value, ope.lower, member.outside if finite else np.nan)
+    finite = member.reason != "no finite estimate"
+    return rank(member.supported, member.gain.lower, member.ope.value, member.outside if finite else np.nan)
 
 
-def rank(supported: bool, gain: float, value: float, lower: float, outside: float) -> tuple[bool, bool, float]:
+def rank(supported: bool, gain: float, value: float, outside: float) -> tuple[bool, bool, float]:
     """What `chosen` takes the highest of.
 
     Args:
         supported: whether the logs support the member's estimate.
         gain: lower bound of its gain on the logged controller.
         value: its estimated value.
-        lower: lower bound of that.
         outside: share of its steps outside the logs; of one whose estimate is not finite NaN, which comes last.
     """
     if supported:
-        return True, gain > 0, value if gain > 0 else lower
+        return True, gain > 0, value if gain > 0 else gain
     return False, False, -outside if np.isfinite(outside) else -np.inf
 
 

@@ -108,13 +108,13 @@ def rated(lower: float, value: float, gain: float, reason: str = "", outside: fl
     )
 
 
-def test_members_whose_gain_is_bounded_above_nothing_are_ranked_by_value_and_others_by_lower_bounds() -> None:
+def test_members_whose_gain_is_bounded_above_nothing_are_ranked_by_value_and_others_by_that_bound() -> None:
     still, bold, bolder = rated(-3.0, -3.0, 0.4), rated(-5.0, -2.0, 0.1), rated(-6.0, -1.0, -0.1)
     assert chosen([still, bold, bolder]) == 1
     # A proven gain comes before a higher lower bound and a higher value.
     assert chosen([rated(-1.0, -0.5, -0.2), rated(-9.0, -8.0, 0.1)]) == 1
-    # Where no gain has a lower bound above 0, the lower bounds of the values decide.
-    assert chosen([bolder, rated(-4.0, -4.0, -0.5)]) == 1
+    # Where no gain has a lower bound above 0, these decide, and not those of the values.
+    assert chosen([rated(-4.0, -0.5, -0.5), bolder]) == 1
     away, further = (rated(np.nan, np.nan, np.nan, "too many", share) for share in (0.3, 0.6))
     assert chosen([further, away]) == 1
     assert chosen([further, rated(-9.0, -9.0, -9.0)]) == 1

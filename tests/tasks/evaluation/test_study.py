@@ -36,7 +36,7 @@ def member(score: float, lower: float | None, supported: bool = True, algorithm:
         "score": score,
         "lower": lower,
         "estimate": lower,
-        "gain": -1.0,
+        "gain": None if lower is None else lower - 5.0,
         "supported": supported,
         "reason": "" if supported else "it leaves the data",
         "outside": 0.1 if supported else 0.5,
@@ -110,10 +110,10 @@ def test_selection_is_the_pipelines_own() -> None:
     members = run(0, 1.0)["members"]
     assert table.select(members)["lower"] == 4.0
     assert table.select(members[2:]) == members[2]
-    # Whose gain has a lower bound above 0 comes before a higher lower bound, and of those the highest value.
+    # Whose gain has a lower bound above 0 comes first, and of those the highest value.
     sure = [member(1.0, 2.0) | {"gain": 0.5, "estimate": value} for value in (2.1, 2.9)]
     assert table.select([*members, *sure]) is sure[1]
-    assert table.select([*members, member(1.0, 9.0) | {"gain": None}])["lower"] == 9.0
+    assert table.select([*members, member(1.0, 3.0) | {"gain": -0.5}])["gain"] == -0.5
     unsupported = [member(1.0, None, False) | {"outside": share} for share in (0.6, 0.3)]
     assert table.select(unsupported)["outside"] == 0.3
     assert table.model_free(run(0, 1.0))["algorithm"] == "iql"
