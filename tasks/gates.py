@@ -259,7 +259,8 @@ def _process_fallback(found: FallbackCheck) -> Gate:
 
 def _ope(evidence: Evidence | ProcessEvidence) -> Gate:
     """Whether held-out logs show the candidate above the plant's own controller: lower bound of the difference."""
-    detail = f"estimated gain over the logged controller {_words(evidence.ope)}"
+    weighed = f"; {evidence.unweighed}" if evidence.unweighed else ""
+    detail = f"estimated gain over the logged controller {_words(evidence.ope)}{weighed}"
     if not evidence.supported:
         why = f": {evidence.reason}" if evidence.reason else ""
         unknown = f"the held-out logs do not support an estimate of this policy{why}; {NEARER}, or more episodes"

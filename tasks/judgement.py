@@ -50,6 +50,7 @@ def screen(
         ope=evaluation.difference,
         supported=evaluation.supported,
         reason=evaluation.reason,
+        unweighed=evaluation.unweighed,
         rollouts=rollouts.differences["plant controller"],
         fallback_share=rollouts.controllers["candidate"].fallback_share,
         champion=evaluation.champion_difference,

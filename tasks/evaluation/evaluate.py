@@ -98,6 +98,7 @@ def evaluate(
         reason=values[selected].reason or best.reason,
         champion_difference=champion_difference,
         discount=run.evaluate.discount,
+        horizon=to_claim.horizon,
         episodes=len(claim.starts),
     )
 

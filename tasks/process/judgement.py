@@ -39,6 +39,7 @@ def screen_process(
         ope=evaluation.difference,
         supported=evaluation.supported,
         reason=evaluation.reason,
+        unweighed=evaluation.unweighed,
         bounds=protection.bounds,
         support=protection.support,
         fallback=protection.fallback,

@@ -93,6 +93,8 @@ class Evidence(Reference):
     supported: bool
     reason: str = ""
     """Why the logs do not support it; empty where they do."""
+    unweighed: str = ""
+    """That its discount weighs few of an episode's steps; empty where it does not."""
     rollouts: Interval
     """Return against the plant's own controller, on the simulator."""
     fallback_share: float = 0.0

@@ -164,7 +164,20 @@ class Evaluation(Reference):
     """Why they do not; empty where they do."""
     champion_difference: Interval | None = None
     discount: float
+    horizon: int = 0
+    """Steps of an episode; 0 in records from before they were kept."""
     episodes: int
+
+    @property
+    def unweighed(self) -> str:
+        """That the discount weighs few of an episode's steps, `1 / (1 - discount)`; empty of a tenth or more."""
+        weighed = round(1.0 / (1.0 - self.discount))
+        if self.horizon <= 10 * weighed:
+            return ""
+        return (
+            f"a discount of {self.discount:g} weighs the next {weighed:,} of an episode's {self.horizon:,} steps: of "
+            "what a policy comes to later this says nothing"
+        )
 
     @property
     def unsupported(self) -> str:

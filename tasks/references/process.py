@@ -135,6 +135,8 @@ class ProcessEvidence(Reference):
     supported: bool
     reason: str = ""
     """Why the logs do not support it; empty where they do."""
+    unweighed: str = ""
+    """That its discount weighs few of an episode's steps; empty where it does not."""
     bounds: BoundsCheck
     support: SupportCheck
     fallback: FallbackCheck

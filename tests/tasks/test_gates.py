@@ -18,6 +18,7 @@ from tasks.gates import (
 )
 from tasks.references import (
     Certificate,
+    Evaluation,
     Evidence,
     Gate,
     GateName,
@@ -114,6 +115,32 @@ def test_the_ope_gate_says_what_it_did_not_ask_for() -> None:
     numbers = evidence(ope=interval(-1.0, 1.0), beat_plant=False)
     assert "not required by gates.beat_plant" in found("ope", numbers).detail
     assert "do not support" in found("ope", numbers.model_copy(update={"supported": False})).detail
+
+
+@pytest.mark.parametrize(
+    ("discount", "horizon", "said"),
+    [(0.97, 1_000, True), (0.99, 1_000, False), (0.99, 1_001, True), (0.95, 60, False), (0.97, 0, False)],
+)
+def test_the_ope_gate_says_where_its_discount_sees_little_of_an_episode(
+    discount: float, horizon: int, said: bool
+) -> None:
+    """`1 / (1 - discount)` steps are weighed: 33 of 1,000 are less than a tenth, and 100 are a tenth."""
+    nothing = Interval(value=0.0, lower=0.0, upper=0.0)
+    unweighed = Evaluation(
+        selected=0,
+        members=(),
+        behaviour=nothing,
+        difference=nothing,
+        supported=True,
+        discount=discount,
+        horizon=horizon,
+        episodes=9,
+    ).unweighed
+    assert bool(unweighed) is said
+    detail = found("ope", evidence(unweighed=unweighed)).detail
+    assert ("weighs the next" in detail) is said
+    if discount == 0.97 and said:
+        assert "weighs the next 33 of an episode's 1,000 steps" in detail
 
 
 def test_the_rollouts_gate_says_where_the_fallback_ran_the_plant() -> None:
