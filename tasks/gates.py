@@ -259,17 +259,18 @@ def _process_fallback(found: FallbackCheck) -> Gate:
 
 def _ope(evidence: Evidence | ProcessEvidence) -> Gate:
     """Whether held-out logs show the candidate above the plant's own controller: lower bound of the difference."""
+    detail = f"estimated gain over the logged controller {_words(evidence.ope)}"
     weighed = f"; {evidence.unweighed}" if evidence.unweighed else ""
-    detail = f"estimated gain over the logged controller {_words(evidence.ope)}{weighed}"
     if not evidence.supported:
         why = f": {evidence.reason}" if evidence.reason else ""
         unknown = f"the held-out logs do not support an estimate of this policy{why}; {NEARER}, or more episodes"
         return _gate("ope", False, unknown)
     if not evidence.beat_plant and math.isfinite(evidence.ope.lower):
-        return _gate("ope", True, f"{detail}; not required by gates.beat_plant")
+        return _gate("ope", True, f"{detail}; not required by gates.beat_plant{weighed}")
     above = evidence.ope.lower > 0
     narrower = not above and evidence.ope.upper > 0
-    return _gate("ope", above, f"{detail}; more episodes would make the interval narrower" if narrower else detail)
+    more = "; more episodes would make the interval narrower" if narrower else ""
+    return _gate("ope", above, detail + more + weighed)
 
 
 def _rollouts(evidence: Evidence) -> Gate:

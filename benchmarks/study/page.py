@@ -99,8 +99,8 @@ def claims(found: Mapping[tuple[str, str], Cell]) -> str:
     shown, rightly = (sum(getattr(cell, name) for cell in found.values()) for name in ("shown", "shown_rightly"))
     return (
         "A run shows a gain where the lower bound of what its member is worth above the logged controller, by held-out "
-        "episodes that did not select it, is above 0: only then does the gate let it pass. Of the "
-        f"{shown} runs that show one, {rightly} score above the behaviour."
+        "episodes that did not select it, is above 0: only then does the gate let it pass, unless `gates.beat_plant` "
+        f"is false. Of the {shown} runs that show one, {rightly} score above the behaviour."
     )
 
 

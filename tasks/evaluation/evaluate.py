@@ -169,12 +169,12 @@ def rank(supported: bool, gain: float, value: float, outside: float) -> tuple[bo
 
     Args:
         supported: whether the logs support the member's estimate.
-        gain: lower bound of its gain on the logged controller.
+        gain: lower bound of its gain on the logged controller; NaN counts as the least.
         value: its estimated value.
         outside: share of its steps outside the logs; of one whose estimate is not finite NaN, which comes last.
     """
     if supported:
-        return True, gain > 0, value if gain > 0 else gain
+        return True, gain > 0, value if gain > 0 else gain if np.isfinite(gain) else -np.inf
     return False, False, -outside if np.isfinite(outside) else -np.inf
 
 

@@ -94,7 +94,7 @@ class Evidence(Reference):
     reason: str = ""
     """Why the logs do not support it; empty where they do."""
     unweighed: str = ""
-    """That its discount weighs few of an episode's steps; empty where it does not."""
+    """That its discount weighs few of the steps that it is of; empty where it does not."""
     rollouts: Interval
     """Return against the plant's own controller, on the simulator."""
     fallback_share: float = 0.0

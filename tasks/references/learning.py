@@ -165,18 +165,18 @@ class Evaluation(Reference):
     champion_difference: Interval | None = None
     discount: float
     horizon: int = 0
-    """Steps of an episode; 0 in records from before they were kept."""
+    """Steps whose return is estimated: an episode's, or what half of the logged ones last; 0 if it is not recorded."""
     episodes: int
 
     @property
     def unweighed(self) -> str:
-        """That the discount weighs few of an episode's steps, `1 / (1 - discount)`; empty of a tenth or more."""
-        weighed = round(1.0 / (1.0 - self.discount))
-        if self.horizon <= 10 * weighed:
+        """That the discount weighs few of these steps, `1 / (1 - discount)`; empty of a tenth or more."""
+        if self.horizon * (1.0 - self.discount) <= 10.0 + 1e-9:
             return ""
+        weighed = round(1.0 / (1.0 - self.discount))
         return (
-            f"a discount of {self.discount:g} weighs the next {weighed:,} of an episode's {self.horizon:,} steps: of "
-            "what a policy comes to later this says nothing"
+            f"a discount of {self.discount:g} weighs the next {weighed:,} of {self.horizon:,} steps: of what a policy "
+            "comes to later this says little"
         )
 
     @property

@@ -136,7 +136,7 @@ class ProcessEvidence(Reference):
     reason: str = ""
     """Why the logs do not support it; empty where they do."""
     unweighed: str = ""
-    """That its discount weighs few of an episode's steps; empty where it does not."""
+    """That its discount weighs few of the steps that it is of; empty where it does not."""
     bounds: BoundsCheck
     support: SupportCheck
     fallback: FallbackCheck

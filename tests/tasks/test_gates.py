@@ -140,7 +140,7 @@ def test_the_ope_gate_says_where_its_discount_sees_little_of_an_episode(
     detail = found("ope", evidence(unweighed=unweighed)).detail
     assert ("weighs the next" in detail) is said
     if discount == 0.97 and said:
-        assert "weighs the next 33 of an episode's 1,000 steps" in detail
+        assert "weighs the next 33 of 1,000 steps" in detail
 
 
 def test_the_rollouts_gate_says_where_the_fallback_ran_the_plant() -> None:

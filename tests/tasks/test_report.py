@@ -200,15 +200,17 @@ def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Reco
     lost, *others = sample.evaluation.members
     why = {"supported": False, "reason": "fitted Q evaluation converges on too few guesses"}
     found = sample.evaluation.model_copy(update={"members": (lost.model_copy(update=why), *others)})
-    found = found.model_copy(update={**why, "selected": 0})
+    found = found.model_copy(update={**why, "selected": 0, "horizon": 5_000})
     # The gate says it in the same words.
     known = (sample.run, sample.validation, evidence().simulator, found, sample.rollouts)
     judged = screen(*known, Champion(), sample.fallback)
     numbers = process_evidence()
     model = LearnedModel(digest="0" * 64, weights=home, residuals=home, prediction=numbers.model)
     guard = Protection(fallback=numbers.fallback, bounds=numbers.bounds, support=numbers.support)
-    for gates in (judged.gates, screen_process(sample.run, sample.validation, model, found, guard).gates):
-        assert why["reason"] in next(gate.detail for gate in gates if gate.name == "ope")
+    for screened in (judged, screen_process(sample.run, sample.validation, model, found, guard)):
+        assert why["reason"] in next(gate.detail for gate in screened.gates if gate.name == "ope")
+        # Of 5,000 steps a discount of 0.99 weighs a hundred.
+        assert screened.evidence.unweighed == found.unweighed != ""
     page = _Page(report(Home(home), changed(sample, evaluation=found), {}).page.read_text())
     assert page.text.count("no: fitted Q evaluation converges on too few guesses") == 1
     assert "no: " not in _Page(report(Home(home), sample, {}).page.read_text()).text

@@ -114,6 +114,10 @@ def test_selection_is_the_pipelines_own() -> None:
     sure = [member(1.0, 2.0) | {"gain": 0.5, "estimate": value} for value in (2.1, 2.9)]
     assert table.select([*members, *sure]) is sure[1]
     assert table.select([*members, member(1.0, 3.0) | {"gain": -0.5}])["gain"] == -0.5
+    # No number never comes first, wherever it stands.
+    unknown = member(1.0, 9.0) | {"gain": None}
+    for pair in ([unknown, members[1]], [members[1], unknown]):
+        assert table.select(pair) is members[1]
     unsupported = [member(1.0, None, False) | {"outside": share} for share in (0.6, 0.3)]
     assert table.select(unsupported)["outside"] == 0.3
     assert table.model_free(run(0, 1.0))["algorithm"] == "iql"
@@ -123,6 +127,10 @@ def test_the_page_calls_bars_open_until_every_run_is_there() -> None:
     text = page.page([cell("medium", *(run(i, -9.0 + 0.1 * i) for i in range(5)))])
     assert "| the selected policy is below the behaviour in no cell | open | double_mass medium |" in text
     assert "| double_mass | medium | 5 | 0 | 70.0 | 90.0 | 61.2 | -8.8 [-9.0, -8.6] | -28.8" in text
+    two = page.cells(
+        {("double_mass", "pid"): table.summary(cell("pid", *(run(i, 9.0, claimed=(1, 2)) for i in (0, 1))))}
+    )
+    assert "] | 2 | 1.0 | 31 |" in two
     every = [
         {"plant": plant, "behaviour": behaviour, "runs": [run(i, 30.0) for i in range(table.RUNS[behaviour])]}
         for plant in page.PLANTS
