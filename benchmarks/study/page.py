@@ -217,8 +217,8 @@ The learners' settings come from their papers, but for those that docs/training.
 chemical_reactor, hvac_control and water_treatment, and on NeoRL-2's own episodes of double_mass, by off-policy
 evaluation with rollouts in view. Generated episodes of the other six plants took no part in that and have seeds of
 their own. While the estimator that selects was made, other episodes of double_mass, robot_assembly, steel_annealing
-and power_grid were looked at, and that supply_chain's tasks end by a clock was found on other episodes of it. Since
-the runs on generated episodes (f81c07d), a limit on how far actions may lie from the logged ones is gone, which refused
-the best members of double_mass, and a replay that leaves the range of the logs is outside them instead. NeoRL-2's own
-episodes were run since then.
+and power_grid were looked at, and that supply_chain's tasks end by a clock was found on other episodes of it. That
+the lower bound of the gain selects where no gain is shown, and industrial_benchmark's discount of 0.99, were found on
+other episodes of all plants but chemical_reactor and water_treatment. NeoRL-2's own episodes were run before that:
+whoever was selected there had shown a gain, to which it changes nothing.
 """
