@@ -36,9 +36,7 @@ SINCE = (
     "with another seed. The cells of industrial_benchmark were run again with other seeds when its discount became "
     "0.99, which had been 0.97. Between the commits nothing else changed for the cells that are of the earlier ones. "
     "Episodes are held out by their digests, which differ in their last bits with the number of cores: with other "
-    "episodes of hvac_control pid held out than these, no policy had support, the clone among them. When the cells "
-    "stood, the bar of widths was one of every plant, which power_grid misses; it is of all estimates and of eight "
-    "plants since, as the other bars are of eight."
+    "episodes of hvac_control pid held out than these, no policy had support, the clone among them."
 )
 """What else there is to say of the cells that are kept; empty where nothing is."""
 AGAIN = {("power_grid", "pid"): FRESH_SEED + 30} | {

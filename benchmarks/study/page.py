@@ -96,7 +96,7 @@ def _number(value: float) -> str:
 
 def claims(found: Mapping[tuple[str, str], Cell]) -> str:
     """How many runs show a gain, and how many of those have one, as a sentence."""
-    shown, rightly = (sum(getattr(cell, name) for cell in found.values()) for name in ("shown", "shown_rightly"))
+    shown, rightly = sum(cell.shown for cell in found.values()), sum(cell.shown_rightly for cell in found.values())
     return (
         "A run shows a gain where the lower bound of what its member is worth above the logged controller, by held-out "
         "episodes that did not select it, is above 0: only then does the gate let it pass, unless `gates.beat_plant` "
@@ -172,21 +172,8 @@ def page(results: Results | None = None) -> str:
     by_cell = {(one["plant"], one["behaviour"]): one for one in every}
     generated = [by_cell[key] for key in order if key in by_cell]
     found = {(one["plant"], one["behaviour"]): summary(one) for one in generated}
-    parts = [
-        HEAD,
-        bars(found),
-        "",
-        "## Cells",
-        "",
-        cells(found),
-        "",
-        claims(found),
-        "",
-        WORDS,
-        "",
-        together(generated),
-        "",
-    ]
+    parts = [HEAD, bars(found), "", "## Cells", "", cells(found), "", claims(found), ""]
+    parts += [WORDS, "", together(generated), ""]
     parts += ["## Learners", "", LEARNERS, "", learners(generated), ""]
     if OFFICIAL in by_cell:
         parts += ["## NeoRL-2's own episodes of double_mass", "", official(by_cell[OFFICIAL]), ""]
