@@ -137,8 +137,9 @@ def test_the_ope_gate_says_where_its_discount_sees_little_of_an_episode(
         episodes=9,
     ).unweighed
     assert bool(unweighed) is said
-    detail = found("ope", evidence(unweighed=unweighed)).detail
-    assert ("weighs the next" in detail) is said
+    for required in (True, False):
+        detail = found("ope", evidence(unweighed=unweighed, ope=interval(-1.0, 1.0), beat_plant=required)).detail
+        assert ("weighs the next" in detail) is said
     if discount == 0.97 and said:
         assert "weighs the next 33 of 1,000 steps" in detail
 
