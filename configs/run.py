@@ -83,6 +83,8 @@ class Learner(Strict):
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = Field(default_factory=dict)
     """Hyper-parameters that its members differ in; there are seeds x the product of these lists, and no two of
     them have a seed in common."""
+    best_episodes: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the training episodes that it learns from: those of the highest returns, all by default."""
     start: str | None = Field(default=None, repr=False)
     """Digest of the weights that its members begin with, which a fleet's retraining finds; seeds draw them without."""
 
@@ -93,6 +95,8 @@ logs that say much a low price makes more; of those that say little, only what a
 NeoRL-2's DMSD two seeds of twenty fail at either price, so that each member has a seed of its own."""
 FAST: dict[str, Setting] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
 """Rates at which 16,000 updates come as far as the papers' 3e-4 in many more."""
+FALLING: dict[str, Setting] = {"actor_recipe": {"schedule": "cosine", "steps": 12_000}}
+"""A rate that falls to nothing: where a controller is steep, what a clone errs by at the last rate is a drift."""
 BESIDE = (
     Learner(algorithm="iql", updates=16_000, seeds=1, hyperparameters={**FAST, "beta": 10.0, "expectile": 0.9}),
     Learner(
@@ -102,11 +106,13 @@ BESIDE = (
         hyperparameters={**FAST, "critics": 4, "discount": 0.97},
         grid={"alpha": [2.5, 10.0]},
     ),
-    Learner(algorithm="bc", updates=4_000, seeds=1),
+    Learner(algorithm="bc", updates=12_000, seeds=1, hyperparameters=FALLING),
+    Learner(algorithm="bc", updates=12_000, seeds=1, hyperparameters=FALLING, best_episodes=0.25),
 )
 """What learns beside the default learner, in a run that names none: logs differ in what they can teach, and evaluation
 on the held-out episodes chooses. The clone of the logged controller is the one whose estimate the logs support when
-they support none of the others. docs/training.md says how the settings were found."""
+they support none of the others; where several controllers were logged, that of the best episodes is the better one.
+docs/training.md says how the settings were found."""
 CHOOSING = (
     Learner(algorithm="discrete_cql", updates=8_000, seeds=2),
     Learner(algorithm="discrete_iql", updates=8_000, seeds=1),

@@ -102,6 +102,7 @@ def one_run(
         "rows": population.rows,
         "selected": selected.selected,
         "supported": selected.supported,
+        "expected": _finite(selected.difference.value),
         "claimed": [_finite(x) for x in (selected.difference.lower, selected.difference.upper)],
         "diverged": list(population.diverged),
         "members": _members(population, selected, scored["members"]),

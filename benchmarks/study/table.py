@@ -29,8 +29,10 @@ class Cell(NamedTuple):
     """What the runs of a cell come to, in points of the plant's scale."""
 
     runs: int
-    refused: int
-    """Runs whose selected member the logs do not support."""
+    unsupported: int
+    """Runs that are refused because the logs do not support the selected member's estimate."""
+    gainless: int
+    """Runs that are refused because its gain, as estimated by episodes that did not select it, is not above 0."""
     score: float
     """Of the selected members, mean over the runs that are not refused, as all that follows; NaN where all are."""
     behaviour: float
@@ -47,8 +49,13 @@ class Cell(NamedTuple):
     """Those of them that score above the behaviour."""
 
     @property
+    def refused(self) -> int:
+        """Runs that expect no gain, or cannot tell: by default the gate refuses them; no other number has them."""
+        return self.unsupported + self.gainless
+
+    @property
     def refuses(self) -> bool:
-        """Whether most of its runs select nothing that the logs support."""
+        """Whether most of its runs are refused."""
         return 2 * self.refused > self.runs
 
 
@@ -57,7 +64,8 @@ NOTHING = Interval(math.nan, math.nan, math.nan)
 
 def summary(result: Mapping[str, Any]) -> Cell:
     """What the runs of a cell come to."""
-    runs, kept = result["runs"], [run for run in result["runs"] if run["supported"]]
+    runs, kept = result["runs"], [run for run in result["runs"] if ships(run)]
+    supported = [run for run in runs if run["supported"]]
     shown = [run for run in kept if (run["claimed"][0] or 0.0) > 0]
 
     def mean(name: str) -> float:
@@ -65,7 +73,8 @@ def summary(result: Mapping[str, Any]) -> Cell:
 
     return Cell(
         runs=len(runs),
-        refused=len(runs) - len(kept),
+        unsupported=len(runs) - len(supported),
+        gainless=len(supported) - len(kept),
         score=float(np.mean([chosen(run) for run in kept])) if kept else math.nan,
         behaviour=mean("behaviour"),
         controller=mean("controller"),
@@ -76,6 +85,17 @@ def summary(result: Mapping[str, Any]) -> Cell:
         shown=len(shown),
         shown_rightly=sum(run["gains"]["behaviour"][0] > 0 for run in shown if "behaviour" in run["gains"]),
     )
+
+
+def ships(run: Mapping[str, Any]) -> bool:
+    """Whether the logs support the selected member, and other episodes than those that selected it expect a gain."""
+    return bool(run["supported"] and (run["expected"] or 0.0) > 0)
+
+
+def learner(member: Mapping[str, Any]) -> str:
+    """What a member was trained by, in words."""
+    best = "best_episodes" in member["hyperparameters"]
+    return f"{member['algorithm']} of the best episodes" if best else str(member["algorithm"])
 
 
 def chosen(run: Mapping[str, Any]) -> float:
@@ -185,4 +205,4 @@ def seed_of(plant: str, behaviour: str, number: int) -> int:
     if plant in DEVELOPMENT:
         return number
     place = len(BEHAVIOURS) * OTHERS.index(plant) + BEHAVIOURS.index(behaviour)
-    return 2 * FRESH_SEED + max(RUNS.values()) * place + number
+    return 3 * FRESH_SEED + max(RUNS.values()) * place + number

@@ -18,7 +18,7 @@ from neorl_core.training.parameters import tuning_updates
 from neorl_core.training.population import Algorithm
 from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.types import PlantSpec
-from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.episodes import best_episodes, read_logs
 from tasks.adapters.store.histories import past_of
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.stream import Ring, Stream, row_bytes, shape_of
@@ -42,6 +42,9 @@ def training_data(
 ) -> TrainingData:
     """Resident where the rows fit into the memory that the run allows, else streamed.
 
+    Scales are those of all training episodes, whichever of them the learner is given, so that a population sees one
+    scale and an observation that the best episodes never show is no extreme one.
+
     Args:
         run: its seed, training and share of held-out episodes.
         store: the dataset.
@@ -57,15 +60,16 @@ def training_data(
         check_actions(algorithm, of)
     episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
     past = past_of(run, store)
-    ring = Ring(store, episodes, past)
+    given = best_episodes(store, episodes, run.train.best_episodes) if run.train.best_episodes < 1.0 else episodes
+    ring = Ring(store, given, past)
     updates = run.train.updates
     # A warm-up is planned from all steps that were asked for, and would leave none of fewer.
     if run.train.start is not None and not warm_up:
         updates = tuning_updates(updates, len(ring), run.train.batch_size, batches)
     memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
     if memory is None or len(ring) * row_bytes(spec) <= memory:
-        logs = read_logs(store, episodes)
-        known = moments(logs.transitions)
+        logs = read_logs(store, given)
+        known = moments(logs.transitions) if given is episodes else Ring(store, episodes).moments()
         how = scaling(known, spec)
         # Stacked once, in NumPy: a batch that gathered its earlier rows on the device would save memory, and cost
         # every algorithm and placement a second kind of data. What does not fit is streamed, and stacked by blocks.
@@ -77,7 +81,7 @@ def training_data(
             return nullcontext(resident(data if mesh is None else sharding.replicated(mesh, data)))
 
         return TrainingData(known, how, plan, False, hold)
-    known = ring.moments()
+    known = Ring(store, episodes).moments()
     how = scaling(known, spec)
     # The window moves with the rows of the curves, which no cadence of saving changes.
     plan = schedule(updates, 1, batches, warm_up)

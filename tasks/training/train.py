@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import RunConfig, Shield
+from configs.run import Learner, RunConfig, Shield
 from neorl_core.networks import Policy
 from neorl_core.safety.composite import Composite, make_composite
 from neorl_core.safety.shield import envelope_of
@@ -101,7 +102,7 @@ def train(
                             **position,
                             algorithm=alone.algorithm,
                             seed=member.seed,
-                            hyperparameters=member.hyperparameters,
+                            hyperparameters=_varied(alone, member.hyperparameters),
                             bundle=bundle,
                         )
                     )
@@ -201,8 +202,9 @@ def _told(training: TrainingRun) -> Learning:
     members = []
     for member in training.members:
         own = {"algorithm": training.algorithm.name, "seed": member.seed, "updates": training.data.plan.updates}
-        settings = {**own, "batch_size": run.train.batch_size, **config, **member.hyperparameters}
-        varied = "".join(f" {name} {value:g}" for name, value in member.hyperparameters.items())
+        differs = _varied(run.train, member.hyperparameters)
+        settings = {**own, "batch_size": run.train.batch_size, **config, **differs}
+        varied = "".join(f" {name} {value:g}" for name, value in differs.items())
         members.append(
             LearningMember(
                 name=f"{training.algorithm.name} seed {member.seed}{varied}",
@@ -215,6 +217,12 @@ def _told(training: TrainingRun) -> Learning:
         dataset=training.dataset.digest,
         members=tuple(members),
     )
+
+
+def _varied(learner: Learner, hyperparameters: Mapping[str, float]) -> dict[str, float]:
+    """What tells a member from the others of its algorithm: its point of the grid, and the share of episodes."""
+    share = {"best_episodes": learner.best_episodes} if learner.best_episodes < 1.0 else {}
+    return {**share, **hyperparameters}
 
 
 def _kept(training: TrainingRun, policy: Policy, protection: Bundle | None, identification: Identification) -> Bundle:

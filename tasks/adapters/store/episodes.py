@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,36 @@ def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
     episode = np.repeat(np.arange(len(lengths)), lengths)
     followed = np.append(episode[1:] == episode[:-1], False)[:total]
     return Logs(transitions_of(rows), episode, np.cumsum(lengths) - lengths, followed)
+
+
+def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
+    """The episodes of the highest returns, a share of the given ones, in one pass over their rewards.
+
+    An episode that was cut before the longest goes on as it went: `R = T_max / T sum r`. One that terminated has had
+    all that it was to have: `R = sum r`.
+
+    Chen et al. 2021, Decision transformer (arXiv 2106.01345), section 5, clone the best tenth to two fifths of logs.
+
+    Args:
+        dataset: the store.
+        episodes: (E,) episode numbers, as `StoredDataset.split` gives them.
+        share: above 0 and at most 1; at least one episode is kept.
+
+    Returns:
+        (ceil(share E),) numbers, ascending.
+    """
+    numbers = np.unique(episodes)
+    lengths = np.diff(dataset.episodes)[numbers]
+    ends = np.cumsum(lengths)
+    returns, terminated, at = np.zeros(len(numbers)), np.zeros(len(numbers), bool), 0
+    for block in dataset.episode_blocks(numbers, ("rewards", "terminals")):
+        of = np.searchsorted(ends, np.arange(at, at + len(block["rewards"])), side="right")
+        returns += np.bincount(of, block["rewards"].astype(np.float64), len(numbers))
+        terminated[of[block["terminals"].astype(bool)]] = True
+        at += len(of)
+    whole = np.where(terminated, returns, returns / lengths * lengths.max())
+    best = np.argsort(-whole, kind="stable")[: math.ceil(share * len(numbers))]
+    return np.sort(numbers[best])
 
 
 def select_episodes(logs: Logs, chosen: npt.NDArray[np.bool_]) -> Logs:

@@ -33,6 +33,7 @@ def test_the_interquartile_mean_and_its_interval_are_rliables() -> None:
 def member(score: float, lower: float | None, supported: bool = True, algorithm: str = "iql") -> dict[str, Any]:
     return {
         "algorithm": algorithm,
+        "hyperparameters": {},
         "score": score,
         "lower": lower,
         "estimate": lower,
@@ -49,6 +50,7 @@ def run(
     error: float = 1.0,
     supported: bool = True,
     claimed: tuple[float | None, float] = (-1.0, 1.0),
+    expected: float | None = 0.5,
 ) -> dict[str, Any]:
     members = [member(80.0, 3.0, algorithm="bptt"), member(70.0 + gain, 4.0, supported), member(20.0, None, False)]
     return {
@@ -57,6 +59,7 @@ def run(
         "selected": 1,
         "supported": supported,
         "claimed": list(claimed),
+        "expected": expected,
         "members": members,
         "scores": {"behaviour": 70.0, "controller": 90.0},
         "gains": {"behaviour": [gain, error], "controller": [gain - 20.0, error]},
@@ -86,6 +89,13 @@ def test_what_a_cell_comes_to() -> None:
     # One of five refused leaves four, and the runs stay the unit.
     four = table.summary(cell("medium", *(run(i, float(i), supported=i != 2) for i in range(5))))
     assert four.over_behaviour.upper - four.over_behaviour.value > 2
+    # Nor does what other episodes expect no gain of, and of all that is supported the expectation has a number.
+    gainless = table.summary(
+        cell("pid", run(0, -50.0, expected=0.0), run(1, 4.0), run(2, 9.0, supported=False, expected=None))
+    )
+    assert (gainless.unsupported, gainless.gainless, gainless.refused, gainless.refuses) == (1, 1, 2, True)
+    assert gainless.over_behaviour.value == 4.0
+    assert "| pid | 3 | 1 | 1 | 70.0 |" in page.cells({("double_mass", "pid"): gainless})
     none = table.summary(cell("pid", run(0, -50.0, supported=False)))
     assert none.refuses
     assert np.isnan(none.over_behaviour.value)
@@ -123,10 +133,20 @@ def test_selection_is_the_pipelines_own() -> None:
     assert table.model_free(run(0, 1.0))["algorithm"] == "iql"
 
 
+def test_clones_of_all_episodes_and_of_the_best_are_told_apart() -> None:
+    clones = [member(score, 1.0, algorithm="bc") for score in (40.0, 90.0)]
+    clones[1]["hyperparameters"] = {"best_episodes": 0.25}
+    one = run(0, 5.0) | {"members": clones}
+    assert "| plant | behaviour | bc | bc of the best episodes | selected |" in (
+        found := page.learners([cell("pid", one)])
+    )
+    assert "| 40.0 (40.0 to 40.0) | 90.0 (90.0 to 90.0) | bc of the best episodes 1 |" in found
+
+
 def test_the_page_calls_bars_open_until_every_run_is_there() -> None:
     text = page.page([cell("medium", *(run(i, -9.0 + 0.1 * i) for i in range(5)))])
     assert "| the selected policy is below the behaviour in no cell | open | double_mass medium |" in text
-    assert "| double_mass | medium | 5 | 0 | 70.0 | 90.0 | 61.2 | -8.8 [-9.0, -8.6] | -28.8" in text
+    assert "| double_mass | medium | 5 | 0 | 0 | 70.0 | 90.0 | 61.2 | -8.8 [-9.0, -8.6] | -28.8" in text
     two = page.cells(
         {("double_mass", "pid"): table.summary(cell("pid", *(run(i, 9.0, claimed=(1, 2)) for i in (0, 1))))}
     )
@@ -146,7 +166,7 @@ def test_the_page_calls_bars_open_until_every_run_is_there() -> None:
     assert "Above 90: 0 of 10" in page.page([cell("official", *refused)])
     nothing = page.page([cell("medium", *refused[:5])])
     assert "| mean regret at most 5 points, largest 15 | open | nan and nan |" in nothing
-    assert "| double_mass | medium | 5 | 5 | – | – | – |" in nothing
+    assert "| double_mass | medium | 5 | 5 | 0 | – | – | – |" in nothing
 
 
 def test_runs_that_are_missing_come_first_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

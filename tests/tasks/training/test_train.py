@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from neorl_core.algorithms import ALGORITHMS
+from neorl_core.networks import policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from tasks.adapters.files.provenance import modules_of
@@ -19,10 +21,10 @@ from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import read_logs
 from tasks.evaluation.model_based import fit_learned_model, logged_steps, windows
-from tasks.references import Dataset, Placement, Population
+from tasks.references import Dataset, Member, Placement, Population
 from tasks.training.population import training_run
 from tasks.training.train import keep_bundle, train
-from tests.small_data import PLANT, reactor_dataset, reactor_run
+from tests.small_data import PLANT, altered, reactor_dataset, reactor_run
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,38 @@ def test_another_shield_trains_nothing_again(reference: Dataset, tmp_path: Path)
         held, other = (load_bundle(x.bundle.folder, x.bundle.digest)[1] for x in (member, before))
         assert int(held.shield.hold) == 9
         jax.tree.map(np.testing.assert_array_equal, held.policy, other.policy)
+
+
+def test_the_clone_of_the_best_episodes_does_as_those_did(reference: Dataset, tmp_path: Path) -> None:
+    """Of every third episode the rewards are higher, and there the actions are others."""
+    bounds = reader.StoredDataset.open(reference.store, reference.digest).episodes
+    good = np.repeat(np.arange(len(bounds) - 1) % 3 == 0, np.diff(bounds))
+    low, high = (np.array(bound) for bound in PLANTS[PLANT].spec.action[2:])
+    wanted, other = low + 0.6 * (high - low), low + 0.4 * (high - low)
+    mixed = altered(
+        reference,
+        tmp_path / "mixed",
+        rewards=lambda x: x - x.min() + 1000 * good,
+        actions=lambda x: np.where(good[:, None], wanted, other),
+    )
+    share = 0.5 * float(np.mean(np.arange(len(bounds) - 1) % 3 == 0))
+    bc: dict[str, Any] = {"algorithm": "bc", "updates": 400, "seeds": 1, "hyperparameters": {"hidden": [8]}}
+    learners = {**bc, "best_episodes": share, "beside": [bc]}
+    population = train(Home(tmp_path / "home"), reactor_run(train=learners), mixed)
+    assert [member.hyperparameters for member in population.members] == [{"best_episodes": share}, {}]
+    logs = read_logs(reader.StoredDataset.open(mixed.store, mixed.digest), np.arange(len(bounds) - 1))
+
+    def acts(member: Member) -> npt.NDArray[np.floating]:
+        policy = load_bundle(member.bundle.folder, member.bundle.digest)[1].policy
+        return (np.asarray(policy_act(policy, logs.transitions.observation)).mean(axis=0) - low) / (high - low)
+
+    best, every = map(acts, population.members)
+    np.testing.assert_allclose(best, 0.6, atol=0.02)
+    assert np.all(every < 0.55)
+    # Streamed, the same episodes are learnt from.
+    small = {"memory_mb": population.rows * 52 / 8e6}
+    streamed = train(Home(tmp_path / "streamed"), reactor_run(train={**learners, **small}), mixed).members[0]
+    np.testing.assert_allclose(acts(streamed), 0.6, atol=0.02)
 
 
 class _Killed(Exception):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.episodes import best_episodes, read_logs
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.schema import Rows
 from tests.tasks.adapters.store.test_store import make_rows, sliced, write
@@ -64,6 +64,41 @@ def test_it_is_what_masking_all_rows_gives(
         assert all(0 < len(part["rewards"]) <= 7 for part in parts)
         found = np.concatenate([part["rewards"] for part in parts]) if parts else np.zeros(0)
         np.testing.assert_array_equal(found, rows["rewards"][wanted])
+
+
+def test_the_best_episodes_are_those_of_the_highest_returns(tmp_path: Path) -> None:
+    rows = make_rows(5, steps=4)
+    ends = np.array([3, 5, 9, 12, 15])  # Of 4, 2, 4, 3 and 3 steps; the second and the last are cut, the fourth ends.
+    rows = {key: values[:16] for key, values in rows.items()}
+    rows["terminals"], rows["timeouts"] = np.zeros(16, bool), np.isin(np.arange(16), ends)
+    rows["terminals"][12], rows["timeouts"][12] = True, False
+    rows["rewards"][:] = [1, 1, 1, 1, 2, 2, 0, 0, 0, 5, 2, 2, 2, -3, -3, -3]
+    held = write(tmp_path, rows)
+    # Returns, as if all but the fourth went on for 4 steps: 4, 8, 5, 6 and -12.
+    for share, wanted in ((0.01, [1]), (0.4, [1, 3]), (0.41, [1, 2, 3]), (0.8, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3, 4])):
+        np.testing.assert_array_equal(best_episodes(held, np.arange(5), share), wanted)
+    np.testing.assert_array_equal(best_episodes(held, np.array([4, 0, 3]), 0.5), [0, 3])
+    # Equal ones in the order of the dataset, and of plants whose rewards are costs the same.
+    rows["rewards"][:] = -1
+    alike = write(tmp_path / "alike", rows)
+    np.testing.assert_array_equal(best_episodes(alike, np.arange(5), 0.4), [0, 3])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_episodes_are_the_same_however_shards_and_blocks_cut_them(tmp_path: Path, seed: int) -> None:
+    rows = uneven(seed)
+    held = write(tmp_path, *sliced(rows, 100), shard_bytes=10_000)
+    bounds = held.episodes
+    chosen = np.random.default_rng(seed).choice(EPISODES, 31, replace=False)
+    longest = max(bounds[e + 1] - bounds[e] for e in chosen)
+
+    def whole(episode: int) -> float:
+        span = slice(bounds[episode], bounds[episode + 1])
+        total = float(np.sum(rows["rewards"][span], dtype=np.float64))
+        return total if rows["terminals"][span][-1] else total * longest / (span.stop - span.start)
+
+    wanted = sorted(sorted(chosen, key=whole, reverse=True)[:8])
+    np.testing.assert_array_equal(best_episodes(held, chosen, 0.25), wanted)
 
 
 def test_shards_without_a_chosen_episode_are_not_opened(tmp_path: Path) -> None:
