@@ -89,7 +89,7 @@ class Learner(Strict):
     """Digest of the weights that its members begin with, which a fleet's retraining finds; seeds draw them without."""
 
 
-CAREFUL: dict[Name, list[float]] = {"support": [0.3, 10.0]}
+CAREFUL: dict[Name, list[float]] = {"support": [0.3, 3.0]}
 """What members of the default learner differ in, in a run that names none: how much they pay for leaving the logs. Of
 logs that say much a low price makes more; of those that say little, only what a high one keeps near is supported. On
 NeoRL-2's DMSD two seeds of twenty fail at either price, so that each member has a seed of its own."""

@@ -209,7 +209,7 @@ their own. While the estimator that selects was made, other episodes of double_m
 and power_grid were looked at, and that supply_chain's tasks end by a clock was found on other episodes of it. That
 the lower bound of the gain selects where no gain is shown, and industrial_benchmark's discount of 0.99, were found on
 other episodes of all plants but chemical_reactor and water_treatment. The clone of the best episodes, and rates of the
-clones that fall, were found on other episodes of all plants, and that runs which expect no gain are refused on the
-study's former runs, whose seeds are not used again but for the three plants that were developed on. NeoRL-2's own
-episodes were run before all that: whoever was selected there had shown a gain, to which it changes nothing.
+clones that fall, were found on other episodes of all plants, bptt's higher price on those of double_mass, supply_chain
+and robot_assembly, and that runs which expect no gain are refused was found on the study's former runs, whose seeds
+are not used again but for the three plants that were developed on.
 """
