@@ -84,7 +84,7 @@ class Learner(Strict):
     """Hyper-parameters that its members differ in; there are seeds x the product of these lists, and no two of
     them have a seed in common."""
     best_episodes: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Share of the training episodes that it learns from: those of the highest returns, all by default."""
+    """Share of the training rows that it learns from: the episodes of the highest returns; all by default."""
     start: str | None = Field(default=None, repr=False)
     """Digest of the weights that its members begin with, which a fleet's retraining finds; seeds draw them without."""
 

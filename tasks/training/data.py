@@ -28,7 +28,7 @@ class TrainingData(NamedTuple):
     """The training episodes of a run."""
 
     moments: Moments
-    """Moments of all rows, in physical units and without a history."""
+    """Moments of all rows, in physical units and without a history; lowest and highest observation of the learner's."""
     scaling: Scaling
     plan: Plan
     streamed: bool
@@ -43,7 +43,8 @@ def training_data(
     """Resident where the rows fit into the memory that the run allows, else streamed.
 
     Scales are those of all training episodes, whichever of them the learner is given, so that a population sees one
-    scale and an observation that the best episodes never show is no extreme one.
+    scale and an observation that the best episodes never show is no extreme one. How far its own rows reach is told of
+    these alone, for it is where its shield hands over.
 
     Args:
         run: its seed, training and share of held-out episodes.
@@ -69,7 +70,8 @@ def training_data(
     memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
     if memory is None or len(ring) * row_bytes(spec) <= memory:
         logs = read_logs(store, given)
-        known = moments(logs.transitions) if given is episodes else Ring(store, episodes).moments()
+        seen = moments(logs.transitions)
+        known = seen if given is episodes else Ring(store, episodes).moments()
         how = scaling(known, spec)
         # Stacked once, in NumPy: a batch that gathered its earlier rows on the device would save memory, and cost
         # every algorithm and placement a second kind of data. What does not fit is streamed, and stacked by blocks.
@@ -80,8 +82,9 @@ def training_data(
             data = scaled(how, transitions)
             return nullcontext(resident(data if mesh is None else sharding.replicated(mesh, data)))
 
-        return TrainingData(known, how, plan, False, hold)
-    known = Ring(store, episodes).moments()
+        return TrainingData(_reaching(known, seen), how, plan, False, hold)
+    seen = ring.moments()
+    known = seen if given is episodes else Ring(store, episodes).moments()
     how = scaling(known, spec)
     # The window moves with the rows of the curves, which no cadence of saving changes.
     plan = schedule(updates, 1, batches, warm_up)
@@ -97,7 +100,12 @@ def training_data(
         with Stream(ring, how, shape, plan.chunk, run.seed) as window:
             yield window.source()
 
-    return TrainingData(known, how, plan, True, stream)
+    return TrainingData(_reaching(known, seen), how, plan, True, stream)
+
+
+def _reaching(known: Moments, seen: Moments) -> Moments:
+    """Moments of all rows that reach as far as those seen."""
+    return known._replace(observation_low=seen.observation_low, observation_high=seen.observation_high)
 
 
 def mesh_for(run: RunConfig, members: int) -> Mesh | None:

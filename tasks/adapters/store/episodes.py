@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -56,33 +55,38 @@ def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
 
 
 def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
-    """The episodes of the highest returns, a share of the given ones, in one pass over their rewards.
+    """The episodes of the highest returns that hold a share of the rows, in one pass over their rewards.
 
-    An episode that was cut before the longest goes on as it went: `R = T_max / T sum r`. One that terminated has had
-    all that it was to have: `R = sum r`.
+    An episode that was cut before the longest goes on as it went: `R = T_max / T sum r`. One that terminated, or whose
+    clock read its end, has had all that it was to have: `R = sum r`.
 
-    Chen et al. 2021, Decision transformer (arXiv 2106.01345), section 5, clone the best tenth to two fifths of logs.
+    Chen et al. 2021, Decision transformer (arXiv 2106.01345), section 5, clone the best tenth to two fifths of the
+    steps of logs.
 
     Args:
         dataset: the store.
         episodes: (E,) episode numbers, as `StoredDataset.split` gives them.
-        share: above 0 and at most 1; at least one episode is kept.
+        share: above 0 and at most 1.
 
     Returns:
-        (ceil(share E),) numbers, ascending.
+        Numbers, ascending, of as few of the best as hold the share or more.
     """
     numbers = np.unique(episodes)
     lengths = np.diff(dataset.episodes)[numbers]
     ends = np.cumsum(lengths)
-    returns, terminated, at = np.zeros(len(numbers)), np.zeros(len(numbers), bool), 0
-    for block in dataset.episode_blocks(numbers, ("rewards", "terminals")):
+    returns, over, at = np.zeros(len(numbers)), np.zeros(len(numbers), bool), 0
+    keys = ("rewards", "terminals", *(("next_observations",) if dataset.spec.clock else ()))
+    for block in dataset.episode_blocks(numbers, keys):
         of = np.searchsorted(ends, np.arange(at, at + len(block["rewards"])), side="right")
         returns += np.bincount(of, block["rewards"].astype(np.float64), len(numbers))
-        terminated[of[block["terminals"].astype(bool)]] = True
+        over[of[block["terminals"].astype(bool)]] = True
+        if dataset.spec.clock:
+            over[of[dataset.spec.over(block["next_observations"])]] = True
         at += len(of)
-    whole = np.where(terminated, returns, returns / lengths * lengths.max())
-    best = np.argsort(-whole, kind="stable")[: math.ceil(share * len(numbers))]
-    return np.sort(numbers[best])
+    whole = np.where(over, returns, returns / lengths * lengths.max())
+    order = np.argsort(-whole, kind="stable")
+    count = 1 + int(np.searchsorted(np.cumsum(lengths[order]), (1.0 - 1e-9) * share * lengths.sum()))
+    return np.sort(numbers[order[:count]])
 
 
 def select_episodes(logs: Logs, chosen: npt.NDArray[np.bool_]) -> Logs:

@@ -123,9 +123,18 @@ def test_the_clone_of_the_best_episodes_does_as_those_did(reference: Dataset, tm
     best, every = map(acts, population.members)
     np.testing.assert_allclose(best, 0.6, atol=0.02)
     assert np.all(every < 0.55)
+    # All see one scale, and the shield of each hands over where its own rows end.
+    composites = [load_bundle(m.bundle.folder, m.bundle.digest)[1] for m in population.members]
+    for one, other in zip(*(x.policy.normaliser for x in composites), strict=True):
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert np.any(composites[0].shield.observation_high < composites[1].shield.observation_high)
     # Streamed, the same episodes are learnt from.
     small = {"memory_mb": population.rows * 52 / 8e6}
-    streamed = train(Home(tmp_path / "streamed"), reactor_run(train={**learners, **small}), mixed).members[0]
+    little = reactor_run(train={**learners, **small})
+    alone = little.model_copy(update={"train": little.train.alone()[0]})
+    assert training_run(Home(tmp_path / "streamed"), alone, mixed).data.streamed
+    streamed = train(Home(tmp_path / "streamed"), little, mixed).members[0]
     np.testing.assert_allclose(acts(streamed), 0.6, atol=0.02)
 
 

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from neorl_core.types import Clock
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import best_episodes, read_logs
 from tasks.adapters.store.reader import StoredDataset
+from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.schema import Rows
-from tests.tasks.adapters.store.test_store import make_rows, sliced, write
+from tasks.adapters.store.writer import DatasetWriter
+from tests.tasks.adapters.store.test_store import SPEC, make_rows, sliced, write
 
 EPISODES = 60
 
@@ -75,13 +78,22 @@ def test_the_best_episodes_are_those_of_the_highest_returns(tmp_path: Path) -> N
     rows["rewards"][:] = [1, 1, 1, 1, 2, 2, 0, 0, 0, 5, 2, 2, 2, -3, -3, -3]
     held = write(tmp_path, rows)
     # Returns, as if all but the fourth went on for 4 steps: 4, 8, 5, 6 and -12.
-    for share, wanted in ((0.01, [1]), (0.4, [1, 3]), (0.41, [1, 2, 3]), (0.8, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3, 4])):
+    # As few as hold the share of the 16 steps.
+    steps = ((1, [1]), (2, [1]), (3, [1, 3]), (5, [1, 3]), (6, [1, 2, 3]), (13, [0, 1, 2, 3]), (16, [0, 1, 2, 3, 4]))
+    for share, wanted in ((count / 16, numbers) for count, numbers in steps):
         np.testing.assert_array_equal(best_episodes(held, np.arange(5), share), wanted)
     np.testing.assert_array_equal(best_episodes(held, np.array([4, 0, 3]), 0.5), [0, 3])
     # Equal ones in the order of the dataset, and of plants whose rewards are costs the same.
     rows["rewards"][:] = -1
     alike = write(tmp_path / "alike", rows)
     np.testing.assert_array_equal(best_episodes(alike, np.arange(5), 0.4), [0, 3])
+    # Where a clock reads its end, nothing would have come after: the last has its -3 alone.
+    rows["next_observations"][:, 0] = 0.5
+    rows["next_observations"][-1, 0] = 1.0
+    with DatasetWriter(tmp_path / "timed", SPEC._replace(clock=Clock(SPEC.observation.names[0], 1.0))) as writer:
+        writer.append(rows)
+        timed = StoredDataset.open(tmp_path / "timed", writer.commit(Provenance()))
+    np.testing.assert_array_equal(best_episodes(timed, np.arange(5), 0.375), [3, 4])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -97,7 +109,11 @@ def test_the_best_episodes_are_the_same_however_shards_and_blocks_cut_them(tmp_p
         total = float(np.sum(rows["rewards"][span], dtype=np.float64))
         return total if rows["terminals"][span][-1] else total * longest / (span.stop - span.start)
 
-    wanted = sorted(sorted(chosen, key=whole, reverse=True)[:8])
+    ordered, wanted = sorted(chosen, key=whole, reverse=True), list[int]()
+    rows_of = {e: bounds[e + 1] - bounds[e] for e in chosen}
+    while sum(rows_of[e] for e in wanted) < 0.25 * sum(rows_of.values()):
+        wanted.append(ordered[len(wanted)])
+    wanted.sort()
     np.testing.assert_array_equal(best_episodes(held, chosen, 0.25), wanted)
 
 
