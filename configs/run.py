@@ -88,14 +88,27 @@ class Learner(Strict):
     start: str | None = Field(default=None, repr=False)
     """Digest of the weights that its members begin with, which a fleet's retraining finds; seeds draw them without."""
 
+    @property
+    def words(self) -> str:
+        """The algorithm, and which episodes it learns from where those are not all.
+
+        Example:
+            >>> Learner(algorithm="bc", best_episodes=0.25).words
+            'bc of the best 25 %'
+        """
+        share = f" of the best {100 * self.best_episodes:g} %" if self.best_episodes < 1.0 else ""
+        return f"{self.algorithm}{share}"
+
 
 CAREFUL: dict[Name, list[float]] = {"support": [0.3, 3.0]}
 """What members of the default learner differ in, in a run that names none: how much they pay for leaving the logs. Of
 logs that say much a low price makes more; of those that say little, only what a high one keeps near is supported. On
-NeoRL-2's DMSD two seeds of twenty fail at either price, so that each member has a seed of its own."""
+NeoRL-2's DMSD two seeds of twenty failed at .3 and at 10, so that each member has a seed of its own."""
 FAST: dict[str, Setting] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
 """Rates at which 16,000 updates come as far as the papers' 3e-4 in many more."""
-FALLING: dict[str, Setting] = {"actor_recipe": {"schedule": "cosine", "steps": 12_000}}
+CLONED = 12_000
+"""Updates of a clone."""
+FALLING: dict[str, Setting] = {"actor_recipe": {"schedule": "cosine", "steps": CLONED}}
 """A rate that falls to nothing: where a controller is steep, what a clone errs by at the last rate is a drift."""
 BESIDE = (
     Learner(algorithm="iql", updates=16_000, seeds=1, hyperparameters={**FAST, "beta": 10.0, "expectile": 0.9}),
@@ -106,12 +119,13 @@ BESIDE = (
         hyperparameters={**FAST, "critics": 4, "discount": 0.97},
         grid={"alpha": [2.5, 10.0]},
     ),
-    Learner(algorithm="bc", updates=12_000, seeds=1, hyperparameters=FALLING),
-    Learner(algorithm="bc", updates=12_000, seeds=1, hyperparameters=FALLING, best_episodes=0.25),
+    Learner(algorithm="bc", updates=CLONED, seeds=1, hyperparameters=FALLING),
+    Learner(algorithm="bc", updates=CLONED, seeds=1, hyperparameters=FALLING, best_episodes=0.25),
 )
 """What learns beside the default learner, in a run that names none: logs differ in what they can teach, and evaluation
 on the held-out episodes chooses. The clone of the logged controller is the one whose estimate the logs support when
-they support none of the others; where several controllers were logged, that of the best episodes is the better one.
+they support none of the others; where several controllers were logged, that of the best episodes is mostly the better
+one.
 docs/training.md says how the settings were found."""
 CHOOSING = (
     Learner(algorithm="discrete_cql", updates=8_000, seeds=2),

@@ -146,11 +146,7 @@ class _Look:
 
         check_history(self.run, self.config)
         check_training(self.run, self.config)
-        return "; ".join(
-            f"{one.algorithm}, {one.updates:,} updates"
-            + (f" on the best {one.best_episodes:.0%} of episodes" if one.best_episodes < 1.0 else "")
-            for one in self.run.train.alone()
-        )
+        return "; ".join(f"{one.words}, {one.updates:,} updates" for one in self.run.train.alone())
 
     def logs(self) -> str:
         """There are files to learn from."""

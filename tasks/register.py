@@ -10,7 +10,7 @@ from tasks.adapters.registry.learning import rate_members
 from tasks.adapters.registry.registry import Registry
 from tasks.adapters.registry.upload import HEAD, Artifact, Curve, Submission, TrainingData
 from tasks.record import Record
-from tasks.references import Bundle, RatedMember, Version
+from tasks.references import Bundle, RatedMember, Version, member_name
 from tasks.report import ReportFiles, describe, read_curves, view
 
 
@@ -100,8 +100,9 @@ def description(record: Record, run_url: str, run_id: str) -> str:
 def run_name(record: Record) -> str:
     """What a candidate's run is called in MLflow: the member and the retraining, or whose stand-in it is."""
     member = record.selected
-    what = "plant controller" if record.of_fallback else f"candidate {member.algorithm} seed {member.seed}"
-    return f"{what}, {record.run_key[:8]}"
+    if record.of_fallback:
+        return f"plant controller, {record.run_key[:8]}"
+    return f"candidate {member_name(member.algorithm, member.seed, member.hyperparameters)}, {record.run_key[:8]}"
 
 
 def rated(record: Record) -> Iterator[RatedMember]:

@@ -10,6 +10,7 @@ by off-policy evaluation, and only then scores every member, the behaviour and t
 episodes of the simulator. A cell is a file in benchmarks/results/study that grows by a run at a time, so that a study
 that is stopped goes on where it was.
 
-Developed on chemical_reactor, hvac_control and water_treatment; the other six plants have seeds of their own. A run
+Developed on chemical_reactor, hvac_control and water_treatment; the other six plants have seeds that nothing was found
+on. A run
 says at which commit it was made, and none is made while the sources differ from the commit.
 """

@@ -25,6 +25,7 @@ from benchmarks.study.table import (
     path_of,
     regret,
     runs_of,
+    ships,
 )
 from configs.errors import BadInput
 from configs.home import Home
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
         shutil.rmtree(home.root)
         # Each compiled program holds maps of memory, of which a process has 65,530.
         jax.clear_caches()
-        verdict = "" if found["supported"] else ", not supported"
+        verdict = "" if ships(found) else ", refused"
         print(
             f"{plant} {behaviour} {seed}: {chosen(found):.1f}{verdict}, regret {regret(found):.1f}, "
             f"{found['seconds']:.0f} s",

@@ -48,6 +48,7 @@ from tasks.references.learning import (
     SignalError,
     SimulatorErrors,
     TrainedLearner,
+    member_name,
 )
 from tasks.references.monitoring import DriftGroup, DriftRecord, SignalDrift
 from tasks.references.process import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import Field
@@ -34,6 +34,16 @@ class Member(Reference):
     seed: int
     hyperparameters: dict[str, float] = Field(default_factory=dict)
     bundle: Bundle
+
+
+def member_name(algorithm: str, seed: int, hyperparameters: Mapping[str, float]) -> str:
+    """What a member is called where people read of it.
+
+    Example:
+        >>> member_name("bptt", 0, {"support": 0.3})
+        'bptt seed 0 support 0.3'
+    """
+    return f"{algorithm} seed {seed}" + "".join(f" {name} {value:g}" for name, value in hyperparameters.items())
 
 
 class Placement(Reference):

@@ -34,6 +34,7 @@ from tasks.references import (
     Member,
     Population,
     TrainedLearner,
+    member_name,
 )
 from tasks.stages import cached
 from tasks.training.placement import train_population, train_share
@@ -86,7 +87,7 @@ def train(
         training = _training(home, run.model_copy(update={"train": alone}), dataset)
         keys.append(training.key)
         rows = training.data.moments.rows
-        shown = _named(progress, alone.algorithm) if run.train.beside else progress
+        shown = _named(progress, alone) if run.train.beside else progress
         try:
             learner, found = _trained(training, place, shown, learning)
         except Diverged as error:
@@ -147,15 +148,15 @@ def train_shares(
                 "program cannot be shared among machines."
             )
         training = _training(home, run.model_copy(update={"train": alone}), dataset)
-        shown = _named(progress, alone.algorithm) if run.train.beside else progress
+        shown = _named(progress, alone) if run.train.beside else progress
         found = train_share(training, process, processes, shown)
-        done += [f"{alone.algorithm} {index} (seed {training.members[index].seed})" for index in found]
+        done += [f"{alone.words} {index} (seed {training.members[index].seed})" for index in found]
     return done
 
 
-def _named(progress: Report | None, algorithm: str) -> Report | None:
+def _named(progress: Report | None, learner: Learner) -> Report | None:
     """Progress that says whose updates they are, where there are several learners."""
-    return progress and (lambda done, total, unit: progress(done, total, f"{unit} of {algorithm}"))
+    return progress and (lambda done, total, unit: progress(done, total, f"{unit} of {learner.words}"))
 
 
 def _training(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
@@ -179,7 +180,7 @@ def _trained(
             log.end(sound)
     if not sound.any():
         raise Diverged(
-            f"expected a member of {training.algorithm.name} whose training stayed finite, got none: lower the "
+            f"expected a member of {training.run.train.words} whose training stayed finite, got none: lower the "
             "learning rates in 'train.hyperparameters'."
         )
     found = policies(training.algorithm, trained.state.population, training.data.scaling.normaliser)
@@ -204,10 +205,9 @@ def _told(training: TrainingRun) -> Learning:
         own = {"algorithm": training.algorithm.name, "seed": member.seed, "updates": training.data.plan.updates}
         differs = _varied(run.train, member.hyperparameters)
         settings = {**own, "batch_size": run.train.batch_size, **config, **differs}
-        varied = "".join(f" {name} {value:g}" for name, value in differs.items())
         members.append(
             LearningMember(
-                name=f"{training.algorithm.name} seed {member.seed}{varied}",
+                name=member_name(training.algorithm.name, member.seed, differs),
                 params={name: str(value) for name, value in settings.items()},
             )
         )
