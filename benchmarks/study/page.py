@@ -205,10 +205,11 @@ FOUND = """## How the defaults were found
 The learners' settings come from their papers, but for those that docs/training.md names, which were found on
 chemical_reactor, hvac_control and water_treatment, and on NeoRL-2's own episodes of double_mass, by off-policy
 evaluation with rollouts in view. Generated episodes of the other six plants took no part in that. While the estimator
-that selects was made, other episodes of double_mass, robot_assembly, steel_annealing and power_grid were looked at,
-and that supply_chain's tasks end by a clock was found on other episodes of it. That the lower bound of the gain selects where no gain is shown, and industrial_benchmark's discount of 0.99, were found on
-other episodes of all plants but chemical_reactor and water_treatment. The clone of the best episodes, and rates of the
-clones that fall, were found on other episodes of all plants, bptt's higher price on those of double_mass, supply_chain
-and robot_assembly, and that runs which expect no gain are refused was found on the study's former runs, whose seeds
-are not used again but for the three plants that were developed on.
+that selects was made, other episodes of double_mass, robot_assembly, steel_annealing and power_grid were looked at, and
+that supply_chain's tasks end by a clock was found on other episodes of it. That the lower bound of the gain selects
+where no gain is shown, and industrial_benchmark's discount of 0.99, were found on other episodes of all plants but
+chemical_reactor and water_treatment. The clone of the best episodes, and rates of the clones that fall, were found on
+other episodes of all plants, bptt's higher price on those of double_mass, supply_chain and robot_assembly, and that
+runs which expect no gain are refused was found on the study's former runs, whose seeds are not used again but for the
+three plants that were developed on.
 """

@@ -136,4 +136,5 @@ __all__ = [
     "Validation",
     "Verdict",
     "Version",
+    "member_name",
 ]
