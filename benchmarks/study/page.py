@@ -211,5 +211,6 @@ where no gain is shown, and industrial_benchmark's discount of 0.99, were found 
 chemical_reactor and water_treatment. The clone of the best episodes, and rates of the clones that fall, were found on
 other episodes of all plants, bptt's higher price on those of double_mass, supply_chain and robot_assembly, and that
 runs which expect no gain are refused was found on the study's former runs, whose seeds are not used again but for the
-three plants that were developed on.
+three plants that were developed on. The runs on NeoRL-2's own episodes have the seeds that they had before all that;
+nothing was found on them.
 """
