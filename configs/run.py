@@ -120,12 +120,10 @@ BESIDE = (
         grid={"alpha": [2.5, 10.0]},
     ),
     Learner(algorithm="bc", updates=CLONED, seeds=1, hyperparameters=FALLING),
-    Learner(algorithm="bc", updates=CLONED, seeds=1, hyperparameters=FALLING, best_episodes=0.25),
 )
 """What learns beside the default learner, in a run that names none: logs differ in what they can teach, and evaluation
 on the held-out episodes chooses. The clone of the logged controller is the one whose estimate the logs support when
-they support none of the others; where several controllers were logged, that of the best episodes is mostly the better
-one.
+they support none of the others.
 docs/training.md says how the settings were found."""
 CHOOSING = (
     Learner(algorithm="discrete_cql", updates=8_000, seeds=2),
