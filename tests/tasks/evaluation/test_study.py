@@ -96,6 +96,8 @@ def test_what_a_cell_comes_to() -> None:
     assert (gainless.unsupported, gainless.gainless, gainless.refused, gainless.refuses) == (1, 1, 2, True)
     assert gainless.over_behaviour.value == 4.0
     assert "| pid | 3 | 1 | 1 | 70.0 |" in page.cells({("double_mass", "pid"): gainless})
+    refusing = cell("pid", run(0, -50.0, expected=0.0), run(1, 4.0))
+    assert "| pid | 1 | 1 | 74.0 [74.0, 74.0] |" in page.together([refusing])
     none = table.summary(cell("pid", run(0, -50.0, supported=False)))
     assert none.refuses
     assert np.isnan(none.over_behaviour.value)
@@ -136,10 +138,8 @@ def test_selection_is_the_pipelines_own() -> None:
 def test_clones_of_all_episodes_and_of_the_best_are_told_apart() -> None:
     clones = [member(score, 1.0, algorithm="bc") for score in (40.0, 90.0)]
     clones[1]["hyperparameters"] = {"best_episodes": 0.25}
-    one = run(0, 5.0) | {"members": clones}
-    assert "| plant | behaviour | bc | bc of the best episodes | selected |" in (
-        found := page.learners([cell("pid", one)])
-    )
+    found = page.learners([cell("pid", run(0, 5.0) | {"members": clones})])
+    assert "| plant | behaviour | bc | bc of the best episodes | selected |" in found
     assert "| 40.0 (40.0 to 40.0) | 90.0 (90.0 to 90.0) | bc of the best episodes 1 |" in found
 
 
