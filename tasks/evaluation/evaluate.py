@@ -83,7 +83,8 @@ def evaluate(
         behaviour, (best, *others) = ask(
             to_claim, [found[selected], *([theirs] if theirs is not None and alike else [])]
         )
-        supported = values[selected].supported and best.supported
+        gain = best.gain(behaviour, confidence)
+        supported = members[selected].supported and gain.supported
         if theirs is not None and supported and not alike:
             _, others = ask(episodes_of(run, claim, its_past, theirs.normaliser), [theirs])
     champion_difference = None
@@ -93,9 +94,9 @@ def evaluate(
         selected=selected,
         members=members,
         behaviour=_interval(behaviour, confidence),
-        difference=_interval(best.less(behaviour), confidence) if supported else NOTHING,
+        difference=_interval(gain, confidence) if supported else NOTHING,
         supported=supported,
-        reason=values[selected].reason or best.reason,
+        reason=members[selected].reason or gain.reason,
         champion_difference=champion_difference,
         discount=run.evaluate.discount,
         horizon=to_claim.horizon,
@@ -131,14 +132,15 @@ def _composite(bundle: Bundle, run: RunConfig) -> Composite:
 
 
 def _member(member: Member, estimate: Estimate, logged: Estimate, confidence: float) -> MemberEvaluation:
-    known = estimate.supported
+    gain = estimate.gain(logged, confidence)
+    known = gain.supported
     return MemberEvaluation(
         index=member.index,
         ope=_interval(estimate, confidence) if known else NOTHING,
         cost_ope=_cost(estimate, confidence) if known else NOTHING,
-        gain=_interval(estimate.less(logged), confidence) if known else NOTHING,
+        gain=_interval(gain, confidence) if known else NOTHING,
         supported=known,
-        reason=estimate.reason,
+        reason=gain.reason,
         outside=estimate.outside,
         disagreement=estimate.disagreement,
         effective_rows=estimate.effective_rows,

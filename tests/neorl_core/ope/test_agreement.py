@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.ope.agreement import MOST_OUTSIDE, interval, together
+from neorl_core.ope.agreement import MOST_OUTSIDE, WIDEST, interval, together
 from neorl_core.ope.fqe import Evaluation
 from neorl_core.ope.model import ModelValue, spread
 
@@ -14,10 +14,15 @@ LINE = np.linspace(-1, 1, 201)
 
 
 def models(
-    networks: float = 0.0, regressions: float = 0.0, outside: float = 0.0, below: float = 0.0, above: float = 0.0
+    networks: float = 0.0,
+    regressions: float = 0.0,
+    outside: float = 0.0,
+    below: float = 0.0,
+    above: float = 0.0,
+    allowed: tuple[float, float] = (-1e3, 1e3),
 ) -> ModelValue:
     unknown = (jnp.asarray(x) for x in (outside, below, above, 0.1))
-    return ModelValue(jnp.asarray([networks, regressions]), *unknown)
+    return ModelValue(jnp.asarray([networks, regressions]), *unknown, jnp.asarray(allowed))
 
 
 def rounds(value: float, supported: bool = True) -> Evaluation:
@@ -90,7 +95,38 @@ def test_an_interval_of_nothing_is_none() -> None:
 
 def test_few_windows_widen_the_draws_about_their_value() -> None:
     few = together([[rounds(5.0)]] * 2, models(5.0, 5.0), 3, 0.95)
-    assert few.draws.max() == pytest.approx(5.0 + spread(3), rel=1e-6)
+    assert few.best.max() == pytest.approx(5.0 + spread(3), rel=1e-6)
+
+
+def test_nothing_is_worth_more_than_rewards_allow() -> None:
+    # All rewards are costs: worked by hand, of draws from -1 to 1 about -.5 those above 0 are 0, and steps outside the
+    # logs, which may pay 2 more, cannot lift them beyond.
+    found = together([[rounds(-0.5)]] * 2, models(-0.5, -0.5, above=2.0, allowed=(-9.0, 0.0)), 1000, 0.95)
+    assert found.bounds(0.95) == pytest.approx((-0.5 - 0.95, 0.0), abs=0.01)
+    assert found.allowed == 9.0
+    above = together([[rounds(3.0)]] * 2, models(-0.5, -0.5, allowed=(-9.0, 0.0)), 1000, 0.95)
+    assert above.value == 0.0
+    # Draws are cut before they are subtracted: of 0 and of what is worth -1.45 at least.
+    assert above.less(found).bounds(0.95)[1] == pytest.approx(1.45, abs=0.01)
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.99, ""), (1.01, "wider than half of what logged rewards allow")])
+def test_a_gain_whose_interval_holds_almost_anything_has_no_support(share: float, said: str) -> None:
+    # The logged controller's value is known: the gain's draws reach one to both sides, 1.9 of it within 95 %, and 4
+    # below it where steps outside the logs pay as the worst do.
+    rewards = (0.0, 5.9 / WIDEST / share)
+    policy = together([[rounds(4.0)]] * 2, models(4.0, 4.0, below=4.0, allowed=rewards), 1000, 0.95)
+    known = together([[rounds(4.0)._replace(draws=jnp.full((201, 2), 4.0))]] * 2, models(4.0, 4.0), 1000, 0.95)
+    gain = policy.gain(known, 0.95)
+    assert policy.supported
+    assert gain.bounds(0.95) == pytest.approx((-4.95, 0.95), abs=0.01)
+    assert gain.reason.endswith(said)
+    assert gain.supported == (not said)
+
+
+def test_the_first_reason_why_a_gain_is_not_supported_stands() -> None:
+    policy = together([[rounds(4.0)]] * 2, models(4.0, 4.0, outside=0.5, below=9.0, allowed=(0.0, 5.0)), 1000, 0.95)
+    assert "outside" in policy.gain(policy, 0.95).reason
 
 
 @pytest.mark.parametrize(
