@@ -100,7 +100,7 @@ class Learner(Strict):
         return f"{self.algorithm}{share}"
 
 
-CAREFUL: dict[Name, list[float]] = {"support": [0.3, 3.0]}
+CAREFUL: dict[Name, list[float]] = {"support": [0.3, 1.5]}
 """What members of the default learner differ in, in a run that names none: how much they pay for leaving the logs. Of
 logs that say much a low price makes more; of those that say little, only what a high one keeps near is supported. On
 NeoRL-2's DMSD two seeds of twenty failed at .3 and at 10, so that each member has a seed of its own."""

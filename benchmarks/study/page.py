@@ -209,10 +209,8 @@ that selects was made, other episodes of double_mass, robot_assembly, steel_anne
 that supply_chain's tasks end by a clock was found on other episodes of it. That the lower bound of the gain selects
 where no gain is shown, and industrial_benchmark's discount of 0.99, were found on other episodes of all plants but
 chemical_reactor and water_treatment. That the clone's rate falls was found on other episodes of all plants, bptt's
-higher price on those of double_mass, supply_chain and robot_assembly, and that runs which expect no gain are refused
-was found on the study's former runs, whose seeds are not used again but for the three plants that were developed on.
-The runs on NeoRL-2's own episodes have the seeds that they had before all that; nothing was found on them. Runs made at
-41756c6 and before have a member more, the clone of the best quarter of the episodes, which was taken out of the default
-population on seeing that it gained nothing; those that had selected it were made again without it, and nobody else's
-numbers depend on it but regrets, where it is the best.
+higher price on those of double_mass, supply_chain, robot_assembly, steel_annealing and hvac_control, and that runs are
+refused which expect no gain, or whose gain has an interval wider than half of what logged rewards allow, was found on
+the study's former runs, whose seeds are not used again but for the three plants that were developed on. The runs on
+NeoRL-2's own episodes have the seeds that they had before all that; nothing was found on them.
 """

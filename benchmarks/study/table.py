@@ -205,4 +205,4 @@ def seed_of(plant: str, behaviour: str, number: int) -> int:
     if plant in DEVELOPMENT:
         return number
     place = len(BEHAVIOURS) * OTHERS.index(plant) + BEHAVIOURS.index(behaviour)
-    return 3 * FRESH_SEED + max(RUNS.values()) * place + number
+    return 4 * FRESH_SEED + max(RUNS.values()) * place + number

@@ -8,7 +8,7 @@ import pytest
 
 from neorl_core.ope.agreement import MOST_OUTSIDE, WIDEST, interval, together
 from neorl_core.ope.fqe import Evaluation
-from neorl_core.ope.model import ModelValue, spread
+from neorl_core.ope.model import ModelValue, Windows, allowed, logged_value, spread
 
 LINE = np.linspace(-1, 1, 201)
 
@@ -19,10 +19,10 @@ def models(
     outside: float = 0.0,
     below: float = 0.0,
     above: float = 0.0,
-    allowed: tuple[float, float] = (-1e3, 1e3),
+    rewards: tuple[float, float] = (-1e3, 1e3),
 ) -> ModelValue:
     unknown = (jnp.asarray(x) for x in (outside, below, above, 0.1))
-    return ModelValue(jnp.asarray([networks, regressions]), *unknown, jnp.asarray(allowed))
+    return ModelValue(jnp.asarray([networks, regressions]), *unknown, jnp.asarray(rewards))
 
 
 def rounds(value: float, supported: bool = True) -> Evaluation:
@@ -98,13 +98,26 @@ def test_few_windows_widen_the_draws_about_their_value() -> None:
     assert few.best.max() == pytest.approx(5.0 + spread(3), rel=1e-6)
 
 
+def test_what_logged_rewards_allow_is_the_worst_and_the_best_of_them_at_every_step() -> None:
+    # Worked by hand: 1 + .5 + .25 = 1.75 discounted steps of rewards from -4 to -2, the -9 beyond a window's end aside.
+    reward = jnp.float32([[-2.0, -3.0, -4.0], [-3.0, -3.0, -9.0]])
+    logged, goes_on = jnp.asarray([[True] * 3, [True, True, False]]), jnp.zeros((2, 3), jnp.float32)
+    rows = Windows(*[jnp.zeros((2, 3, 1))] * 2, reward, jnp.zeros((2, 3, 1)), goes_on, logged, logged)
+    np.testing.assert_allclose(allowed(rows, 0.5), (-7.0, -3.5))
+    # Who ends at once pays once.
+    ends = rows._replace(terminated=goes_on.at[1, 1].set(1.0))
+    np.testing.assert_allclose(allowed(ends, 0.5), (-7.0, -2.0))
+    np.testing.assert_allclose(allowed(ends._replace(reward=-reward), 0.5), (2.0, 7.0))
+    np.testing.assert_allclose(logged_value(rows, 0.5).allowed, (-7.0, -3.5))
+
+
 def test_nothing_is_worth_more_than_rewards_allow() -> None:
     # All rewards are costs: worked by hand, of draws from -1 to 1 about -.5 those above 0 are 0, and steps outside the
     # logs, which may pay 2 more, cannot lift them beyond.
-    found = together([[rounds(-0.5)]] * 2, models(-0.5, -0.5, above=2.0, allowed=(-9.0, 0.0)), 1000, 0.95)
+    found = together([[rounds(-0.5)]] * 2, models(-0.5, -0.5, above=2.0, rewards=(-9.0, 0.0)), 1000, 0.95)
     assert found.bounds(0.95) == pytest.approx((-0.5 - 0.95, 0.0), abs=0.01)
     assert found.allowed == 9.0
-    above = together([[rounds(3.0)]] * 2, models(-0.5, -0.5, allowed=(-9.0, 0.0)), 1000, 0.95)
+    above = together([[rounds(3.0)]] * 2, models(-0.5, -0.5, rewards=(-9.0, 0.0)), 1000, 0.95)
     assert above.value == 0.0
     # Draws are cut before they are subtracted: of 0 and of what is worth -1.45 at least.
     assert above.less(found).bounds(0.95)[1] == pytest.approx(1.45, abs=0.01)
@@ -115,7 +128,7 @@ def test_a_gain_whose_interval_holds_almost_anything_has_no_support(share: float
     # The logged controller's value is known: the gain's draws reach one to both sides, 1.9 of it within 95 %, and 4
     # below it where steps outside the logs pay as the worst do.
     rewards = (0.0, 5.9 / WIDEST / share)
-    policy = together([[rounds(4.0)]] * 2, models(4.0, 4.0, below=4.0, allowed=rewards), 1000, 0.95)
+    policy = together([[rounds(4.0)]] * 2, models(4.0, 4.0, below=4.0, rewards=rewards), 1000, 0.95)
     known = together([[rounds(4.0)._replace(draws=jnp.full((201, 2), 4.0))]] * 2, models(4.0, 4.0), 1000, 0.95)
     gain = policy.gain(known, 0.95)
     assert policy.supported
@@ -125,7 +138,7 @@ def test_a_gain_whose_interval_holds_almost_anything_has_no_support(share: float
 
 
 def test_the_first_reason_why_a_gain_is_not_supported_stands() -> None:
-    policy = together([[rounds(4.0)]] * 2, models(4.0, 4.0, outside=0.5, below=9.0, allowed=(0.0, 5.0)), 1000, 0.95)
+    policy = together([[rounds(4.0)]] * 2, models(4.0, 4.0, outside=0.5, below=9.0, rewards=(0.0, 5.0)), 1000, 0.95)
     assert "outside" in policy.gain(policy, 0.95).reason
 
 

@@ -159,19 +159,6 @@ def test_what_leaves_the_logged_states_is_seen_to(exploring: tuple[LearnedModel,
     assert np.all(away.value >= least * steps - 1e-3)
 
 
-def test_what_logged_rewards_allow_is_the_worst_and_the_best_of_them_at_every_step() -> None:
-    # Worked by hand: 1 + .5 + .25 = 1.75 discounted steps of rewards from -4 to -2, the -9 beyond a window's end aside.
-    reward = jnp.float32([[-2.0, -3.0, -4.0], [-3.0, -3.0, -9.0]])
-    logged, goes_on = jnp.asarray([[True] * 3, [True, True, False]]), jnp.zeros((2, 3), jnp.float32)
-    rows = Windows(*[jnp.zeros((2, 3, 1))] * 2, reward, jnp.zeros((2, 3, 1)), goes_on, logged, logged)
-    np.testing.assert_allclose(model_based.allowed(rows, 0.5), (-7.0, -3.5))
-    # Who ends at once pays once.
-    ends = rows._replace(terminated=goes_on.at[1, 1].set(1.0))
-    np.testing.assert_allclose(model_based.allowed(ends, 0.5), (-7.0, -2.0))
-    np.testing.assert_allclose(model_based.allowed(ends._replace(reward=-reward), 0.5), (2.0, 7.0))
-    np.testing.assert_allclose(model_based.logged_value(rows, 0.5).allowed, (-7.0, -3.5))
-
-
 def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewards() -> None:
     logs = played(-0.5, *world(5))
     found, rows = learned(logs.data, 0)
