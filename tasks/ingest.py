@@ -61,15 +61,24 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
     """
     if not sources:
         raise BadInput("expected at least one source file, got none: name the plant's logs.")
-    for source in sources:
-        if not source.exists():
-            raise BadInput(f"expected a source at {source}, got none: check the path.")
+    check_there(sources)
     run = opened(run)
     mapping, plant = mapping_of(run), plant_of(run)
     recipe = recipe_of(plant, "historian" if mapping else "recorded", mapping)
     found = ((source, open_source(source, plant, mapping)) for source in sources)
     made = _ingest(home, plant.spec, recipe, found, len(sources), run.data, progress)
     return made.model_copy(update={"notes": tuple(_skipped(sources))}) if mapping else made
+
+
+def check_there(sources: Iterable[Path]) -> None:
+    """Refuse a path where nothing is.
+
+    Raises:
+        BadInput: when there is none of the files.
+    """
+    for source in sources:
+        if not source.exists():
+            raise BadInput(f"expected a source at {source}, got none: check the path.")
 
 
 def ingest_file(

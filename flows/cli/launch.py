@@ -63,12 +63,13 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
         What came of it.
 
     Raises:
-        NeoRLError: as the flow does; a wrong configuration is found before any server is started.
+        NeoRLError: as the flow does; a wrong configuration or path is found before any server is started.
     """
-    from tasks.ingest import logs_of
+    from tasks.ingest import check_there, logs_of
 
     home, mapped = Home.locate(), checked_run(config).data.mapping is not None
     data = [logs_of(home, path, mapped) for path in data] if data else None
+    check_there(data or ())
     with _on_servers(home):
         from flows.retrain import retrain
         from flows.running import outcome_of

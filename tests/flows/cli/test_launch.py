@@ -1,11 +1,16 @@
-"""What a retraining's command says of a server that fails it."""
+"""What a retraining's command says before it starts servers, and of a server that fails it."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import httpx
 import pytest
 
-from flows.cli.launch import _cure
+from configs.errors import BadInput
+from flows.cli.launch import _cure, run_retrain
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
 def test_a_server_that_answers_with_an_error_of_its_own_is_not_to_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,3 +21,11 @@ def test_a_server_that_answers_with_an_error_of_its_own_is_not_to_be_started(mon
     monkeypatch.setenv("NEORL_PREFECT_DATABASE_URL", "postgresql://db.plant.local/prefect")
     assert _cure(refused) == "start it with 'neorl up'"
     assert _cure(failed) == "check its database (NEORL_PREFECT_DATABASE_URL)"
+
+
+def test_logs_that_are_not_there_start_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NEORL_HOME", str(tmp_path / "home"))
+    gone = tmp_path / "gone.hdf5"
+    with pytest.raises(BadInput, match=f"expected a source at {gone}, got none: check the path"):
+        run_retrain(CONFIGS / "chemical_reactor.yaml", [gone])
+    assert not (tmp_path / "home").exists()
