@@ -6,7 +6,7 @@ READY := .venv/.ready
 FEDERATION := .venv-federation
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench plants study ope-study fleet-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify fleet picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench bench-accelerator plants study ope-study fleet-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify fleet picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -54,6 +54,9 @@ dead: $(READY)  ## names that nothing uses
 
 bench: $(READY)  ## speed and time tables, kept under benchmarks/results
 	$(BIN)/python -m benchmarks.training
+
+bench-accelerator: $(READY)  ## populations of up to a thousand on the device that JAX finds, what is missing; writes docs/accelerators.md
+	$(BIN)/python -m benchmarks.accelerator
 
 plants: $(READY)  ## outside values, speeds, controllers, pictures and sensitivity of the plants; writes docs/plants.md
 	$(BIN)/python -m benchmarks.plants

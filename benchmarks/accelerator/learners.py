@@ -1,0 +1,115 @@
+"""What is measured: learners at the sizes of a default retrain, precisions of products, and random transitions."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.training.population import Algorithm, Metrics, Update, phase, wrapped
+from neorl_core.training.precision import PRODUCTS, mixed
+from neorl_core.types import Constraint, PlantSpec, Space, Transition
+
+BATCH = 256
+ROWS, OBSERVATIONS, ACTIONS = 1_000_000, 11, 3
+_FAST: dict[str, Any] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
+LEARNERS: dict[str, dict[str, Any]] = {
+    "td3_bc": {**_FAST, "critics": 4, "discount": 0.97, "alpha": 2.5},
+    "iql": {**_FAST, "beta": 10.0, "expectile": 0.9},
+    "edac": {},
+    "cql": {},
+    "bptt": {"support": 0.3},
+}
+"""What differs from each algorithm's own defaults: the first points of the default population's grids, as
+configs/run.py has them. That module needs the pipeline's packages, so a test holds these to it."""
+UPDATES = {"bptt": 4_000, "td3_bc": 16_000}
+"""Gradient steps of the two that are trained and scored, likewise."""
+PRECISIONS: dict[str, str | None] = {"float32": None, "bfloat16": PRODUCTS, "float32, exact": "highest"}
+"""What is asked of matrix products. None is JAX's default, which leaves it to the device how exact a product of float32
+numbers is: a CPU computes it in float32, NVIDIA's GPUs since Ampere round operands to TF32 (10 bits of mantissa)."""
+
+
+@lru_cache(maxsize=16)
+def asked(algorithm: Algorithm, precision: str) -> Algorithm:
+    """The algorithm whose updates multiply matrices at one of `PRECISIONS`; the same object for the same arguments."""
+    if precision in ("float32", "bfloat16"):
+        return mixed(algorithm) if precision == "bfloat16" else algorithm
+
+    def wrap(update: Update) -> Update:
+        def exact(state: Any, batches: Transition, key: jax.Array) -> tuple[Any, Metrics]:
+            with jax.default_matmul_precision(PRECISIONS[precision]):
+                return update(state, batches, key)
+
+        return exact
+
+    return wrapped(algorithm, wrap)
+
+
+class Program(NamedTuple):
+    """What one compiled program trains."""
+
+    algorithm: str
+    warming: bool
+    """Whether it is the warm-up, in which `bptt` learns its model."""
+
+    @property
+    def words(self) -> str:
+        if ALGORITHMS[self.algorithm].warm_up is None:
+            return self.algorithm
+        return f"{self.algorithm}, its {'model' if self.warming else 'policy'}"
+
+    def learner(self, precision: str) -> Algorithm:
+        return phase(asked(ALGORITHMS[self.algorithm], precision), self.warming)
+
+
+def programs() -> list[Program]:
+    """All that are timed, in the order of the tables."""
+    return [
+        Program(name, warming)
+        for name in LEARNERS
+        for warming in ((False,) if ALGORITHMS[name].warm_up is None else (True, False))
+    ]
+
+
+def _space(size: int, low: float, high: float) -> Space:
+    return Space(tuple(f"x{i}" for i in range(size)), ("1",) * size, (low,) * size, (high,) * size)
+
+
+SPEC = PlantSpec(
+    name="benchmark",
+    observation=_space(OBSERVATIONS, -10.0, 10.0),
+    action=_space(ACTIONS, -1.0, 1.0),
+    constraints=(Constraint("none", "1", -1e9, 1e9),),
+    dt=1.0,
+    time_unit="s",
+    horizon=1000,
+    score_range=(0.0, 1.0),
+)
+
+
+def transitions(rows: int) -> Transition:
+    """Random transitions of the sizes of `make bench`, whose module needs the pipeline's packages as well."""
+    random = np.random.default_rng(0)
+    observation = random.standard_normal((rows + 1, OBSERVATIONS), np.float32)
+    return Transition(
+        observation=observation[:-1],
+        action=random.uniform(-1, 1, (rows, ACTIONS)).astype(np.float32),
+        reward=random.standard_normal(rows, np.float32),
+        cost=np.zeros(rows, np.float32),
+        next_observation=observation[1:],
+        terminated=np.zeros(rows, np.float32),
+    )
+
+
+def product_error(precision: str) -> float:
+    """How far a layer's product on this device is from the exact one: the norm of the error over that of the result."""
+    random = np.random.default_rng(0)
+    x, kernel = (random.standard_normal(shape, np.float32) for shape in ((BATCH, 64), (64, 64)))
+    with jax.default_matmul_precision(PRECISIONS[precision]):
+        found = np.asarray(jax.jit(jnp.matmul)(x, kernel), np.float64)
+    exact = x.astype(np.float64) @ kernel.astype(np.float64)
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))

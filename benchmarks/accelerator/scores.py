@@ -1,0 +1,155 @@
+"""Whole trainings of a population on episodes of one behaviour, and what every member comes to in the simulator."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.accelerator.learners import BATCH, LEARNERS, UPDATES, asked
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.control.behaviour import play
+from neorl_core.networks import Normaliser, Policy
+from neorl_core.plants import PLANTS
+from neorl_core.plants.base import rollouts
+from neorl_core.safety.composite import bare_controller
+from neorl_core.training.loop import RunState, resident, schedule, train
+from neorl_core.training.population import configure, diverged, init_population, members, prepare, warm_up_updates
+from neorl_core.types import Params, Transition
+from tasks.adapters.synthetic.behaviours import policy_of, score
+
+PLANT, BEHAVIOUR = "double_mass", "medium"
+LOGGED, PLAYED = 400, 256
+"""Episodes that are learned from, as many as a run of `make study` has after the held-out fifth, and that score each
+member."""
+LOG_SEED, PLAY_SEED = 0, 20_261_126
+CHUNK = 500
+"""Gradient steps between two returns to Python, as `fit` has it."""
+NOT_FINITE = -1_000.0
+"""Score of an episode whose return is no number."""
+
+
+class Logs(NamedTuple):
+    """What is learned from, and what it is held against."""
+
+    transitions: Transition
+    behaviour: float
+    """Mean score of the episodes themselves."""
+    controller: float
+    """Mean score of the plant's own controller in the episodes that score the members."""
+
+
+def logs(logged: int = LOGGED, played: int = PLAYED) -> Logs:
+    """Episodes of the behaviour, played on the CPU so that every device learns from the same ones."""
+    plant = PLANTS[PLANT]
+    with jax.default_device(jax.devices("cpu")[0]):
+        made = policy_of(plant, BEHAVIOUR)
+        each = jax.tree.map(lambda x: jnp.full(logged, x), made.parts[BEHAVIOUR])
+        keys = jax.random.split(jax.random.key(LOG_SEED), logged)
+        found = play(plant, made.base, made.base_params, each, keys, trace=True)
+        own = plant.fallback, plant.fallback_params
+        controller = rollouts(plant, *own, _play_keys(played), plant.domain).ret
+        steps = found.trajectory
+    assert steps is not None
+    # Episodes of this plant end by their time limit alone: every step was played.
+    flat = {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in steps._asdict().items()}
+    rows = Transition(
+        observation=flat["observations"],
+        action=flat["actions"],
+        reward=flat["rewards"],
+        cost=np.zeros_like(flat["rewards"]),
+        next_observation=flat["next_observations"],
+        terminated=flat["terminated"].astype(np.float32),
+    )
+    return Logs(rows, *(float(score(plant, np.asarray(x, np.float64)).mean()) for x in (found.ret, controller)))
+
+
+def _play_keys(episodes: int) -> jax.Array:
+    return jax.random.split(jax.random.key(PLAY_SEED), episodes)
+
+
+@lru_cache(maxsize=4)
+def _played(episodes: int) -> Callable[[Params, Normaliser], jax.Array]:
+    """Returns (P, E) of P policies in the same episodes, as one program."""
+    plant = PLANTS[PLANT]
+    bare = bare_controller(plant)
+
+    def one(weights: Params, normaliser: Normaliser) -> jax.Array:
+        found: jax.Array = rollouts(plant, bare, Policy(weights, normaliser), _play_keys(episodes), plant.domain).ret
+        return found
+
+    return jax.jit(jax.vmap(one, in_axes=(0, None)))
+
+
+def scored(weights: Params, normaliser: Normaliser, episodes: int) -> npt.NDArray[np.float64]:
+    """Mean score (P,) of policies whose weights have a leading axis P, in float32 whatever they were trained in."""
+    with jax.default_matmul_precision("highest"):
+        returns = np.asarray(_played(episodes)(weights, normaliser), np.float64)
+    found = score(PLANTS[PLANT], returns)
+    means: npt.NDArray[np.float64] = np.where(np.isfinite(found), found, NOT_FINITE).mean(axis=1)
+    return means
+
+
+def trained(
+    name: str,
+    precision: str,
+    seeds: Sequence[int],
+    rows: Transition,
+    played: int = PLAYED,
+    updates: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One population from transitions to scores.
+
+    Args:
+        name: of the algorithm.
+        precision: of its products, one of `PRECISIONS`.
+        seeds: a member for each.
+        rows: what it learns from, in physical units.
+        played: episodes of the simulator by which each member is scored.
+        updates: gradient steps in place of `UPDATES`.
+        overrides: hyper-parameters in place of the learner's.
+
+    Raises:
+        FloatingPointError: when every member diverged.
+    """
+    plant, learner, updates = PLANTS[PLANT], asked(ALGORITHMS[name], precision), updates or UPDATES[name]
+    config = configure(learner, {**LEARNERS[name], **(overrides or {})}, updates)
+    plan = schedule(updates, CHUNK, learner.batches_per_update, warm_up_updates(learner, config))
+    normaliser, data = prepare(rows, plant.spec)
+    marks: list[tuple[int, float]] = []
+
+    def report(state: RunState, _: int) -> None:
+        marks.append((state.done, time.perf_counter()))
+
+    started = time.perf_counter()
+    fresh = init_population(learner, plant.spec, config, members(seeds, {}))
+    end = train(learner, fresh, resident(data), plan, BATCH, report=report)
+    seconds = time.perf_counter() - started
+    scores = scored(jax.vmap(learner.actor)(end.population.learner), normaliser, played)
+    return {
+        "algorithm": name,
+        "precision": precision,
+        "updates": plan.updates,
+        "rows": len(rows.reward),
+        "episodes": played,
+        "seconds": seconds,
+        "compile_seconds": marks[0][1] - started + beyond_the_others(marks, plan.warm_up),
+        "diverged": int(np.asarray(diverged(end.curves)).sum()),
+        "scores": [round(float(x), 3) for x in scores],
+    }
+
+
+def beyond_the_others(marks: Sequence[tuple[int, float]], warm_up: int) -> float:
+    """Seconds that the first chunk of each program took beyond the median of its others: those of compiling it."""
+    chunks = [(done < warm_up, after - before) for (done, before), (_, after) in pairwise(marks)]
+    parts = [[seconds for of_warm_up, seconds in chunks if of_warm_up is which] for which in (True, False)]
+    return sum(max(part[0] - statistics.median(part[1:]), 0.0) for part in parts if len(part) > 1)

@@ -1,0 +1,152 @@
+"""Gradient steps per second of whole populations, all members counted, and what their programs take to compile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.accelerator.learners import BATCH, LEARNERS, ROWS, SPEC, Program, programs, transitions
+from benchmarks.windows import interleaved
+from neorl_core.algorithms import ALGORITHMS
+from neorl_core.training.loop import on_host
+from neorl_core.training.population import TrainState, configure, init_population, make_train_chunk, members, prepare
+from neorl_core.types import Transition
+
+CHUNK = 10
+"""Gradient steps of a call. A call of a thousand members takes seconds at that; calls of few members follow each other
+without waiting, so that what a call costs in Python is hidden behind the one before."""
+WINDOWS, WINDOW_SECONDS, LIMIT = 5, 0.4, 4.0
+
+
+class Group(NamedTuple):
+    """Programs of one population and precision, which are compiled together."""
+
+    members: int
+    precision: str
+
+
+ON_ACCELERATORS = (
+    *(Group(size, "float32") for size in (128, 1, 1024, 32)),
+    *(Group(size, "bfloat16") for size in (128, 1024)),
+    *(Group(size, "float32") for size in (512, 8)),
+    Group(512, "bfloat16"),
+)
+"""In the order of what a reader misses first, for an accelerator may be at hand for minutes only."""
+ON_CPUS = tuple(Group(size, "float32") for size in (1, 8, 32, 128))
+
+
+class Bench:
+    """The transitions on the device, and fresh populations of which smaller ones are the beginning."""
+
+    def __init__(self, largest: int, rows: int = ROWS, names: Iterable[str] = LEARNERS) -> None:
+        self.data: Transition = prepare(transitions(rows), SPEC)[1]
+        # Drawn once, for a program that draws is compiled for each size. On the host they take no device memory.
+        self._fresh: dict[str, TrainState] = {name: self._drawn(name, largest) for name in names}
+
+    @staticmethod
+    def _drawn(name: str, largest: int) -> TrainState:
+        algorithm = ALGORITHMS[name]
+        config = configure(algorithm, LEARNERS[name])
+        drawn: TrainState = on_host(init_population(algorithm, SPEC, config, members(range(largest), {})))
+        return drawn
+
+    def population(self, name: str, size: int) -> TrainState:
+        """Its first members, on the device."""
+        first: TrainState = jax.tree.map(lambda x: jnp.asarray(x[:size]), self._fresh[name])
+        return first
+
+    def shapes(self, name: str, size: int) -> TrainState:
+        """What is known of them without their numbers."""
+        shaped: TrainState = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), self._fresh[name]
+        )
+        return shaped
+
+
+class Compiled(NamedTuple):
+    """A program that is ready to run."""
+
+    call: Any
+    seconds: float
+    """Of tracing and compiling."""
+    megabytes: float
+    """Device memory that a call takes as it was planned: what goes in, what comes out and what is between."""
+
+
+def compiled(program: Program, group: Group, shapes: TrainState, data: Transition) -> Compiled:
+    """One program, traced and compiled for a population."""
+    chunk = make_train_chunk(program.learner(group.precision), CHUNK, CHUNK, BATCH)
+    started = time.perf_counter()
+    call = chunk.lower(shapes, data).compile()  # type: ignore[attr-defined]
+    seconds = time.perf_counter() - started
+    plan = call.memory_analysis()
+    planned = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+    return Compiled(call, seconds, planned / 1e6)
+
+
+def steps_per_second(call: Any, population: TrainState, data: Transition) -> tuple[float, bool]:
+    """Gradient steps of all members per second, and whether the machine was quiet meanwhile."""
+    state = jax.block_until_ready(call(population, data))[0]
+    started = time.perf_counter()
+    state = jax.block_until_ready(call(state, data))[0]
+    # Processor time is counted in hundredths of a second: a window must be long beside that.
+    repeats = max(round(WINDOW_SECONDS / (time.perf_counter() - started)), 1)
+
+    def window() -> None:
+        nonlocal state
+        for _ in range(repeats):
+            state = call(state, data)[0]
+        jax.block_until_ready(state)
+
+    kept = interleaved({"": window}, rounds=WINDOWS, limit=LIMIT, warm_up=False)[""]
+    return len(population.step) * CHUNK * repeats / kept.seconds, kept.quiet > 0
+
+
+def measured(bench: Bench, group: Group, wanted: Sequence[Program], side_by_side: int = 1) -> Iterator[dict[str, Any]]:
+    """Rows of some programs of one population and precision.
+
+    Args:
+        bench: data and populations.
+        group: which population and precision.
+        wanted: which programs.
+        side_by_side: how many compile at the same time; nothing is timed meanwhile.
+    """
+    about = {"members": group.members, "precision": group.precision}
+
+    def ready(program: Program) -> Compiled | str:
+        try:
+            return compiled(program, group, bench.shapes(program.algorithm, group.members), bench.data)
+        except jax.errors.JaxRuntimeError as error:
+            return _reason(error)
+
+    with ThreadPoolExecutor(side_by_side) as pool:
+        found = list(pool.map(ready, wanted))
+    for program, made in zip(wanted, found, strict=True):
+        row: dict[str, Any] = {"program": program.words, **about}
+        if isinstance(made, str):
+            yield row | {"error": made}
+            continue
+        row |= {"compile_seconds": made.seconds, "side_by_side": side_by_side, "megabytes": made.megabytes}
+        try:
+            population = bench.population(program.algorithm, group.members)
+            rate, quiet = steps_per_second(made.call, population, bench.data)
+        except jax.errors.JaxRuntimeError as error:
+            yield row | {"error": _reason(error)}
+            continue
+        yield row | {"steps_per_second": rate, "quiet": quiet}
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a device or its compiler refuses: of a population that does not fit, what it lacks."""
+    return str(error).splitlines()[0][:200]
+
+
+def missing(rows: Sequence[dict[str, Any]], group: Group) -> list[Program]:
+    """Programs that have no row of a group yet."""
+    known = {(row["program"], row["members"], row["precision"]) for row in rows}
+    return [program for program in programs() if (program.words, *group) not in known]
