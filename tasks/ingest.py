@@ -74,7 +74,7 @@ def check_there(sources: Iterable[Path]) -> None:
     """Refuse a path where nothing is.
 
     Raises:
-        BadInput: when there is none of the files.
+        BadInput: when one of them is missing.
     """
     for source in sources:
         if not source.exists():

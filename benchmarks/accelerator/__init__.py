@@ -10,5 +10,5 @@ are kept in benchmarks/results/accelerator.json, a record for each device, and w
 a run that is stopped goes on where it was. What is kept of another commit is measured anew.
 
 It needs the core and psutil, and none of the pipeline's other packages, for a machine with an accelerator often has no
-more. Where git does not know the commit there, `--commit` names it.
+more. Where the sources are a copy without a repository, `--commit` names theirs.
 """

@@ -29,10 +29,13 @@ SOURCES = (
     "neorl_core/control",
     "neorl_core/networks.py",
     "neorl_core/plants",
+    "neorl_core/safety",
     "neorl_core/training",
+    "neorl_core/types.py",
     "neorl_core/world_model",
     "tasks/adapters/synthetic/behaviours.py",
     "benchmarks/accelerator",
+    "benchmarks/windows.py",
 )
 """What a measurement depends on."""
 PARTS = ("scores", "speed")
@@ -49,24 +52,22 @@ class Records:
         self._path, self._all = path, records(path)
         self.device = jax.devices()[0]
         self.accelerated = self.device.platform != "cpu"
+        host = f"{platform.machine()}, {_cores()} cores"
+        made_by = {"commit": at, "jax": jax.__version__, "host": host}
         kept = self._all.get(self.device.device_kind)
-        if kept is None or kept["commit"] != at:
+        if kept is None or any(kept[name] != value for name, value in made_by.items()):
             kept = self._all[self.device.device_kind] = {
-                "device": self.device.device_kind
-                if self.accelerated
-                else f"CPU ({platform.machine()}, {_cores()} cores)",
+                **made_by,
+                "device": self.device.device_kind if self.accelerated else f"CPU ({host})",
                 "platform": self.device.platform,
-                "jax": jax.__version__,
-                "commit": at,
                 "product_error": {name: product_error(name) for name in PRECISIONS},
                 "speed": [],
                 "scores": [],
             }
         self.own: dict[str, Any] = kept
-        self.own["host"] = f"{platform.machine()}, {_cores()} cores"
 
     def write(self) -> None:
-        """Keep what is known, with the day and the most memory that this process has taken."""
+        """Keep what is known, with the day and the most memory that a process has taken for it."""
         stats = self.device.memory_stats() or {}
         peak = max(stats.get("peak_bytes_in_use", 0), self.own.get("memory_peak_bytes") or 0)
         self.own |= {"date": datetime.now(UTC).date().isoformat(), "memory_peak_bytes": peak or None}

@@ -26,18 +26,19 @@ _INTRODUCTION = """\
 # Accelerators
 
 Made by `make bench-accelerator`, which measures the device that JAX finds and keeps a record of each: populations of
-one member to a thousand, at the sizes that a default retrain has (two hidden layers of 64; of `edac` and `cql`, which
-take no part in it, the algorithms' own defaults), batch 256. The error of a product is that of 256 rows through a layer
-of 64 units, beside float64: JAX leaves it to the device how exact a product of float32 numbers is, and NVIDIA's GPUs
-since Ampere round both operands to 10 bits of mantissa unless they are asked for more."""
+one member to a thousand, at the sizes that a default retrain has (two hidden layers of 64, in the model of `bptt` of
+32; of `edac` and `cql`, which take no part in it, the algorithms' own defaults), batch 256. The error of a product is
+that of 256 rows through a layer of 64 units, beside float64: JAX leaves it to the device how exact a product of float32
+numbers is, and NVIDIA's GPUs since Ampere round both operands to 10 bits of mantissa unless they are asked for
+more."""
 
 _SPEED = f"""\
 ## Gradient steps per second
 
 Steps of all members count. {ROWS:,} random transitions of 11 observations and 3 actions lie on the device, as in
 [benchmarks](benchmarks.md). Medians of windows after compilation. `bptt` first learns a model of the plant, which is a
-program of its own. Memory is what the compiled program was planned to take: what goes in (the transitions are 0.1 GB of
-it), what comes out, and what is between; it and the time of compiling are those of float32."""
+program of its own. Memory is what the compiled program was planned to take: what goes in (of the transitions, which
+are 0.1 GB, what it uses), what comes out, and what is between; it and the time of compiling are those of float32."""
 
 _SCORES = f"""\
 ## Scores
@@ -52,7 +53,7 @@ beside its others."""
 def devices(records: Sequence[Record]) -> str:
     """What was measured on, and how exact its products are."""
     lines = [
-        "| device | host | measured | JAX | commit | error of a product: "
+        "| device | host | measured | JAX | commit of the core | error of a product: "
         + " | ".join(PRECISIONS)
         + " | most memory taken, GB |",
         "|---" * (6 + len(PRECISIONS)) + "|",

@@ -36,7 +36,7 @@ ON_ACCELERATORS = (
     *(Group(size, "float32") for size in (512, 8)),
     Group(512, "bfloat16"),
 )
-"""In the order of what a reader misses first, for an accelerator may be at hand for minutes only."""
+"""In the order of what a reader would miss most, where the run is stopped before its end."""
 ON_CPUS = tuple(Group(size, "float32") for size in (1, 8, 32, 128))
 
 

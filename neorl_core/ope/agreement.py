@@ -19,15 +19,17 @@ Reason = Literal[
     "fitted Q evaluation converges on too few guesses",
     "the interval of the gain is wider than half of what logged rewards allow",
 ]
-"""Why the logs do not support an estimate; empty where they do."""
+"""Why the logs do not support an estimate, or a gain over the logged controller; empty where they do."""
+WIDE: Reason = "the interval of the gain is wider than half of what logged rewards allow"
 MOST_OUTSIDE = 0.2
 """Share of a policy's steps outside the data's support beyond which nothing is said of it. In the cells that the study
 was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
 
 WIDEST = 0.5
-"""Width of a gain's interval beyond which it says nothing, as a share of how far the lowest and the highest return lie
+"""Width of a gain's interval beyond which it says nothing, as a share of how far the lowest and the highest value lie
 apart that logged rewards allow. On nine plants, the intervals of members that the default population had selected were
-a quarter of it wide at most, or two thirds and more."""
+a quarter of it wide at most, or two thirds and more. One reward far from all others allows almost everything, and then
+this refuses nothing."""
 
 
 class Estimate(NamedTuple):
@@ -37,15 +39,16 @@ class Estimate(NamedTuple):
     """(2, G) value by fitted Q evaluation on each guess, NaN where its rounds do not converge."""
     modelled: Floats
     """(2,) value in the models of either family themselves."""
-    worst: Floats
+    pessimistic: Floats
     """(V, B) draws of fitted Q evaluation on each guess, of networks before those of regressions, widened as windows
     are few, NaN where the rounds do not converge; and of the models themselves, either family as far again from the
     other as they lie apart; all if steps outside the data's support pay as the worst logged ones do. Same resamples:
     subtract them."""
-    best: Floats
+    optimistic: Floats
     """The same draws if they pay as the best ones do."""
-    allowed: float
-    """How far the lowest and the highest return lie apart that logged rewards allow."""
+    allowed: tuple[float, float]
+    """The lowest and the highest value that logged rewards allow, by `fqe.reachable`. Nothing is taken to be worth
+    more; how bad a policy may be, rewards that were logged of another do not tell."""
     cost: float
     cost_draws: Floats
     """(V, B) draws of the discounted cost, as those of the value."""
@@ -58,9 +61,8 @@ class Estimate(NamedTuple):
     @property
     def value(self) -> float:
         """The mean of what the guesses of either family come to; where too few converge, of what the models say."""
-        if _enough(self.guessed):
-            return float(np.nanmean(self.guessed, axis=1).mean())
-        return float(self.modelled.mean())
+        found = np.nanmean(self.guessed, axis=1) if _enough(self.guessed) else self.modelled
+        return float(np.minimum(found.mean(), self.allowed[1]))
 
     @property
     def supported(self) -> bool:
@@ -68,8 +70,9 @@ class Estimate(NamedTuple):
         return not self.reason
 
     def bounds(self, confidence: float) -> tuple[float, float]:
-        """Lower and upper end of the value's interval: what `interval` says of the draws."""
-        return interval(np.concatenate([self.worst, self.best]), confidence)
+        """Lower and upper end of the value's interval: what `interval` says of the draws, as far as rewards allow."""
+        lower, upper = interval(np.concatenate([self.pessimistic, self.optimistic]), confidence)
+        return float(np.minimum(lower, self.allowed[1])), float(np.minimum(upper, self.allowed[1]))
 
     def less(self, other: Estimate) -> Estimate:
         """How much more this policy is worth than another, by the same estimators and resamples.
@@ -80,8 +83,9 @@ class Estimate(NamedTuple):
         return self._replace(
             guessed=self.guessed - other.guessed,
             modelled=self.modelled - other.modelled,
-            worst=self.worst - other.best,
-            best=self.best - other.worst,
+            pessimistic=self.pessimistic - other.optimistic,
+            optimistic=self.optimistic - other.pessimistic,
+            allowed=(self.allowed[0] - other.allowed[1], self.allowed[1] - other.allowed[0]),
         )
 
     def gain(self, logged: Estimate, confidence: float) -> Estimate:
@@ -92,14 +96,17 @@ class Estimate(NamedTuple):
         """
         found = self.less(logged)
         lower, upper = found.bounds(confidence)
-        if found.reason or upper - lower <= WIDEST * self.allowed:
+        lowest, highest = self.allowed
+        rounding = 1e-6 * max(abs(lowest), abs(highest))
+        if found.reason or upper - lower <= WIDEST * (highest - lowest) + rounding:
             return found
-        return found._replace(reason="the interval of the gain is wider than half of what logged rewards allow")
+        return found._replace(reason=WIDE if np.isfinite(upper - lower) else "no finite estimate")
 
 
 def together(
     rounds: Sequence[Sequence[fqe.Evaluation]],
     models: ModelValue,
+    allowed: tuple[float, float],
     windows: int,
     confidence: float,
 ) -> Estimate:
@@ -111,7 +118,7 @@ def together(
     lie apart tell: the interval reaches over their own values, too, and as far beyond either family as they lie apart.
     What steps outside the data's support pay neither models nor logs know: the interval reaches as much further as the
     networks' replays would pay less or more there with the worst and the best logged rewards, after Manski (1990,
-    Nonparametric bounds on treatment effects). Nothing is worth more than the best logged reward at every step.
+    Nonparametric bounds on treatment effects).
 
     An estimate has support where the policy stays by the logged steps, and where the rounds converge on at least half
     of the guesses, and on some of either family.
@@ -119,6 +126,7 @@ def together(
     Args:
         rounds: fitted Q evaluation on networks' guesses, and on regressions', as many of both.
         models: values in the models themselves, and how far the policy's steps lie outside.
+        allowed: the lowest and the highest value that logged rewards allow.
         windows: logged windows behind the draws.
         confidence: of the intervals that are compared.
     """
@@ -128,7 +136,6 @@ def together(
     converged = np.asarray([[bool(one.supported) for one in family] for family in rounds])
     each = np.where(converged[..., None], said, np.nan)
     own = each[..., None, :] + wider * (drawn - each[..., None, :])
-    lowest, highest = (float(x) for x in models.allowed)
     reward, cost = (each[..., which] for which in (fqe.REWARD, fqe.COST))
     every = [one for family in rounds for one in family]
     of_models = np.asarray(models.value, np.float64)
@@ -138,11 +145,11 @@ def together(
     apart = of_models + (of_models - of_models[::-1])
     draws = np.concatenate([own[..., fqe.REWARD].reshape(len(every), -1), apart[:, None] + chance])
     return Estimate(
-        guessed=np.minimum(reward, highest),
+        guessed=reward,
         modelled=of_models,
-        worst=np.minimum(draws, highest) - float(models.below),
-        best=np.minimum(draws + float(models.above), highest),
-        allowed=highest - lowest,
+        pessimistic=draws - float(models.below),
+        optimistic=draws + float(models.above),
+        allowed=allowed,
         cost=float(np.mean(cost[converged])) if converged.any() else np.nan,
         cost_draws=own[..., fqe.COST].reshape(len(every), -1),
         reason=_reason(_enough(reward), models),

@@ -82,8 +82,6 @@ class ModelValue(NamedTuple):
     """How much more it is if they pay as the best ones do."""
     disagreement: Float[Array, "*p"]
     """Deviation of the members' values about their mean, as a share of that of the windows' logged returns."""
-    allowed: Float[Array, "*p 2"]
-    """The lowest and the highest return that logged rewards allow."""
 
 
 def init(
@@ -183,20 +181,6 @@ def logged_returns(found: Windows, discount: float) -> Float[Array, " W"]:
     """What each window's logged rewards add up to, discounted."""
     weight = jnp.asarray(discount, found.reward.dtype) ** jnp.arange(found.reward.shape[1])
     return jnp.where(found.logged, found.reward, 0.0) @ weight
-
-
-def allowed(found: Windows, discount: float) -> Float[Array, " 2"]:
-    """The lowest and the highest discounted return that logged rewards allow, of as many steps as windows have.
-
-    The worst and the best logged reward `r` at every step, `r sum_t discount^t`; where windows terminate, a return may
-    also be that of the first step alone, so that of rewards that are all negative the best is the highest return.
-    """
-    steps = jnp.sum(jnp.asarray(discount, found.reward.dtype) ** jnp.arange(found.reward.shape[1]))
-    ends = jnp.any((found.terminated > 0) & found.logged)
-    low = jnp.min(jnp.where(found.logged, found.reward, jnp.inf))
-    high = jnp.max(jnp.where(found.logged, found.reward, -jnp.inf))
-    shortest = jnp.where(ends, 1.0, steps)
-    return jnp.stack([jnp.minimum(low * steps, low * shortest), jnp.maximum(high * steps, high * shortest)])
 
 
 def termination(logit: Float[Array, ""], of_logged: Float[Array, ""], terminated: Float[Array, ""]) -> Float[Array, ""]:
@@ -340,14 +324,14 @@ def evaluate(
     came = _replayed(learned, normaliser, policy, found, discount)
     apart = jnp.std(jnp.mean(came.ret, axis=2)) / jnp.maximum(jnp.std(logged_returns(found, discount)), 1e-12)
     outside, below, above = (jnp.mean(x[0]) for x in (came.outside, came.below, came.above))
-    return ModelValue(jnp.mean(came.ret, axis=(1, 2)), outside, below, above, apart, allowed(found, discount))
+    return ModelValue(jnp.mean(came.ret, axis=(1, 2)), outside, below, above, apart)
 
 
 def logged_value(found: Windows, discount: float = 0.99) -> ModelValue:
     """The logged controller's value: the mean logged return, all of whose steps lie inside the logs."""
     nothing = jnp.zeros((), found.reward.dtype)
     value = jnp.broadcast_to(jnp.mean(logged_returns(found, discount)), (2,))
-    return ModelValue(value, nothing, nothing, nothing, nothing, allowed(found, discount))
+    return ModelValue(value, nothing, nothing, nothing, nothing)
 
 
 def spread(count: int, confidence: float = 0.95) -> float:
@@ -359,8 +343,11 @@ def spread(count: int, confidence: float = 0.95) -> float:
     Args:
         count: n windows that are resampled.
         confidence: two-sided.
+
+    Returns:
+        The factor; NaN of fewer than two, which say nothing of others.
     """
     if count < 2:
-        return np.inf
+        return np.nan
     level = (1.0 + confidence) / 2.0
     return float(np.sqrt(count / (count - 1)) * stdtrit(count - 1, level) / ndtri(level))

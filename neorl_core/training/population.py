@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -286,5 +287,6 @@ def policies(algorithm: Algorithm, population: TrainState, normaliser: Normalise
         population: states of P members.
         normaliser: scale of the training data.
     """
-    size = population.step.shape[0]
-    return [Policy(algorithm.actor(member(population, i).learner), normaliser) for i in range(size)]
+    # Actors alone are sliced: optimisers and critics are many times as large.
+    actors = jax.vmap(algorithm.actor)(population.learner)
+    return [Policy(jax.tree.map(itemgetter(i), actors), normaliser) for i in range(population.step.shape[0])]

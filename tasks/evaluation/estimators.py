@@ -52,6 +52,14 @@ class Episodes(NamedTuple):
         """The logs as the networks see them."""
         return logged_steps(self.logs, self.normaliser)
 
+    @property
+    def allowed(self) -> tuple[float, float]:
+        """The lowest and the highest value that the logged rewards allow over the horizon."""
+        steps = self.steps
+        ends, settings = jnp.any(steps.terminated > 0), (self.horizon, self.run.evaluate.discount)
+        least, most = fqe.reachable(steps.reward[:, None], jnp.ones_like(steps.reward), ends, *settings)
+        return float(least[0]), float(most[0])
+
 
 class Estimators(NamedTuple):
     """Models of two families, and fitted Q evaluation whose features are what some of their members guess."""
@@ -88,7 +96,9 @@ class Estimators(NamedTuple):
 
     def _together(self, rounds: list[list[fqe.Evaluation]], models: ModelValue) -> Estimate:
         windows = len(self.learned.windows.reward)
-        return together(jax.device_get(rounds), models, windows, self.episodes.run.evaluate.confidence)
+        return together(
+            jax.device_get(rounds), models, self.episodes.allowed, windows, self.episodes.run.evaluate.confidence
+        )
 
 
 def episodes_of(run: RunConfig, plain: Logs, past: Past, normaliser: Normaliser) -> Episodes:

@@ -150,8 +150,9 @@ class MemberEvaluation(Reference):
     gain: Interval
     """Gain over the logged controller."""
     supported: bool
+    """Whether the logs support the estimate and the gain; where they do not, all of these are NaN."""
     reason: str = ""
-    """Why the logs do not support an estimate; empty where they do."""
+    """Why they do not; empty where they do."""
     outside: float
     """Discounted share of the steps it would visit that lie outside the logged ones."""
     disagreement: float
@@ -169,7 +170,7 @@ class Evaluation(Reference):
     difference: Interval
     """Gain of the selected member over the logged controller."""
     supported: bool
-    """Whether the logs support the selected member's estimate; where they do not, the differences are NaN."""
+    """Whether the logs support the selected member's estimate and gain; where they do not, the differences are NaN."""
     reason: str = ""
     """Why they do not; empty where they do."""
     champion_difference: Interval | None = None

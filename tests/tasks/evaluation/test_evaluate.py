@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 from configs.home import Home
-from neorl_core.networks import Policy, actor_init
+from neorl_core.networks import Normaliser, Policy, actor_init
+from neorl_core.ope.agreement import WIDE, Estimate
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from neorl_core.training.population import prepare
@@ -23,12 +26,13 @@ from tasks.evaluation.cluster import cluster
 from tasks.evaluation.estimators import (
     GUESSED_STEPS,
     GUESSING,
+    Episodes,
     decisions,
     episodes_of,
     estimates_by_workers,
     fit_estimators,
 )
-from tasks.evaluation.evaluate import chosen, evaluate
+from tasks.evaluation.evaluate import Ask, chosen, evaluate
 from tasks.evaluation.model_based import lasting, windows
 from tasks.references import Bundle, Champion, Dataset, Interval, MemberEvaluation
 from tasks.training.train import keep_bundle
@@ -93,6 +97,22 @@ def test_what_is_estimated_is_the_return_of_as_many_steps_as_half_of_the_windows
     assert lasting(logs(3, 3, 9, terminated=0), 10) == 9
 
 
+def test_rewards_allow_as_many_steps_as_are_estimated_however_short_the_logs_are() -> None:
+    # Worked by hand: windows of two steps with rewards from -4 to -2, and three steps that are estimated, the second
+    # and the third of which count .95 and .9025.
+    reward, nothing = np.float32([-2.0, -3.0, -4.0, -3.0]), np.zeros(4, np.float32)
+    rows = Transition(nothing[:, None], nothing[:, None], reward, nothing, nothing[:, None], nothing)
+    one = Normaliser(jnp.zeros(1), jnp.ones(1), jnp.zeros(1), jnp.ones(1))
+
+    def allowed(terminated: np.ndarray) -> tuple[float, float]:
+        logs = Logs(rows._replace(terminated=terminated), np.repeat([0, 1], 2), np.array([0, 2]), nothing > 0)
+        return Episodes(reactor_run(), logs, 3, one, None).allowed
+
+    assert allowed(nothing) == pytest.approx((-4 * 2.8525, -2 * 2.8525))
+    # Who ends at once pays once.
+    assert allowed(np.float32([0, 1, 0, 0])) == pytest.approx((-4 * 2.8525, -2.0))
+
+
 def rated(lower: float, value: float, gain: float, reason: str = "", outside: float = 0.05) -> MemberEvaluation:
     nothing = Interval(value=0.0, lower=0.0, upper=0.0)
     return MemberEvaluation(
@@ -120,6 +140,44 @@ def test_members_whose_gain_is_bounded_above_nothing_are_ranked_by_value_and_oth
     assert chosen([further, rated(-9.0, -9.0, -9.0)]) == 1
     broken = rated(np.nan, np.nan, np.nan, "no finite estimate", 0.0)
     assert chosen([broken, further]) == 1
+
+
+def told(width: float, gain: float = 1.0) -> Estimate:
+    """An estimate with one draw, whose interval is as wide."""
+    draws = np.full((1, 1), gain)
+    each = {"guessed": np.full((2, 1), gain), "modelled": np.full(2, gain)}
+    each |= {"pessimistic": draws - width / 2, "optimistic": draws + width / 2, "cost_draws": 0 * draws}
+    return Estimate(**each, allowed=(-10.0, 10.0), cost=0.0, reason="", outside=0.0, disagreement=0.0, effective_rows=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("selects", "claims", "member", "claim"), [(9, 9, "", ""), (11, 9, WIDE, WIDE), (9, 11, "", WIDE)]
+)
+def test_neither_selection_nor_claim_goes_by_an_interval_that_holds_almost_anything(
+    home: Home,
+    reference: Dataset,
+    sound: list[Bundle],
+    monkeypatch: pytest.MonkeyPatch,
+    selects: float,
+    claims: float,
+    member: str,
+    claim: str,
+) -> None:
+    """Rewards allow from -10 to 10, half of which is 10; what episodes say of the member is made by hand."""
+
+    @contextmanager
+    def asking(later: Episodes, _: object) -> Iterator[Ask]:
+        yield lambda episodes, _: (told(0.0, 0.0), [told(claims if episodes is later else selects)])
+
+    monkeypatch.setattr("tasks.evaluation.evaluate._asking", asking)
+    # Each case is a stage of its own, by its seed.
+    run = reactor_run().model_copy(update={"seed": int(100 + 20 * selects + claims)})
+    found = evaluate(home, run, reference, untrained([sound[2]], sound[2].folder), Champion())
+    assert (found.members[0].reason, found.reason) == (member, claim)
+    assert (found.members[0].supported, found.supported) == (not member, not claim)
+    assert np.isfinite(found.members[0].gain.lower) == (not member)
+    assert np.isfinite(found.difference.lower) == (not claim)
 
 
 @pytest.mark.slow
@@ -192,8 +250,8 @@ def test_workers_come_to_what_one_process_estimates_draw_by_draw(
     for one, other in zip(alone, [logged, *values], strict=True):
         for field, mine, theirs in zip(one._fields, one, other, strict=True):
             np.testing.assert_array_equal(mine, theirs, strict=True, err_msg=field)
-    assert np.isfinite(alone[0].worst).any()
-    assert not np.array_equal(alone[1].worst, alone[2].worst)
+    assert np.isfinite(alone[0].pessimistic).any()
+    assert not np.array_equal(alone[1].pessimistic, alone[2].pessimistic)
 
 
 @pytest.mark.slow

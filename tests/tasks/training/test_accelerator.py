@@ -13,7 +13,7 @@ import pytest
 from benchmarks import speed as bench
 from benchmarks.accelerator import page, scores, speed
 from benchmarks.accelerator.__main__ import PAGE, RESULTS, Records, records
-from benchmarks.accelerator.learners import LEARNERS, SPEC, UPDATES, Program, asked, programs, transitions
+from benchmarks.accelerator.learners import BATCH, LEARNERS, SPEC, UPDATES, Program, asked, programs, transitions
 from benchmarks.accelerator.speed import Bench, Group
 from configs.run import Train
 from neorl_core.algorithms import ALGORITHMS
@@ -34,6 +34,7 @@ def test_learners_and_rows_are_those_of_a_default_retrain_and_of_the_other_bench
     assert bench.SPEC == SPEC
     assert all(map(np.array_equal, bench.transitions(9)[:-1], transitions(9)[:-1]))
     assert asked(ALGORITHMS["bc"], "bfloat16") is mixed(ALGORITHMS["bc"])
+    assert Train.model_validate({}).batch_size == BATCH
 
 
 def row(members: int, rate: float, precision: str = "float32", program: str = "td3_bc") -> dict[str, Any]:
@@ -101,7 +102,11 @@ def test_a_run_goes_on_where_it_was_unless_the_commit_is_another(tmp_path: Path)
     assert again["speed"] == [row(1, 5.0)]
     assert speed.missing(again["speed"], group) == programs()[1:]
     assert speed.missing(again["speed"], Group(8, "float32")) == programs()
-    assert Records(path, "two").own["speed"] == []
+    # What another commit, another JAX or another host made is not gone on with.
+    for other in ("commit", "jax", "host"):
+        path.write_text(json.dumps({jax.devices()[0].device_kind: again | {other: "another"}}))
+        assert Records(path, "one").own["speed"] == [], other
+    path.write_text(json.dumps({"GPU": record("GPU", []), jax.devices()[0].device_kind: again}))
     assert list(records(path)) == ["GPU", jax.devices()[0].device_kind]
 
 
