@@ -91,12 +91,13 @@ class Estimate(NamedTuple):
     def gain(self, logged: Estimate, confidence: float) -> Estimate:
         """How much more this policy is worth than the logged controller, which has no support if it says too little.
 
-        An interval that is wider than `WIDEST` of what rewards allow holds almost any policy: with such a one a policy
-        is no better known than without logs.
+        The logged controller's value is known, and what rewards allow beyond it is the most that there is to gain. An
+        interval that is wider than `WIDEST` of what they allow holds almost any policy: with such a one a policy is no
+        better known than without logs.
         """
-        found = self.less(logged)
-        lower, upper = found.bounds(confidence)
         lowest, highest = self.allowed
+        found = self.less(logged)._replace(allowed=(lowest - logged.value, highest - logged.value))
+        lower, upper = found.bounds(confidence)
         rounding = 1e-6 * max(abs(lowest), abs(highest))
         if found.reason or upper - lower <= WIDEST * (highest - lowest) + rounding:
             return found

@@ -134,6 +134,12 @@ def test_a_gain_whose_interval_holds_almost_anything_has_no_support(share: float
     assert gain.reason == reason
 
 
+def test_no_gain_is_more_than_what_rewards_allow_beyond_the_logged_value() -> None:
+    known = estimate([[rounds(-3.0)._replace(draws=jnp.full((201, 2), -3.0))]] * 2, models(-3.0, -3.0), allowed=(-9, 0))
+    policy = estimate([[rounds(-0.5)]] * 2, models(-0.5, -0.5), allowed=(-9.0, 0.0))
+    assert policy.gain(known, 0.95).bounds(0.95) == pytest.approx((2.5 - 0.95, 3.0), abs=0.01)
+
+
 def test_the_first_reason_why_a_gain_is_not_supported_stands() -> None:
     policy = estimate([[rounds(4.0)]] * 2, models(4.0, 4.0, outside=0.5, below=9.0), allowed=(0.0, 5.0))
     assert "outside" in policy.gain(policy, 0.95).reason
