@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.windows import Kept, interleaved
-from configs.run import Train
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training.population import (
     Algorithm,
@@ -228,6 +227,9 @@ def checkpoint_seconds(population: TrainState) -> float:
 
 def measure(python: str | None, rounds: int = 7, limit: float = 120.0) -> dict[str, Any]:
     """Everything, as JSON."""
+    # The accelerator's benchmark takes rows from here where the pipeline's packages are not installed.
+    from configs.run import Train
+
     raw = transitions(ROWS)
     started = time.perf_counter()
     _, data = jax.block_until_ready(prepare(raw, SPEC))

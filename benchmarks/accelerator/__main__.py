@@ -35,6 +35,7 @@ SOURCES = (
     "neorl_core/world_model",
     "tasks/adapters/synthetic/behaviours.py",
     "benchmarks/accelerator",
+    "benchmarks/speed.py",
     "benchmarks/windows.py",
 )
 """What a measurement depends on."""

@@ -1,4 +1,4 @@
-"""What is measured: learners at the sizes of a default retrain, precisions of products, and random transitions."""
+"""What is measured: learners at the sizes of a default retrain, and precisions of products."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training.population import Algorithm, Metrics, Update, phase, wrapped
 from neorl_core.training.precision import PRODUCTS, mixed
-from neorl_core.types import Constraint, PlantSpec, Space, Transition
+from neorl_core.types import Transition
 
 BATCH = 256
-ROWS, OBSERVATIONS, ACTIONS = 1_000_000, 11, 3
 _FAST: dict[str, Any] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
 LEARNERS: dict[str, dict[str, Any]] = {
     "td3_bc": {**_FAST, "critics": 4, "discount": 0.97, "alpha": 2.5},
@@ -73,36 +72,6 @@ def programs() -> list[Program]:
         for name in LEARNERS
         for warming in ((False,) if ALGORITHMS[name].warm_up is None else (True, False))
     ]
-
-
-def _space(size: int, low: float, high: float) -> Space:
-    return Space(tuple(f"x{i}" for i in range(size)), ("1",) * size, (low,) * size, (high,) * size)
-
-
-SPEC = PlantSpec(
-    name="benchmark",
-    observation=_space(OBSERVATIONS, -10.0, 10.0),
-    action=_space(ACTIONS, -1.0, 1.0),
-    constraints=(Constraint("none", "1", -1e9, 1e9),),
-    dt=1.0,
-    time_unit="s",
-    horizon=1000,
-    score_range=(0.0, 1.0),
-)
-
-
-def transitions(rows: int) -> Transition:
-    """Random transitions of the sizes of `make bench`, whose module needs the pipeline's packages as well."""
-    random = np.random.default_rng(0)
-    observation = random.standard_normal((rows + 1, OBSERVATIONS), np.float32)
-    return Transition(
-        observation=observation[:-1],
-        action=random.uniform(-1, 1, (rows, ACTIONS)).astype(np.float32),
-        reward=random.standard_normal(rows, np.float32),
-        cost=np.zeros(rows, np.float32),
-        next_observation=observation[1:],
-        terminated=np.zeros(rows, np.float32),
-    )
 
 
 def product_error(precision: str) -> float:

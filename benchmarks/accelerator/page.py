@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accelerator.learners import LEARNERS, PRECISIONS, ROWS, programs
+from benchmarks.accelerator.learners import LEARNERS, PRECISIONS, programs
 from benchmarks.accelerator.scores import BEHAVIOUR, PLANT
+from benchmarks.speed import ROWS
 from neorl_core.safety.bounds import paired_difference_interval
 
 Record = Mapping[str, Any]

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accelerator.learners import BATCH, LEARNERS, ROWS, SPEC, Program, programs, transitions
+from benchmarks.accelerator.learners import BATCH, LEARNERS, Program, programs
+from benchmarks.speed import ROWS, SPEC, transitions
 from benchmarks.windows import interleaved
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training.loop import on_host

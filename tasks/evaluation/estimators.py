@@ -55,9 +55,10 @@ class Episodes(NamedTuple):
     @property
     def allowed(self) -> tuple[float, float]:
         """The lowest and the highest value that the logged rewards allow over the horizon."""
-        steps = self.steps
-        ends, settings = jnp.any(steps.terminated > 0), (self.horizon, self.run.evaluate.discount)
-        least, most = fqe.reachable(steps.reward[:, None], jnp.ones_like(steps.reward), ends, *settings)
+        logged = self.logs.transitions
+        reward, ends = jnp.asarray(logged.reward), jnp.any(jnp.asarray(logged.terminated) > 0)
+        settings = (self.horizon, self.run.evaluate.discount)
+        least, most = fqe.reachable(reward[:, None], jnp.ones_like(reward), ends, *settings)
         return float(least[0]), float(most[0])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import speed as bench
 from benchmarks.accelerator import page, scores, speed
-from benchmarks.accelerator.__main__ import PAGE, RESULTS, Records, records
-from benchmarks.accelerator.learners import BATCH, LEARNERS, SPEC, UPDATES, Program, asked, programs, transitions
+from benchmarks.accelerator.__main__ import PAGE, RESULTS, ROOT, Records, records
+from benchmarks.accelerator.learners import BATCH, LEARNERS, UPDATES, Program, asked, product_error, programs
 from benchmarks.accelerator.speed import Bench, Group
+from benchmarks.windows import Kept
 from configs.run import Train
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.plants import PLANTS
@@ -24,15 +26,13 @@ from neorl_core.types import Transition
 SMALL: dict[str, Any] = {"hidden": [8], "critics": 2}
 
 
-def test_learners_and_rows_are_those_of_a_default_retrain_and_of_the_other_benchmark() -> None:
+def test_learners_are_those_of_a_default_retrain() -> None:
     first = {learner.algorithm: learner for learner in Train.model_validate({}).alone()}
     for name, own in LEARNERS.items():
         if name in first:
             grid = {key: values[0] for key, values in first[name].grid.items()}
             assert {**first[name].hyperparameters, **grid} == own, name
     assert {name: first[name].updates for name in UPDATES} == UPDATES
-    assert bench.SPEC == SPEC
-    assert all(map(np.array_equal, bench.transitions(9)[:-1], transitions(9)[:-1]))
     assert asked(ALGORITHMS["bc"], "bfloat16") is mixed(ALGORITHMS["bc"])
     assert Train.model_validate({}).batch_size == BATCH
 
@@ -126,8 +126,28 @@ def test_a_small_population_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["program"], found["members"], found["precision"]) == ("td3_bc", 2, "float32")
     # The rows alone take so much; in all it is a little more.
     assert found["megabytes"] > sum(x.nbytes for x in jax.tree.leaves(made.data)) / 1e6
-    assert found["steps_per_second"] > 0
     assert [program.words for program in programs()][-2:] == ["bptt, its model", "bptt, its policy"]
+
+
+def test_steps_of_all_members_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(works: dict[str, Any], **_: Any) -> dict[str, Kept]:
+        return {name: Kept(0.5, 5, 0) for name in works}
+
+    monkeypatch.setattr(speed, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(speed, "interleaved", timed)
+    made = Bench(3, rows=64, names=["td3_bc"])
+    (found,) = speed.measured(made, Group(3, "float32"), [Program("td3_bc", False)])
+    # One call of three members in half a second.
+    assert (found["steps_per_second"], found["quiet"]) == (3 * speed.CHUNK / 0.5, False)
+
+
+def test_products_of_a_cpu_are_of_float32() -> None:
+    assert 0.0 < product_error("float32") < 1e-6
+
+
+def test_the_pipelines_packages_are_not_needed() -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['pydantic', 'prefect', 'mlflow']))"
+    subprocess.run([sys.executable, "-c", f"{blocked}; import benchmarks.accelerator.__main__"], cwd=ROOT, check=True)
 
 
 def _rows(count: int) -> Transition:
