@@ -119,6 +119,10 @@ def test_nothing_is_worth_more_than_rewards_allow() -> None:
     # Of two that are both cut at 0 it stays known which one is worth less.
     below = estimate([[rounds(2.0)]] * 2, models(2.0, 2.0), allowed=costs)
     assert below.less(above).bounds(0.95) == pytest.approx((-1.0, -1.0))
+    # A difference may be positive though no value is.
+    worse = estimate([[rounds(-3.0)]] * 2, models(-3.0, -3.0), allowed=costs)
+    better = estimate([[rounds(-0.5)]] * 2, models(-0.5, -0.5), allowed=costs).less(worse)
+    assert (better.value, *better.bounds(0.95)) == pytest.approx((2.5, 2.5, 2.5))
 
 
 @pytest.mark.parametrize(("share", "reason"), [(0.99, ""), (1.01, WIDE)])
@@ -146,8 +150,10 @@ def test_the_first_reason_why_a_gain_is_not_supported_stands() -> None:
 
 
 def test_where_all_rewards_are_alike_every_gain_is_known_and_of_one_window_none() -> None:
-    alike = estimate([[rounds(4.0)._replace(draws=jnp.full((201, 2), 4.0 + 1e-6))]] * 2, models(4.0, 4.0 + 1e-6))
-    assert alike._replace(allowed=(4.0, 4.0)).gain(alike, 0.95).supported
+    known = estimate([[rounds(4.0)._replace(draws=jnp.full((201, 2), 4.0))]] * 2, models(4.0, 4.0), allowed=(4.0, 4.0))
+    # The models round, by less than a millionth.
+    rounded = known._replace(pessimistic=known.pessimistic - 1e-6, optimistic=known.optimistic + 1e-6)
+    assert rounded.gain(known, 0.95).supported
     one = estimate([[rounds(4.0)]] * 2, models(4.0, 4.0), windows=1)
     assert one.gain(one, 0.95).reason == "no finite estimate"
 
