@@ -365,15 +365,17 @@ def test_a_server_that_is_gone_is_named_with_its_cure(command: Neorl, inputs: Ca
 def test_refused_data_leave_a_record(
     command: Neorl, inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
-    config, _ = inputs()
-    missing = command("retrain", str(config), "--data", "nowhere.parquet")
-    assert missing["exit"] == 2
+    config, log = inputs()
+    unreadable = log.with_name("unreadable.parquet")
+    unreadable.write_bytes(b"no log")
+    refused = command("retrain", str(config), "--data", str(unreadable))
+    assert refused["exit"] == 2
     refusals = Ledger.open(services.home, write=False).entries("refusal", PLANT)
-    assert refusals[-1].body["reason"] == missing["error"]
+    assert refusals[-1].body["reason"] == refused["error"]
     # In Prefect, too, it is one sentence: in the run's state, and no traceback in its log.
     wanted = {"sort": "START_TIME_DESC", "limit": 1, "flow_runs": {"state": {"type": {"any_": ["FAILED"]}}}}
     (run,) = services.ask_prefect("flow_runs/filter", wanted)
-    assert run["state"]["message"] == missing["error"]
+    assert run["state"]["message"] == refused["error"]
     lines = services.ask_prefect("logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
     assert not [line["message"] for line in lines if "Traceback" in line["message"]]
 
