@@ -5,10 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def printable(text: str, but: str = "\n\t") -> str:
+    r"""A text whose signs show and do nothing: those that a terminal obeys, or that turn its lines, are written out.
+
+    Names and values of a user's files are quoted on terminals, in logs and on pages, whoever made the files.
+
+    Args:
+        text: what is going to be shown.
+        but: signs of that kind that stay.
+
+    Example:
+        >>> printable("\x1b[2J5 °C")
+        '\\x1b[2J5 °C'
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign in but else repr(sign)[1:-1] for sign in text)
+
+
 class NeoRLError(Exception):
     """An error a user can act on; commands print its message and leave with `exit_code`."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, but=""))
 
 
 class Refused(NeoRLError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,14 +73,19 @@ def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progre
 
 
 def check_there(sources: Iterable[Path]) -> None:
-    """Refuse a path where nothing is.
+    """Refuse a path where nothing is, or what this account may not read: a file, or a part of a folder.
 
     Raises:
-        BadInput: when one of them is missing.
+        BadInput: when one of them is missing or closed.
     """
     for source in sources:
-        if not source.exists():
+        # pathlib's `exists` and `rglob` raise at a name that is too long, and pass over a folder that is closed.
+        if not os.path.exists(source):
             raise BadInput(f"expected a source at {source}, got none: check the path.")
+        inside = (os.path.join(folder, name) for folder, *names in os.walk(source) for name in chain(*names))
+        for path in (os.fspath(source), *inside):
+            if os.path.exists(path) and not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
+                raise BadInput(f"expected a source that this account may read, got {path}: change its owner or mode.")
 
 
 def ingest_file(
@@ -119,6 +126,7 @@ def ingest_file(
         made = ingest(home, run, [path], progress)
         note = f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"
         return made.model_copy(update={"notes": (note, *made.notes)})
+    check_there([path])
     source = recognise(path, horizon)
     known, blocks, file = _meaning(source, plant, declared)
     recipe = recipe_of(known, source.family, horizon=horizon)
@@ -228,7 +236,7 @@ def logs_of(home: Home, named: Path, mapped: bool) -> Path:
         BadInput: when it names a dataset and the run has a mapping, or several datasets.
     """
     known = re.fullmatch(DIGITS, str(named)) or (home.root / "datasets" / named / "manifests").is_dir()
-    if named.exists() or not known:
+    if os.path.exists(named) or not known:
         return named
     held = find_dataset(home, named).held
     if mapped:

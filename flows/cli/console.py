@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from configs.errors import BadInput, NeoRLError, nearest
+from configs.errors import BadInput, NeoRLError, nearest, printable
 from configs.home import LAYOUT_FILE, Home
 from tasks.adapters.files.canonical import canonical_json
 from tasks.adapters.files.provenance import COMPILED, compiling
@@ -58,12 +58,12 @@ def emit(result: object, as_json: bool, lines: Iterable[str] = ()) -> None:
         print(canonical_json(value).decode(), flush=True)
         return
     for line in lines:
-        print(line, flush=True)
+        print(printable(line), flush=True)
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on a terminal; aligned plain lines where the output is read by a program."""
-    texts = [[str(cell) for cell in row] for row in rows]
+    texts = [[printable(str(cell)) for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from tasks.adapters.files.provenance import modules_of
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.synthetic.plant_log import generate
-from tasks.ingest import ingest
+from tasks.ingest import ingest, ingest_file
 from tests.small_archives import SPEC, STEPS, archive, opened, save
 
-REACTOR = Path(__file__).parents[2] / "configs" / "mappings" / "chemical_reactor.yaml"
+PROJECT = Path(__file__).parents[2]
+REACTOR = PROJECT / "configs" / "mappings" / "chemical_reactor.yaml"
 
 
 def run(max_quarantined: float = 0.05) -> RunConfig:
@@ -248,9 +250,43 @@ def test_a_quarantine_of_many_rows_is_written_in_parts(tmp_path: Path) -> None:
     assert len(quarantine.digests) == 5
 
 
+CLOSED = """
+import os, sys
+from pathlib import Path
+from configs.errors import BadInput
+from tasks.ingest import check_there
+
+# Nothing is closed to the superuser.
+if os.getuid() == 0:
+    os.setuid(65534)
+for name in sys.argv[1:]:
+    try:
+        print(check_there([Path(name)]))
+    except BadInput as refused:
+        print(refused)
+"""
+
+
+def test_what_this_account_may_not_read_is_named_and_never_passed_over() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        log, export, month = Path(folder, "log.npz"), Path(folder, "export"), Path(folder, "export", "2026-02")
+        month.mkdir(parents=True)
+        for path in (log, export / "a.csv", month / "b.csv"):
+            path.write_bytes(b"1")
+        for path, mode in ((Path(folder), 0o755), (log, 0o200), (month, 0o200)):
+            path.chmod(mode)
+        asked = [sys.executable, "-c", CLOSED, str(log), str(export), str(export / "a.csv")]
+        said = subprocess.run(asked, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.splitlines()
+        month.chmod(0o700)
+    closed = "expected a source that this account may read, got {}: change its owner or mode."
+    assert said == [closed.format(log), closed.format(month), "None"]
+
+
 def test_missing_sources_plants_and_mappings_are_named(tmp_path: Path, home: Path) -> None:
     with pytest.raises(BadInput, match=r"expected a source at .*none\.npz"):
         ingest(Home(home), run(), [tmp_path / "none.npz"])
+    with pytest.raises(BadInput, match=r"expected a source at n{5000}, got none"):
+        ingest_file(Home(home), Path("n" * 5000))
     with pytest.raises(BadInput, match="at least one source"):
         ingest(Home(home), run(), [])
     source = save(tmp_path / "a.npz", archive())

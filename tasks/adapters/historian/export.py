@@ -40,6 +40,8 @@ FOOTER_CHECK_ROWS = 65_536
 """Rows at either end of a file whose order is checked where the rest is known from the footer."""
 MOST_NAMED = 50
 """Unknown tags that are named one by one."""
+MOST_SHOWN = 60
+"""Signs of a column's name that a sentence quotes."""
 MOST_PARTS = 1024
 """Batches whose stretches of time are kept apart."""
 UNORDERED = 0.1
@@ -237,8 +239,9 @@ class Export:
             wanted += [columns.tag, columns.value, *([columns.status] if columns.status is not None else [])]
         for name in wanted:
             if name not in names:
+                shown = ", ".join(each if len(each) <= MOST_SHOWN else f"{each[:MOST_SHOWN]}…" for each in names[:20])
                 raise BadInput(
-                    f"expected a column '{name}' in {file.name}, got {', '.join(names[:20])}: "
+                    f"expected a column '{name}' in {file.name}, got {shown}: "
                     "name the column in the mapping's 'columns'."
                 )
         if self.mapping.layout == "wide":
