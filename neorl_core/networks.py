@@ -23,7 +23,8 @@ Ensemble = tuple[Params, ...]
 """Weights of separate networks of one shape. Apart, not stacked: XLA's batched product is slower on a CPU."""
 
 LOG_STD_RANGE = (-5.0, 2.0)
-"""Bounds of a Gaussian actor's log standard deviation before the tanh, as Haarnoja et al. 2018's code has them."""
+"""Bounds of a Gaussian actor's log standard deviation before the tanh, as the code of An et al. 2021 (EDAC, arXiv
+2110.01548) has them; that of Haarnoja et al. 2018 goes down to -20."""
 WITHIN = 1.0 - 1e-6
 """Logged unit actions are pulled this far inside before atanh, which is infinite at 1."""
 
@@ -65,7 +66,8 @@ class MLP(nn.Module):
 
     features: tuple[int, ...]
     layer_norm: bool = False
-    """Whether each hidden layer is normalised after its ReLU (Ball et al. 2023, arXiv 2302.02948, section 4.2)."""
+    """Whether each hidden layer is normalised, after its ReLU as in the code of Tarasov et al. 2023 (ReBRAC, arXiv
+    2305.09836); Ball et al. 2023 (arXiv 2302.02948) do it before."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:

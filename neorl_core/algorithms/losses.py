@@ -74,9 +74,10 @@ def cross_entropy_loss(logits: Float[Array, " C"], chosen: Float[Array, " C"]) -
 
 
 def q_weight(alpha: Float[Array, ""], q: Float[Array, " B"]) -> Float[Array, ""]:
-    """Weight of Q against behaviour cloning over a batch: `lambda = alpha / mean |Q(s, a)|`.
+    """Weight of Q against behaviour cloning over a batch: `lambda = alpha / mean |Q(s, pi(s))|`.
 
-    Fujimoto & Gu 2021 (arXiv 2106.06860), equation 5. Not differentiated through.
+    Fujimoto & Gu 2021 (arXiv 2106.06860), equation 5, with the policy's actions as in their code, where the equation
+    has the logged ones. Not differentiated through.
 
     Here Q is of rewards that `preparation.scaling` has centred and divided by their deviation, where no episode
     terminates. A constant on every reward moves no policy but moves `mean |Q|`, by the constant over 1 - discount: in

@@ -107,9 +107,10 @@ def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple
     def policy(observation: Float[Array, " O"], noise: Float[Array, " A"]) -> Float[Array, " A"]:
         return squash(gaussian_apply(state.sac.actor, observation), noise)[0]
 
-    members, actions = dynamics.elites(state.model, state.shape.elites), logged.action.shape[-1]
+    model, actions = state.model, logged.action.shape[-1]
+    leading = dynamics.leading(model, state.shape.elites)
     steps, uncertainty = branched_rollouts(
-        members, dynamics.reach(state.model), policy, actions, logged.observation, key, state.shape.horizon
+        model.members, leading, dynamics.reach(model), policy, actions, logged.observation, key, state.shape.horizon
     )
     flat: Transition = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
     return flat, uncertainty.reshape(-1)

@@ -202,7 +202,8 @@ def evaluate(
     phi_next = features(logs.next_observation, decisions.next_action, guessed.following) @ white
     phi_next = jnp.where(onward[:, None], discount * phi_next, 0.0)
     phi_0 = features(logs.observation[logs.starts], decisions.initial_action, guessed.initial) @ white
-    signal = jnp.stack([logs.reward, logs.cost], axis=-1)
+    # Zero times what is not a number would be none.
+    signal = jnp.where(known[:, None], jnp.stack([logs.reward, logs.cost], axis=-1), 0.0)
 
     weighted = phi * (weight / rows)[:, None]
     gram, cross = weighted.T @ phi, weighted.T @ phi_next

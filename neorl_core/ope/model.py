@@ -132,7 +132,8 @@ def completed(
     plain = model.low.shape[0]
     change = data.next_observation[:, :plain] - data.observation[:, :plain]
     episodes = starts.shape[0]
-    fitted = regression.fit(key, x, change, episode, episodes, MEMBERS)
+    known = ~dynamics.unseen(data.observation, data.next_observation[:, :plain], data.terminated)
+    fitted = regression.fit(key, x, change, known, episode, episodes, MEMBERS)
     weight = jnp.asarray(discount, x.dtype) ** (jnp.arange(x.shape[0]) - starts[episode])
     radius = weighted_quantile(regression.held_out_leverage(fitted, x, episode, episodes), weight, INSIDE)
     reached = ranges(data.observation[:, :plain], data.next_observation[:, :plain], episode, episodes, weight)
@@ -266,8 +267,11 @@ def _replayed(
     def one(member: Member, window: Windows, regressed: bool) -> _Replay:
         def step(carry: _Carried, row: Windows) -> tuple[_Carried, _Step]:
             x, left, alive, weight = carry
-            noise = row.next_observation - moved(learned, member, regressed, row.observation, row.action)
-            expected, of_logged = paid(learned, member, row.observation, row.action, row.next_observation)
+            of_model = moved(learned, member, regressed, row.observation, row.action)
+            nowhere = dynamics.unseen(row.observation, row.next_observation, row.terminated)
+            met = jnp.where(nowhere, dynamics.within(reach, of_model), row.next_observation)
+            noise = met - of_model
+            expected, of_logged = paid(learned, member, row.observation, row.action, met)
             u = to_unit(normaliser, policy_act(policy, x * normaliser.scale + normaliser.mean))
             free = moved(learned, member, regressed, x, u) + noise
             after = dynamics.within(reach, free)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 HINGES = 256
 """Random hinges."""
@@ -57,6 +57,7 @@ def fit(
     key: PRNGKeyArray,
     x: Float[Array, "N I"],
     change: Float[Array, "N O"],
+    known: Bool[Array, " N"],
     episode: Int[Array, " N"],
     episodes: int,
     members: int,
@@ -70,6 +71,7 @@ def fit(
         key: randomness of hinges and resamples.
         x: (N, I), normalised observations and unit actions.
         change: (N, O), next observation less the observation, normalised.
+        known: (N,) whether a row's change is one; the others count for the leverage alone.
         episode: (N,) from 0.
         episodes: E.
         members: M.
@@ -83,7 +85,7 @@ def fit(
 
     def one(key: PRNGKeyArray) -> Float[Array, "D O"]:
         drawn = jax.random.randint(key, (episodes,), 0, episodes)
-        weight = jnp.bincount(drawn, length=episodes)[episode].astype(x.dtype) / x.shape[0]
+        weight = known * jnp.bincount(drawn, length=episodes)[episode].astype(x.dtype) / x.shape[0]
         weighted = phi * weight[:, None]
         return jax.scipy.linalg.solve(weighted.T @ phi + penalty, weighted.T @ change, assume_a="pos")
 

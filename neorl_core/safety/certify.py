@@ -39,7 +39,7 @@ class CertificationCounts(NamedTuple):
     """Clopper-Pearson bound at the same alpha, for information: exact for a fixed number of episodes only."""
     certified: bool
     stop: str
-    """"running", "certified", "futile" (max_episodes can no longer suffice) or "max_episodes"."""
+    """"running", "certified" or "futile" (max_episodes can no longer suffice)."""
     min_margins: tuple[float | None, ...]
     """Least finite margin of each constraint, in its unit; None where there was none."""
     handovers: int
@@ -109,7 +109,7 @@ class _Tally:
         allowed = violations_allowed(p0, alpha, max_episodes)
         # Thresholds as whole numbers of episodes, so that no rounding of a sum of logarithms can move the stop.
         self._boundaries = np.array([betting_episodes(p0, k, alpha) for k in range(allowed + 1)])
-        self._p0, self._alpha, self._max_episodes = p0, alpha, max_episodes
+        self._p0, self._alpha = p0, alpha
         self._violating: list[int] = []
         self._margins = np.full(constraints, np.inf)
         self._episodes = self._crashed = self._handovers = self._returned = 0
@@ -133,17 +133,20 @@ class _Tally:
         self._return, self._returned = self._return + float(returns.sum()), self._returned + returns.size
 
     def _until_stop(self, flags: npt.NDArray[np.bool_]) -> int:
-        """How many episodes of a batch count, and why the test stops there; the earliest reason holds."""
+        """How many episodes of a batch count, and why the test stops there.
+
+        At `max_episodes` it has stopped: whoever has lost no more than is allowed is certified there, by definition.
+        """
         allowed = len(self._boundaries) - 1
         lost = len(self._violating) + np.cumsum(flags)
         number = self._episodes + np.arange(1, flags.size + 1)
         hopeless = lost > allowed
         certified = ~hopeless & (number >= self._boundaries[np.minimum(lost, allowed)])
-        ended = np.flatnonzero(hopeless | certified | (number >= self._max_episodes))
+        ended = np.flatnonzero(hopeless | certified)
         if not ended.size:
             return int(flags.size)
         at = int(ended[0])
-        self.stop = "certified" if certified[at] else "futile" if hopeless[at] else "max_episodes"
+        self.stop = "certified" if certified[at] else "futile"
         return at + 1
 
     def counts(self) -> CertificationCounts:

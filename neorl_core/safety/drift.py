@@ -62,11 +62,11 @@ def detect(reference: npt.ArrayLike, scores: npt.ArrayLike, threshold: float) ->
         scores: (T,) in the order of time; one that is not finite counts as the largest.
         threshold: from `alarm_threshold`.
     """
-    known = sorted(np.nan_to_num(np.asarray(reference, np.float64), nan=np.inf, posinf=np.inf).tolist())
+    known = sorted(_ranked(reference))
     powers = np.asarray(POWERS)
     log_sums = np.full(len(powers), -np.inf)
     found = []
-    for score in np.nan_to_num(np.asarray(scores, np.float64), nan=np.inf, posinf=np.inf).tolist():
+    for score in _ranked(scores):
         at_least = len(known) - bisect.bisect_left(known, score) + 1
         bisect.insort(known, score)
         log_p = math.log(at_least / len(known))
@@ -75,6 +75,13 @@ def detect(reference: npt.ArrayLike, scores: npt.ArrayLike, threshold: float) ->
     evidence, bar = np.asarray(found), math.log(threshold)
     reached = np.flatnonzero(evidence >= bar)
     return Drift(evidence, bar, int(reached[0]) if reached.size else None)
+
+
+def _ranked(scores: npt.ArrayLike) -> list[float]:
+    """Scores with one that is not finite, on either side, as the largest: what went astray is no sign of health."""
+    given = np.asarray(scores, np.float64)
+    found: list[float] = np.where(np.isfinite(given), given, np.inf).tolist()
+    return found
 
 
 def autocorrelation_time(scores: npt.ArrayLike) -> float:

@@ -224,12 +224,29 @@ def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""
     return near * (size - 0.5 * near) + log_deviation
 
 
+def unseen(
+    observation: Float[Array, "*n S"], following: Float[Array, "*n O"], terminated: Float[Array, "*n"]
+) -> Bool[Array, "*n"]:
+    """Whether nothing is known of where a step led: it terminated, and the next observation is the one before.
+
+    Files that have no next observations say nothing of the last one, for no value is learned of it; the row's own
+    stands in for it.
+    """
+    return (terminated > 0) & jnp.all(following == observation[..., : following.shape[-1]], axis=-1)
+
+
 def loss(member: Params, t: Transition) -> Float[Array, ""]:
-    """Negative log likelihood of one transition: its next observation, its reward and whether it terminated."""
+    """Negative log likelihood of one transition: its next observation, its reward and whether it terminated.
+
+    Where the next observation is `unseen` there is none to learn, and reward and end are those of the expected one.
+    """
     mean, log_deviation = transition(member, t.observation, t.action)
     following = t.next_observation[: mean.shape[0]]
+    nowhere = unseen(t.observation, following, t.terminated)
+    following = jnp.where(nowhere, jax.lax.stop_gradient(mean), following)
     reward, logit = reward_and_termination(member, t.observation, t.action, following)
     moved = jnp.sum(jax.vmap(robust_gaussian_loss)(following - mean, log_deviation))
+    moved = jnp.where(nowhere, 0.0, moved)
     paid = robust_gaussian_loss(t.reward - reward, member["reward_log_deviation"])
     ended = jax.nn.softplus(logit) - t.terminated * logit
     return moved + paid + ended + BOUND_WEIGHT * jnp.sum(member["most"] - member["least"])
@@ -319,9 +336,14 @@ def onward(
     return followed(reach.history, observation, action, following)
 
 
+def leading(model: Model, count: int) -> Int[Array, " E"]:
+    """Numbers of the `count` members with the least held-out loss."""
+    return jnp.argsort(model.error)[:count]
+
+
 def elites(model: Model, count: int) -> Ensemble:
-    """The `count` members with the least held-out loss."""
-    best = jnp.argsort(model.error)[:count]
+    """The `leading` members."""
+    best = leading(model, count)
     return _apart(jax.tree.map(lambda *x: jnp.stack(x)[best], *model.members), count)
 
 

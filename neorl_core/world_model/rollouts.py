@@ -95,6 +95,7 @@ def uncertainty(log_deviations: Float[Array, "M D"]) -> Float[Array, ""]:
 
 def branched_rollouts(
     members: Ensemble,
+    leading: Int[Array, " E"],
     reach: Reach,
     policy: Callable[[Float[Array, " S"], Float[Array, " A"]], Float[Array, " A"]],
     actions: int,
@@ -102,12 +103,13 @@ def branched_rollouts(
     key: PRNGKeyArray,
     horizon: int,
 ) -> tuple[Transition, Float[Array, "B H"]]:
-    """Short rollouts with the policy's noise and the ensemble's, each step by a member drawn anew.
+    """Short rollouts with the policy's noise and the ensemble's, each step by one of the leading members, drawn anew.
 
     A rollout that ends, where termination is more likely than not, begins again where it began.
 
     Args:
-        members: M members' weights.
+        members: M members' weights, all of which say how uncertain a step is.
+        leading: (E,) numbers of the members that make the steps.
         reach: where an observation would leave it, it is clipped.
         policy: (normalised observation, standard normal noise) -> unit action.
         actions: A.
@@ -123,7 +125,7 @@ def branched_rollouts(
     rows, observations = starts.shape[0], dynamics.predicted(members)
     of_member, of_noise = jax.random.split(key)
     paid = jnp.stack([member["reward_log_deviation"] for member in members])[:, None]
-    numbers = jax.random.randint(of_member, (rows, horizon), 0, len(members))
+    numbers = leading[jax.random.randint(of_member, (rows, horizon), 0, len(leading))]
     noises = jax.random.normal(of_noise, (rows, horizon, actions + observations), starts.dtype)
 
     def one(

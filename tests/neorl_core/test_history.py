@@ -242,7 +242,7 @@ def test_a_learned_model_predicts_the_plain_part_and_moves_the_rest() -> None:
     reach = dynamics.reach(model)
     steps = expected_rollouts(model.members, reach, lambda x: jnp.tanh(x[:1] + x[2:3]), starts, 5)
     noisy, _ = branched_rollouts(
-        model.members, reach, lambda x, noise: jnp.tanh(x[:1] + noise), 1, starts[0], jax.random.key(2), 5
+        model.members, jnp.arange(2), reach, lambda x, u: jnp.tanh(x[:1] + u), 1, starts[0], jax.random.key(2), 5
     )
     for made in (steps, noisy):
         x, a, after = (np.asarray(v) for v in (made.observation, made.action, made.next_observation))

@@ -271,12 +271,14 @@ def test_rewards_that_are_never_positive_allow_no_positive_value() -> None:
 def test_a_row_whose_next_observation_is_unknown_does_not_count() -> None:
     logs = clocked_logs(3, 40)
     decisions = fqe.Decisions(-0.3 * logs.next_observation[:, :1], -0.3 * logs.observation[logs.starts, :1])
-    broken = logs._replace(next_observation=logs.next_observation.at[7].set(jnp.nan), reward=logs.reward.at[7].set(1e6))
+    odd = logs.reward.at[7].set(jnp.nan)
+    broken = logs._replace(next_observation=logs.next_observation.at[7].set(jnp.nan), reward=odd)
     unknown = fqe.Decisions(decisions.next_action.at[7].set(jnp.nan), decisions.initial_action)
     assert fqe.known_rows(broken).tolist().count(False) == 1
     got = fqe.evaluate(broken, unknown, guessed(broken, unknown), KEY, CLOCK, 0.9, 10)
     expected = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, CLOCK, 0.9, 10)
     np.testing.assert_allclose(got.value, expected.value, rtol=1e-3)
+    np.testing.assert_allclose(got.draws, expected.draws, rtol=0.02)
 
 
 def test_the_logged_controller_is_worth_what_whole_windows_returned() -> None:

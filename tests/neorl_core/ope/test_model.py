@@ -334,9 +334,16 @@ def crossing(blend: float) -> tuple[Logged, np.ndarray]:
     return Logged(Transition(*(jnp.float32(column[alive]) for column in columns)), noise, nothing), lengths
 
 
-def crossed(blend: float, updates: int, gain: float, bias: float) -> tuple[model_based.ModelValue, np.ndarray]:
+def crossed(
+    blend: float, updates: int, gain: float, bias: float, *, lost: bool = False
+) -> tuple[model_based.ModelValue, np.ndarray]:
     """What a = tanh(gain z + bias) is worth after such logs, and each logged episode's return."""
     logs, lengths = crossing(blend)
+    if lost:
+        # As readers do where a file has no next observations: after a termination the row's own stands in.
+        ended = (logs.data.terminated > 0)[:, None]
+        after = jnp.where(ended, logs.data.observation, logs.data.next_observation)
+        logs = logs._replace(data=logs.data._replace(next_observation=after))
     assert 0.2 < np.mean(lengths < HORIZON) < 0.8
     found, rows = fitted(logs.data, np.concatenate([[0], np.cumsum(lengths)[:-1]]), updates)
     acting = Policy({"Dense_0": {"kernel": jnp.float32([[gain], [0.0]]), "bias": jnp.full(1, bias)}}, NORMALISER)
@@ -347,8 +354,25 @@ def crossed(blend: float, updates: int, gain: float, bias: float) -> tuple[model
 @pytest.mark.slow
 def test_a_log_that_terminates_gives_who_acts_as_logged_the_logged_return() -> None:
     # Source: the number of steps, discounted. The networks are untrained: none of them knows when an episode ends.
-    same, returns = crossed(0.0, 0, 0.0, 0.1)
-    np.testing.assert_allclose(same.value, returns.mean(), rtol=1e-4)
+    for lost in (False, True):
+        same, returns = crossed(0.0, 0, 0.0, 0.1, lost=lost)
+        np.testing.assert_allclose(same.value, returns.mean(), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_what_a_file_does_not_tell_of_the_last_step_teaches_no_model_to_stand_still() -> None:
+    logs, lengths = crossing(0.5)
+    ended = logs.data.terminated > 0
+    after = jnp.where(ended[:, None], logs.data.observation, logs.data.next_observation)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    found, _ = fitted(logs.data._replace(next_observation=after), starts, 400)
+    # Source: a step is as long as its action on average. Steps that end are longer than those from the same place that
+    # do not, so that a model that has not seen them expects less; one that takes them for rests, next to nothing.
+    member = model_based.Member(found.model.members[0], found.ridge.coefficients[0])
+    s, a = logs.data.observation[ended], logs.data.action[ended]
+    for regressed in (False, True):
+        step = jax.vmap(lambda s, a, r=regressed: model_based.moved(found, member, r, s, a))(s, a)[:, 0] - s[:, 0]
+        assert step.mean() > 0.4 * a.mean()
 
 
 @pytest.mark.slow
@@ -363,13 +387,23 @@ def test_a_policy_that_survives_where_the_logs_end_is_worth_the_whole_horizon() 
 def test_a_ridge_regression_is_that_of_numpy_and_its_leverage_grows_away_from_the_data() -> None:
     rng = np.random.default_rng(0)
     x, change = rng.normal(size=(500, 3)).astype(np.float32), rng.normal(size=(500, 2)).astype(np.float32)
-    found = ridge.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(change), jnp.arange(500), 500, 2)
+    known, episode = jnp.ones(500, bool), jnp.arange(500)
+    found = ridge.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(change), known, episode, 500, 2)
     phi = np.asarray(ridge.features(found, jnp.asarray(x)), np.float64)
     moments = phi.T @ phi / 500 + np.diag([ridge.RIDGE] * 4 + [ridge.HINGE_RIDGE] * ridge.HINGES)
     expected = np.einsum("nd,de,ne->n", phi, np.linalg.inv(moments), phi)
     np.testing.assert_allclose(ridge.leverage(found, jnp.asarray(x)), expected, rtol=0.02)
     far = ridge.leverage(found, jnp.asarray(4 * x))
     assert float(jnp.median(far)) > 3 * float(np.median(expected))
+    # A change that is not known teaches nothing, and its step is as near to the logs as any.
+    odd, few = change.copy(), known.at[:7].set(False)
+    odd[:7] = 1e3
+    without = [
+        ridge.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(c), few, episode, 500, 2) for c in (change, odd)
+    ]
+    np.testing.assert_array_equal(without[0].coefficients, without[1].coefficients)
+    assert not np.allclose(without[0].coefficients, found.coefficients)
+    np.testing.assert_array_equal(without[0].root, found.root)
 
 
 def test_leverage_of_a_held_out_episode_is_that_of_a_regression_without_its_fold() -> None:
@@ -377,7 +411,9 @@ def test_leverage_of_a_held_out_episode_is_that_of_a_regression_without_its_fold
     # Each episode has a constant of its own, which no other episode tells of.
     episode = np.repeat(np.arange(10), 50)
     x = np.concatenate([rng.normal(size=(500, 2)), rng.normal(size=(10, 1))[episode]], axis=1).astype(np.float32)
-    found = ridge.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(x[:, :1]), jnp.asarray(episode), 10, 2)
+    found = ridge.fit(
+        jax.random.key(0), jnp.asarray(x), jnp.asarray(x[:, :1]), jnp.ones(500, bool), jnp.asarray(episode), 10, 2
+    )
     held_out = ridge.held_out_leverage(found, jnp.asarray(x), jnp.asarray(episode), 10)
     phi = np.asarray(ridge.features(found, jnp.asarray(x)), np.float64)
     penalty = np.diag([ridge.RIDGE] * 4 + [ridge.HINGE_RIDGE] * ridge.HINGES)

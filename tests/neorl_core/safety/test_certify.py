@@ -145,11 +145,11 @@ def test_futility_stops_at_the_violation_that_makes_it_hopeless() -> None:
 
 
 @pytest.mark.slow
-def test_max_episodes_end_a_test_that_is_still_open() -> None:
-    # The third of three violations allowed in 11001 may come late; the test then ends with the episodes.
+def test_a_test_has_stopped_for_a_reason_before_its_episodes_are_out() -> None:
+    # Whatever number of violations is allowed is allowed in at most as many episodes: nothing stays open.
     for seed in range(8):
         counts = run_ar(1.05, seed, most=11_500)
-        assert counts.stop in ("certified", "futile", "max_episodes")
+        assert counts.stop in ("certified", "futile")
         assert counts.episodes <= 11_500
         assert counts.certified == (counts.log_e >= counts.log_threshold)
 

@@ -70,7 +70,8 @@ def test_a_drift_from_the_first_score_on_needs_a_reference_of_some_size() -> Non
 def test_a_score_that_is_not_finite_counts_as_the_largest() -> None:
     reference = np.arange(100.0)
     worst = detect(reference, [200.0, 200.0], 10.0).log_evidence
-    np.testing.assert_allclose(detect(reference, [math.nan, math.inf], 10.0).log_evidence, worst)
+    for odd in ([math.nan, math.inf], [-math.inf, math.nan]):
+        np.testing.assert_allclose(detect(reference, odd, 10.0).log_evidence, worst)
 
 
 def test_the_autocorrelation_time_of_an_autoregression() -> None:

@@ -20,6 +20,8 @@ A = np.array([[0.9, 0.2], [-0.1, 0.8]])
 B = np.array([[0.0], [0.5]])
 NOISE = np.array([0.05, 0.1])
 FAR = dynamics.Reach(jnp.float32(-100.0), jnp.float32(100.0))
+ONE = jnp.zeros(1, int)
+"""The first member alone makes steps."""
 
 
 def fresh(hidden: tuple[int, ...] = (5,), members: int = 2) -> Model:
@@ -72,6 +74,23 @@ def test_the_loss_is_the_numpy_one_and_its_gradient_that_of_differences() -> Non
         np.testing.assert_allclose(ours, [numpy_loss(member, row) for row in rows], rtol=1e-9)
         assert {int(row.terminated) for row in rows} == {0, 1}
         check_grads(jax.jit(lambda m: dynamics.loss(m, rows[0])), (member,), order=1, modes="rev", rtol=1e-4)
+
+
+def test_a_step_whose_end_is_not_in_the_file_teaches_reward_and_end_and_no_movement() -> None:
+    with jax.enable_x64(True):
+        member = jax.tree.map(lambda x: x + 0.1, fresh().members[0])
+        row = jax.tree.map(lambda x: x[0], batch_of(np.random.default_rng(2), 6))
+        ended = row._replace(terminated=jnp.ones(()))
+        mean, log_deviation = dynamics.transition(member, row.observation, row.action)
+        # Source: what is left of the likelihood of a step that went where it was expected, less that of going there.
+        expected = numpy_loss(member, ended._replace(next_observation=mean)) - float(np.sum(log_deviation))
+        stands_in = ended._replace(next_observation=row.observation)
+        assert float(dynamics.loss(member, stands_in)) == pytest.approx(expected, rel=1e-9)
+        moved = jax.grad(dynamics.loss)(member, stands_in)["dynamics"]
+        np.testing.assert_array_equal(np.concatenate([np.ravel(x) for x in leaves(moved)]), 0.0)
+        # A plant that truly stands still says so without an end.
+        resting = row._replace(next_observation=row.observation, terminated=jnp.zeros(()))
+        assert float(dynamics.loss(member, resting)) == pytest.approx(numpy_loss(member, resting), rel=1e-9)
 
 
 @pytest.mark.parametrize(("error", "expected"), [(0.5, 0.5), (-1.5, 4.5), (2.5, 3 * 5 - 4.5), (-50.0, 300 - 4.5)])
@@ -204,12 +223,18 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
 def test_branches_have_the_members_noise_and_begin_again_where_they_end(learned: Model) -> None:
     starts = jnp.zeros((2000, 2)) + jnp.array([1.0, -1.0])
     branch = jax.jit(
-        lambda m, s: rollouts.branched_rollouts(m, FAR, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2)
+        lambda m, s: rollouts.branched_rollouts(m, ONE, FAR, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2)
     )
     # Of one member, for among several each row is one's that is drawn, and what they differ in adds to the noise.
-    steps, _ = branch(learned.members[:1], starts)
+    steps, uncertain = branch(learned.members, starts)
     expected = jax.vmap(dynamics.transition, in_axes=(None, 0, 0))(learned.members[0], starts, steps.action[:, 0])
     residual = np.asarray(steps.next_observation[:, 0] - expected[0])
+    # All members say how uncertain a step is, whoever makes it.
+    every = [jax.vmap(dynamics.transition, (None, 0, 0))(m, starts, steps.action[:, 0])[1] for m in learned.members]
+    paid = np.array([m["reward_log_deviation"] for m in learned.members])[:, None]
+    sizes = np.sqrt(np.sum(np.exp(2 * np.asarray(every)), axis=-1) + np.exp(2 * paid))
+    np.testing.assert_allclose(uncertain[:, 0], sizes.max(axis=0), rtol=1e-5)
+    assert np.any(sizes.argmax(axis=0) > 0), "the one that makes the steps would hide the others"
     np.testing.assert_allclose(residual.std(axis=0), np.exp(expected[1]).mean(axis=0), rtol=0.05)
     np.testing.assert_array_equal(steps.observation[:, 1], steps.next_observation[:, 0])
     assert np.std(steps.action[:, 0]) > 0.5, "the policy is given noise"
