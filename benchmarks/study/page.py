@@ -196,7 +196,10 @@ where none does. `open` stands where runs are missing.
 """
 WORDS = """Intervals are of 95 %: Student's t over the means of the runs that are not refused; of two, over the episodes
 of both. Below, over the plants and the runs that are not refused: the interquartile mean with a stratified bootstrap
-over runs (Agarwal et al. 2021)."""
+over runs (Agarwal et al. 2021).
+
+Most runs had one core, which they shared with other work at times: their seconds are those of the processor, or of the
+clock where it took less, which is how long a run takes that has one core to itself. On two cores it takes less."""
 LEARNERS = (
     """Mean score of each learner's members over the runs, lowest and highest, and how often each was selected."""
 )
@@ -216,4 +219,5 @@ NeoRL-2's own episodes have the seeds that they had before all that; nothing was
 81b0e06 ends of intervals that exceed what rewards allow came to be cut after differences are taken and no longer
 before: industrial_benchmark was run again with that, and its first run on medium is refused since, by an interval about
 half as wide as what rewards allow. No claim of another plant has one above .42 of it.
+From 81b0e06 to 37f0fb4 nothing changed that a run depends on.
 """
