@@ -384,49 +384,6 @@ def test_a_policy_that_survives_where_the_logs_end_is_worth_the_whole_horizon() 
     np.testing.assert_allclose(safe.value, whole, rtol=0.03)
 
 
-def test_a_ridge_regression_is_that_of_numpy_and_its_leverage_grows_away_from_the_data() -> None:
-    rng = np.random.default_rng(0)
-    x, change = rng.normal(size=(500, 3)).astype(np.float32), rng.normal(size=(500, 2)).astype(np.float32)
-    known, episode = jnp.ones(500, bool), jnp.arange(500)
-    found = ridge.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(change), known, episode, 500, 2)
-    phi = np.asarray(ridge.features(found, jnp.asarray(x)), np.float64)
-    moments = phi.T @ phi / 500 + np.diag([ridge.RIDGE] * 4 + [ridge.HINGE_RIDGE] * ridge.HINGES)
-    expected = np.einsum("nd,de,ne->n", phi, np.linalg.inv(moments), phi)
-    np.testing.assert_allclose(ridge.leverage(found, jnp.asarray(x)), expected, rtol=0.02)
-    far = ridge.leverage(found, jnp.asarray(4 * x))
-    assert float(jnp.median(far)) > 3 * float(np.median(expected))
-    # A change that is not known teaches nothing, and its step is as near to the logs as any.
-    odd, few = change.copy(), known.at[:7].set(False)
-    odd[:7] = 1e3
-    without = [
-        ridge.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(c), few, episode, 500, 2) for c in (change, odd)
-    ]
-    np.testing.assert_array_equal(without[0].coefficients, without[1].coefficients)
-    assert not np.allclose(without[0].coefficients, found.coefficients)
-    np.testing.assert_array_equal(without[0].root, found.root)
-
-
-def test_leverage_of_a_held_out_episode_is_that_of_a_regression_without_its_fold() -> None:
-    rng = np.random.default_rng(0)
-    # Each episode has a constant of its own, which no other episode tells of.
-    episode = np.repeat(np.arange(10), 50)
-    x = np.concatenate([rng.normal(size=(500, 2)), rng.normal(size=(10, 1))[episode]], axis=1).astype(np.float32)
-    found = ridge.fit(
-        jax.random.key(0), jnp.asarray(x), jnp.asarray(x[:, :1]), jnp.ones(500, bool), jnp.asarray(episode), 10, 2
-    )
-    held_out = ridge.held_out_leverage(found, jnp.asarray(x), jnp.asarray(episode), 10)
-    phi = np.asarray(ridge.features(found, jnp.asarray(x)), np.float64)
-    penalty = np.diag([ridge.RIDGE] * 4 + [ridge.HINGE_RIDGE] * ridge.HINGES)
-    for fold in range(ridge.FOLDS):
-        rest, own = phi[episode % ridge.FOLDS != fold], phi[episode % ridge.FOLDS == fold]
-        inverse = np.linalg.inv(rest.T @ rest / len(rest) + penalty)
-        expected = np.einsum("nd,de,ne->n", own, inverse, own)
-        np.testing.assert_allclose(np.asarray(held_out)[episode % ridge.FOLDS == fold], expected, rtol=0.02)
-    assert np.quantile(held_out, 0.99) > 1.2 * np.quantile(ridge.leverage(found, jnp.asarray(x)), 0.99)
-    alone = ridge.held_out_leverage(found, jnp.asarray(x), jnp.zeros(500, jnp.int32), 1)
-    np.testing.assert_allclose(alone, ridge.leverage(found, jnp.asarray(x)), rtol=0.02)
-
-
 def test_draws_from_few_need_wider_intervals() -> None:
     # Source: Student's quantile 2.262 at nine degrees of freedom, the normal one 1.960: 2.262 / 1.960 sqrt(10 / 9).
     assert model_based.spread(10) == pytest.approx(1.2166, rel=1e-3)
