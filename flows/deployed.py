@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
-from configs.errors import BadInput, NeoRLError, Refused
+from configs.errors import BadInput, NeoRLError, Refused, ServiceMissing
 from configs.home import Home
 from flows.checks import checked_run
 from flows.monitor import MonitorOutcome, in_words, monitor_plant
@@ -238,7 +238,8 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
         What each window came to, as the state's data.
 
     Raises:
-        NeoRLError: when a window is none, or the files have no times to cut by.
+        NeoRLError: when a window is none, the files have no times to cut by, a server does not answer, or no window
+            came to a decision.
     """
     from tasks.adapters.historian.windows import Window, cut
     from tasks.adapters.plants.opening import mapping_of
@@ -257,6 +258,8 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
         refused = sum(each.outcome is None for each in found)
         headline = f"{len(found)} windows of {plant}, {refused} of them refused"
         show_artifact(plant, headline, "\n".join(f"- {each.in_words()}" for each in found), "backfill")
+        if refused == len(found):
+            raise Refused(f"expected a window of {plant} to come to a decision, got none: read the flow's log.")
         return _ended(headline, Backfilled(plant=plant, windows=tuple(found)))
 
 
@@ -267,6 +270,8 @@ def _refilled(config: str, window: str, files: list[Path]) -> Refilled:
         return Refilled(window=window, sources=(), outcome=None, refused="no row of the logs is in it")
     try:
         outcome = outcome_of(retrain(config, list(named), return_state=True))  # type: ignore[arg-type]
+    except ServiceMissing:
+        raise  # of the windows that follow none would do better
     except NeoRLError as error:
         return Refilled(window=window, sources=named, outcome=None, refused=str(error))
     return Refilled(window=window, sources=named, outcome=outcome)

@@ -44,6 +44,7 @@ from tasks.fleet.standing import standings
 from tasks.ingest import ingest, logs_of
 from tasks.progress import StageProgress
 from tasks.references import Dataset, DriftReference
+from tasks.training.placement import cores
 from tasks.validate import validate
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def runner_of(sites: int, at_once: int | None) -> Iterator[TaskRunner[Any]]:
 
         runner = DaskTaskRunner(address=address)
     else:
-        most = at_once or len(os.sched_getaffinity(0))
+        most = at_once or len(cores())
         runner = ProcessPoolTaskRunner(max_workers=min(sites, most), initializer=end_with_parent)
     with runner as started:
         yield started

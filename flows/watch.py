@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +61,11 @@ def incoming(home: Home) -> Path:
 
 def arrivals(home: Home, plant: str) -> tuple[Arrival, ...]:
     """The files that came for a plant and are still there, in the order in which they came, each content once."""
-    newest = {arrival.path: arrival for arrival in sorted(_records(home, plant), key=lambda a: a.modified_ns)}
+    return _present(_records(home, plant).values())
+
+
+def _present(records: Collection[Arrival]) -> tuple[Arrival, ...]:
+    newest = {arrival.path: arrival for arrival in sorted(records, key=lambda a: a.modified_ns)}
     first: dict[str, Arrival] = {}
     for arrival in sorted(newest.values(), key=lambda a: a.at):
         if arrival.path.is_file():
@@ -86,6 +90,8 @@ def look(home: Home, before: Mapping[Path, FileState], quiet: float = QUIET) -> 
     """
     states, arrived, now = dict[Path, FileState](), list[Arrival](), time.time()
     files, failed = _files(incoming(home))
+    # Read once for each plant, for it may have thousands of old files.
+    known, seen = dict[str, dict[Path, Arrival]](), set[tuple[Path, int, int]]()
     for plant, path in files:
         try:
             state, modified = file_state(path), path.stat()
@@ -94,15 +100,19 @@ def look(home: Home, before: Mapping[Path, FileState], quiet: float = QUIET) -> 
         states[path] = state
         if before.get(path) != state or 0 <= now - modified.st_mtime < quiet:
             continue
-        known = _records(home, plant)
-        if any((a.path, a.size, a.modified_ns) == (path, modified.st_size, modified.st_mtime_ns) for a in known):
+        if plant not in known:
+            known[plant] = _records(home, plant)
+            seen |= {(a.path, a.size, a.modified_ns) for a in known[plant].values()}
+        if (path, modified.st_size, modified.st_mtime_ns) in seen:
             continue
         if (why := _unfit(path)) is not None:
             failed.append(why)
             continue
-        arrival = _taken(home, plant, path, state)
-        if arrival is not None and all(a.sha256 != arrival.sha256 for a in known):
+        if (arrival := _taken(home, plant, path, state, known[plant].values())) is None:
+            continue
+        if all(a.sha256 != arrival.sha256 for a in known[plant].values()):
             arrived.append(arrival)
+        known[plant][_record(home, arrival)] = arrival
     return Look(states, tuple(arrived), tuple(failed))
 
 
@@ -148,7 +158,7 @@ def _unfit(path: Path) -> str | None:
         return f"expected to be able to read {path}, got '{error.strerror}': let this user read it."
 
 
-def _taken(home: Home, plant: str, path: Path, state: FileState) -> Arrival | None:
+def _taken(home: Home, plant: str, path: Path, state: FileState, records: Collection[Arrival]) -> Arrival | None:
     """Announce a file whose content is new, and write down that it came; None where it changed while it was read."""
     # Before a large file is read, for while no server answers it would be read again and again.
     services = connect(home)
@@ -156,7 +166,7 @@ def _taken(home: Home, plant: str, path: Path, state: FileState) -> Arrival | No
     if file_state(path) != state:
         return None
     # What comes once more has come when it came first.
-    known = next((a for a in _records(home, plant) if a.sha256 == sha256), None)
+    known = next((a for a in records if a.sha256 == sha256), None)
     arrival = Arrival(
         plant=plant,
         path=path,
@@ -166,39 +176,58 @@ def _taken(home: Home, plant: str, path: Path, state: FileState) -> Arrival | No
         at=known.at if known else datetime.now(UTC).isoformat(timespec="microseconds"),
     )
     if known is None:
-        older = [str(earlier.path) for earlier in arrivals(home, plant) if earlier.path != path]
+        older = [str(earlier.path) for earlier in _present(records) if earlier.path != path]
         payload = {"file": str(path), "sha256": sha256, "data": [*older, str(path)]}
         announce(services, Event(ARRIVED, plant, sha256, payload))
-    name = f"{sha256[:32]}-{digest_json(str(path))[:8]}.json"
-    write_json(home.folder("arrivals", plant) / name, arrival.model_dump(mode="json"))
+    write_json(_record(home, arrival), arrival.model_dump(mode="json"))
     return arrival
+
+
+def _record(home: Home, arrival: Arrival) -> Path:
+    """Where it is written down that a file with this content came."""
+    name = f"{arrival.sha256[:32]}-{digest_json(str(arrival.path))[:8]}.json"
+    return home.folder("arrivals", arrival.plant) / name
 
 
 def _files(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
     """(plant, file) of the folder, the oldest first, without what has no name of a plant or is unfinished.
 
-    Besides, a sentence for each plant's folder that may not be looked into.
+    Besides, a sentence for each plant's folder that may not be looked into, and for each place without a plant's name
+    that has files: it names the first of them, so that another one is no other sentence.
     """
-    found, failed = [], []
-    for plant in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if re.fullmatch(NAME, plant.name) and plant.is_dir():
-            try:
-                for path in sorted(plant.iterdir()):
-                    if path.is_file() and not UNFINISHED.search(path.name):
-                        found.append((path.stat().st_mtime_ns, plant.name, path))
-            except FileNotFoundError:
-                continue  # taken away meanwhile: the next look sees the others
-            except OSError as error:
-                failed.append(f"expected to be allowed to look into {plant}, got '{error.strerror}': make it readable.")
+    found, failed, misplaced = list[tuple[int, str, Path]](), list[str](), dict[Path, Path]()
+    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if UNFINISHED.search(place.name):
+            continue
+        is_plants = place.is_dir() and re.fullmatch(NAME, place.name) is not None
+        try:
+            for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+                if UNFINISHED.search(path.name) or not path.is_file():
+                    continue
+                if is_plants:
+                    found.append((path.stat().st_mtime_ns, place.name, path))
+                else:
+                    misplaced.setdefault(path.parent, path)
+        except FileNotFoundError:
+            continue  # taken away meanwhile: the next look sees the others
+        except OSError as error:
+            # What is closed and no plant's, such as lost+found, is the system's own.
+            if is_plants:
+                failed.append(f"expected to be allowed to look into {place}, got '{error.strerror}': make it readable.")
+    failed += [
+        f"expected files in folders with plants' names, such as {folder / 'chemical_reactor'}, got "
+        f"{str(path.relative_to(folder))!r}: move it into its plant's folder."
+        for path in misplaced.values()
+    ]
     return [(plant, path) for _, plant, path in sorted(found)], failed
 
 
-def _records(home: Home, plant: str) -> tuple[Arrival, ...]:
+def _records(home: Home, plant: str) -> dict[Path, Arrival]:
     """What was written down of a plant; a damaged record costs no more than that its file is announced again."""
-    found = []
+    found = {}
     for path in sorted((home.root / "arrivals" / plant).glob("*.json")):
         try:
-            found.append(Arrival.model_validate(read_json(path)))
+            found[path] = Arrival.model_validate(read_json(path))
         except (BadInput, ValidationError):
             continue
-    return tuple(found)
+    return found

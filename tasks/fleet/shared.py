@@ -7,6 +7,7 @@ chooses between that member and the site's others, and the site's gates and cert
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import reduce
@@ -22,6 +23,7 @@ from configs.run import RunConfig
 from neorl_core.training.loop import TrainingRows, resident
 from neorl_core.training.preparation import merged
 from tasks.adapters.files.canonical import digest_json, file_sha256, read_json, write_json
+from tasks.adapters.files.locks import exclusive
 from tasks.progress import Report
 from tasks.references import Dataset
 from tasks.training.population import TrainingRun, train_members, training_run
@@ -40,7 +42,8 @@ def pooled_start(
 ) -> str:
     """Train the shared learner on the training episodes of all sites, and keep its weights for theirs to begin with.
 
-    A training on the same datasets with the same settings is found again; one that was killed goes on.
+    A training on the same datasets with the same settings is found again; one that was killed goes on. One at a time of
+    a fleet: two would write into one folder of checkpoints, and the second finds what the first one made.
 
     Args:
         home: keeps checkpoints and weights.
@@ -58,12 +61,17 @@ def pooled_start(
     trainings = [training_run(home, shared_run(runs[site]), datasets[site]) for site in sorted(datasets)]
     pooled = _pooled(trainings)
     told = home.folder(FOLDER, fleet) / f"{pooled.key}.json"
-    known = str(read_json(told)["start"]) if told.is_file() else ""
-    if not (known and start_file(home, known).is_file() and file_sha256(start_file(home, known)) == known):
-        with pooled.data.open(None) as rows:
-            known = save_start(home, train_members(pooled, rows, progress=progress)[0].population)
-        write_json(told, {"start": known, "datasets": [datasets[site].digest for site in sorted(datasets)]})
-    write_json(home.folder(FOLDER, fleet) / CURRENT, {"start": known})
+
+    def held() -> None:
+        print(f"  share: waits for another training of what fleet {fleet} shares", file=sys.stderr, flush=True)
+
+    with exclusive(home.folder("locks") / f"fleet-{fleet}.lock", held):
+        known = str(read_json(told)["start"]) if told.is_file() else ""
+        if not (known and start_file(home, known).is_file() and file_sha256(start_file(home, known)) == known):
+            with pooled.data.open(None) as rows:
+                known = save_start(home, train_members(pooled, rows, progress=progress)[0].population)
+            write_json(told, {"start": known, "datasets": [datasets[site].digest for site in sorted(datasets)]})
+        write_json(home.folder(FOLDER, fleet) / CURRENT, {"start": known})
     return known
 
 

@@ -199,7 +199,7 @@ def incidents_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentR
             what = "key revoked"
             detail = f"key {revoked.key} from {revoked.since} on, by {revoked.by}: {revoked.why}"
         elif entry.kind == VOID:
-            what, detail = "entry does not count", str(entry.body["reason"])
+            what, detail = "entry does not count", entry.void
         if what:
             yield IncidentRow(entry=entry.sequence, time=entry.timestamp, plant=entry.plant, what=what, detail=detail)
 

@@ -162,13 +162,23 @@ def _logs(home: Home, days: float) -> Iterator[Piece]:
 
 
 def _checkpoints(home: Home, plant: str, days: float) -> list[Piece]:
-    """Those of trainings that came to their end: their curves are there, and what they learned is in bundles."""
+    """Those of trainings that came to their end: their curves are there, and what they learned is in bundles.
+
+    Of what a fleet's sites share there are no curves, but the weights that it led to.
+    """
     found = []
     for folder in sorted((home.root / "checkpoints" / plant).glob("*-*")):
-        ended = home.root / "runs" / plant / "populations" / folder.name.rpartition("-")[0] / "curves.npz"
-        if ended.exists() and _is_older(ended, days):
+        key = folder.name.rpartition("-")[0]
+        curves = home.root / "runs" / plant / "populations" / key / "curves.npz"
+        led_to = [path for path in (home.root / "starts").glob(f"*/{key}.json") if _weights(home, path).is_file()]
+        if any(_is_older(ended, days) for ended in (curves, *led_to)):
             found.append(_piece(home, "checkpoints", folder))
     return found
+
+
+def _weights(home: Home, told: Path) -> Path:
+    """The file of the weights that a training of a fleet led to."""
+    return home.root / "starts" / f"{read_json(told)['start']}.npz"
 
 
 def _datasets(home: Home, plant: str, days: float, needed: set[str], digests: set[str]) -> list[Piece]:

@@ -181,3 +181,12 @@ def test_only_named_sites_are_retrained(fleet: Fleet, first: dict[str, Any]) -> 
     none = fleet.neorl("fleet", "retrain", str(fleet.file), "--site", "site_5")
     assert none["exit"] == 2
     assert "expected a site of" in none["error"]
+
+
+def test_sites_are_retrained_where_a_system_does_not_tell_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.fleet import runner_of
+
+    # As on macOS.
+    monkeypatch.delattr(os, "sched_getaffinity")
+    with runner_of(2, None) as runner:
+        assert runner is not None

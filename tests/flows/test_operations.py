@@ -21,6 +21,7 @@ import pytest
 from flows.services.deployments import PROJECT
 from flows.services.events import WORSENED
 from flows.services.locks import plant_lock
+from flows.services.state import environment
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.monitoring.quality import SHARES
@@ -61,6 +62,14 @@ deployments:
   - {{<<: *one, name: champion, entrypoint: flows.deployed.rollback}}
   - {{<<: *one, name: monthly, entrypoint: flows.deployed.report}}
 """
+BACKFILL = """\
+import sys
+from flows.deployed import backfill
+
+state = backfill(sys.argv[1], [sys.argv[2]], sys.argv[3:], return_state=True)
+print(f"{state.type.value}: {state.message}")
+"""
+"""A backfill in a process of its own, of a config, a log and windows."""
 
 pytestmark = pytest.mark.slow
 
@@ -281,3 +290,31 @@ def test_a_backfill_goes_on_after_a_window_that_is_refused(plant: Operated, arri
     assert any(line.startswith("2026-01-05T00:00Z/2026-01-06T00:00Z: ") and "refused" not in line for line in told)
     unusable = plant.start("backfill/windows", config=str(plant.config), data=[str(plant.log)], windows=["January"])
     assert (unusable["state_type"], "2026-01-05/2026-01-12" in unusable["state"]["message"]) == ("FAILED", True)
+
+
+def test_a_backfill_without_a_server_or_a_decision_is_not_completed(services: Services, tmp_path: Path) -> None:
+    config, log = small_process.project(tmp_path), small_process.export(tmp_path / "log.csv", 360)
+    script = tmp_path / "backfill.py"
+    script.write_text(BACKFILL)
+    # A home of its own, whose Prefect is the session's and whose MLflow has gone.
+    known = {
+        **os.environ,
+        **environment(services),
+        "NEORL_HOME": str(tmp_path / "home"),
+        "NEORL_PREFECT_URL": services.prefect.url,
+        "NEORL_MLFLOW_URL": "http://127.0.0.1:9",
+        "PYTHONPATH": str(PROJECT),
+    }
+
+    def told(*windows: str) -> str:
+        words = [sys.executable, str(script), str(config), str(log), *windows]
+        done = subprocess.run(words, env=known, cwd=PROJECT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    gone = told("2026-01-05T00:00/2026-01-05T00:30", "2026-01-05T00:30/2026-01-05T01:00")
+    assert gone.startswith("FAILED: expected MLflow to answer"), gone
+    nothing = told("2025-01-01/2025-01-02")
+    assert nothing == (
+        "FAILED: expected a window of buffer_vessel to come to a decision, got none: read the flow's log."
+    )

@@ -14,8 +14,10 @@ import pytest
 
 from configs.errors import ServiceMissing
 from configs.home import Home
+from flows import watch
 from flows.services.events import ARRIVED
-from flows.watch import FOLDER, arrivals, incoming, look
+from flows.watch import FOLDER, arrivals, follow, incoming, look
+from tasks.adapters.files.canonical import read_json, sha256_hex, write_json
 from tests.flows.services.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -122,6 +124,23 @@ def test_what_comes_while_no_server_answers_is_announced_later(tmp_path: Path, m
     assert arrivals(home, PLANT) == ()
 
 
+def test_a_file_in_no_plants_folder_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "incoming"
+    monkeypatch.setenv(FOLDER, str(folder))
+    for name in ("Chemical-Reactor", ".trash", "empty folder"):
+        (folder / name).mkdir(parents=True)
+    for name in ("april.csv", "march.csv", "Chemical-Reactor/may.csv", ".trash/june.csv", "july.csv.part"):
+        (folder / name).write_text("x")
+    told, looks = list[str](), iter(range(3))
+    # It looks for as long as its process lives: here, until it has looked three times.
+    monkeypatch.setattr(time, "sleep", lambda _: next(looks))
+    with pytest.raises(StopIteration):
+        follow(Home(tmp_path / "home"), told.append)
+    begin = f"expected files in folders with plants' names, such as {folder / 'chemical_reactor'}, got"
+    cure = "move it into its plant's folder."
+    assert told == [f"watched folder: {begin} 'Chemical-Reactor/may.csv': {cure}; {begin} 'april.csv': {cure}"]
+
+
 def test_a_file_that_was_just_written_is_not_taken_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     home = Home(tmp_path / "home")
@@ -129,6 +148,27 @@ def test_a_file_that_was_just_written_is_not_taken_yet(tmp_path: Path, monkeypat
     (tmp_path / PLANT / "now.csv").write_text("x")
     # No server answers: had it been taken, this would have raised.
     assert look(home, look(home, {}).states, quiet=3600.0).arrived == ()
+
+
+def test_what_came_before_is_read_once_at_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path / "incoming"))
+    home, count, read = Home(tmp_path / "home"), 20, list[Path]()
+    (tmp_path / "incoming" / PLANT).mkdir(parents=True)
+    for i in range(count):
+        path = put(tmp_path / "incoming" / PLANT / f"{i}.csv", str(i))
+        stat, digest = path.stat(), sha256_hex(str(i).encode())
+        came = {"plant": PLANT, "path": str(path), "sha256": digest, "at": f"2026-11-20T00:00:{i:02}.000000+00:00"}
+        record = home.folder("arrivals", PLANT) / f"{i}.json"
+        write_json(record, {**came, "size": stat.st_size, "modified_ns": stat.st_mtime_ns})
+
+    def counted(path: Path) -> object:
+        read.append(path)
+        return read_json(path)
+
+    monkeypatch.setattr(watch, "read_json", counted)
+    # No server answers: had one been taken again, this would have raised.
+    assert look(home, look(home, {}).states).arrived == ()
+    assert len(read) == count
 
 
 def test_a_file_from_a_machine_whose_clock_is_ahead_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

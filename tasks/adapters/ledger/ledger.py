@@ -63,6 +63,8 @@ class Entry:
     digest: str
     """SHA-256 of the envelope: the entry's name for its successor and for other entries."""
     envelope: bytes = field(repr=False)
+    void: str = ""
+    """Why it does not count, where it was read as a void one; no entry is signed with it."""
 
     def read(self, model: type[AnyBody]) -> AnyBody:
         """The entry's body as the model of its kind.
@@ -316,7 +318,7 @@ def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
         KeyError, TypeError, ValueError: when the payload has another shape.
     """
     artefacts = tuple(Artefact(**file) for file in payload["artefacts"])
-    return Entry(**{**payload, "artefacts": artefacts}, digest=sha256_hex(envelope), envelope=envelope)
+    return Entry(**{**payload, "artefacts": artefacts}, digest=sha256_hex(envelope), envelope=envelope, void="")
 
 
 def insert(engine: sql.Engine, entry: Entry) -> None:

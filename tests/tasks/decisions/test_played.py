@@ -70,7 +70,6 @@ def audit_fails(neorl: Commands) -> list[str]:
     found = neorl("audit", "verify")
     if found["exit"] == 0:
         return []
-    # The failing command prints the checks and then its sentence.
     return [found["error"]]
 
 

@@ -19,6 +19,7 @@ from tasks.adapters.ledger.rules import NoteBody, RefusalBody
 from tasks.decisions.policy import sign
 from tasks.decisions.withdrawal import withdraw_champion
 from tests.evidence import PLANT, POLICY, candidate_record, certify, forge, propose
+from tests.tasks.decisions.served import Served
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 WHY = "the valve was replaced, it is another plant"
@@ -133,6 +134,9 @@ def test_the_history_shows_all_kinds(ledger: Ledger, capsys: pytest.CaptureFixtu
     ledger.append("refusal", RefusalBody(reason="too few episodes"), plant=PLANT)
     assert run(["withdraw", PLANT, "1", "--why", WHY, "--by", "Ben"]) == 0
     assert "version 1 of chemical_reactor is withdrawn; in force: the plant's own" in capsys.readouterr().out
+    assert run(["withdraw", PLANT, "1", "--why", "again", "--by", "Cleo"]) == 0
+    (withdrawn,) = ledger.entries("withdrawal")
+    assert f"decided before by Ben, {withdrawn.timestamp}: yours was not added" in capsys.readouterr().out
     assert run(["history", PLANT]) == 0
     shown = capsys.readouterr().out
     for told in (
@@ -147,3 +151,20 @@ def test_the_history_shows_all_kinds(ledger: Ledger, capsys: pytest.CaptureFixtu
     kinds = [row["kind"] for row in json.loads(capsys.readouterr().out)["entries"]]
     assert kinds == [entry.kind for entry in ledger.entries(plant=PLANT)]
     assert {"policy", "candidate", "approval", "promotion", "rejection", "note", "refusal", "withdrawal"} <= set(kinds)
+
+
+@pytest.mark.slow
+def test_whoever_decides_what_stands_already_is_told_whose_decision_that_is(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (served.candidate().body["version"] for _ in range(2))
+    for verb, version, kind in (("reject", second, "rejection"), ("approve", first, "promotion")):
+        assert run([verb, PLANT, version, "--by", "Ada"]) == 0
+        assert "in the home's name: no person's key stands behind it\n" in capsys.readouterr().out
+        (standing,) = served.ledger.entries(kind)
+        size = len(served.ledger.entries())
+        assert run([verb, PLANT, version, "--by", "Ben"]) == 0
+        assert f"\ndecided before by Ada, {standing.timestamp}: yours was not added\n" in capsys.readouterr().out
+        assert run([verb, PLANT, version, "--by", "Ben", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["standing"] == f"Ada, {standing.timestamp}"
+        assert len(served.ledger.entries()) == size

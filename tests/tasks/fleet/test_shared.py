@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from configs.errors import Refused
 from configs.home import Home
 from configs.run import RunConfig, Shared
 from tasks.adapters.files.arrays import read_npz
+from tasks.adapters.files.locks import exclusive
 from tasks.adapters.models.bundle import load_bundle
 from tasks.fleet.shared import current_start, pooled_start, shared_run, with_shared
 from tasks.references import Dataset, Member
@@ -66,6 +69,20 @@ def test_two_sites_share_another_policy_which_is_found_again(sites: Sites) -> No
     # In whatever order the sites are listed.
     assert pooled_start(home, "reactors", runs, dict(reversed(datasets.items()))) == both
     assert start_file(home, both).stat().st_mtime_ns == made
+
+
+def test_two_retrainings_of_a_fleet_share_one_after_the_other(sites: Sites, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both would write into one folder of checkpoints, from which each removes what the other is just writing."""
+    home, run, datasets = sites
+    told = ""
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive(home.folder("locks") / "fleet-reactors.lock"):
+            second = pool.submit(pooled_start, home, "reactors", {"east": run}, {"east": datasets["east"]})
+            while "waits for another training of what fleet reactors shares" not in told and not second.done():
+                time.sleep(0.05)
+                told += capsys.readouterr().err
+            assert not second.done()
+        assert second.result() == current_start(home, "reactors")
 
 
 def test_a_sites_further_learner_begins_with_it_and_goes_on(sites: Sites) -> None:

@@ -198,9 +198,11 @@ def test_what_the_audit_finds_is_told_and_is_the_exit_code(ledger: Ledger, capsy
     with signer_at(ledger.home):
         assert run(["report", "--from", "2025-12-01", "--to", "2025-12-31", "--json"]) == 1
     said = capsys.readouterr()
-    told = json.loads(said.out.splitlines()[0])
+    (line,) = said.out.splitlines()
+    told = json.loads(line)
     assert told["failed"] == ["files", "certificates"]
-    assert "failures in files, certificates: the report says what they found" in said.err
+    assert "failures in files, certificates: the report says what they found" in told["error"]
+    assert (said.err, told["exit_code"]) == (f"neorl: {told['error']}\n", 1)
     text = _Page(Path(told["path"]).read_text()).text
     assert "The audit found what does not hold" in text
     assert f"certificates/{certificate.path.name} (" in text

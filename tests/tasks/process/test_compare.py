@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.errors import BadInput
+from configs.home import Home
+from configs.load import load_run
 from configs.run import RunConfig
-from flows.shadow import _drift_in_words
+from flows.shadow import _drift_in_words, compare_shadow
 from neorl_core.control.fallbacks import Hold
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.safety.composite import Composite
@@ -19,9 +22,11 @@ from neorl_core.types import PlantSpec, Space, Transition
 from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.store.episodes import Logs
+from tasks.ingest import ingest
 from tasks.process.compare import _drift, _place, _stretches, proposals
 from tasks.process.guard import applied_before
 from tasks.references import LearnedModel
+from tests import small_process
 from tests.judged import process_evidence
 
 SPEC = PlantSpec(
@@ -115,3 +120,11 @@ def test_the_largest_disagreements_come_first_and_do_not_overlap() -> None:
 def test_an_alarm_is_placed_at_the_end_of_its_block(block: int, place: str) -> None:
     episode = np.repeat([0, 1], [3, 5])
     assert _place(block, 2, logs()._replace(episode=episode)) == place
+
+
+def test_a_dataset_in_the_place_of_newer_logs_is_told_of_before_any_server_is_asked(home: Path, tmp_path: Path) -> None:
+    """A run with a mapping reads no dataset, whose rows are made."""
+    config, log = small_process.project(tmp_path), small_process.export(tmp_path / "log.csv", 400)
+    digest = ingest(Home(home), load_run(config), [log]).digest
+    with pytest.raises(BadInput, match=f"expected logs for a run with a mapping, got dataset {digest[:12]}"):
+        compare_shadow(Home(home), config, [Path(digest)])

@@ -14,7 +14,7 @@ from configs.errors import Refused
 from configs.home import Home
 from flows.cli.main import run
 from neorl_core.plants import PLANTS
-from tasks.adapters.files.canonical import write_atomic
+from tasks.adapters.files.canonical import write_atomic, write_json
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.files.spec import spec_record
 from tasks.adapters.ledger.audit import audit
@@ -105,6 +105,17 @@ def test_leftovers_checkpoints_and_logs_go_and_the_rest_stays(home: Home, capsys
     assert (home.root / "checkpoints" / PLANT / "bbbb-2000").is_dir()
     assert paths(home) == []
     assert audit(home).passed
+
+
+def test_checkpoints_of_what_a_fleet_shares_go_once_its_weights_are_kept(home: Home) -> None:
+    for key, kept in (("aaaa", True), ("bbbb", False)):
+        write_atomic(home.root / "checkpoints" / PLANT / f"{key}-2000" / "steps" / "1" / "state", b"x")
+        aged(write_json(home.root / "starts" / "reactors" / f"{key}.json", {"start": f"of {key}", "datasets": []}), 30)
+        if kept:
+            write_atomic(home.root / "starts" / f"of {key}.npz", b"weights")
+    write_json(home.root / "starts" / "reactors" / "current.json", {"start": "of aaaa"})
+    assert paths(home, remove=True) == [f"checkpoints/{PLANT}/aaaa-2000"]
+    assert (home.root / "starts" / "of aaaa.npz").exists()
 
 
 def test_a_plant_that_a_run_holds_and_a_backup_that_goes_on_are_left_alone(home: Home) -> None:

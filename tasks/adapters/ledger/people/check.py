@@ -11,7 +11,7 @@ from tasks.adapters.ledger.certificate import Check
 from tasks.adapters.ledger.champions import IN_FORCE, approvals_of, champion, restored
 from tasks.adapters.ledger.ledger import Entry
 from tasks.adapters.ledger.people.keyring import check_pins, counts, keyring
-from tasks.adapters.ledger.people.voided import counting, forged, void
+from tasks.adapters.ledger.people.voided import VOID, counting, forged, void
 from tasks.adapters.ledger.policies.model import RULE
 from tasks.adapters.ledger.signing import TrustRoot, keyid_of
 
@@ -50,18 +50,24 @@ def _summary(entries: Sequence[Entry], failed: bool) -> Iterator[Check]:
 
 
 def _resting(entries: Sequence[Entry]) -> Iterator[str]:
-    """Champions whose approvals do not all count any more, after a key was revoked from before."""
-    keys = keyring(entries)
+    """Champions whose candidate does not count any more, or not all their approvals, after a key was revoked."""
+    keys, by_digest = keyring(entries), {entry.digest: entry for entry in entries}
     for plant in sorted({entry.plant for entry in entries if entry.kind in IN_FORCE}):
         now = champion(entries, plant)
         if now is None:
             continue
+        version = now.body["version"]
+        cure = f"look at it anew, or 'neorl withdraw {plant} {version}'"
+        if (candidate := by_digest[now.body["candidate"]]).kind == VOID:
+            yield (
+                f"version {version} of {plant} serves on entry {candidate.sequence}, which does not count: "
+                f"{candidate.void}: {cure}"
+            )
         own = [now] if now.kind == "rollback" else []
         for approval in [*approvals_of(entries, restored(entries, now)), *own]:
             if not counts(keys, approval):
                 key = keys[keyid_of(approval.body["signature"].encode())]
                 yield (
-                    f"version {now.body['version']} of {plant} serves on {approval.body['by']}'s approval (entry "
-                    f"{approval.sequence}), by key {key.id}, which was revoked from {key.revoked} on: look at it anew, "
-                    f"or 'neorl withdraw {plant} {now.body['version']}'"
+                    f"version {version} of {plant} serves on {approval.body['by']}'s approval (entry "
+                    f"{approval.sequence}), by key {key.id}, which was revoked from {key.revoked} on: {cure}"
                 )

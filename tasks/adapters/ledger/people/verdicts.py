@@ -51,7 +51,7 @@ def said_of_verdict(
 
 
 def check_approval(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse an approval of anything but a logged candidate that passed every gate.
+    """Refuse an approval of anything but a logged candidate that passed every gate, or by nobody.
 
     Args:
         history: all entries before the approval.
@@ -91,7 +91,7 @@ def check_approval(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a rejection that names no composite or nobody.
+    """Refuse a rejection of the champion, or by nobody.
 
     Args:
         history: all entries before the rejection.
@@ -106,7 +106,9 @@ def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
 def _check_verdict(
     history: Sequence[Entry], entry: Entry, body: VerdictBody, act: Literal["approval", "rejection"]
 ) -> KnownKey | None:
-    """Refuse a decision in a person's name without that person's signature where that takes one; the key otherwise."""
+    """Refuse a decision by nobody, or without the person's signature where that takes one; the key otherwise."""
+    if not body.by.strip():
+        raise Refused(f"expected who gives the {act} of a candidate, got nothing: give --by, or set NEORL_PERSON.")
     policy = policy_of(history, entry.plant)
     said = said_of_verdict(history, act, entry.plant, body)
     required = policy is not None and policy.approvers.keys

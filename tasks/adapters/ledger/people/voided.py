@@ -24,6 +24,8 @@ does not count brings nothing back, but what it left stays out of service (`leav
 def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry]:
     """The same entries, those that do not count as void ones, so that every position stays what it is.
 
+    A void one's body stays as it was signed, for a champion in force may rest on it.
+
     Args:
         entries: verified, from the first on.
         pins: of the trust root in force, whose dates hold besides the ledger's.
@@ -32,10 +34,7 @@ def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry
     if not reasons:
         return list(entries)
     return [
-        replace(e, kind=VOID, body={**e.body, "reason": f"{e.kind} {reasons[e.sequence]}"})
-        if e.sequence in reasons
-        else e
-        for e in entries
+        replace(e, kind=VOID, void=f"{e.kind} {reasons[e.sequence]}") if e.sequence in reasons else e for e in entries
     ]
 
 
@@ -72,8 +71,7 @@ def leaves_service(entry: Entry) -> bool:
     """
     if entry.kind != VOID:
         return entry.kind == "withdrawal"
-    reason = str(entry.body["reason"])
-    return reason.startswith("rollback ") and not reason.endswith(REPLACED)
+    return entry.void.startswith("rollback ") and not entry.void.endswith(REPLACED)
 
 
 def forged(entries: Sequence[Entry]) -> dict[int, str]:

@@ -27,7 +27,7 @@ from tasks.adapters.ledger.policies.policy import policy_entry
 from tasks.adapters.ledger.signing import TrustRoot
 from tasks.decisions.policy import sign
 from tasks.promote import promote_candidate, reject_candidate, verdict_on
-from tests.evidence import PLANT, certificate_of, open_ledger, signer_at
+from tests.evidence import PLANT, certificate_of, forge, open_ledger, signer_at
 from tests.tasks.adapters.ledger.people.persons import Person, approval, crowned, demanding, enrol, pin, proposed
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -80,7 +80,7 @@ def test_a_signature_binds_all_that_a_decision_rests_on_and_holds_by_another_imp
 def test_somebody_elses_name_is_not_enough(keyed: Ledger, ada: Person, ben: Person) -> None:
     """The attack: `neorl approve --by "Somebody Else"`, which the home's key signed."""
     candidate = proposed(keyed, A)
-    for name in ("Somebody Else", ada.name, " ada  LOVELACE ", ""):
+    for name in ("Somebody Else", ada.name, " ada  LOVELACE "):
         with pytest.raises(Refused, match="own signature on the approval, got the home's: the policy asks for"):
             approve(keyed, PLANT, verdict_on(candidate, name, ""))
         with pytest.raises(Refused, match="own signature on the rejection"):
@@ -113,6 +113,19 @@ def test_a_name_with_a_key_is_signed_for_where_the_policy_asks_for_none(
     report = audit(ledger.home)
     assert report.passed
     assert "1 decisions are in the home's name: no person's key signed them" in [c.detail for c in report.checks]
+
+
+@pytest.mark.parametrize("name", ["", " \t"])
+def test_nobody_decides_nothing(ledger: Ledger, name: str) -> None:
+    """As where a machine does not know its user, and no command says who acts."""
+    candidate = proposed(ledger, A)
+    with pytest.raises(Refused, match="who gives the approval of a candidate, got nothing: give --by, or set NEORL_PE"):
+        approve(ledger, PLANT, verdict_on(candidate, name, ""))
+    with pytest.raises(Refused, match="expected who gives the rejection of a candidate, got nothing"):
+        reject(ledger, PLANT, verdict_on(candidate, name, "", against=True))
+    forge(ledger.home, "approval", verdict_on(candidate, name, ""))
+    (failure,) = audit(ledger.home).failures
+    assert "expected who gives the approval of a candidate, got nothing" in failure.detail
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tasks.adapters.ledger.champions import (
     promotion_of,
     said_of_rollback,
 )
-from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.ledger import Entry, Ledger, read_entry
 from tasks.adapters.ledger.people.approvals import VerdictBody
 from tasks.adapters.ledger.people.keyring import RevocationBody
 from tasks.adapters.ledger.people.queue import was_rejected
@@ -31,6 +31,9 @@ from tasks.adapters.ledger.protocol import Rotate
 from tasks.adapters.ledger.signer import Signer
 from tasks.adapters.ledger.signing import keyid_of
 from tasks.decisions import keys
+from tasks.decisions.past import in_force_at
+from tasks.promote import before_run
+from tasks.references import CandidateRecord
 from tests.evidence import PLANT, open_ledger, propose
 from tests.tasks.adapters.ledger.people.persons import Person, approval, pin, proposed
 
@@ -119,10 +122,14 @@ class Revoked:
         self.day = datetime(2024, 1, day, tzinfo=UTC)
         return self.ledger
 
-    def crown(self, day: int, composite: str) -> Entry:
+    def propose(self, day: int, composite: str) -> str:
         """Its version is its letter."""
+        return propose(self.on(day), composite, version=composite[0], run_key=composite[0])
+
+    def crown(self, day: int, composite: str, proposed: str = "") -> Entry:
+        """Promote what was proposed earlier, or now."""
+        candidate = proposed or self.propose(day, composite)
         ledger = self.on(day)
-        candidate = propose(ledger, composite, version=composite[0], run_key=composite[0])
         now = champion(ledger.entries(), PLANT)
         said = VerdictBody(composite=composite, by="a reviewer", note="", candidate=candidate)
         promotion = PromotionBody(
@@ -182,3 +189,31 @@ def test_a_rollback_does_not_bring_back_what_a_stolen_key_promoted(home: Path) -
     assert was_rejected(entries, PLANT, C)
     report = audit(stolen.home)
     assert report.passed, report.failures
+
+
+def test_a_champion_whose_candidate_does_not_count_is_read_as_before_and_named(home: Path) -> None:
+    stolen = Revoked(Home(home))
+    first = stolen.crown(1, A)
+    key, proposed = keyid_of(first.envelope), stolen.propose(6, B)
+    stolen.on(7)
+    stolen.rotate()
+    second = stolen.crown(8, B, proposed)
+    entries = stolen.revoke(5, key)
+    candidate = next(entry for entry in entries if entry.digest == proposed)
+    assert (candidate.kind, champion(entries, PLANT)) == ("void", second)
+    record = before_run(entries, PLANT, "a run")
+    assert record is not None
+    assert (record, record.composite) == (candidate.read(CandidateRecord), B)
+    assert in_force_at(entries, PLANT, "2024-01-25").version == "b"
+    assert _audited(stolen.ledger) == [
+        f"version b of {PLANT} serves on entry {candidate.sequence}, which does not count: candidate signed by key "
+        f"{key}, which was revoked from 2024-01-05T00:00:00.000000Z on: look at it anew, or 'neorl withdraw {PLANT} b'"
+    ]
+
+
+def test_no_entry_says_of_itself_that_it_does_not_count(two_champions: Ledger) -> None:
+    envelope = two_champions.entries()[-1].envelope
+    payload = read_payload(envelope.decode())
+    assert read_entry(payload, envelope) == two_champions.entries()[-1]
+    with pytest.raises(TypeError, match="void"):
+        read_entry({**payload, "void": "rollback of another"}, envelope)
