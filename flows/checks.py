@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from configs.errors import BadInput
+from configs.home import Home
 from configs.run import RunConfig
 
 OF_A_PROCESS = ("fallback", "support", "shadow")
@@ -28,6 +31,55 @@ def checked_run(config: Path) -> RunConfig:
     check_history(run, config)
     check_training(run, config)
     return run
+
+
+def logs_at(home: Home, run: RunConfig, named: Sequence[Path]) -> list[Path]:
+    """The files that a run reads where its logs are named: by a path, `.neorl/` for the home, or a dataset's digest.
+
+    Args:
+        home: holds the datasets.
+        run: whose logs they are.
+        named: as a person or a deployment names them.
+
+    Raises:
+        BadInput: when one names a dataset and the run has a mapping, or several datasets.
+    """
+    from tasks.ingest import logs_of
+
+    mapped = run.data.mapping is not None
+    return [in_home(home, logs_of(home, path, mapped)) for path in named]
+
+
+def check_logs(home: Home, run: RunConfig, logs: Sequence[Path]) -> None:
+    """Refuse a log that is not there, but for the one that the run makes itself.
+
+    Raises:
+        BadInput: naming the first.
+    """
+    from tasks.ingest import check_there
+
+    check_there(path for path in logs if os.path.exists(path) or not is_usual_log(home, run, path))
+
+
+def in_home(home: Home, path: Path) -> Path:
+    """Where a path leads: one that begins with `.neorl` is in the home, wherever that is, unless it is there as named.
+
+    So prefect.yaml can name the logs of any home.
+    """
+    if path.parts[:1] == (".neorl",) and not os.path.exists(path):
+        return home.root.joinpath(*path.parts[1:])
+    return path
+
+
+def is_usual_log(home: Home, run: RunConfig, path: Path) -> bool:
+    """Whether a path is that of the log which a run of a simulated plant makes where it is not there yet."""
+    if not path.resolve().is_relative_to(home.root / "generated"):
+        return False
+    from tasks.adapters.plants.known import plant_of
+    from tasks.adapters.synthetic.usual import usual_log
+
+    plant = plant_of(run)
+    return plant.plant is not None and path.resolve() == usual_log(home, plant).log
 
 
 def check_protection(run: RunConfig, config: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from configs.errors import Refused
@@ -11,8 +11,9 @@ from flows.services.locks import plant_lock
 from flows.services.servers import connect, mlflow_address
 from tasks import promote
 from tasks.adapters.ledger.champions import champion
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import queue
+from tasks.adapters.ledger.people.approvals import approvers
 from tasks.adapters.ledger.people.statement import Signatory
 from tasks.adapters.ledger.people.verdicts import missing_approvals, said_of_verdict
 from tasks.adapters.registry.registry import Registry
@@ -43,6 +44,8 @@ class Decided(Reference):
     """Approvals that the plant's policy asks for besides, in words."""
     takes_over: str | None = None
     """Who is in force after a withdrawal, in words."""
+    standing: str | None = None
+    """Who had decided so before, and when, where this decision was not added."""
     aliases: Aliases
 
 
@@ -89,11 +92,12 @@ def approve(
         ServiceMissing: when MLflow does not answer; nothing is recorded then.
     """
     with _deciding(home, plant) as registry:
-        candidate = queue.find_candidate(Ledger.open(home).entries(), plant, version)
+        before = Ledger.open(home).entries()
+        candidate = queue.find_candidate(before, plant, version)
         made = promote.promote_candidate(home, candidate, by, note, role=role, reviewed=reviewed, signatory=signatory)
         decided = _decided(home, plant, registry)
         missing = missing_approvals(Ledger.open(home).entries(), plant, made) if made.kind == "approval" else None
-        return decided.model_copy(update={"missing": missing})
+        return decided.model_copy(update={"missing": missing, "standing": _standing(before, made)})
 
 
 def reject(home: Home, plant: str, version: str, by: str, note: str, signatory: Signatory | None = None) -> Decided:
@@ -113,9 +117,10 @@ def reject(home: Home, plant: str, version: str, by: str, note: str, signatory: 
         ServiceMissing: when MLflow does not answer; nothing is recorded then.
     """
     with _deciding(home, plant) as registry:
-        candidate = queue.find_candidate(Ledger.open(home).entries(), plant, version)
-        promote.reject_candidate(home, candidate, by, note, signatory)
-        return _decided(home, plant, registry)
+        before = Ledger.open(home).entries()
+        candidate = queue.find_candidate(before, plant, version)
+        made = promote.reject_candidate(home, candidate, by, note, signatory)
+        return _decided(home, plant, registry).model_copy(update={"standing": _standing(before, made)})
 
 
 def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory: Signatory | None = None) -> Decided:
@@ -132,10 +137,12 @@ def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory:
     Raises:
         Refused: when another version is champion, or no reason is given.
     """
+    before = Ledger.open(home).entries()
     done = withdraw_champion(home, plant, version, by, why, signatory)
-    address = mlflow_address(home)
+    standing, address = _standing(before, done.entry), mlflow_address(home)
     if address is not None:
-        return _decided(home, plant, Registry(address)).model_copy(update={"takes_over": done.takes_over})
+        told = {"takes_over": done.takes_over, "standing": standing}
+        return _decided(home, plant, Registry(address)).model_copy(update=told)
     now = champion(Ledger.open(home).entries(), plant)
     aliases = Aliases(champion=None, challenger=None, changes=("MLflow does not answer: its aliases follow later",))
     return Decided(
@@ -144,6 +151,7 @@ def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory:
         record=None,
         aliases=aliases,
         takes_over=done.takes_over,
+        standing=standing,
     )
 
 
@@ -167,8 +175,9 @@ def rollback(
         ServiceMissing: when MLflow does not answer; nothing is recorded then.
     """
     with _deciding(home, plant) as registry:
-        roll_back(home, registry, plant, version, by, why, signatory, role=role)
-        return _decided(home, plant, registry)
+        before = Ledger.open(home).entries()
+        made = roll_back(home, registry, plant, version, by, why, signatory, role=role)
+        return _decided(home, plant, registry).model_copy(update={"standing": _standing(before, made)})
 
 
 def statement(
@@ -213,6 +222,14 @@ def _deciding(home: Home, plant: str) -> Iterator[Registry]:
         except Refused:
             reconcile(home, plant, registry)
             raise
+
+
+def _standing(before: Sequence[Entry], made: Entry) -> str | None:
+    """Who had decided so and when, where the entry that a decision came to had been there before it."""
+    if made.sequence > len(before):
+        return None
+    by = made.body["by"] if "by" in made.body else approvers(before, made)
+    return f"{by}, {made.timestamp}"
 
 
 def _decided(home: Home, plant: str, registry: Registry) -> Decided:

@@ -150,14 +150,15 @@ class _Look:
 
     def logs(self) -> str:
         """There are files to learn from."""
+        from flows.checks import logs_at
         from flows.services.deployments import deployed_data
 
-        self.data = self.data or deployed_data(self.config)
+        self.data = logs_at(self.home, self.run, self.data or deployed_data(self.config))
         if not self.data:
             raise BadInput(
                 "expected a file of logs, got none: name it by --data, or in the deployment of prefect.yaml."
             )
-        lost = next((path for path in self.data if not path.exists()), None)
+        lost = next((path for path in self.data if not os.path.exists(path)), None)
         if lost is not None:
             code = getattr(self.run.source, "module", "").replace(".", "/")
             made = f", or run 'neorl generate {f'{code}.py' if code else self.run.plant}'" if self._simulated() else ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from prefect import get_run_logger
 from prefect.runtime import deployment, flow_run
@@ -18,7 +19,7 @@ from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from configs.strict import MARK
-from flows.checks import checked_run
+from flows.checks import checked_run, in_home, is_usual_log
 from flows.services.locks import plant_lock, recorded_run
 from flows.services.openlineage import DataLineage
 from flows.services.servers import connect, reap_dead_runs
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
 FLOW = "flows.retrain"
 """The flow's module, whose source and imports a decision depends on; a worker may load it under another name."""
 
-_announced: dict[str, Outcome] = {}
-"""What this process's flow runs came to, by the run's id."""
-
 P = ParamSpec("P")
 R = TypeVar("R")
+_ended: dict[str, object] = {}
+"""What this process's flow runs came to, by the run's id."""
+
 Inputs = tuple[Home, RunConfig, tuple[Path, ...]]
 
 
@@ -61,9 +62,12 @@ def refusals_as_states(function: Callable[P, State[R]]) -> Callable[P, State[R]]
         for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine"):
             logging.getLogger(name).addFilter(_SENTENCES)
         try:
-            return function(*args, **kwargs)
+            state = function(*args, **kwargs)
         except NeoRLError as error:
             return failed(error)
+        # Prefect puts a record of its own in the place of what the state holds now.
+        _ended[str(flow_run.id)] = state.data
+        return state
 
     return call
 
@@ -157,21 +161,15 @@ def present(home: Home, run: RunConfig, path: Path) -> Path:
     So a deployment runs on a fresh clone, and no other file that is missing is ever made.
 
     Args:
-        home: what a relative path that begins with `.neorl` is in, wherever the home is.
+        home: what a path that begins with `.neorl` is in.
         run: its plant.
         path: as the deployment or a person names it.
     """
-    if path.exists():
-        return path
-    if path.parts[:1] == (".neorl",):
-        path = home.root.joinpath(*path.parts[1:])
-    if path.exists() or not path.resolve().is_relative_to(home.root / "generated"):
-        return path
-    from tasks.adapters.synthetic.usual import make_usual, usual_log
+    path = in_home(home, path)
+    if not os.path.exists(path) and is_usual_log(home, run, path):
+        from tasks.adapters.synthetic.usual import make_usual
 
-    plant = plant_of(run)
-    if plant.plant is not None and path.resolve() == usual_log(home, plant).log:
-        own = getattr(run.source, "module", "").replace(".", "/")
+        plant, own = plant_of(run), getattr(run.source, "module", "").replace(".", "/")
         with StageProgress("generate") as progress:
             make_usual(home, plant, f"{own}.py" if own else plant.name, progress)
         get_run_logger().info(f"generated {path}, for there was none: made data of the simulator, no plant's")
@@ -234,15 +232,19 @@ def announce(home: Home, run: RunConfig, outcome: Outcome) -> State[Outcome]:
     if outcome.verdict == "unchanged":
         links = "\n".join(f"- {name}: {url}" for name, url in outcome.links.items())
         show_artifact(run.plant, outcome.headline, f"{outcome.headline}\n\n{links}")
-    _announced[str(flow_run.id)] = outcome
     return Completed(message=outcome.headline, data=outcome)
 
 
 def outcome_of(state: State[Outcome]) -> Outcome:
+    """What a retraining of this process came to, as `ending_of`."""
+    return ending_of(state)
+
+
+def ending_of(state: State[R]) -> R:
     """What a flow run of this process came to.
 
     Where the server's answer to the last message of a run is lost, Prefect's client sends it again, and is given the
-    server's copy of the state, which holds no data: then what this process announced is taken.
+    server's copy of the state, which holds no data: then what the flow returned in this process is taken.
 
     Args:
         state: the one that the flow run ended in.
@@ -251,8 +253,8 @@ def outcome_of(state: State[Outcome]) -> Outcome:
         NeoRLError: what the run was refused for.
     """
     run_id = str(state.state_details.flow_run_id)
-    if state.is_completed() and state.data is None and run_id in _announced:
-        return _announced[run_id]
+    if state.is_completed() and state.data is None and run_id in _ended:
+        return cast("R", _ended[run_id])
     return state.result()
 
 

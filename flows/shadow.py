@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.errors import Refused
 from configs.home import Home
-from flows.checks import checked_run
+from flows.checks import checked_run, logs_at
 from flows.running import without_simulator
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
@@ -66,10 +66,11 @@ def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutc
         raise Refused(
             f"expected a process without a simulator, got {run.plant}, which has one: retrain and certify it."
         )
+    logs = logs_at(home, run, data)
     registry = Registry(connect(home).mlflow.url)
     with plant_lock(home, run.plant):
         watched, candidate = shadow_of(Ledger.open(home), run.plant)
-        found = compare(home, run, ingest(home, run.part("data"), list(data)))
+        found = compare(home, run, ingest(home, run.part("data"), logs))
         version = registry.version(run.plant, candidate.version)
         registry.attach(version.run_id, [Artifact("shadow", found.picture)])
         _, told = split(version.description)

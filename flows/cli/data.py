@@ -102,13 +102,19 @@ def ingest(
     source: Annotated[
         Path, typer.Argument(help="A file or a Minari folder of any known format, or a run's YAML with --data.")
     ],
-    data: Annotated[list[Path] | None, typer.Option("--data", help="A file of logs, with a YAML; repeat it.")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", help="A file of logs or a dataset's digest, with a YAML; repeat it.")
+    ] = None,
     plant: PlantOf = None,
     mapping: MappingOf = None,
     spec: SpecOf = None,
     horizon: HorizonOf = None,
-    max_quarantined: Annotated[float, typer.Option(help="Share of rows that may fail.", min=0.0, max=0.99)] = 0.05,
-    max_gaps: Annotated[float, typer.Option(help="Share of steps that may lack a signal.", min=0.0, max=1.0)] = 0.25,
+    max_quarantined: Annotated[
+        float | None, typer.Option(help="Share of rows that may fail; 0.05 when not given.", min=0.0, max=0.99)
+    ] = None,
+    max_gaps: Annotated[
+        float | None, typer.Option(help="Share of steps that may lack a signal; 0.25 when not given.", min=0.0, max=1.0)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn logs into a dataset whose name is its digest; failing rows are quarantined.
@@ -121,7 +127,7 @@ def ingest(
     from tasks.progress import StageProgress
 
     if source.suffix in (".yaml", ".yml"):
-        result = _ingest_run(source, data, [plant, mapping, spec, horizon])
+        result = _ingest_run(source, data, [plant, mapping, spec, horizon, max_quarantined, max_gaps])
     elif data:
         raise BadInput(f"expected --data only with a run's YAML, got it with {source.name}: name one source a time.")
     else:
@@ -129,7 +135,8 @@ def ingest(
         from tasks.adapters.formats.options import SourceOptions
         from tasks.ingest import ingest_file
 
-        allowed = Data(max_quarantined=max_quarantined, max_gaps=max_gaps)
+        given = {"max_quarantined": max_quarantined, "max_gaps": max_gaps}
+        allowed = Data.model_validate({name: share for name, share in given.items() if share is not None})
         with StageProgress("ingest") as progress:
             result = ingest_file(Home.locate(), source, SourceOptions(plant, mapping, horizon, spec), allowed, progress)
     lines = [*result.notes, f"dataset {result.digest}", f"{result.rows:,} rows in {result.episodes:,} episodes"]
@@ -187,11 +194,14 @@ def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object])
     run = open_run(config)
     if not data or any(other is not None for other in others):
         raise BadInput(f"expected --data FILE alone with {config.name}, which says the rest: name the logs by --data.")
+    from flows.checks import logs_at
     from tasks.ingest import ingest as read
     from tasks.progress import StageProgress
 
+    home = Home.locate()
+    logs = logs_at(home, run, data)
     with StageProgress("ingest") as progress:
-        return read(Home.locate(), run, data, progress)
+        return read(home, run, logs, progress)
 
 
 def export(

@@ -19,6 +19,7 @@ from configs.home import LAYOUT, PASSPHRASE, Home
 from flows.services import processes, servers
 from flows.services.definitions import SERVICES, TITLES
 from flows.services.locks import dead_runs, holders
+from flows.services.state import read_services
 
 if TYPE_CHECKING:
     from tasks.adapters.ledger.ledger import Ledger
@@ -174,16 +175,20 @@ def _witnesses(home: Home, ledger: Ledger) -> Iterator[Finding]:
 
 
 def _services(home: Home) -> list[Finding]:
-    findings = []
+    findings, known = [], read_services(home)
     for name, found in servers.status(home).services.items():
         title, port = TITLES[name], SERVICES[name].port
+        log = f"read {home.root / 'logs' / name}.log"
+        # 'neorl down' leaves no process in the record.
+        if found.state == "stopped" and name in known and known[name].process:
+            findings.append(Finding(title, False, "its process has ended by itself", f"{log}, then 'neorl up'"))
+            continue
         if found.state == "stopped" and port and not processes.port_is_free(port):
             detail = f"not running; another program has port {port}, so another one will be used"
             findings.append(Finding(title, True, detail))
             continue
-        cure = f"read {home.root / 'logs' / name}.log, then 'neorl down' and 'neorl up'"
-        detail = " ".join(filter(None, [found.state, found.url]))
-        findings.append(Finding(title, found.state != "not answering", detail, cure))
+        ok, detail = found.state != "not answering", " ".join(filter(None, [found.state, found.url]))
+        findings.append(Finding(title, ok, detail, f"{log}, then 'neorl down' and 'neorl up'"))
     return findings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import date
@@ -194,10 +195,9 @@ def _report_period(plant: str | None, first: str, last: str, as_json: bool) -> N
     from flows.period_report import report_period
 
     done = report_period(Home.locate(), _day("--from", first), _day("--to", last), plant)
-    emit(done, as_json, [str(done.path)])
-    if done.failed:
-        raise Refused(f"expected every check of the audit to hold, got failures in {', '.join(done.failed)}: "
-                      "the report says what they found.")  # fmt: skip
+    said = f"expected every check of the audit to hold, got failures in {', '.join(done.failed)}"
+    refusal = Refused(f"{said}: the report says what they found.") if done.failed else None
+    _tell(refusal, as_json, [str(done.path)], **done.model_dump(mode="json"))
 
 
 def _day(option: str, text: str) -> date:
@@ -248,11 +248,19 @@ def _projection(home: Home, registry: Registry | None, trust: Path | None) -> li
 
 
 def _conclude(checks: Sequence[Check], as_json: bool) -> None:
-    failed = [check for check in checks if check.passed is False]
-    passed = not failed
+    failed = ", ".join(check.name for check in checks if check.passed is False)
     words = {True: "ok  ", False: "FAIL", None: "--  "}
     lines = [f"{words[check.passed]}  {check.name}: {check.detail}" for check in checks]
-    emit({"passed": passed, "checks": [check._asdict() for check in checks]}, as_json, lines)
-    if not passed:
-        names = ", ".join(check.name for check in failed)
-        raise Refused(f"expected every check to hold, got failures in {names}: restore the originals from a backup.")
+    said = f"expected every check to hold, got failures in {failed}: restore the originals from a backup."
+    refusal = Refused(said) if failed else None
+    _tell(refusal, as_json, lines, passed=not failed, checks=[check._asdict() for check in checks])
+
+
+def _tell(refusal: Refused | None, as_json: bool, lines: Sequence[str], **found: object) -> None:
+    """End a command with what it found, in one object for programs, which holds the refusal too where there is one."""
+    if refusal is None:
+        emit(found, as_json, lines)
+        return
+    emit({**found, "error": str(refusal), "exit_code": refusal.exit_code}, as_json, lines)
+    print(f"neorl: {refusal}", file=sys.stderr)
+    raise typer.Exit(refusal.exit_code)

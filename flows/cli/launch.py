@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, cast
 from configs.environment import PREFECT_DATABASE, setting
 from configs.errors import BadInput, ServiceMissing, nearest
 from configs.home import Home
-from flows.checks import checked_run
+from configs.run import RunConfig
+from flows.checks import check_logs, checked_run, logs_at
 from flows.services.servers import environment, up
+from flows.services.state import REFUSED_LOGINS, Service, login_refused
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -33,23 +35,43 @@ def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
         What came of each.
 
     Raises:
-        NeoRLError: as the flow does; a wrong file or site is found before any server is started.
+        NeoRLError: as the flow does; a wrong file or site, or that no site has its logs, is found before any server
+            is started.
     """
     from configs.fleet.reading import load_fleet
     from configs.strict import MARK
 
     fleet = load_fleet(config)
-    for site in fleet.sites:
-        checked_run(Path(f"{config}{MARK}{site}"))
+    runs = {site: checked_run(Path(f"{config}{MARK}{site}")) for site in fleet.sites}
     for site in sites or ():
         if site not in fleet.sites:
             raise BadInput(f"expected a site of {config}, got '{site[:80]}': {nearest(site, fleet.sites)}")
-    with _on_servers(Home.locate()):
+    home = Home.locate()
+    _check_sites(home, config, {site: runs[site] for site in sites or fleet.sites})
+    with _on_servers(home):
         from flows.fleet import retrain_fleet
+        from flows.running import ending_of
 
         ended = retrain_fleet(str(config), list(sites) if sites else None, return_state=True)
-        found: FleetOutcome = cast("State[FleetOutcome]", ended).result()
-        return found
+        return ending_of(cast("State[FleetOutcome]", ended))
+
+
+def _check_sites(home: Home, config: Path, runs: Mapping[str, RunConfig]) -> None:
+    """Refuse a fleet of which no site has its logs: where one has, the others are refused by themselves.
+
+    Raises:
+        BadInput: naming the first log that is missing.
+    """
+    from configs.fleet.reading import DIGEST, site_logs
+
+    lost = []
+    for site, run in runs.items():
+        try:
+            check_logs(home, run, [Path(name) for name in site_logs(config, site) if not DIGEST.fullmatch(name)])
+        except BadInput as error:
+            lost.append(error)
+    if len(lost) == len(runs):
+        raise lost[0]
 
 
 def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
@@ -65,16 +87,14 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
     Raises:
         NeoRLError: as the flow does; a wrong configuration or path is found before any server is started.
     """
-    from tasks.ingest import check_there, logs_of
-
-    home, mapped = Home.locate(), checked_run(config).data.mapping is not None
-    data = [logs_of(home, path, mapped) for path in data] if data else None
-    check_there(data or ())
+    home, run = Home.locate(), checked_run(config)
+    logs = logs_at(home, run, data or ())
+    check_logs(home, run, logs)
     with _on_servers(home):
         from flows.retrain import retrain
         from flows.running import outcome_of
 
-        ended = retrain(str(config), [str(path) for path in data] if data else None, return_state=True)
+        ended = retrain(str(config), [str(path) for path in logs] or None, return_state=True)
         # The run ends in the state that the flow returns.
         return outcome_of(cast("State[Outcome]", ended))
 
@@ -94,15 +114,22 @@ def _on_servers(home: Home) -> Iterator[None]:
     except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "API" not in str(error):
             raise
-        raise ServiceMissing(
-            f"expected Prefect at {services.prefect.url} to answer, got {type(error).__name__}: {_cure(error)}, then "
-            "give the same command again to go on."
-        ) from error
+        raise _lost(services.prefect, error) from error
 
 
-def _cure(error: Exception) -> str:
-    """What helps: a server that answers with an error of its own runs, and its database does not."""
+def _lost(prefect: Service, error: Exception) -> ServiceMissing:
+    """What a person is told of a Prefect that fails a run."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
+    if status in REFUSED_LOGINS:
+        return login_refused(prefect, status)
+    return ServiceMissing(
+        f"expected Prefect at {prefect.url} to answer, got {type(error).__name__}: {_cure(status)}, then give the same "
+        "command again to go on."
+    )
+
+
+def _cure(status: int) -> str:
+    """What helps: a server that answers with an error of its own runs, and its database does not."""
     if status >= 500 and setting(PREFECT_DATABASE):
         return f"check its database ({PREFECT_DATABASE})"
     return "start it with 'neorl up'"

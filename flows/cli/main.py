@@ -33,6 +33,7 @@ from flows.cli.operations import members as commands_members
 
 ABOUT = "Turn a plant's logs into a certified, registered, explained control policy."
 app = group(ABOUT, completion=True)
+INTERRUPTED = 130
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PANELS: dict[str, list[Callable[..., None]]] = {
     "services": [
@@ -102,7 +103,9 @@ def options(
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns its exit code: 0 done, 1 refused, 2 bad usage or input, 3 a service is missing."""
     try:
-        return int(app(args=list(arguments), prog_name="neorl", standalone_mode=False) or 0)
+        code = int(app(args=list(arguments), prog_name="neorl", standalone_mode=False) or 0)
+        # Typer makes this code of a KeyboardInterrupt, and says nothing.
+        return _interrupted(arguments) if code == INTERRUPTED else code
     except NeoRLError as error:
         if os.environ.get("NEORL_DEBUG"):
             raise
@@ -110,14 +113,18 @@ def run(arguments: Sequence[str]) -> int:
     except TyperException as error:
         message = " ".join(error.format_message().split())
         return _fail(f"{message.rstrip('.')}: see 'neorl --help'." if message else "", error.exit_code, arguments)
+    except (Abort, KeyboardInterrupt):
+        return _interrupted(arguments)
     except Exception as error:
         said = _out_of_room(error)
         if said is None or os.environ.get("NEORL_DEBUG"):
             raise
         message = f"expected room to write, got '{said}': free some space, or point NEORL_HOME to another disk, then "
         return _fail(f"{message}give the same command again; what is finished is kept.", BadInput.exit_code, arguments)
-    except (Abort, KeyboardInterrupt):
-        return _fail("interrupted; give the same command again to go on.", 130, arguments)
+
+
+def _interrupted(arguments: Sequence[str]) -> int:
+    return _fail("interrupted; give the same command again to go on.", INTERRUPTED, arguments)
 
 
 def _out_of_room(error: BaseException | None) -> str | None:

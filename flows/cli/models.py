@@ -221,7 +221,11 @@ def approve(
     result = decide(home, plant, version, hand.name, note, role, reviewed=reviewed, signatory=hand.signatory)
     what = "reviewed" if reviewed else "approved"
     missing = f", and waits: {result.missing}" if result.missing else ""
-    emit(result, as_json, [f"version {version} of {plant} is {what}{missing}; {_in_force(result)}", hand.told])
+    emit(
+        result,
+        as_json,
+        [f"version {version} of {plant} is {what}{missing}; {_in_force(result)}", signed_how(result, hand)],
+    )
 
 
 def reject(
@@ -250,7 +254,7 @@ def reject(
         _write_statement(statement_to, plant, version, hand, note, as_json, against=True)
         return
     result = decide(Home.locate(), plant, version, hand.name, note, hand.signatory)
-    emit(result, as_json, [f"version {version} of {plant} is rejected; {_in_force(result)}", hand.told])
+    emit(result, as_json, [f"version {version} of {plant} is rejected; {_in_force(result)}", signed_how(result, hand)])
 
 
 def withdraw(
@@ -269,7 +273,7 @@ def withdraw(
 
     hand = hand_of(by, key)
     result = decide(Home.locate(), known_plant(plant), version, hand.name, why, hand.signatory)
-    lines = [f"version {version} of {plant} is withdrawn; in force: {result.takes_over}", hand.told]
+    lines = [f"version {version} of {plant} is withdrawn; in force: {result.takes_over}", signed_how(result, hand)]
     emit(result, as_json, [*lines, *result.aliases.changes])
 
 
@@ -323,3 +327,13 @@ def _write_statement(
 
 def _in_force(decided: Decided) -> str:
     return f"in shadow: {decided.shadow}" if decided.shadow else f"champion: {decided.champion}"
+
+
+def signed_how(decided: Decided, hand: Hand) -> str:
+    """How a decision is signed, or who had decided so before, so that nothing was added to the ledger.
+
+    Args:
+        decided: what it came to.
+        hand: whose decision it is.
+    """
+    return f"decided before by {decided.standing}: yours was not added" if decided.standing else hand.told

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import BadInput
+from configs.errors import BadInput, printable
 from configs.home import Home
 from flows.cli.console import AsJson, emit, show_table
 
@@ -102,6 +102,8 @@ def watch(
 ) -> None:
     """Announce files that come to the watched folder, as the worker of 'neorl up' does; for a team's own workers.
 
+    With --once 1 is the exit code when a file or a folder cannot be read.
+
     Example: neorl watch --once
     """
     from flows.watch import QUIET, follow, in_words, incoming, look
@@ -113,9 +115,14 @@ def watch(
         follow(home, lambda line: print(line, file=sys.stderr, flush=True))
     before = look(home, {}).states
     time.sleep(QUIET if before else 0.0)
-    found = look(home, before).arrived
-    lines = [in_words(arrival) for arrival in found] or [f"nothing new in {folder}"]
-    emit({"folder": str(folder), "arrived": [a.model_dump(mode="json") for a in found]}, as_json, lines)
+    found = look(home, before)
+    lines = [in_words(arrival) for arrival in found.arrived] or [f"nothing new in {folder}"]
+    arrived = [arrival.model_dump(mode="json") for arrival in found.arrived]
+    emit({"folder": str(folder), "arrived": arrived, "failed": list(found.failed)}, as_json, lines)
+    for why in found.failed:
+        print(f"neorl: {printable(why)}", file=sys.stderr)
+    if found.failed:
+        raise typer.Exit(1)
 
 
 def serve(
@@ -180,7 +187,7 @@ def status(
     else:
         rows = [(name, found.state, found.url, found.pid or "") for name, found in report.services.items()]
         show_table(("service", "state", "address", "process"), rows)
-    if any(report.services[name].state != "running" for name in SERVERS):
+    if any(report.services[name].state != "running" for name in {*SERVERS, *services.wanted(home)}):
         raise typer.Exit(3)
 
 

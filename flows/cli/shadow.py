@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from flows.cli.console import AsJson, emit, known_plant
 Plant = Annotated[str, typer.Argument(help="The plant's name: a process without a simulator.")]
 
 
-Newer = Annotated[list[Path], typer.Option("--data", help="A file of newer logs; repeat it for several.")]
+Newer = Annotated[list[Path], typer.Option("--data", help="Newer logs, or a dataset's digest; repeat it.")]
 RunFile = Annotated[Path | None, typer.Option("--config", help="The run's YAML; configs/PLANT.yaml when not given.")]
 
 
@@ -55,7 +54,7 @@ def shadow(plant: Plant, data: Newer, config: RunFile = None, as_json: AsJson = 
 def extend(
     plant: Plant,
     days: Annotated[int, typer.Option(help="From its end on, or from now where it has ended.", min=1)] = 30,
-    by: Annotated[str, typer.Option("--by", help="Who decides; your user name otherwise.")] = "",
+    by: Annotated[str, typer.Option("--by", help="Who decides; NEORL_PERSON or your user name otherwise.")] = "",
     note: Annotated[str, typer.Option("--note", help="Why, for the record.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -64,8 +63,9 @@ def extend(
     Example: neorl extend buffer_vessel --days 30 --note "the summer is still to come"
     """
     from flows.shadow import extend as decide
+    from tasks.adapters.ledger.people.store import acting
 
-    found = decide(Home.locate(), known_plant(plant), days, by or getpass.getuser(), note)
+    found = decide(Home.locate(), known_plant(plant), days, by or acting(), note)
     emit(found, as_json, [f"version {found.version} of {plant} runs in shadow until {found.until}"])
 
 

@@ -63,7 +63,9 @@ def check(
     ] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option("--data", help="A file of logs; repeat it. By default those of the deployment in prefect.yaml."),
+        typer.Option(
+            "--data", help="Logs, or a dataset's digest; repeat it. By default the deployment's in prefect.yaml."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

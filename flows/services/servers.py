@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+import urllib.error
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -273,13 +274,14 @@ def reap_dead_runs(home: Home) -> list[str]:
     for path, record in dead:
         run = f"flow_runs/{record.flow_run}"
         try:
-            going_on = services.ask_prefect(run)["state_type"] in {"RUNNING", "PENDING", "CANCELLING"}
-        except (OSError, ValueError):
-            going_on = False
-        if going_on:
-            state = {"type": "CRASHED", "name": "Crashed", "message": f"process {record.pid} was killed"}
-            services.ask_prefect(f"{run}/set_state", {"state": state, "force": True})
-            reaped.append(record.flow_run)
+            if services.ask_prefect(run)["state_type"] in {"RUNNING", "PENDING", "CANCELLING"}:
+                state = {"type": "CRASHED", "name": "Crashed", "message": f"process {record.pid} was killed"}
+                services.ask_prefect(f"{run}/set_state", {"state": state, "force": True})
+                reaped.append(record.flow_run)
+        except (OSError, ValueError) as error:
+            # Any other answer says nothing of the run: its record stays, and the next look asks again.
+            if not (isinstance(error, urllib.error.HTTPError) and error.code == 404):
+                continue
         path.unlink(missing_ok=True)
     return reaped
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import urllib.error
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from configs.environment import TELEMETRY_OFF
-from configs.errors import BadInput
+from configs.errors import BadInput, ServiceMissing
 from configs.home import Home
 from flows.services import rest
 from flows.services.processes import HOST, ProcessId, belongs
@@ -22,6 +23,8 @@ USER = "neorl"
 MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 SECRET = frozenset({"PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD"})
 """The variables that are shown only to who asks for them."""
+REFUSED_LOGINS = (401, 403)
+"""What Prefect, or a proxy before a team's, answers to a wrong login or to none."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,22 @@ class Services:
     def ask_prefect(self, path: str, body: object = None, *, method: str | None = None) -> Any:
         """One request to Prefect's API with its login: a GET, or a POST of a body, or as named; the answer's JSON.
 
+        Raises:
+            ServiceMissing: when Prefect does not take the login.
+            urllib.error.HTTPError: when it refuses for another reason.
+            OSError: when it does not answer in time.
+
         Example:
             >>> services.ask_prefect("flow_runs/filter", {"limit": 5})  # doctest: +SKIP
         """
         login = prefect_login(self.home, self.prefect)
         address = f"{self.prefect_api}/{path}"
-        return rest.request(address, body, login=login, method=method, timeout=rest.SILENT)
+        try:
+            return rest.request(address, body, login=login, method=method, timeout=rest.SILENT)
+        except urllib.error.HTTPError as error:
+            if error.code not in REFUSED_LOGINS:
+                raise
+            raise login_refused(self.prefect, error.code) from error
 
 
 @dataclass(frozen=True)
@@ -145,6 +158,17 @@ def metrics_token(home: Home) -> str:
 def prefect_login(home: Home, service: Service) -> str:
     """What Prefect's clients send: this home's login, or the one that the environment has for a team's server."""
     return home_login(home) if service.process else os.environ.get("PREFECT_API_AUTH_STRING", "")
+
+
+def login_refused(prefect: Service, status: int) -> ServiceMissing:
+    """What a person is told where Prefect does not take the login.
+
+    Args:
+        prefect: the server.
+        status: what it answered.
+    """
+    cure = "'neorl down', then 'neorl up'" if prefect.process else "set PREFECT_API_AUTH_STRING to its name:password"
+    return ServiceMissing(f"expected Prefect at {prefect.url} to take the login, got it refused ({status}): {cure}.")
 
 
 def mlflow_login(home: Home, service: Service) -> str:

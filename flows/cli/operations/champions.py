@@ -9,7 +9,7 @@ import typer
 from configs.home import Home
 from flows.cli.console import AsJson, emit, known_plant, show_table
 from flows.cli.keys import KeyFile, hand_of
-from flows.cli.models import Plant, Role, Who
+from flows.cli.models import Plant, Role, Who, signed_how
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ def rollback(
 
     hand = hand_of(by, key)
     result = decide(Home.locate(), known_plant(plant), to, hand.name, why, hand.signatory, role=role)
-    lines = [f"version {to} of {plant} is champion again", hand.told, *result.aliases.changes]
+    lines = [f"version {to} of {plant} is champion again", signed_how(result, hand), *result.aliases.changes]
     emit(result, as_json, lines)
 
 

@@ -74,6 +74,12 @@ def test_a_full_disk_is_one_sentence_wherever_it_strikes(home: Path) -> None:
         (["approve", "chemical_reactor"], 2, "Missing argument"),
         (["ingest", "configs/duble_mass.yaml", "--data", "x"], 2, "did you mean 'double_mass.yaml'?"),
         (["ingest", "configs/double_mass.yaml"], 2, "expected --data FILE alone with double_mass.yaml"),
+        (
+            ["ingest", "configs/double_mass.yaml", "--data", "x", "--max-quarantined", "0.1"],
+            2,
+            "expected --data FILE alone with double_mass.yaml",
+        ),
+        (["ingest", "configs/double_mass.yaml", "--data", "x", "--max-gaps", "0.1"], 2, "expected --data FILE alone"),
         (["ingest", "x.npz", "--data", "y.npz"], 2, "expected --data only with a run's YAML"),
         (["ingest", "none.npz"], 2, "expected a source at none.npz"),
         (["generate", "double_mass", "--behaviour", "historian"], 2, "expected --out and no --episodes for a history"),
@@ -317,6 +323,12 @@ def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert "FAIL  head" in captured.out
     assert "expected every check to hold" in captured.err
+    assert run(["audit", "verify", "--json"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert (told["passed"], told["exit_code"]) == (False, 1)
+    assert "heads" in {check["name"] for check in told["checks"] if not check["passed"]}
+    assert told["error"].startswith("expected every check to hold, got failures in ")
 
 
 def test_up_and_status_speak_of_running_services(

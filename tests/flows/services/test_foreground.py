@@ -1,4 +1,4 @@
-"""What `neorl serve` refuses; `tests/infra/test_commands.py` runs it."""
+"""What `neorl serve` and `neorl register` refuse; `tests/infra/test_commands.py` runs them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import run
+from tests.flows.services.waiting import foreign_server, use_as_team
 
 NO_LOGIN = "no-colon-in-it"
 
@@ -25,3 +26,15 @@ def test_an_unknown_service_a_wrong_login_and_absent_servers_are_one_sentence_ea
     for command in (["serve", "worker"], ["register"]):
         assert run(command) == 3
         assert "expected Prefect to answer for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_login_that_prefect_does_not_take_is_one_sentence(
+    status: int, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with foreign_server(status) as port:
+        use_as_team(port, monkeypatch)
+        assert run(["register"]) == 3
+    said = capsys.readouterr().err
+    assert f"to take the login, got it refused ({status}): set PREFECT_API_AUTH_STRING to its name:password." in said
+    assert said.count("\n") == 1

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from flows.services.state import Services, environment
+from tasks.fleet.model import FleetOutcome
+from tasks.references import Outcome
 from tests.flows.cli.test_summary import OUTCOME
 
 ROOT = Path(__file__).parents[3]
@@ -27,18 +29,24 @@ from pathlib import Path
 from prefect import flow
 from configs.home import Home
 from configs.run import RunConfig
-from flows.running import announce, outcome_of
+from prefect.states import Completed
+from flows.running import announce, ending_of, refusals_as_states
+from tasks.fleet.model import FleetOutcome
 from tasks.references import Outcome
 
 @flow(name="announced", persist_result=False)
+@refusals_as_states
 def announced():
+    if sys.argv[3] == "fleet":
+        return Completed(data=FleetOutcome.model_validate_json(sys.argv[2]))
     outcome = Outcome.model_validate_json(sys.argv[2])
     return announce(Home(Path(sys.argv[1])), RunConfig(plant="chemical_reactor"), outcome)
 
 state = announced(return_state=True)
 print(state.data is None)
-print(outcome_of(state).model_dump_json())
+print(ending_of(state).model_dump_json())
 """
+FLEET = FleetOutcome(fleet="tanks", run="r", headline="one of one", sites=(), outliers=(), page=Path("page.html"))
 
 
 @contextmanager
@@ -94,16 +102,19 @@ def losing(url: str) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.slow
-def test_what_a_run_came_to_outlives_a_lost_answer(services: Services, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "came_to"), [("run", OUTCOME), ("fleet", FLEET)])
+def test_what_a_run_came_to_outlives_a_lost_answer(
+    services: Services, tmp_path: Path, kind: str, came_to: Outcome | FleetOutcome
+) -> None:
     script = tmp_path / "announced.py"
     script.write_text(FLOW)
     with losing(services.prefect.url) as (proxy, lost):
         path = urlsplit(environment(services)["PREFECT_API_URL"]).path
         known = {**os.environ, **environment(services), "PREFECT_API_URL": proxy + path, "PYTHONPATH": str(ROOT)}
-        told = [sys.executable, str(script), str(services.home.root), OUTCOME.model_dump_json()]
+        told = [sys.executable, str(script), str(services.home.root), came_to.model_dump_json(), kind]
         done = subprocess.run(told, env=known, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     missing, outcome = done.stdout.splitlines()
     assert len(lost) == 1
     assert missing == "True"
-    assert json.loads(outcome) == json.loads(OUTCOME.model_dump_json())
+    assert json.loads(outcome) == json.loads(came_to.model_dump_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import signal
@@ -13,8 +12,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,32 +24,9 @@ from flows.services.processes import ProcessId
 from flows.services.state import Service, Services
 from tasks.adapters.files.canonical import write_json
 from tasks.adapters.ledger import client, keys
-from tests.flows.services.waiting import killed_process
+from tests.flows.services.waiting import foreign_server, killed_process, use_as_team
 
 PROJECT = Path(__file__).parents[3]
-
-
-@contextmanager
-def foreign_server() -> Iterator[int]:
-    """A web server that says yes to everything and belongs to nobody we know."""
-
-    class Yes(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"true")
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer((processes.HOST, 0), Yes) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def test_a_second_up_finds_the_same_servers(services: Services) -> None:
@@ -249,6 +223,19 @@ def test_a_killed_run_is_shown_as_crashed(services: Services) -> None:
     assert str(dead.pid) in shown["state"]["message"]
     assert services.ask_prefect(f"flow_runs/{going_on}")["state_type"] == "RUNNING"
     assert not list((services.home.root / "locks" / "runs").iterdir())
+
+
+@pytest.mark.parametrize(("status", "kept"), [(500, True), (404, False)])
+def test_a_killed_run_is_forgotten_only_where_prefect_knows_it_no_more(
+    status: int, kept: bool, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = killed_process()
+    record = {"created": dead.created, "flow_run": "f", "pid": dead.pid, "plant": "p", "started": "now"}
+    path = write_json(Home(home).folder("locks", "runs") / "f.json", record)
+    with foreign_server(status) as port:
+        use_as_team(port, monkeypatch)
+        assert servers.reap_dead_runs(Home(home)) == []
+    assert path.exists() is kept
 
 
 @pytest.mark.slow

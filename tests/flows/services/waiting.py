@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
+from flows.services import processes
 from flows.services.deployments import PROJECT, due, finish
 from flows.services.processes import ProcessId
 from flows.services.state import Services
@@ -52,3 +58,43 @@ def killed_process() -> ProcessId:
     child.wait()
     assert not identity.alive
     return identity
+
+
+@contextmanager
+def foreign_server(status: int = 200) -> Iterator[int]:
+    """A web server that belongs to nobody we know: it says yes to everything, or nearly.
+
+    Args:
+        status: what requests to Prefect's API get, but for whether it is there.
+
+    Yields:
+        Its port.
+    """
+
+    class Answers(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked = self.path.startswith("/api/") and not self.path.startswith(("/api/health", "/api/2.0/mlflow/"))
+            self.send_response(status if asked else 200)
+            self.end_headers()
+            self.wfile.write(b"true")
+
+        do_GET = do_POST = answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((processes.HOST, 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def use_as_team(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have homes take the server at a port for their team's Prefect and MLflow."""
+    for name in ("NEORL_PREFECT_URL", "NEORL_MLFLOW_URL"):
+        monkeypatch.setenv(name, f"http://{processes.HOST}:{port}")

@@ -1,0 +1,93 @@
+"""How commands end that are interrupted, or that find a part of their work undone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.home import Home
+from flows.cli.main import run
+from flows.watch import FOLDER
+from tasks.adapters.files.canonical import write_json
+from tests.flows.services.waiting import foreign_server, killed_process, use_as_team
+
+NEORL = Path(sys.executable).with_name("neorl")
+INTERRUPTED = "interrupted; give the same command again to go on."
+
+
+def check_interrupted(process: subprocess.Popen[str]) -> None:
+    """A sentence for people, an object for programs, and the code of shells."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.endswith(f"neorl: {INTERRUPTED}\n")
+    assert "Traceback" not in err
+    assert json.loads(out) == {"error": INTERRUPTED, "exit_code": 130}
+
+
+def test_a_command_that_is_interrupted_says_so(home: Path) -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([NEORL, "watch", "--json"], text=True, **pipes) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("watching ")
+        process.send_signal(signal.SIGINT)
+        check_interrupted(process)
+
+
+def test_a_question_that_gets_no_answer_ends_its_command_in_a_sentence(home: Path, tmp_path: Path) -> None:
+    """End of file (Ctrl-D) at the prompt of a passphrase, on a terminal."""
+    ours, terminal = os.openpty()
+    words = ["keys", "create", "--person", "Ada Lovelace", "--key", str(tmp_path / "ada.pem"), "--json"]
+    pipes = {"stdin": terminal, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([NEORL, *words], text=True, start_new_session=True, **pipes) as process:
+        assert process.stderr is not None
+        said = ""
+        while not said.endswith(": "):
+            letter = process.stderr.read(1)
+            assert letter, said
+            said += letter
+        os.write(ours, b"\x04")
+        check_interrupted(process)
+    os.close(ours)
+    os.close(terminal)
+    assert not (tmp_path / "ada.pem").exists()
+
+
+def test_a_worker_that_has_ended_by_itself_is_missed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with foreign_server() as port:
+        use_as_team(port, monkeypatch)
+        assert run(["status"]) == 0
+        dead = killed_process()
+        entry = {"url": "", "port": 0, "token": "t", "pid": dead.pid, "created": dead.created}
+        write_json(Home(home).services, {"worker": entry})
+        assert run(["status"]) == 3
+        capsys.readouterr()
+        assert run(["doctor", "--json"]) == 1
+    findings = {found["name"]: found for found in json.loads(capsys.readouterr().out)["findings"]}
+    assert not findings["Prefect worker"]["ok"]
+    assert findings["Prefect worker"]["detail"] == "its process has ended by itself"
+
+
+def test_one_look_into_the_watched_folder_tells_what_it_cannot_take(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "incoming" / "tank"
+    folder.mkdir(parents=True)
+    path = Path(os.fsdecode(bytes(folder) + b"/\xdcbersicht.csv"))
+    path.write_text("t\n1\n")
+    os.utime(path, (time.time() - 60,) * 2)
+    monkeypatch.setenv(FOLDER, str(folder.parent))
+    monkeypatch.setattr("flows.watch.QUIET", 0.0)
+    assert run(["watch", "--once", "--json"]) == 1
+    said = capsys.readouterr()
+    why = f"expected a file name in UTF-8 in {folder}, got '\\udcdcbersicht.csv': rename the file."
+    assert said.err == f"neorl: {why}\n"
+    assert json.loads(said.out) == {"folder": str(folder.parent), "arrived": [], "failed": [why]}
