@@ -165,7 +165,8 @@ def promote(plant: str, version: str, by: str, note: str) -> State[Decided]:
         decided = approve_candidate(home, plant, version, by, note)
         missing = f"; {decided.missing}" if decided.missing else ""
         now = f"in shadow: {decided.shadow}" if decided.shadow else f"champion: {decided.champion}"
-        return _ended(f"version {version} of {plant} is approved by {by}, {now}{missing}", decided)
+        who = f"had been approved before by {decided.standing}" if decided.standing else f"is approved by {by}"
+        return _ended(f"version {version} of {plant} {who}, {now}{missing}", decided)
 
 
 @flow(name="rollback", flow_run_name=named_by_plant, persist_result=False)

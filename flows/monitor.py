@@ -7,8 +7,7 @@ from pathlib import Path
 
 from configs.errors import ServiceMissing
 from configs.home import Home
-from configs.run import RunConfig
-from flows.checks import checked_run
+from flows.checks import checked_run, logs_at
 from flows.services.events import DRIFTED, WORSENED, Event, announce
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
@@ -16,7 +15,7 @@ from flows.services.state import Services
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.registry.learning import log_numbers
 from tasks.adapters.registry.registry import Registry
-from tasks.ingest import ingest, logs_of
+from tasks.ingest import ingest
 from tasks.monitoring.quality import Quality, Rise, quality_of, read_sources, rises
 from tasks.process.drift import watch, watched_of
 from tasks.references import Dataset, DriftRecord, Reference
@@ -74,7 +73,7 @@ def monitor_plant(
         watched = watched_of(Ledger.open(home), run.plant)
         version = registry.version(run.plant, watched.record.version)
         rate = run.shadow.alarms_per_year if alarms_per_year is None else alarms_per_year
-        sources = _sources(home, run, data)
+        sources = logs_at(home, run, data)
         dataset = ingest(home, run.part("data"), sources)
         entry, finding, _ = watch(home, run, dataset, rate)
         earlier = [e for e in Ledger.open(home).entries("drift", run.plant) if e.body["against"] == finding.against]
@@ -149,8 +148,3 @@ def in_words(finding: DriftRecord) -> list[str]:
             for signal in most
         ),
     ]
-
-
-def _sources(home: Home, run: RunConfig, data: Sequence[Path]) -> tuple[Path, ...]:
-    mapped = run.data.mapping is not None
-    return tuple(logs_of(home, path, mapped) for path in data)
