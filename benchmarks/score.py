@@ -3,8 +3,8 @@
     python -m benchmarks.score DMSD-train.npz DMSD-val.npz [--peers PYTHON]
 
 Ours is the pipeline's own `train` and `evaluate` with configs/double_mass.yaml and the default learner alone, each run
-in a fresh process with nothing compiled before; the simulator scores the selected policy after the clock has stopped. d3rlpy trains with its
-own defaults, and the clock stops while the simulator looks at it.
+in a fresh process with nothing compiled before; the simulator scores the selected policy after the clock has stopped.
+d3rlpy trains with its own defaults, and the clock stops while the simulator looks at it.
 """
 
 from __future__ import annotations
