@@ -59,7 +59,9 @@ def test_twenty_decisions_at_once_make_one_champion(served: Served) -> None:
     assert 0 in codes
     if not Ledger.open(served.home, write=False).entries("promotion"):
         # Whoever comes while another decides is refused, and may all have been approvers: one comes again.
-        assert neorl("approve", PLANT, versions[0], "--by", "reviewer 0").wait() == 0
+        again = neorl("approve", PLANT, versions[0], "--by", "reviewer 0")
+        said_again = again.communicate()
+        assert again.returncode == 0, said_again
     entries = Ledger.open(served.home, write=False).entries()
     (promotion,) = [entry for entry in entries if entry.kind == "promotion"]
     assert champion(entries, PLANT) == promotion
