@@ -199,7 +199,7 @@ of both. Below, over the plants and the runs that are not refused: the interquar
 over runs (Agarwal et al. 2021).
 
 Most runs had one core, which they shared with other work at times: their seconds are those of the processor, or of the
-clock where it took less, which is how long a run takes that has one core to itself. On two cores it takes less."""
+clock where it took less. By the clock a run that has one core to itself takes a few seconds more, and on two less."""
 LEARNERS = (
     """Mean score of each learner's members over the runs, lowest and highest, and how often each was selected."""
 )

@@ -88,10 +88,10 @@ def summary(result: Mapping[str, Any]) -> Cell:
 
 
 def seconds(run: Mapping[str, Any]) -> float:
-    """Seconds that a run takes where nothing else runs: the processor's, or less where two cores shared the work.
+    """About how many seconds a run takes by itself: the processor's, or the clock's where two cores shared the work.
 
-    A run computes all the time, so that by the clock alone it takes no more than that; what the clock says of a run
-    beside others counts their work, too.
+    What the clock says of a run beside others counts their work, too. Of most runs that had a core to themselves it
+    says one to five seconds more than the processor, for files are waited for.
     """
     return float(min(run["seconds"], run["cpu_seconds"]))
 

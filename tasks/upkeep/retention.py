@@ -170,15 +170,18 @@ def _checkpoints(home: Home, plant: str, days: float) -> list[Piece]:
     for folder in sorted((home.root / "checkpoints" / plant).glob("*-*")):
         key = folder.name.rpartition("-")[0]
         curves = home.root / "runs" / plant / "populations" / key / "curves.npz"
-        led_to = [path for path in (home.root / "starts").glob(f"*/{key}.json") if _weights(home, path).is_file()]
+        led_to = [path for path in (home.root / "starts").glob(f"*/{key}.json") if _led_to_weights(home, path)]
         if any(_is_older(ended, days) for ended in (curves, *led_to)):
             found.append(_piece(home, "checkpoints", folder))
     return found
 
 
-def _weights(home: Home, told: Path) -> Path:
-    """The file of the weights that a training of a fleet led to."""
-    return home.root / "starts" / f"{read_json(told)['start']}.npz"
+def _led_to_weights(home: Home, told: Path) -> bool:
+    """Whether the weights that a training of a fleet led to are there."""
+    # Imported here, for it imports JAX and few homes are of fleets.
+    from tasks.training.start import start_file
+
+    return start_file(home, str(read_json(told)["start"])).is_file()
 
 
 def _datasets(home: Home, plant: str, days: float, needed: set[str], digests: set[str]) -> list[Piece]:

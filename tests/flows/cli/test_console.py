@@ -1,4 +1,4 @@
-"""Where commands keep what JAX compiles, and when they do not believe it."""
+"""Where commands keep what JAX compiles, when they do not believe it, and that what they print obeys nobody."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from configs.home import Home
+from flows.cli.console import emit, show_table
 from tasks.adapters.files.provenance import COMPILED
 
 ADDS = """
@@ -48,3 +51,9 @@ def test_a_program_that_somebody_planted_is_not_run_where_a_test_is_repeated(tmp
     assert said("1") == "101.0"
     assert said("1", "anew") == "2.0"
     assert one.read_bytes() == hundred.read_bytes()
+
+
+def test_names_of_files_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    emit({}, False, ["not read: \x1b[2Jlog.csv"])
+    show_table(("tag",), [("T-101\x07",)])
+    assert capsys.readouterr().out.splitlines() == [r"not read: \x1b[2Jlog.csv", "tag", r"T-101\x07"]

@@ -376,6 +376,14 @@ def test_what_a_file_does_not_tell_of_the_last_step_teaches_no_model_to_stand_st
 
 
 @pytest.mark.slow
+def test_who_survives_a_last_step_that_no_file_tells_of_goes_on_from_where_it_is_expected() -> None:
+    # Source: the same logs with their last observations. Taken for a rest, the last step throws a replay back by its
+    # whole length, past where episodes end, and each family's value is wrong by .8 and more.
+    told, lost = (crossed(0.5, 400, 0.0, 0.2, lost=lost)[0] for lost in (False, True))
+    np.testing.assert_allclose(lost.value, told.value, atol=0.6)
+
+
+@pytest.mark.slow
 def test_a_policy_that_survives_where_the_logs_end_is_worth_the_whole_horizon() -> None:
     # Source: a step is worth 1, and who draws back by the whole of z crosses 1 in no episode: the sum of discounts.
     safe, returns = crossed(0.5, 400, -1.0, 0.0)
