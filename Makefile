@@ -179,9 +179,9 @@ lock: $(READY)  ## pin the newest allowed versions, with hashes and without inde
 	$(BIN)/uv pip compile pyproject.toml --extra pipeline --extra team --extra gym --extra docs --extra dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -q -o requirements.lock
 
-clean:
-	-@[ -x $(BIN)/neorl ] && $(BIN)/neorl down
-	rm -rf .venv $(FEDERATION) site .neorl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* htmlcov
+clean:  ## remove environments, caches and the site; a home (.neorl), with its ledger and keys, stays
+	@if [ -x $(BIN)/neorl ]; then $(BIN)/neorl down; fi
+	rm -rf .venv $(FEDERATION) site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* htmlcov
 
 $(READY): requirements.lock infra/uv.lock pyproject.toml
 	@started=$$SECONDS; \

@@ -19,7 +19,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commit import commit
+from benchmarks.setting import commit, own_home
+from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.files.canonical import write_json
 from tasks.adapters.ledger.audit import audit
@@ -45,9 +46,13 @@ def main() -> int:
     known.add_argument("--kill-after", type=int, default=4, help="sites that have ended when the first run is killed")
     known.add_argument("--out", type=Path, default=RESULTS)
     options = known.parse_args()
-    with tempfile.TemporaryDirectory(prefix="neorl-fleet-") as name:
-        found = play(Home.locate(), Path(name), options.sites, options.kill_after)
-    write_json(options.out, {"commit": commit(SOURCES), **found})
+    try:
+        at = commit(SOURCES)
+    except BadInput as refused:
+        known.error(str(refused))
+    with tempfile.TemporaryDirectory(prefix="neorl-fleet-") as name, own_home(Path(name) / "home") as home:
+        found = play(home, Path(name), options.sites, options.kill_after)
+    write_json(options.out, {"commit": at, **found})
     print(json.dumps(found, indent=1))
     return 0
 

@@ -1,6 +1,6 @@
 """Seconds from a validated dataset to a selected policy above a score, ours and d3rlpy's; part of `make bench`.
 
-    python -m benchmarks.score DMSD-train.npz DMSD-val.npz [--peers PYTHON]
+    python -m benchmarks.score DMSD-train.npz DMSD-val.npz --seed 0    # one run of ours, as JSON
 
 Ours is the pipeline's own `train` and `evaluate` with configs/double_mass.yaml and the default learner alone, each run
 in a fresh process with nothing compiled before; the simulator scores the selected policy after the clock has stopped.
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.setting import when
 from configs.home import Home
 from configs.load import load_run
 from configs.run import Train
@@ -129,26 +129,30 @@ def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
     return found
 
 
-def measure(data: Sequence[Path], python: str | None) -> dict[str, Any]:
-    """Everything, as JSON."""
+def measure(data: Sequence[Path], python: str | None, today: str, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything, as JSON; without a Python that has d3rlpy its scores are those that were kept, with their date."""
     runs = []
     for seed in range(RUNS):
         command = [sys.executable, "-m", "benchmarks.score", *map(str, data), "--seed", str(seed)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         runs.append(json.loads(done.stdout.strip().splitlines()[-1]))
         print(json.dumps(runs[-1]), flush=True)
-    peers = {name: peer(python, name, data[0]) for name in PEERS} if python else {}
-    return {"runs": runs, "peers": peers, "bar": BAR}
+    if python:
+        theirs = {"peers": {name: peer(python, name, data[0]) for name in PEERS}, "peers_date": today}
+    else:
+        theirs = {name: kept[name] for name in ("peers", "peers_date") if name in kept}
+    return {"runs": runs, "bar": BAR, **theirs}
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """The comparison as Markdown."""
     runs = result["runs"]
     mean, slowest = statistics.mean(r["score"] for r in runs), max(r["seconds"] for r in runs)
     lines = [
         "## Time to a score",
         "",
-        f"The official DMSD data, from a validated dataset to a policy that off-policy evaluation has selected, with "
+        f"Measured {when(result)}. The official DMSD data, from a validated dataset to a policy that off-policy "
+        "evaluation has selected, with "
         f"configs/double_mass.yaml and {LEARNER} alone (nothing compiled before). Asked: above {result['bar']} "
         f"within 60 s. Mean score of the selected policies {mean:.1f}, slowest run {slowest:.0f} s.",
         "",
@@ -161,11 +165,12 @@ def table(result: dict[str, Any]) -> str:
             f"| seed {r['seed']} | {r['seconds']:.1f} ({r['training_seconds']:.1f}) | {r['cpu_seconds']:.0f} "
             f"| {r['score']:.1f} | {candidates} | {r['regret']:.1f} |"
         )
-    if result["peers"]:
+    if result.get("peers"):
         heads = " | ".join(f"score after {s} s" for s in PEER_SECONDS)
-        lines += ["", "d3rlpy 2.8.1 at its own defaults, one policy, nothing to select:", ""]
+        lines += ["", f"d3rlpy 2.8.1 at its own defaults on {result['peers_date']}, one policy, nothing to select:", ""]
         lines += [f"| algorithm | {heads} | gradient steps by then |", "|---" * (len(PEER_SECONDS) + 2) + "|"]
-        for name, rows in result["peers"].items():
+        for name in PEERS:
+            rows = result["peers"][name]
             scores = " | ".join(f"{r['score']:.1f}" for r in rows)
             lines.append(f"| {name} | {scores} | {rows[-1]['steps']:,.0f} |")
     return "\n".join([*lines, ""])
@@ -173,15 +178,10 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known.add_argument("data", type=Path, nargs="*", help="the data's .npz files; d3rlpy learns from the first")
-    known.add_argument("--peers", default=os.environ.get("NEORL_PEERS_PYTHON"), help="a Python that has d3rlpy")
-    known.add_argument("--seed", type=int, help="only one run of ours, as JSON")
+    known.add_argument("data", type=Path, nargs="*", default=official(), help="the data's .npz files")
+    known.add_argument("--seed", type=int, default=0)
     options = known.parse_args()
-    options.data = options.data or official()
-    if options.seed is not None:
-        print(json.dumps(ours(options.data, options.seed)))
-        return
-    print(table(measure(options.data, options.peers)))
+    print(json.dumps(ours(options.data, options.seed)))
 
 
 if __name__ == "__main__":

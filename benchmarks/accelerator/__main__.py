@@ -18,7 +18,7 @@ from benchmarks.accelerator import scores, speed
 from benchmarks.accelerator.learners import PRECISIONS, product_error
 from benchmarks.accelerator.page import page
 from benchmarks.accelerator.speed import Bench
-from benchmarks.commit import commit
+from benchmarks.setting import commit
 from configs.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]

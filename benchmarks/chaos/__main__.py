@@ -21,7 +21,7 @@ from benchmarks.chaos.faults import FAULTS, MISSED, OF_DATABASE, SITES, WorkersF
 from benchmarks.chaos.network import host
 from benchmarks.chaos.races import kept_races, races
 from benchmarks.chaos.site import Site, ended
-from benchmarks.commit import commit
+from benchmarks.setting import commit
 from tasks.adapters.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ import sys
 import time
 
 from benchmarks import fleet_study
-from benchmarks.commit import commit
 from benchmarks.fleet_study.cell import WAYS, cell
 from benchmarks.fleet_study.page import EPISODES, PAGE, kept, mean, missing, path_of, written
+from benchmarks.setting import commit
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import write_json
 

@@ -64,8 +64,8 @@ def table(cells: Cells) -> str:
 
 
 def bars(cells: Cells) -> str:
-    """What was asked for beside what was found, as Markdown."""
-    lines = ["| asked | met | found |", "|---|---|---|"]
+    """What was asked for beside what was found, as Markdown; each number is of one run, so none has an interval."""
+    lines = ["| asked | met in this run | found |", "|---|---|---|"]
     for episodes in EPISODES:
         found = {way: mean(cells[way, episodes], "learning") for way in WAYS if (way, episodes) in cells}
         if episodes in EPISODES[1:]:
@@ -84,7 +84,20 @@ def _bar(asked: str, got: float | None, pooled: float | None, share: float, whol
     return f"| {asked} | {'yes' if met else 'no' if whole else 'open'} | {got:.1f} beside {pooled:.1f} |"
 
 
+def made(cells: Cells) -> str:
+    """How many runs the numbers are of, and where they were made; nothing where there is none."""
+    if not cells:
+        return ""
+    seeds, commits = ({cell[name] for cell in cells.values()} for name in ("seed", "commit"))
+    runs = "one run" if len(seeds) == 1 else f"{len(seeds)} runs"
+    return (
+        f"Every number is of {runs}: differences of a point or two may be chance. The best of the federated methods is "
+        f"named by the scores that it is held to. Cells were run at {', '.join(sorted(each[:7] for each in commits))}."
+    )
+
+
 def written(text: str, cells: Cells) -> str:
     """The page with another table between its marks."""
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    return f"{before}{BEGIN}\n\n{table(cells)}\n\n{bars(cells)}\n\n{END}{after}"
+    parts = [BEGIN, table(cells), bars(cells), made(cells), END]
+    return before + "\n\n".join(part for part in parts if part) + after

@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from benchmarks import graph_study
-from benchmarks.commit import commit
 from benchmarks.graph_study.cell import CELLS, FULL
 from benchmarks.graph_study.page import PAGE, RESULTS, written
+from benchmarks.setting import commit
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import write_json
 

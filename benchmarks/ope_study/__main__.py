@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 
 from benchmarks import ope_study
-from benchmarks.commit import commit
 from benchmarks.ope_study.cell import FULL, cell
 from benchmarks.ope_study.page import page
 from benchmarks.ope_study.table import BEHAVIOURS, DEVELOPMENT, OTHERS, PAGE, missing, path_of, seed_of, summary
+from benchmarks.setting import commit
 from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.files.canonical import write_json

@@ -1,4 +1,4 @@
-"""`make plants-pipeline`: every plant through `neorl retrain` on generated logs, in one home, and a table of the ends.
+"""`make plants-pipeline`: every plant through `neorl retrain` on generated logs in a new home, and a table of the ends.
 
     python -m benchmarks.plants_pipeline                      # all plants, one after the other
     python -m benchmarks.plants_pipeline steel_annealing      # one anew; what is kept of the others stays in the table
@@ -13,18 +13,24 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks import certification
 from benchmarks.plants_pipeline import simulator_gate
+from benchmarks.setting import commit, own_home
+from configs.errors import BadInput
 from configs.home import Home
 from neorl_core.plants import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "plants-pipeline.json"
 PAGE = ROOT / "docs" / "pipeline.md"
+SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/plants_pipeline")
+"""What a row depends on."""
 MARKS = {True: "pass", False: "**fail**", None: "not run"}
 
 
@@ -40,20 +46,18 @@ def neorl(*arguments: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, answer, done.stderr
 
 
-def log_of(plant: str) -> Path:
-    """The plant's generated log in this home, made where there is none."""
-    folder = Home.locate().root / "generated" / plant
-    files = [folder / name for name in ("historian.parquet", "episodes.hdf5")]
-    if not any(file.exists() for file in files):
-        code, _, said = neorl("generate", plant)
-        if code:
-            raise SystemExit(f"plants-pipeline: neorl generate {plant} left with {code}:\n{said[-3000:]}")
-    return next(file for file in files if file.exists())
+def log_of(plant: str, home: Home) -> Path:
+    """The plant's generated log in a home."""
+    code, _, said = neorl("generate", plant)
+    if code:
+        raise SystemExit(f"plants-pipeline: neorl generate {plant} left with {code}:\n{said[-3000:]}")
+    folder = home.root / "generated" / plant
+    return next(file for name in ("historian.parquet", "episodes.hdf5") if (file := folder / name).exists())
 
 
-def run(plant: str, configs: Path) -> dict[str, Any]:
+def run(plant: str, configs: Path, home: Home) -> dict[str, Any]:
     """One plant's retraining, as a row of the table."""
-    log, started = log_of(plant), time.monotonic()
+    log, started = log_of(plant, home), time.monotonic()
     code, answer, said = neorl("retrain", str(configs / f"{plant}.yaml"), "--data", str(log))
     seconds = time.monotonic() - started
     if "Traceback" in said or not answer:
@@ -76,19 +80,20 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
         "# Every plant through the pipeline",
         "",
         "Made by `make plants-pipeline`: `neorl generate PLANT`, then `neorl retrain configs/PLANT.yaml` on what it "
-        "wrote, all in one home. Seconds are those of the retraining, on the machine and beside the load of that day.",
+        "wrote, in a new home. Seconds are those of the retraining, on the machine and beside the load of that day. "
+        "The commit is the last one that had changed what a retraining depends on.",
         "",
-        "| plant | verdict | champion | seconds | gates that failed | what came of it |",
-        "|---|---|---|---|---|---|",
+        "| plant | verdict | champion | seconds | gates that failed | what came of it | day and commit |",
+        "|---|---|---|---|---|---|---|",
     ]
     for plant in NAMES:
         if (row := rows.get(plant)) is None:
-            lines.append(f"| {plant} | not run | – | – | – | – |")
+            lines.append(f"| {plant} | not run | – | – | – | – | – |")
             continue
         failed = ", ".join(gate["name"] for gate in row["gates"] if gate["passed"] is False) or "none"
         champion = f"`{row['champion']}`" if row["champion"] else "–"
         said = f"{row['verdict']} | {champion} | {row['seconds']:,} | {failed} | {_cell(row['headline'])}"
-        lines.append(f"| {plant} | {said} |")
+        lines.append(f"| {plant} | {said} | {row['date']}, {row['commit'][:7]} |")
     for plant in NAMES:
         if plant in rows and rows[plant]["gates"]:
             lines += ["", f"## {plant}", "", *([f"> {rows[plant]['claim']}", ""] if rows[plant]["claim"] else [])]
@@ -119,13 +124,19 @@ def main() -> None:
     given = parser.parse_args()
     rows: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if not given.page:
-        code, _, said = neorl("up")
-        if code:
-            raise SystemExit(f"plants-pipeline: neorl up left with {code}:\n{said[-3000:]}")
-        for plant in given.plants or NAMES:
-            rows[plant] = run(plant, given.configs)
-            print(f"{plant}: {rows[plant]['verdict']} in {rows[plant]['seconds']:,} s", flush=True)
-            RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+        try:
+            at = commit(SOURCES)
+        except BadInput as refused:
+            parser.error(str(refused))
+        with tempfile.TemporaryDirectory(prefix="neorl-pipeline-") as folder, own_home(Path(folder) / "home") as home:
+            code, _, said = neorl("up", "--no-worker")
+            if code:
+                raise SystemExit(f"plants-pipeline: neorl up left with {code}:\n{said[-3000:]}")
+            for plant in given.plants or NAMES:
+                today = datetime.now(UTC).date().isoformat()
+                rows[plant] = run(plant, given.configs, home) | {"date": today, "commit": at}
+                print(f"{plant}: {rows[plant]['verdict']} in {rows[plant]['seconds']:,} s", flush=True)
+                RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     PAGE.write_text(page(rows))
 
 

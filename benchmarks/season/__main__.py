@@ -14,11 +14,11 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from benchmarks import season
-from benchmarks.commit import commit
 from benchmarks.season.days import SPARE, Day, Sizes, worse
 from benchmarks.season.page import PAGE, page
 from benchmarks.season.plant import fouled, serve, write_day
-from configs.errors import NeoRLError
+from benchmarks.setting import commit, own_home
+from configs.errors import BadInput, NeoRLError
 from configs.home import Home
 from tasks.adapters.files.canonical import write_json
 
@@ -43,26 +43,34 @@ def main() -> int:
     known.add_argument("--days", type=int, default=90)
     known.add_argument("--out", type=Path, default=RESULTS, help="of the results; the page is written for the default")
     known.add_argument("--table", action="store_true", help="write the page alone")
+    known.add_argument(
+        "--home", type=Path, default=ROOT / ".neorl-season", help="of the season alone; it is gone on with"
+    )
     options = known.parse_args()
     if not options.table:
-        play(Home.locate(), options.days, options.out)
+        try:
+            at = commit(SOURCES) if options.out == RESULTS else ""
+        except BadInput as refused:
+            known.error(str(refused))
+        with own_home(options.home) as home:
+            play(home, options.days, options.out, at)
     if options.out == RESULTS:
         PAGE.write_text(page(DAYS.validate_json(RESULTS.read_bytes())))
     return 0
 
 
-def play(home: Home, days: int, out: Path) -> list[Day]:
+def play(home: Home, days: int, out: Path, at: str) -> list[Day]:
     """Run the days that the home has not seen, and keep all of them.
 
     Args:
         home: whose servers are started if none answers; its ledger has all that was decided.
         days: of the season so far.
         out: JSON file of the results.
+        at: the commit that new days are played at.
     """
     from flows.checks import checked_run
     from flows.services.servers import environment, up
 
-    at = commit(SOURCES) if out == RESULTS else ""
     kept = home.folder("season")
     services = up(home, worker=False, say=lambda text: print(text, file=sys.stderr, flush=True))
     os.environ.update(environment(services))

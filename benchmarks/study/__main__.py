@@ -10,8 +10,8 @@ import time
 import jax
 
 from benchmarks import study
-from benchmarks.commit import commit
 from benchmarks.score import official
+from benchmarks.setting import commit
 from benchmarks.study.cell import one_run
 from benchmarks.study.page import page
 from benchmarks.study.table import (
@@ -57,14 +57,16 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         BadInput: when the sources differ from the commit, or NeoRL-2's episodes are asked for and not there.
     """
+    of = ([OFFICIAL[0]], [OFFICIAL[1]]) if options.official else (options.plants, options.behaviours)
+    if next(missing(*of), None) is None:
+        return
     at, end = commit(SOURCES), time.monotonic() + 60 * options.minutes
     data = official() if options.official else []
     if options.official and not data:
         raise BadInput(
             "expected NeoRL-2's DMSD-*.npz in shared/data/dmsd beside this checkout, got none: put them there."
         )
-    wanted = missing([OFFICIAL[0]], [OFFICIAL[1]]) if options.official else missing(options.plants, options.behaviours)
-    for plant, behaviour, seed in wanted:
+    for plant, behaviour, seed in missing(*of):
         if time.monotonic() > end:
             return
         home = Home(Home.locate().folder("study", f"{plant}-{behaviour}-{seed}"))

@@ -113,7 +113,8 @@ def together(results: Results) -> str:
         tasks = [found for runs in cells if (found := [table.chosen(run) for run in runs if table.ships(run)])]
         if tasks:
             found = table.stratified_interval(tasks)
-            shown = f"{found.value:.1f} [{found.lower:.1f}, {found.upper:.1f}]"
+            few = found.lower != found.lower
+            shown = f"{found.value:.1f}" if few else f"{found.value:.1f} [{found.lower:.1f}, {found.upper:.1f}]"
             lines.append(f"| {behaviour} | {len(tasks)} | {sum(map(len, tasks))} | {shown} |")
     return "\n".join(lines)
 
@@ -194,9 +195,10 @@ estimated by held-out episodes that did not select it: by default the gate passe
 counts in no other column. A cell refuses when more than half of its runs do; a plant is above its controller only
 where none does. `open` stands where runs are missing.
 """
-WORDS = """Intervals are of 95 %: Student's t over the means of the runs that are not refused; of two, over the episodes
-of both. Below, over the plants and the runs that are not refused: the interquartile mean with a stratified bootstrap
-over runs (Agarwal et al. 2021).
+WORDS = """Intervals are of 95 %: Student's t over the means of three or more runs that are not refused; of one or two,
+over their episodes, which says nothing of what other runs would come to. Below, over the plants and the runs that are
+not refused: the interquartile mean, and where every cell has three such runs, a stratified bootstrap over runs (Agarwal
+et al. 2021).
 
 Most runs had one core, which they shared with other work at times: their seconds are those of the processor, or of the
 clock where it took less. By the clock a run that has one core to itself takes a few seconds more, and on two less."""

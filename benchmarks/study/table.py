@@ -21,6 +21,8 @@ PAGE = ROOT / "docs" / "results.md"
 RUNS = {"medium": 5, "pid": 2, "mixed": 2, "official": 10}
 """Runs of a cell; `official` is double_mass on the episodes that NeoRL-2 publishes."""
 OFFICIAL = "double_mass", "official"
+FEW = 3
+"""Runs of a cell from which on an interval over runs is told."""
 MODEL_FREE = ("bc", "iql", "td3_bc")
 Floats = npt.NDArray[np.float64]
 
@@ -120,14 +122,14 @@ def regret(run: Mapping[str, Any]) -> float:
 def gain(runs: Sequence[Mapping[str, Any]], over: str) -> Interval:
     """Mean over runs of what the selected members score above another controller in the same episodes, and 95 %.
 
-    The runs are what varies: Student's t over three of them or more. Two say too little of that, so that the interval
-    is over their episodes then.
+    The runs are what varies: Student's t over `FEW` of them or more. Fewer say too little of that, so that the interval
+    is over their episodes then, and says nothing of other runs.
     """
     found = [run["gains"][over] for run in runs if over in run["gains"]]
     if not found:
         return NOTHING
     means, errors = np.array(found, np.float64).T
-    if len(found) > 2:
+    if len(found) >= FEW:
         return mean_interval(means)
     half = 1.96 * float(np.sqrt((errors**2).sum())) / len(found)
     return Interval(float(means.mean()), float(means.mean()) - half, float(means.mean()) + half)
@@ -169,16 +171,22 @@ def stratified_interval(values: Sequence[Sequence[float]], draws: int = 10_000, 
         draws: resamples.
         seed: of the resamples.
 
+    Returns:
+        The mean, and its interval where every task has at least `FEW` runs: of one run nothing can be drawn again.
+
     Source: as `interquartile_mean`, section 4.1.
     """
     random = np.random.default_rng(seed)
     tasks = [np.asarray(task, np.float64) for task in values]
+    value = interquartile_mean(np.concatenate(tasks))
+    if min(task.size for task in tasks) < FEW:
+        return Interval(value, math.nan, math.nan)
     drawn = [
         interquartile_mean(np.concatenate([task[random.integers(task.size, size=task.size)] for task in tasks]))
         for _ in range(draws)
     ]
     lower, upper = np.quantile(drawn, [0.025, 0.975])
-    return Interval(interquartile_mean(np.concatenate(tasks)), float(lower), float(upper))
+    return Interval(value, float(lower), float(upper))
 
 
 def path_of(plant: str, behaviour: str) -> Path:

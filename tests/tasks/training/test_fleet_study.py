@@ -23,7 +23,8 @@ from neorl_core.types import Transition
 
 def made(way: str, episodes: int, learning: Sequence[float]) -> dict[str, Any]:
     fleet = {"sites": list(learning), "violated": 0.25}
-    return {"way": way, "episodes": episodes, "learning": fleet, "unseen": fleet, "cpu_seconds": 12.0}
+    known = {"seed": 0, "commit": "0123456789abcdef"}
+    return {"way": way, "episodes": episodes, "learning": fleet, "unseen": fleet, "cpu_seconds": 12.0, **known}
 
 
 def cells(*found: dict[str, Any]) -> Mapping[tuple[str, int], Mapping[str, Any]]:
@@ -44,6 +45,8 @@ def test_the_table_says_what_cells_came_to_and_what_was_asked() -> None:
     assert once.startswith("before\n")
     assert once.endswith("\nafter\n")
     assert "earlier" not in once
+    assert "Every number is of one run" in once
+    assert "Cells were run at 0123456." in once
     assert page.written(once, found) == once
 
 
