@@ -35,6 +35,9 @@ TELEMETRY_OFF = {
 }
 """Environment variables, set before the libraries are imported."""
 
+LOOPBACK = ("127.0.0.1", "localhost")
+"""How a home's own servers are addressed."""
+
 FORMS = {
     PREFECT_DATABASE: ("postgresql", "postgresql://USER:PASSWORD@HOST/DATABASE"),
     MLFLOW_DATABASE: ("postgresql", "postgresql://USER:PASSWORD@HOST/DATABASE"),
@@ -79,3 +82,20 @@ def with_driver(url: str, driver: str) -> str:
     """
     scheme, separator, rest = url.partition("://")
     return f"{scheme.partition('+')[0]}+{driver}{separator}{rest}" if url else ""
+
+
+def past_proxies() -> dict[str, str]:
+    """The variables by which no client asks a proxy for this machine's own servers, and so hands it their login.
+
+    What the user excepts stays, and a team's server elsewhere is asked through the user's proxy. Clients differ in the
+    spelling that they prefer, so that both name all of it.
+    """
+    said = {name: os.environ.get(name, "").strip() for name in ("no_proxy", "NO_PROXY")}
+    either = said["no_proxy"] or said["NO_PROXY"]
+    return {name: _with_loopback(text or either) for name, text in said.items()}
+
+
+def _with_loopback(excepted: str) -> str:
+    # '*' excepts every host, and only where it stands alone.
+    names = [name.strip() for name in excepted.split(",") if name.strip()]
+    return excepted if names == ["*"] else ",".join([*names, *(name for name in LOOPBACK if name not in names)])

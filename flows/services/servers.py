@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from configs.environment import past_proxies
 from configs.errors import BadInput, ServiceMissing
 from configs.home import PASSPHRASE, Home
 from flows.services import automations, definitions, deployments, processes, rest
@@ -295,7 +296,10 @@ def _find(home: Home) -> dict[str, Service]:
 
 
 def _log_in(home: Home, mlflow: Service) -> None:
-    """Let MLflow's client, which reads its login from the environment alone, talk to the server in this process."""
+    """Let MLflow's client, which reads its login and proxies from the environment alone, talk to the server in this
+    process.
+    """
+    os.environ.update(past_proxies())
     if login := mlflow_login(home, mlflow):
         os.environ.update(zip(MLFLOW_LOGIN, login.split(":", 1), strict=True))
 

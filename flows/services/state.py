@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from configs.environment import TELEMETRY_OFF
+from configs.environment import TELEMETRY_OFF, past_proxies
 from configs.errors import BadInput, ServiceMissing
 from configs.home import Home
 from flows.services import rest
-from flows.services.processes import HOST, ProcessId, belongs
+from flows.services.processes import ProcessId, belongs
 from tasks.adapters.files.canonical import write_json
 from tasks.adapters.files.provenance import compiling
 from tasks.adapters.files.secrets import read_secret, write_secret
@@ -105,6 +105,7 @@ def environment(services: Services) -> dict[str, str]:
     home = services.home.root
     variables = {
         **TELEMETRY_OFF,
+        **past_proxies(),
         "NEORL_HOME": str(home),
         # A run that goes on, or comes again, finds its programs compiled.
         **{name: os.environ.get(name) or value for name, value in compiling(services.home).items()},
@@ -122,7 +123,6 @@ def environment(services: Services) -> dict[str, str]:
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
         # Five, the default, take a minute for each request to a server that has gone.
         "PREFECT_CLIENT_MAX_RETRIES": "2",
-        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY", ""), HOST, "localhost"])),
     }
     if login := prefect_login(services.home, services.prefect):
         variables["PREFECT_API_AUTH_STRING"] = login

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.environment import past_proxies
+
 PROJECT = Path(__file__).parents[2]
 THREADS = """
 import {first}
@@ -27,3 +29,24 @@ def test_sums_do_not_depend_on_the_number_of_cores(first: str) -> None:
     told = json.loads(subprocess.run(words, env=variables, capture_output=True, text=True, check=True).stdout)
     assert told
     assert set(told) == {1}
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "expected"),
+    [
+        ("", "", ("127.0.0.1,localhost", "127.0.0.1,localhost")),
+        ("", "plant.example", ("plant.example,127.0.0.1,localhost",) * 2),
+        ("a.example, localhost", "b.example", ("a.example,localhost,127.0.0.1", "b.example,127.0.0.1,localhost")),
+        ("*", "", ("*", "*")),
+    ],
+)
+def test_no_proxy_is_asked_for_this_machines_own_servers(
+    monkeypatch: pytest.MonkeyPatch, lower: str, upper: str, expected: tuple[str, str]
+) -> None:
+    monkeypatch.setenv("no_proxy", lower)
+    monkeypatch.setenv("NO_PROXY", upper)
+    found = past_proxies()
+    assert (found["no_proxy"], found["NO_PROXY"]) == expected
+    for name, text in found.items():
+        monkeypatch.setenv(name, text)
+    assert past_proxies() == found

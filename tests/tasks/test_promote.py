@@ -251,7 +251,6 @@ def _on_the_sessions_servers(services: Services, root: Path, monkeypatch: pytest
     """A home of its own that uses the session's servers as a team's."""
     monkeypatch.setenv("NEORL_PREFECT_URL", services.prefect.url)
     monkeypatch.setenv("NEORL_MLFLOW_URL", services.mlflow.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     return Home(root)
 
 

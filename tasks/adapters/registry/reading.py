@@ -82,7 +82,8 @@ def _answer(uri: str, path: str, query: Mapping[str, str]) -> Any:
         login = base64.b64encode(f"{user}:{password}".encode()).decode()
         message.add_header("Authorization", f"Basic {login}")
     try:
-        with urllib.request.urlopen(message, timeout=SECONDS) as answer:
+        # `urlopen` keeps the proxies of its first call for as long as the process lives.
+        with urllib.request.build_opener().open(message, timeout=SECONDS) as answer:
             return json.load(answer)
     except (OSError, HTTPException, ValueError):
         return None

@@ -7,9 +7,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -152,6 +154,42 @@ def test_mlflows_clients_log_in_by_environment(services: Services, tmp_path: Pat
     )
     assert done.returncode
     assert "401" in done.stderr
+
+
+@pytest.mark.parametrize("excepted", [{}, {"no_proxy": "plant.example"}, {"NO_PROXY": "plant.example"}])
+def test_no_proxy_is_given_the_login_of_this_machines_own_mlflow(
+    services: Services, monkeypatch: pytest.MonkeyPatch, excepted: dict[str, str]
+) -> None:
+    import mlflow
+
+    from flows.services.servers import connect
+    from tasks.adapters.registry import reading
+
+    asked: list[str] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(502)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        for name in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_port}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.setenv(name, excepted.get(name, ""))
+        url = connect(services.home).mlflow.url
+        assert reading.pages(url, "no_plant") == {}
+        assert mlflow.MlflowClient(url).search_registered_models("name = 'no_plant'") == []
+        # What a team runs elsewhere is asked through the proxy, as its user wishes.
+        assert reading.pages("http://mlflow.example", "no_plant") is None
+        proxy.shutdown()
+    assert [path.partition("/api")[0] for path in asked] == ["http://mlflow.example"]
 
 
 @pytest.mark.parametrize("path", ["assistant/message", "assistant/config", "assistant/providers"])

@@ -32,7 +32,6 @@ class Served:
         monkeypatch.setenv("NEORL_HOME", str(root))
         monkeypatch.setenv("NEORL_PREFECT_URL", services.prefect.url)
         monkeypatch.setenv("NEORL_MLFLOW_URL", services.mlflow.url)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         self.home = Home(root)
         self.services = services
         self.ledger, self.registry = Ledger.open(self.home), Registry(services.mlflow.url)
