@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from tasks.adapters.ledger.champions import WithdrawalBody
+from tasks.adapters.ledger.champions import IN_FORCE, WithdrawalBody
 from tasks.adapters.ledger.ledger import Entry
 from tasks.adapters.ledger.people.approvals import VerdictBody, approvers, signed_how
 from tasks.adapters.ledger.people.keyring import KeyBody, RevocationBody, RotationBody
-from tasks.adapters.ledger.people.voided import VOID
+from tasks.adapters.ledger.people.voided import VOID, leaves_service
 from tasks.adapters.ledger.policies.model import SafetyPolicy
 from tasks.adapters.ledger.policies.policy import PolicyBody
 from tasks.adapters.ledger.shadows import ExtensionBody
@@ -19,8 +19,6 @@ from tasks.period.model import DecisionRow, IncidentRow, InForce, Period, Policy
 from tasks.references import DriftRecord, ShadowComparison
 
 HOME_NAME = "in the home's name"
-IN_FORCE = ("promotion", "rollback")
-"""Kinds of entries that put a version into force."""
 
 
 def decisions_in(entries: Sequence[Entry], period: Period) -> Iterator[DecisionRow]:
@@ -80,16 +78,18 @@ def in_force_in(entries: Sequence[Entry], period: Period) -> Iterator[InForce]:
 
 
 def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
-    """Every champion of a plant, from its promotion, or a rollback to it, to the next one or its withdrawal."""
-    turns = [entry for entry in own if entry.kind in (*IN_FORCE, "withdrawal")]
+    """Every champion of a plant, from its promotion, or a rollback to it, to the next one or to what took it out of service."""
+    turns = [entry for entry in own if entry.kind in IN_FORCE or leaves_service(entry)]
     for entry, following in pairwise([*turns, None]):
         if entry is None or entry.kind not in IN_FORCE:
             continue
         ended = ""
         if following is not None and following.kind == "withdrawal":
             ended = f"withdrawn by {following.body['by']}: {following.body['why']}"
-        elif following is not None and following.kind == "rollback":
+        elif following is not None and following.kind in ("rollback", VOID):
             said = f"{following.body['by']}: {following.body['why']}"
+            if following.kind == VOID:
+                said += "; the rollback does not count, and what it left stays out of service"
             ended = f"rolled back to version {following.body['version']} by {said}"
         elif following is not None:
             ended = f"replaced by version {following.body['version']}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,18 @@ from tasks.adapters.ledger.signer import Signer
 from tasks.adapters.ledger.signing import keyid_of
 from tasks.decisions import keys
 from tasks.decisions.past import in_force_at
+from tasks.period.decisions import in_force_in
+from tasks.period.model import Period
 from tasks.promote import before_run
 from tasks.references import CandidateRecord
 from tests.evidence import PLANT, open_ledger, propose
 from tests.tasks.adapters.ledger.people.persons import Person, approval, pin, proposed
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
+LEFT = (
+    "rolled back to version {} by an operator: it hunts; the rollback does not count, and what it left stays out of "
+    "service"
+)
 
 
 def signed_rollback(ledger: Ledger, person: Person, **changes: Any) -> RollbackBody:
@@ -107,6 +114,12 @@ def _audited(ledger: Ledger) -> list[str]:
     return [check.detail for check in audit(ledger.home).failures]
 
 
+def _reported(entries: Sequence[Entry]) -> list[tuple[str, str, str]]:
+    """Version, day of its end and how it ended, of every champion that the report over the month tells of."""
+    month = Period(first=date(2024, 1, 1), last=date(2024, 1, 31))
+    return [(row.version, (row.until or "")[:10], row.ended) for row in in_force_in(entries, month)]
+
+
 class Revoked:
     """A home whose key was stolen: two champions, and a rollback to the first, each on a day of its own."""
 
@@ -168,6 +181,7 @@ def test_what_was_left_stays_out_of_service_when_the_rollbacks_key_is_revoked(ho
     stolen.rotate()
     entries = stolen.revoke(5, key)
     assert champion(entries, PLANT) is None
+    assert _reported(entries) == [("a", "2024-01-02", "replaced by version b"), ("b", "2024-01-06", LEFT.format("a"))]
     assert was_rejected(entries, PLANT, B)
     assert not was_rejected(entries, PLANT, A)
     report = audit(stolen.home)
@@ -186,6 +200,7 @@ def test_a_rollback_does_not_bring_back_what_a_stolen_key_promoted(home: Path) -
     assert champion(stolen.ledger.entries(), PLANT) is not None
     entries = stolen.revoke(5, key)
     assert champion(entries, PLANT) is None
+    assert _reported(entries) == [("a", "2024-01-08", "replaced by version c"), ("c", "2024-01-09", LEFT.format("b"))]
     assert was_rejected(entries, PLANT, C)
     report = audit(stolen.home)
     assert report.passed, report.failures
