@@ -72,7 +72,7 @@ def cut(
         sources: tables, or folders of them.
         mapping: which column holds the times, and how they are written.
         windows: each may overlap others.
-        folder: where; a file is named by its source's content and its window, and written once.
+        folder: where; a file is named by its source's content, its window and what says when a row is, and written once.
 
     Returns:
         For each window the files that hold rows of it, in the order of the sources.
@@ -86,13 +86,14 @@ def cut(
             "transposed rows or clock.start: export each window as a file, and retrain on each."
         )
     make_folder(folder)
+    when = [mapping.clock.model_dump(mode="json"), mapping.columns.timestamp]
     found: list[list[Path]] = [[] for _ in windows]
     tables = PlainTables(mapping)
     for source in sources:
         for file in source_files(source):
             parquet = tables.parquet(file) is not None
             name, ending = file_sha256(file)[:16], "parquet" if parquet else "csv"
-            paths = [folder / f"{name}-{digest_json(window.span())[:12]}.{ending}" for window in windows]
+            paths = [folder / f"{name}-{digest_json([*window.span(), *when])[:12]}.{ending}" for window in windows]
             missing = [i for i, path in enumerate(paths) if not path.exists()]
             for i, rows in zip(missing, _rows(tables, file, mapping, [windows[i] for i in missing]), strict=True):
                 _write(rows, paths[i])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import polars as pl
@@ -64,6 +65,28 @@ def test_a_long_table_and_a_folder_are_cut_file_by_file(tmp_path: Path) -> None:
     assert len(own) == 2
     assert len(times) == 3 * 6
     assert (str(times.min()), str(times.max())) == ("2026-01-05 00:02:00+00:00", "2026-01-05 00:02:50+00:00")
+
+
+def test_a_window_of_another_clock_or_column_is_cut_anew(tmp_path: Path) -> None:
+    """Midnight in Tokyo is 15:00 of the day before in UTC."""
+    written, begin = "%Y-%m-%d %H:%M", datetime(2026, 1, 5)
+    hours = pl.datetime_range(begin, begin + timedelta(hours=23), "1h", eager=True)
+    texts = hours.dt.strftime(written)
+    pl.DataFrame({"timestamp": texts, "made": texts.reverse(), "LI-1": range(24)}).write_csv(tmp_path / "log.csv")
+    window = [Window.parse("2026-01-05T12:00Z/2026-01-05T14:00Z")]
+
+    def levels(zone: str, column: str = "timestamp") -> list[int]:
+        wanted = mapping(
+            layout="wide",
+            columns={"status": None, "timestamp": column},
+            clock={"zone": zone, "format": written},
+        )
+        (own,) = cut([tmp_path / "log.csv"], wanted, window, tmp_path / "cut")
+        return pl.concat([pl.read_csv(path) for path in own])["LI-1"].to_list()
+
+    assert levels("UTC") == [12, 13]
+    assert levels("Asia/Tokyo") == [21, 22]
+    assert levels("UTC", "made") == [10, 11]
 
 
 def test_tables_without_times_of_their_own_are_refused(tmp_path: Path) -> None:
