@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 
 from configs.errors import BadInput, NeoRLError, Refused, ServiceMissing
 from configs.home import Home
-from flows.checks import checked_run
+from flows.checks import checked_run, logs_at
 from flows.monitor import MonitorOutcome, in_words, monitor_plant
 from flows.period_report import report_period
 from flows.promote import Decided
@@ -246,12 +246,13 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
     from tasks.adapters.plants.opening import mapping_of
 
     with _operating(Path(config)) as (home, plant):
-        mapping = mapping_of(checked_run(Path(config)))
+        run = checked_run(Path(config))
+        mapping = mapping_of(run)
         if mapping is None or not windows:
             wanted = "at least one window" if mapping else "a run with a mapping, whose rows have times,"
             raise BadInput(f"expected {wanted} to retrain on, got none: see docs/operations.md.")
         spans = [Window.parse(window) for window in windows]
-        files = cut([Path(path) for path in data], mapping, spans, home.folder("backfill", plant))
+        files = cut(logs_at(home, run, [Path(path) for path in data]), mapping, spans, home.folder("backfill", plant))
         found = []
         for span, own in zip(spans, files, strict=True):
             found.append(_refilled(config, str(span), own))

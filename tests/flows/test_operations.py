@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
+from configs.home import Home
 from flows.services.deployments import PROJECT
 from flows.services.events import WORSENED
 from flows.services.locks import plant_lock
@@ -293,22 +294,24 @@ def test_a_backfill_goes_on_after_a_window_that_is_refused(plant: Operated, arri
 
 
 def test_a_backfill_without_a_server_or_a_decision_is_not_completed(services: Services, tmp_path: Path) -> None:
-    config, log = small_process.project(tmp_path), small_process.export(tmp_path / "log.csv", 360)
+    config, home = small_process.project(tmp_path), tmp_path / "home"
+    # Where a deployment names it, and not in the folder in which the deployment runs.
+    small_process.export(Home(home).folder("generated") / "log.csv", 360)
     script = tmp_path / "backfill.py"
     script.write_text(BACKFILL)
     # A home of its own, whose Prefect is the session's and whose MLflow has gone.
     known = {
         **os.environ,
         **environment(services),
-        "NEORL_HOME": str(tmp_path / "home"),
+        "NEORL_HOME": str(home),
         "NEORL_PREFECT_URL": services.prefect.url,
         "NEORL_MLFLOW_URL": "http://127.0.0.1:9",
         "PYTHONPATH": str(PROJECT),
     }
 
     def told(*windows: str) -> str:
-        words = [sys.executable, str(script), str(config), str(log), *windows]
-        done = subprocess.run(words, env=known, cwd=PROJECT, capture_output=True, text=True, check=False)
+        words = [sys.executable, str(script), str(config), ".neorl/generated/log.csv", *windows]
+        done = subprocess.run(words, env=known, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()[-1]
 

@@ -9,12 +9,14 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.console import AsJson, ConfigFile, emit
+from flows.cli.console import AsJson, ConfigFile, emit, keep_compiled
 
 
 def members(
     config: ConfigFile,
-    data: Annotated[list[Path], typer.Option("--data", help="A file of logs; repeat it for several.")],
+    data: Annotated[
+        list[Path], typer.Option("--data", help="A file of logs, or a dataset's digest; repeat it for several.")
+    ],
     process: Annotated[
         int, typer.Option(help="Number of this machine, from 0.", envvar="JOB_COMPLETION_INDEX", min=0)
     ] = 0,
@@ -29,16 +31,18 @@ def members(
     """
     if process >= processes:
         raise BadInput(f"expected --process below {processes}, got {process}: machines are numbered from 0.")
-    home = Home.locate()
-    from flows.checks import checked_run
-    from tasks.ingest import ingest, logs_of
+    keep_compiled(from_the_first=True)
+    from flows.checks import checked_run, logs_at
+    from tasks.fleet.shared import with_shared
+    from tasks.ingest import ingest
     from tasks.progress import StageProgress
     from tasks.training.train import train_shares
 
-    run = checked_run(config)
+    home = Home.locate()
+    run = with_shared(home, checked_run(config))
+    logs = logs_at(home, run, data)
     with StageProgress("ingest") as progress:
-        sources = [logs_of(home, path, run.data.mapping is not None) for path in data]
-        dataset = ingest(home, run.part("data"), sources, progress)
+        dataset = ingest(home, run.part("data"), logs, progress)
     with StageProgress("train") as progress:
         done = train_shares(home, run.for_training(), dataset, process, processes, progress)
     lines = [f"trained {name}" for name in done] or ["fewer members than machines: nothing to train here"]

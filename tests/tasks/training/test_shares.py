@@ -84,12 +84,28 @@ def test_two_processes_train_what_one_does_to_the_last_bit(tmp_path: Path) -> No
 
 
 def test_members_of_one_program_cannot_be_shared(
-    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, config = generate(PLANT, tmp_path, 0, 0.1).path, tmp_path / "run.yaml"
+    log, config = generate(PLANT, home / "generated", 0, 0.1).path, tmp_path / "run.yaml"
     config.write_text(RUN.format(mapping=MAPPING, members="vmapped"))
-    words = ["members", str(config), "--data", str(log), "--processes", "2"]
+    # As a deployment names it, whose home is elsewhere than in its folder.
+    monkeypatch.chdir(tmp_path)
+    words = ["members", str(config), "--data", f".neorl/generated/{log.name}", "--processes", "2"]
     assert neorl(words) == 2
     assert "expected 'members: processes' in 'train' of td3_bc, got 'vmapped': members" in capsys.readouterr().err
     assert neorl([*words, "--process", "2"]) == 2
     assert "expected --process below 2, got 2: machines are numbered from 0." in capsys.readouterr().err
+
+
+def test_a_site_shares_out_the_member_that_goes_on_from_its_fleets_policy(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, fleet = tmp_path / "run.yaml", tmp_path / "reactors" / "fleet.yaml"
+    config.write_text(RUN.format(mapping=MAPPING, members="processes"))
+    assert neorl(["fleet", "generate", str(fleet.parent), "--like", str(config), "--sites", "2", "--weeks", "0.1"]) == 0
+    assert not home.exists()
+    fleet.write_text(f"{fleet.read_text()}shared: {{updates: 40, fine_tune: 20}}\n")
+    assert neorl(["members", f"{fleet}#site_01", "--data", str(tmp_path / "log.parquet"), "--processes", "2"]) == 1
+    assert "expected a shared policy of fleet reactors, got none: retrain the fleet" in capsys.readouterr().err
+    # What is compiled is kept from the first time on.
+    assert (home / "cache" / "jax").is_dir()
