@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.files.certificates import fresh_key, issued
+from tasks.adapters.files.secrets import read_secret, write_secret
 
 LOOPBACK = "127.0.0.1"
 """Where the coordinator itself speaks to its SuperLink, by the same certificate."""
@@ -30,8 +31,9 @@ def make_certificate(folder: Path, hosts: list[str]) -> None:
     if (folder / CERTIFICATE).exists():
         raise BadInput(f"expected no certificate in {folder}, got one: remove it if sites are to pin another.")
     made = issued("neorl superlink", [*hosts, LOOPBACK])
-    for name, data in ((AUTHORITY, made.authority), (CERTIFICATE, made.certificate), (KEY, made.key)):
-        _write(folder / name, data)
+    # The certificate last: where it is there, all is.
+    for name, data in ((AUTHORITY, made.authority), (KEY, made.key), (CERTIFICATE, made.certificate)):
+        write_secret(folder / name, data, folder_is_ours=False)
 
 
 def make_key(path: Path) -> str:
@@ -42,16 +44,18 @@ def make_key(path: Path) -> str:
 
     Returns:
         The public key (OpenSSH), which the coordinator's file lists.
+
+    Raises:
+        BadInput: when the file holds no key.
+        Refused: when others than its owner may read or write it.
     """
     if not path.exists():
-        _write(
-            path,
-            fresh_key().private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-            ),
+        made = fresh_key().private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
+        write_secret(path, made, folder_is_ours=False)
     try:
-        private = serialization.load_ssh_private_key(path.read_bytes(), None)
+        private = serialization.load_ssh_private_key(read_secret(path), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise BadInput(f"expected a site's key in {path}, got '{error}': remove it and make another.") from error
     encoded = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
@@ -76,9 +80,3 @@ def public_pem(text: str) -> str:
 def fingerprint(text: str) -> str:
     """SHA-256 of a site's public key, by which the ledger names it."""
     return sha256_hex(public_pem(text).encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import BadInput
+from configs.errors import BadInput, Refused
 from tasks.adapters.federation.credentials import fingerprint, make_certificate, make_key, public_pem
 
 
@@ -59,6 +59,20 @@ def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert public_pem(public).startswith("-----BEGIN PUBLIC KEY-----")
     assert fingerprint(public) != fingerprint(make_key(tmp_path / "keys" / "south"))
+    path.chmod(0o640)
+    with pytest.raises(Refused, match="to be its owner's alone"):
+        make_key(path)
+    path.chmod(0o600)
     path.write_text("no key")
     with pytest.raises(BadInput, match="expected a site's key"):
         make_key(path)
+
+
+def test_an_older_file_in_a_keys_place_leaves_it_to_no_others(tmp_path: Path) -> None:
+    (tmp_path / "tls").mkdir(mode=0o755)
+    key = tmp_path / "tls" / "superlink-key.pem"
+    key.touch(mode=0o644)
+    make_certificate(tmp_path / "tls", ["coordinator.example"])
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    # The folder was there before, and holds others' files.
+    assert stat.S_IMODE((tmp_path / "tls").stat().st_mode) == 0o755
