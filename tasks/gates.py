@@ -49,12 +49,11 @@ REQUIRED_OF_PROCESS: tuple[GateName, ...] = (
     "servability",
 )
 """The gates of a candidate of a process without a simulator; approval is the ledger's, as for all."""
-ABSENT_OF_PROCESS = {
+ABSENT_OF_PROCESS: dict[GateName, str] = {
     "simulator": "there is none to be held against the logs",
     "rollouts": "there is no simulator to roll out on; what the learned model says is an estimate, and no gate",
     "champion": "nothing uncertified becomes champion, so there is none to compare with",
     "statistical": "a certificate is a claim about a simulator: no probability of violation is known",
-    "falsification": "there is no simulator to search for violations on",
 }
 """Gates that a process cannot have, and why."""
 BEFORE_CERTIFICATION = REQUIRED[: REQUIRED.index("statistical")]
