@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from neorl_core.plants import PLANTS
-from neorl_core.plants.base import EpisodeResult, rollout, rollouts, summarise
+from neorl_core.plants.base import EpisodeResult, rollout, rollouts, summarise, two_sided_margin
 from neorl_core.safety.bounds import clopper_pearson_lower, clopper_pearson_upper
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
@@ -143,6 +143,17 @@ def test_a_nan_anywhere_in_a_living_step_is_a_violation(field: str) -> None:
     assert VIOLATED(run._replace(**{field: array.at[7].set(jnp.nan)}))
     dead = run._replace(alive=jnp.arange(200) < 7, **{field: array.at[7].set(jnp.nan)})
     assert not VIOLATED(dead)
+
+
+def test_margins_by_hand() -> None:
+    found = two_sided_margin(jnp.array([0.0, 2.5, 3.0, -1.5, jnp.nan]), -1.0, 3.0)
+    np.testing.assert_allclose(found, [1.0, 0.5, 0.0, -0.5, jnp.nan])
+
+
+def test_a_limit_that_is_just_reached_still_holds() -> None:
+    run = ONE(jax.random.key(0), REST, Walk(sd=0.01))
+    assert not VIOLATED(run._replace(margins=run.margins.at[7].set(0.0)))
+    assert VIOLATED(run._replace(margins=run.margins.at[7].set(-1e-30)))
 
 
 class Handing(NamedTuple):

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from neorl_core.control.behaviour import Behaviour, BehaviourParams, blended
 from neorl_core.networks import Normaliser, Policy
-from neorl_core.safety import constraints
+from neorl_core.plants.base import two_sided_margin
 from neorl_core.safety.composite import composite_controller, make_composite
 from neorl_core.safety.shield import default_shield
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space
@@ -39,7 +39,7 @@ class Draw(NamedTuple):
 def predict(observation: Array, action: Array, params: Draw) -> tuple[Array, Array]:
     """A step of level' = level + 2 pumps − draw: −1, +1 or +3."""
     level = observation[0] + 2.0 * action[0] - params.draw
-    return jnp.stack([level, action[0]]), constraints.margins(level[None], SPEC.constraints)
+    return jnp.stack([level, action[0]]), two_sided_margin(level, LIMIT.low, LIMIT.high)[None]
 
 
 def refuse(*_: Any) -> Any:

@@ -15,12 +15,12 @@ from jaxtyping import Array
 
 from neorl_core.control.pid import PIDParams, pid
 from neorl_core.networks import Normaliser, Policy
-from neorl_core.safety import constraints
+from neorl_core.plants.base import two_sided_margin
 from neorl_core.safety.composite import PolicyState, bare_controller, composite_controller, make_composite
 from neorl_core.safety.shield import ShieldParams, default_shield, envelope_of, limit_action, predicted_margins
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space
 
-LIMITS = (Constraint("level", "m", -1.0, 3.0), Constraint("speed", "m/s", -5.0, 5.0))
+LIMIT = Constraint("level", "m", -1.0, 3.0)
 
 
 class Gain(NamedTuple):
@@ -33,7 +33,7 @@ SPEC = PlantSpec(
     name="tank",
     observation=Space(("level", "valve"), ("m", "1"), (-10.0, -1.0), (10.0, 1.0)),
     action=Space(("valve",), ("1",), (-1.0,), (1.0,)),
-    constraints=(LIMITS[0],),
+    constraints=(LIMIT,),
     dt=1.0,
     time_unit="s",
     horizon=10,
@@ -43,7 +43,7 @@ SPEC = PlantSpec(
 
 def predict(observation: Array, action: Array, params: Gain) -> tuple[Array, Array]:
     level = observation[0] + params.gain * action[0]
-    return jnp.stack([level, action[0]]), constraints.margins(level[None], SPEC.constraints)
+    return jnp.stack([level, action[0]]), two_sided_margin(level, LIMIT.low, LIMIT.high)[None]
 
 
 def refuse(*_: Any) -> Any:
@@ -100,26 +100,6 @@ def drive(policy: float, levels: list[float], **changes: Any) -> list[tuple[bool
         state, applied = ACT(composite, state, jnp.array([level, applied[0]]), applied)
         trace.append((bool(state.handed_over), float(applied[0])))
     return trace
-
-
-def test_margins_by_hand() -> None:
-    found = constraints.margins(jnp.array([[0.0, 0.0], [2.5, 6.0], [-1.5, -5.0]]), LIMITS)
-    np.testing.assert_allclose(found, [[1.0, 5.0], [0.5, -1.0], [-0.5, 0.0]])
-    np.testing.assert_allclose(constraints.constraint_costs(found), [[0.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
-    # A limit that is just reached still holds.
-    np.testing.assert_array_equal(constraints.violated(found), [False, True, True])
-
-
-def test_a_margin_that_is_not_a_number_is_a_violation() -> None:
-    margins = constraints.margins(jnp.array([jnp.nan, 0.0]), LIMITS)
-    assert bool(constraints.violated(margins))
-    assert np.isnan(np.asarray(constraints.constraint_costs(margins))[0])
-
-
-def test_margins_without_constraints_and_with_the_wrong_number() -> None:
-    assert constraints.margins(jnp.zeros((5, 0)), ()).shape == (5, 0)
-    with pytest.raises(ValueError, match="expected 2 quantities"):
-        constraints.margins(jnp.zeros(3), LIMITS)
 
 
 def test_limits_on_an_action_by_hand() -> None:
