@@ -16,7 +16,7 @@ from tasks.adapters.historian import export as historian
 from tasks.adapters.historian import tag_rows, transitions
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.historian.transitions import HistorianLog, read_historian
-from tasks.adapters.synthetic.fault_log import (
+from tests.tasks.adapters.historian.fault_log import (
     CURVATURE,
     DEADBAND,
     LATE_SECONDS,

@@ -1,4 +1,4 @@
-"""Writes a historian export with faults put into chosen rows, and a ledger of them: what an importer must find.
+"""A historian export with faults put into chosen rows, and a list of them: what an importer must find.
 
 Two smooth signals, a valve and a mode, whose true course is known in closed form:
 
@@ -17,8 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from tasks.adapters.files.canonical import make_folder, write_json
+import polars as pl
 
 START_NS = 1_767_571_200_000_000_000
 SECOND = 10**9
@@ -122,7 +121,7 @@ def write_faulty(
     files: int = 1,
     file_format: Literal["parquet", "csv"] = "parquet",
 ) -> FaultyLog:
-    """Write the export, and `faults.json` beside it.
+    """Write the export.
 
     Args:
         folder: made when absent; the export goes into its folder `export`.
@@ -139,7 +138,7 @@ def write_faulty(
     rows = _with_faults(clean_rows(seed, hours), rng, each, file_format)
     rows.sort(key=lambda row: row.position)
     export = folder / "export"
-    make_folder(export)
+    export.mkdir(parents=True)
     bounds = np.linspace(0, len(rows), files + 1).astype(int)
     names = [f"part-{name}.{file_format}" for name in rng.permutation(files)]
     faults = []
@@ -151,7 +150,6 @@ def write_faulty(
             for i, row in enumerate(part)
             if row.fault is not None and row.fault != "displaced"
         ]
-    write_json(folder / "faults.json", [fault._asdict() for fault in faults])
     spoilt = {(row.tag, row.time) for row in rows if row.fault == "contradicted"}
     sound = [row for row in rows if row.fault in (None, "displaced") and (row.tag, row.time) not in spoilt]
     archived = {
@@ -207,8 +205,6 @@ def _spoilt(row: _Row, fault: str, rng: np.random.Generator) -> list[_Row]:
 
 
 def _write(path: Path, rows: list[_Row], file_format: str) -> None:
-    import polars as pl
-
     texts = [row.text if row.value is None else repr(row.value) for row in rows]
     times = [row.time for row in rows]
     frame = pl.DataFrame(
