@@ -1,23 +1,29 @@
 """Writes stages into docs/architecture.md, the picture of a finished graph beside it, metrics into docs/operations.md.
 
-The table is read from the flow's source. The picture is a screenshot of Prefect's page, in headless Chromium and logged
-in, of the last retraining of the home (`make run` makes one); without Chromium or a run the picture stays as it is.
+The graph of a retraining, stages and whose results each takes, is read from the flow's source. The picture is a
+screenshot of Prefect's page, in headless Chromium and logged in, of the last retraining of the home (`make run` makes
+one); without Chromium or a run the picture stays as it is.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from benchmarks.pictures.browser import chromium
 from configs.errors import ServiceMissing
 from configs.home import Home
-from flows.graph import table
+from flows import process, retrain
 from flows.services.servers import connect, environment
-from tasks.monitoring.catalogue import table as metrics
+from tasks.monitoring.catalogue import METRICS
+from tasks.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -27,7 +33,98 @@ MARKS = {
     "process": ("<!-- process stages: begin -->", "<!-- process stages: end -->"),
 }
 OPERATIONS = ROOT / "docs" / "operations.md"
-METRICS = ("<!-- metrics: begin -->", "<!-- metrics: end -->")
+METRIC_MARKS = ("<!-- metrics: begin -->", "<!-- metrics: end -->")
+
+
+class Node(NamedTuple):
+    """A stage of a flow."""
+
+    stage: str
+    """Name of its Prefect task."""
+    takes: tuple[str, ...]
+    """Stages whose results it takes, in the order of its arguments."""
+    gives: str
+    """The type of its result."""
+    cached: bool
+    about: str
+    """What it does, in a sentence."""
+
+
+KINDS: dict[str, tuple[ModuleType, str]] = {
+    "simulated": (retrain, "retrain"),
+    "process": (process, "retrain_process"),
+}
+"""Kinds of plants, and the module and function that a retraining of one is."""
+
+
+def nodes(kind: str = "simulated") -> tuple[Node, ...]:
+    """The stages of a retraining in their order.
+
+    Args:
+        kind: of the plant, a key of KINDS.
+
+    Example:
+        >>> next(node.takes for node in nodes() if node.stage == "train")
+        ('ingest', 'identify')
+    """
+    module, name = KINDS[kind]
+    tree = ast.parse(inspect.getsource(module))
+    flow = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    found: list[Node] = []
+    made: dict[str, tuple[str, ...]] = {}
+    for statement in _statements(flow.body):
+        value = getattr(statement, "value", None)
+        if not isinstance(value, ast.expr):
+            continue
+        origins = _origins(value, module, made, found)
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            made[statement.targets[0].id] = origins
+    return tuple(found)
+
+
+def table(kind: str = "simulated") -> str:
+    """The stages of a retraining as a Markdown table."""
+    lines = ["| stage | takes | gives | repeated | what it does |", "|:--|:--|:--|:--|:--|"]
+    for node in nodes(kind):
+        repeated = "found again by content" if node.cached else "every time"
+        lines.append(f"| {node.stage} | {', '.join(node.takes) or '–'} | {node.gives} | {repeated} | {node.about} |")
+    return "\n".join(lines)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements in order, those inside `with` and `if` too."""
+    for statement in body:
+        yield statement
+        yield from _statements(getattr(statement, "body", []))
+
+
+def _origins(
+    value: ast.expr, module: ModuleType, made: dict[str, tuple[str, ...]], found: list[Node]
+) -> tuple[str, ...]:
+    """The stages that an expression's value comes from; calls of stages in it are added to what was found."""
+    if isinstance(value, ast.Name):
+        return made.get(value.id, ())
+    if not isinstance(value, ast.Call):
+        return ()
+    arguments = [*value.args, *(keyword.value for keyword in value.keywords)]
+    takes = tuple(dict.fromkeys(name for item in arguments for name in _origins(item, module, made, found)))
+    function = getattr(module, value.func.id, None) if isinstance(value.func, ast.Name) else None
+    key = f"{function.__module__}.{function.__name__}" if inspect.isfunction(function) else ""
+    if function is None or key not in STAGES:
+        # A model that is made of results hands all of them on; anything else makes no result of a stage.
+        return takes if inspect.isclass(function) else ()
+    stage = STAGES[key]
+    about = (inspect.getdoc(function) or "").splitlines()[0]
+    found.append(Node(stage.name, takes, str(inspect.signature(function).return_annotation), stage.cached, about))
+    return (stage.name,)
+
+
+def metrics() -> Iterator[str]:
+    """The metrics as the lines of a table in Markdown."""
+    yield "| metric | type | labels | meaning |"
+    yield "|:--|:--|:--|:--|"
+    for name, (kind, labels, about) in METRICS.items():
+        yield f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {about} |"
 
 
 def with_table(text: str) -> str:
@@ -39,7 +136,7 @@ def with_table(text: str) -> str:
 
 def with_metrics(text: str) -> str:
     """The page about operations with the table of metrics between its markers."""
-    return _between(text, METRICS, "\n".join(metrics()))
+    return _between(text, METRIC_MARKS, "\n".join(metrics()))
 
 
 def _between(text: str, marks: tuple[str, str], table: str) -> str:

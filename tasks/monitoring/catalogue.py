@@ -6,7 +6,6 @@ a number changes only when something happened. https://prometheus.io/docs/practi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 Kind = Literal["gauge", "counter", "info"]
@@ -106,11 +105,3 @@ METRICS: dict[str, Definition] = {
 }
 """`data` is `newest`, the dataset ingested last but for files that the one in force holds, or `in_force`, which the
 champion, or of a process the shadow, learned from."""
-
-
-def table() -> Iterator[str]:
-    """The metrics as the lines of a table in Markdown."""
-    yield "| metric | type | labels | meaning |"
-    yield "|:--|:--|:--|:--|"
-    for name, (kind, labels, about) in METRICS.items():
-        yield f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {about} |"

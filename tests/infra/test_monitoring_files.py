@@ -165,3 +165,10 @@ def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
     text = OPERATIONS.read_text(encoding="utf-8")
     assert text.count("| `neorl_") == len(METRICS)
     assert with_metrics(text) == text, "run `make architecture`"
+
+
+def test_the_tables_of_stages_are_those_of_the_flows() -> None:
+    from benchmarks.architecture import PAGE, with_table
+
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_table(text) == text, "run `make architecture`"
