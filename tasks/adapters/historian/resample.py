@@ -1,8 +1,7 @@
-"""The 'Interpolative' aggregate of OPC UA Part 13 (1.04, 3.1.8 and 5.4.3.4): a tag's value and status at given times.
+"""A tag's value at given times, by the 'Interpolative' aggregate of OPC UA Part 13 (1.04, 3.1.8 and 5.4.3.4).
 
-Good and Uncertain values count, Bad ones do not (nor Uncertain ones, when asked). Before the first value there is
-BadNoData. A value that was found across Bad or from Uncertain values is UncertainDataSubNormal, and so is one held
-past the end of the data.
+Good and Uncertain values count, Bad ones do not; where a mapping treats Uncertain values as Bad, `raw_values` has
+marked them so. Before the first value there is none.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ import numpy.typing as npt
 
 GOOD = np.uint32(0x00000000)
 UNCERTAIN = np.uint32(0x40000000)
-UNCERTAIN_SUB_NORMAL = np.uint32(0x40A40000)
 BAD = np.uint32(0x80000000)
-BAD_NO_DATA = np.uint32(0x809B0000)
 """Status codes of OPC UA Part 4; the two highest bits are the severity."""
 
 Times = npt.NDArray[np.int64]
@@ -39,8 +36,6 @@ class Resampled(NamedTuple):
 
     values: npt.NDArray[np.float64]
     """(G,); NaN where there is none."""
-    statuses: Statuses
-    """(G,)"""
     reach: Times
     """ns between the values that were used, or since a held value lost its validity; 0 at a raw value (G,)."""
     across_bad: npt.NDArray[np.bool_]
@@ -71,50 +66,20 @@ def severity(statuses: Statuses) -> npt.NDArray[Any]:
     return statuses >> 30
 
 
-def interpolative(
-    samples: Samples,
-    at: Times,
-    stepped: bool,
-    uncertain_is_bad: bool = False,
-    end: int | None = None,
-) -> Resampled:
-    """Value and status at each time.
-
-    Sloped: v = v0 + (t − t0)(v1 − v0)/(t1 − t0) between the nearest non-Bad values at t0 ≤ t < t1. Stepped: v = v0.
-
-    Args:
-        samples: the tag's history (M,).
-        at: times (G,), ns, increasing.
-        stepped: whether a value holds until the next.
-        uncertain_is_bad: the aggregate's TreatUncertainAsBad.
-        end: time [ns] up to which the tag is known to be archived; its last value when not given. A tag that is
-            archived only when it changes holds its value until then.
-
-    Returns:
-        Arrays (G,).
-    """
-    usable = _split(samples, uncertain_is_bad)
-    return _interpolate(usable, _place(usable.times, at), at, stepped, end)
-
-
 class _Usable(NamedTuple):
     """The values that count, and when there were others."""
 
     times: Times
     values: npt.NDArray[np.float64]
-    codes: Statuses
     bad_times: Times
 
 
-def _split(samples: Samples, uncertain_is_bad: bool = False) -> _Usable:
-    usable = samples.statuses < (UNCERTAIN if uncertain_is_bad else BAD)
-    usable &= np.isfinite(samples.values)
+def _split(samples: Samples) -> _Usable:
+    usable = (samples.statuses < BAD) & np.isfinite(samples.values)
     if usable.all():
-        return _Usable(*samples, bad_times=samples.times[:0])
+        return _Usable(samples.times, samples.values, samples.times[:0])
     where = np.flatnonzero(usable)
-    return _Usable(
-        samples.times.take(where), samples.values.take(where), samples.statuses.take(where), samples.times[~usable]
-    )
+    return _Usable(samples.times.take(where), samples.values.take(where), samples.times[~usable])
 
 
 class _Place(NamedTuple):
@@ -136,38 +101,33 @@ def _place(times: Times, at: Times) -> _Place:
     return _Place(before, age, (before == len(times) - 1) & (age > 0))
 
 
-def _interpolate(usable: _Usable, place: _Place, at: Times, stepped: bool, end: int | None) -> Resampled:
-    times, values, codes, bad_times = usable
+def _interpolate(usable: _Usable, place: _Place, at: Times, stepped: bool) -> Resampled:
+    """Sloped: v = v0 + (t − t0)(v1 − v0)/(t1 − t0) between the nearest values at t0 ≤ t < t1. Stepped: v = v0."""
+    times, values, bad_times = usable
     if not len(times):
         nothing = np.full(len(at), np.nan)
-        bad_before = np.searchsorted(bad_times, at, side="right") > 0
-        return Resampled(nothing, np.full(len(at), BAD_NO_DATA), np.zeros(len(at), np.int64), bad_before)
+        return Resampled(nothing, np.zeros(len(at), np.int64), np.searchsorted(bad_times, at, side="right") > 0)
 
     before, age, beyond = place
-    doubtful = severity(codes[before]) == 1
     if stepped:
         value = values[before]
         across, passed = _across(bad_times, times[before], at, "right")
         reach = np.zeros(len(at), np.int64)
         if len(bad_times):
             reach = np.where(across, at - bad_times[np.minimum(passed, len(bad_times) - 1)], reach)
-        beyond = beyond & (at > (times[-1] if end is None else end))
     else:
         after = np.minimum(before + 1, len(times) - 1)
         width = times[after] - times[before]
         # The last value has none after it but itself, and no slope.
         value = values[before] + age / np.maximum(width, 1) * (values[after] - values[before])
         across, _ = _across(bad_times, times[before], np.where(beyond, np.iinfo(np.int64).max, times[after]), "left")
-        doubtful |= severity(codes[after]) == 1
         reach = np.where(beyond, age, width)
     between = age > 0
     across &= between
-    status = np.where(across | doubtful | beyond, UNCERTAIN_SUB_NORMAL, GOOD)
-    status = np.where(between, status, codes[before])
     reach = np.where(between, reach, 0)
     if len(at) and age[0] < 0:
-        value, status = np.where(age < 0, np.nan, value), np.where(age < 0, BAD_NO_DATA, status)
-    return Resampled(value, status.astype(np.uint32), reach, across)
+        value = np.where(age < 0, np.nan, value)
+    return Resampled(value, reach, across)
 
 
 def _across(bad_times: Times, since: Times, until: Times, side: Literal["left", "right"]) -> tuple[Any, Any]:
@@ -190,9 +150,9 @@ class Within(NamedTuple):
 def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within | None = None) -> Resampled:
     """A tag's value where it is known well enough, else NaN.
 
-    Sloped and causal: between two samples where the later one came by t + skew, else the one before, held. Otherwise as
-    in `interpolative`. A sloped tag is unknown where its samples are farther apart than its limit, and where it falls
-    silent, unless the archive ends before that could be seen.
+    Sloped and causal: between two samples where the later one came by t + skew, else the one before, held. A sloped tag
+    is unknown where its samples are farther apart than its limit, and where it falls silent, unless the archive ends
+    before that could be seen.
 
     Args:
         samples: the tag's history (M,), from its last value before `at` on.
@@ -207,7 +167,7 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within |
     usable = _split(samples)
     times = usable.times
     place = _place(times, at)
-    found = _interpolate(usable, place, at, rule.stepped, end)
+    found = _interpolate(usable, place, at, rule.stepped)
     if not len(times):
         return found
     before, age, beyond = place

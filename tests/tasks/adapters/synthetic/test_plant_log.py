@@ -11,7 +11,7 @@ import pytest
 from configs.errors import BadInput
 from neorl_core.plants import chemical_reactor as reactor
 from tasks.adapters.files.canonical import file_sha256
-from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN, Samples, interpolative
+from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN, Rule, Samples, known_at
 from tasks.adapters.synthetic.plant_log import HEARTBEAT, KELVIN, PERIOD_NS, START_NS, WEEK_NS, GeneratedLog, generate
 from tasks.adapters.synthetic.plant_run import AUTO, MAINTENANCE, MANUAL
 
@@ -90,8 +90,8 @@ def test_interpolating_the_archive_finds_the_truth(table: pl.DataFrame, truth: d
     around = np.convolve(truth["mode"] == MAINTENANCE, np.ones(3), "same") > 0
     sound &= ~around
     for tag, (expected, offset, tolerance, stepped) in signals.items():
-        found = interpolative(history(table, tag), grid, stepped)
-        good = sound & (found.reach <= 30 * 10**9) & (found.statuses == GOOD)
+        found = known_at(history(table, tag), grid, Rule(stepped, max_gap=30 * 10**9), end=int(grid[-1]))
+        good = sound & ~np.isnan(found.values) & ~found.across_bad
         assert good.mean() > 0.9
         assert np.abs(found.values + offset - expected)[good].max() <= tolerance, tag
 
