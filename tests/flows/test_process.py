@@ -61,7 +61,10 @@ def first(command: Neorl, project: tuple[Path, Path]) -> dict[str, Any]:
     return result
 
 
-def test_a_log_alone_becomes_a_shadow_and_never_a_champion(first: dict[str, Any], services: Services) -> None:
+def test_a_log_alone_becomes_a_shadow_and_never_a_champion(
+    first: dict[str, Any], services: Services, tmp_path: Path
+) -> None:
+    from tasks.adapters.models.bundle import load_bundle
     from tasks.adapters.registry.registry import Registry
 
     assert first["verdict"] == "shadow"
@@ -80,7 +83,8 @@ def test_a_log_alone_becomes_a_shadow_and_never_a_champion(first: dict[str, Any]
         assert "certificate verify" not in text
     assert "persistence" in page
     assert "Errors of predictions against their horizon" in page
-    plant, composite = registry.load(NAME, version.version, first["shadow"]["composite"])
+    model = registry.fetch_model(NAME, version.version, tmp_path)
+    plant, composite = load_bundle(model / "artifacts" / "bundle", first["shadow"]["composite"])
     assert plant.spec.name == NAME
     assert composite.policy is not None
     assert audit(services.home).passed

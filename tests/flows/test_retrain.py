@@ -123,7 +123,8 @@ def test_the_log_and_the_state_tell_the_story_without_the_command(first: dict[st
     assert "![" not in text
 
 
-def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Services) -> None:
+def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Services, tmp_path: Path) -> None:
+    from tasks.adapters.models.bundle import load_bundle
     from tasks.adapters.registry.registry import Registry
 
     registry = Registry(services.mlflow.url)
@@ -132,7 +133,8 @@ def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Serv
     assert version.digest == first["champion"]["composite"]
     head = version.tags["neorl.ledger_head"]
     assert Ledger.open(services.home, write=False).verify([head]).size > 0
-    plant, _ = registry.load_champion(PLANT, first["champion"]["composite"])
+    model = registry.fetch_model(PLANT, version.version, tmp_path)
+    plant, _ = load_bundle(model / "artifacts" / "bundle", first["champion"]["composite"])
     assert plant.spec.name == PLANT
 
 

@@ -7,19 +7,16 @@ same two twice makes one version.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from configs.code import Origin
 from configs.environment import TELEMETRY_OFF
 from configs.errors import Refused, ServiceMissing
-from neorl_core.types import Plant, PlantSpec, Process
+from neorl_core.types import PlantSpec
 from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.models.manifest import read_manifest
 from tasks.adapters.registry import reading
 from tasks.adapters.registry.page import LIMIT, TOLD_ONCE, Page, joined, split
 from tasks.adapters.registry.upload import COMPOSITE, MODEL_ID, RUN_KEY, Artifact, Submission, put, upload
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-    from neorl_core.safety.composite import Composite
 
 CHAMPION, CHALLENGER, SHADOW = "champion", "challenger", "shadow"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -125,15 +121,6 @@ class Registry:
             f"expected the MLflow server at {self.uri} to answer, got no connection: start it with `neorl up`, then "
             "run the same command again; what is finished is not computed again."
         )
-
-    def ping(self) -> None:
-        """Ask for one experiment.
-
-        Raises:
-            ServiceMissing: when the server does not answer.
-        """
-        with self.answering():
-            self.client.search_experiments(max_results=1)
 
     def run_url(self, experiment_id: str, run_id: str) -> str:
         """Where the UI shows a run; a database without a server has no pages."""
@@ -326,14 +313,13 @@ class Registry:
             changes.append(f"@{alias}: {current.get(alias)} -> {wanted}")
         return changes
 
-    def fetch_model(self, plant: str, version: str, target: Path, part: str = "") -> Path:
-        """Download a version's model, or a part of it; nothing is loaded.
+    def fetch_model(self, plant: str, version: str, target: Path) -> Path:
+        """Download a version's model; nothing is loaded.
 
         Args:
             plant: the registered model.
             version: its number.
             target: the folder that receives it.
-            part: a folder of the model, such as `artifacts/bundle`; all of it without one.
 
         Returns:
             The folder that was downloaded.
@@ -343,46 +329,10 @@ class Registry:
         with self.answering(f"version {version} of {plant}"):
             found = self.client.get_model_version(plant, version)
             model = self.client.get_logged_model(found.tags[MODEL_ID])
-            place = f"{model.artifact_location}/{part}".rstrip("/")
             got = mlflow.artifacts.download_artifacts(
-                artifact_uri=place, dst_path=str(target), tracking_uri=self.uri, registry_uri=self.uri
+                artifact_uri=model.artifact_location.rstrip("/"),
+                dst_path=str(target),
+                tracking_uri=self.uri,
+                registry_uri=self.uri,
             )
         return Path(got)
-
-    def load(
-        self, plant: str, version: str, expected_digest: str, source: Origin | None = None
-    ) -> tuple[Plant | Process, Composite]:
-        """A version's (plant, composite), once its tag and its bytes agree with what the ledger expects.
-
-        Args:
-            plant: the registered model.
-            version: its number.
-            expected_digest: the composite's, from the ledger.
-            source: the plant's code, where it is in a project of the user's own.
-
-        Raises:
-            Refused: on any other digest; nothing of the model has been run then.
-        """
-        tagged = self.version(plant, version).digest
-        if tagged != expected_digest:
-            raise Refused(
-                f"expected composite {expected_digest} as version {version} of {plant}, got the tag {tagged!r}: run "
-                "`neorl audit verify` and register the certified composite again."
-            )
-        with tempfile.TemporaryDirectory() as folder:
-            bundle = self.fetch_model(plant, version, Path(folder), "artifacts/bundle")
-            read_manifest(bundle)
-            return load_bundle(bundle, expected_digest, source)
-
-    def load_champion(
-        self, plant: str, expected_digest: str, source: Origin | None = None
-    ) -> tuple[Plant | Process, Composite]:
-        """The composite behind @champion, verified against the digest that the ledger expects.
-
-        Raises:
-            Refused: when there is no champion or it is another composite.
-        """
-        version = self.aliases(plant).get(CHAMPION)
-        if version is None:
-            raise Refused(f"expected a champion of {plant}, got none: promote one with `neorl retrain` first.")
-        return self.load(plant, version, expected_digest, source)

@@ -103,7 +103,7 @@ def test_mlflows_own_database_is_brought_along_after_a_backup(
     from tasks.adapters.registry.registry import Registry
 
     database = old.folder("mlflow") / "mlflow.db"
-    Registry(f"sqlite:///{database}").ping()
+    Registry(f"sqlite:///{database}").client.search_experiments(max_results=1)
     newest = revision(database)
     assert run(["migrate"]) == 0
     assert revision(database) == newest

@@ -245,22 +245,18 @@ def test_the_plant_s_own_controller_carries_no_policy_s_numbers(
     assert "nothing in it was trained" in text
 
 
-def test_the_champion_is_verified_before_it_is_used(
+def test_the_bundle_in_mlflow_is_the_one_that_was_registered(
     registry: Registry, registered: tuple[Record, Version], tmp_path: Path
 ) -> None:
     record, reference = registered
-    registry.reconcile(NAME, reference.version)
-    plant, composite = registry.load_champion(NAME, record.digests.composite)
+    model = registry.fetch_model(NAME, reference.version, tmp_path)
+    plant, composite = load_bundle(model / "artifacts" / "bundle", record.digests.composite)
     assert plant is PLANT
     assert composite.policy is None
-    with pytest.raises(Refused, match="expected composite 00"):
-        registry.load_champion(NAME, "00")
-    with pytest.raises(Refused, match="expected a champion of supply_chain"):
-        registry.load_champion("supply_chain", "00")
 
 
 def test_a_model_file_altered_on_the_server_is_refused(
-    registry: Registry, submission: Submission, services: Services
+    registry: Registry, submission: Submission, services: Services, tmp_path: Path
 ) -> None:
     reference = registry.register(submission)
     model = registry.version(NAME, reference.version).model_id
@@ -268,8 +264,9 @@ def test_a_model_file_altered_on_the_server_is_refused(
     data = bytearray(stored.read_bytes())
     data[len(data) // 2] ^= 1
     stored.write_bytes(bytes(data))
+    model = registry.fetch_model(NAME, reference.version, tmp_path)
     with pytest.raises(Refused, match=r"composite\.npz"):
-        registry.load(NAME, reference.version, submission.digest)
+        load_bundle(model / "artifacts" / "bundle", submission.digest)
 
 
 def test_a_version_says_what_was_decided_with_the_report_and_its_picture(
@@ -357,7 +354,11 @@ def test_a_server_that_is_gone_is_one_sentence(submission: Submission, monkeypat
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         missing = Registry(f"http://127.0.0.1:{unused.getsockname()[1]}")
-    for call in (missing.ping, lambda: missing.register(submission), lambda: missing.reconcile(NAME, "1")):
+    for call in (
+        lambda: missing.version(NAME, "1"),
+        lambda: missing.register(submission),
+        lambda: missing.reconcile(NAME, "1"),
+    ):
         with pytest.raises(ServiceMissing, match="neorl up") as error:
             call()
         assert str(error.value).count(". ") == 0
