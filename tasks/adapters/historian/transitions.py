@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,32 +42,6 @@ PIECE_ROWS = 24
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-
-
-class HistorianLog(NamedTuple):
-    """A log as transitions."""
-
-    rows: Rows
-    """Rows in order of time; `rejected` names why a row must go to the quarantine, or ''."""
-    account: StepAccount
-    """Where every control step and every sample went."""
-
-
-def read_historian(
-    path: Path,
-    mapping: HistorianMapping,
-    spec: PlantSpec,
-    logged: LoggedSignals | None,
-    quarantine: RawQuarantine | None = None,
-) -> HistorianLog:
-    """Read a historian export whole; for exports of any size see `HistorianStream`.
-
-    Returns:
-        The rows, and an account of all steps: rows + rejected + gap + not_running + outside_limits = steps.
-    """
-    stream = HistorianStream(path, mapping, spec, logged, quarantine or RawQuarantine())
-    blocks = list(stream.blocks())
-    return HistorianLog({key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}, stream.account)
 
 
 class HistorianStream:

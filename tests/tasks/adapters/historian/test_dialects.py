@@ -18,8 +18,8 @@ from configs.mapping import Clock
 from tasks.adapters.historian import workbooks
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.historian.raw_times import TimestampReader
-from tasks.adapters.historian.transitions import HistorianLog
 from tests.small_tank import MAPPING, STEPS, read, wide
+from tests.tasks.adapters.historian.whole import HistorianLog
 
 TAGS = MAPPING["tags"]
 CLOCK = {"start": "2026-01-05T00:00:00Z"}

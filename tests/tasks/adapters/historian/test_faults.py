@@ -15,7 +15,6 @@ from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.historian import export as historian
 from tasks.adapters.historian import tag_rows, transitions
 from tasks.adapters.historian.raw_rows import RawQuarantine
-from tasks.adapters.historian.transitions import HistorianLog, read_historian
 from tests.tasks.adapters.historian.fault_log import (
     CURVATURE,
     DEADBAND,
@@ -28,6 +27,7 @@ from tests.tasks.adapters.historian.fault_log import (
     truth,
     write_faulty,
 )
+from tests.tasks.adapters.historian.whole import HistorianLog, read_historian
 
 MAPPING: dict[str, Any] = {
     "process": {"name": "vessel", "horizon": 200},

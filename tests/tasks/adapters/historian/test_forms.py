@@ -13,8 +13,8 @@ from configs.process import described_spec
 from tasks.adapters.historian import export as historian
 from tasks.adapters.historian import folders, tables
 from tasks.adapters.historian.raw_rows import RawQuarantine
-from tasks.adapters.historian.transitions import HistorianLog
 from tests.small_tank import MAPPING, STEPS, long, mapping, read, wide
+from tests.tasks.adapters.historian.whole import HistorianLog
 
 
 def same(one: HistorianLog, other: HistorianLog) -> None:

@@ -18,9 +18,9 @@ from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.adapters.historian import export as historian
 from tasks.adapters.historian import tag_rows, transitions
 from tasks.adapters.historian.export import Export
-from tasks.adapters.historian.transitions import HistorianLog, read_historian
 from tasks.adapters.store.records import SampleCounts
 from tasks.adapters.synthetic.plant_log import generate
+from tests.tasks.adapters.historian.whole import HistorianLog, read_historian
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND

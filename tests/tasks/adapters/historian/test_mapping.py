@@ -14,10 +14,10 @@ from configs.home import Home
 from configs.process import described_spec
 from configs.run import Data, RunConfig
 from neorl_core.types import Constraint
-from tasks.adapters.historian.transitions import read_historian
 from tasks.adapters.store.reader import StoredDataset
 from tasks.ingest import ingest
 from tests.small_tank import MAPPING, STEPS, long, mapping, read
+from tests.tasks.adapters.historian.whole import read_historian
 
 
 def test_a_value_goes_stale_by_its_tag_s_own_limit(tmp_path: Path) -> None:

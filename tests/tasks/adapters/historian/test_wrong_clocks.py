@@ -15,7 +15,7 @@ from configs.process import described_spec
 from tasks.adapters.historian.periods import Stretches
 from tasks.adapters.historian.raw_rows import RawQuarantine
 from tasks.adapters.historian.raw_times import FAR
-from tasks.adapters.historian.transitions import HistorianLog, read_historian
+from tests.tasks.adapters.historian.whole import HistorianLog, read_historian
 
 BEGIN = datetime(2024, 3, 1, tzinfo=UTC)
 STEPS = 120

@@ -15,7 +15,7 @@ from configs.load import load_yaml
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
 from tasks.adapters.historian.guessing.start import start_mapping
-from tasks.adapters.historian.transitions import read_historian
+from tests.tasks.adapters.historian.whole import read_historian
 
 NAMES = ("Temp. [°C]", "Flow (m³/h)", "Level", "Valve opening [%]", "P-101.PV", "Druck [bar]", "x y", "T_out")
 ISO = "%Y-%m-%dT%H:%M:%SZ"
