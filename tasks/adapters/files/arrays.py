@@ -151,16 +151,6 @@ def open_npz(path: Path) -> Iterator[NpzReader]:
         yield NpzReader(path, archive, path.stat().st_size)
 
 
-def npz_layout(path: Path) -> dict[str, Member]:
-    """Types and shapes of all arrays of an archive, by name; no array is read.
-
-    Raises:
-        BadInput: when a member is not an array of plain numbers whose bytes are there.
-    """
-    with open_npz(path) as archive:
-        return {name: archive.member(name) for name in archive.names}
-
-
 def read_npz(path: Path, limit_bytes: int = MAX_BYTES) -> dict[str, npt.NDArray[Any]]:
     """All arrays of an archive, by name, read-only.
 
