@@ -100,13 +100,8 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     return path
 
 
-def verify_inclusion(root: bytes, leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> bool:
-    """Whether a proof shows that `leaf` is record `index` of the `size` records under `root`."""
-    return verify_leaf_hash(root, leaf_hash(leaf), index, size, proof)
-
-
 def verify_leaf_hash(root: bytes, node: bytes, index: int, size: int, proof: Sequence[bytes]) -> bool:
-    """The same for a leaf of which only its `leaf_hash` is at hand.
+    """Whether a proof shows that the leaf of this `leaf_hash` is record `index` of the `size` records under `root`.
 
     Source: RFC 9162, section 2.1.3.2 (the same tree as RFC 6962).
     """

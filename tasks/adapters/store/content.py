@@ -1,4 +1,4 @@
-"""What a shard holds, as canonical blocks of rows: its content digest, its episodes' digests, and proofs of a part.
+"""What a shard holds, as canonical blocks of rows: its content digest and its episodes' digests.
 
 A block is at most `BLOCK_ROWS` rows of one episode. Its hash is a leaf of the shard's Merkle tree (RFC 6962) and of its
 episode's, so that rows are hashed once for both; neither depends on the chunking of a file or on the HDF5 library.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from configs.errors import Refused
 from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.files.merkle import inclusion_proof, leaf_hash, root_of_hashes
+from tasks.adapters.files.merkle import leaf_hash, root_of_hashes
 from tasks.adapters.store.schema import ROW_KEYS, kept_as
 
 Columns = Mapping[str, Sequence[npt.NDArray[Any]]]
@@ -38,19 +38,6 @@ class Stored(Protocol):
     def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
         """Some of its rows."""
         ...
-
-
-class BlockProof(NamedTuple):
-    """What shows that a block of rows belongs to a shard: the arguments of `merkle.verify_inclusion`."""
-
-    leaf: bytes
-    """The block's own bytes."""
-    position: int
-    """Position of the leaf, counted from 0."""
-    size: int
-    """Leaves of the tree."""
-    path: tuple[bytes, ...]
-    """Hashes from the leaf's sibling upwards."""
 
 
 BLOCK_ROWS = 4096
@@ -207,27 +194,3 @@ def _read(shard: Mapping[str, Stored]) -> Iterator[tuple[list[int], dict[str, np
 def _held_episodes(shard: Mapping[str, Stored]) -> npt.NDArray[Any]:
     """The episodes that a shard says it has, which its flags need not bear out."""
     return np.append(shard["episode_starts"][:], shard["rewards"].shape[0])
-
-
-def prove_block(shard: Mapping[str, Stored], block: int) -> BlockProof:
-    """What shows that a block of rows belongs to a shard, without the rest of it.
-
-    Args:
-        shard: arrays or open HDF5 datasets by key.
-        block: from 0; `block_bounds` says which rows it holds.
-
-    Returns:
-        Leaf, index, size and path for `tasks.adapters.files.merkle.verify_inclusion`.
-
-    Raises:
-        IndexError: when there is no such block.
-    """
-    episodes = _held_episodes(shard)
-    leaves = [_first_leaf(shard, episodes)]
-    for bounds, rows in _read(shard):
-        for start, stop in itertools.pairwise(bounds):
-            leaves.append(b"".join(values[start:stop].tobytes() for values in rows.values()))
-    leaves.append(_last_leaf(episodes, shard["episode_digests"][:]))
-    if not 0 <= block < len(leaves) - 2:
-        raise IndexError(f"expected a block between 0 and {len(leaves) - 3}, got {block}")
-    return BlockProof(leaves[block + 1], block + 1, len(leaves), tuple(inclusion_proof(leaves, block + 1)))

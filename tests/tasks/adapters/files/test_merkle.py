@@ -10,9 +10,10 @@ from tasks.adapters.files.merkle import (
     MerkleTree,
     consistency_proof,
     inclusion_proof,
+    leaf_hash,
     merkle_root,
     verify_consistency,
-    verify_inclusion,
+    verify_leaf_hash,
 )
 
 # The leaves and roots that the Certificate Transparency reference implementation tests itself with.
@@ -81,18 +82,18 @@ def test_every_record_is_provable_and_nothing_else_is(size: int) -> None:
     for index, leaf in enumerate(leaves):
         proof = inclusion_proof(leaves, index)
         assert len(proof) <= (size - 1).bit_length()
-        assert verify_inclusion(root, leaf, index, size, proof)
-        assert not verify_inclusion(root, leaf + b"x", index, size, proof)
-        assert not verify_inclusion(root, leaf, index, size, [*proof, root])
+        assert verify_leaf_hash(root, leaf_hash(leaf), index, size, proof)
+        assert not verify_leaf_hash(root, leaf_hash(leaf + b"x"), index, size, proof)
+        assert not verify_leaf_hash(root, leaf_hash(leaf), index, size, [*proof, root])
         if proof:
-            assert not verify_inclusion(root, leaf, index, size, proof[:-1])
-            assert not verify_inclusion(root, leaf, (index + 1) % size, size, proof)
+            assert not verify_leaf_hash(root, leaf_hash(leaf), index, size, proof[:-1])
+            assert not verify_leaf_hash(root, leaf_hash(leaf), (index + 1) % size, size, proof)
 
 
 def test_no_proof_for_a_record_that_does_not_exist() -> None:
     with pytest.raises(IndexError, match="between 0 and 7"):
         inclusion_proof(LEAVES, 8)
-    assert not verify_inclusion(merkle_root(LEAVES), LEAVES[0], 8, 8, [])
+    assert not verify_leaf_hash(merkle_root(LEAVES), leaf_hash(LEAVES[0]), 8, 8, [])
 
 
 def test_a_node_cannot_pose_as_a_leaf() -> None:

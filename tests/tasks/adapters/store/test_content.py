@@ -1,4 +1,4 @@
-"""The digest of what a shard holds: independent of its layout, provable block by block, extended by appends."""
+"""The digest of what a shard holds: independent of its layout, extended by appends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from configs.errors import Refused
-from tasks.adapters.files.merkle import verify_inclusion
-from tasks.adapters.store.content import content_digest, prove_block
+from tasks.adapters.store.content import content_digest
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.shards import check_content, open_shard
@@ -58,20 +57,6 @@ def test_content_digest_is_that_of_rfc_6962(tmp_path: Path) -> None:
     with open_shard(held.shard_path(held.manifest.shards[0])) as file:
         assert [row.tobytes() for row in file["episode_digests"][:]] == digests
     assert held.manifest.shards[0].content == tree(records).hex()
-
-
-def test_a_block_of_rows_is_provable_without_the_rest(tmp_path: Path) -> None:
-    held = write(tmp_path, make_rows(3, steps=9000), shard_bytes=10**9)
-    record = held.manifest.shards[0]
-    with open_shard(held.shard_path(record)) as file:
-        proof = prove_block(file, 4)
-        for none in (-1, 9):
-            with pytest.raises(IndexError, match="between 0 and 8"):
-                prove_block(file, none)
-    root = bytes.fromhex(record.content)
-    assert proof.leaf.startswith(held.arrays()["observations"][13_096:17_192].tobytes())
-    assert verify_inclusion(root, *proof)
-    assert not verify_inclusion(root, *proof._replace(leaf=proof.leaf[:-1] + b"!"))
 
 
 def test_the_digest_of_an_append_is_made_of_new_blocks_only(tmp_path: Path) -> None:
