@@ -6,9 +6,7 @@ episodes drifts by more than one violation is worth. Probabilities of violation 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +44,7 @@ def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float
 
     Args:
         violations: k.
-        episodes: n, fixed before looking (for a sequential test use `betting_stop`).
+        episodes: n, fixed before looking (a sequential test stops at `betting_episodes`).
         alpha: 1 - confidence.
     Returns: the bound, 1.0 when every episode was violated.
     Raises: ValueError for impossible counts or alpha.
@@ -133,24 +131,6 @@ def log_e_value(successes: int, violations: int, p0: float, p1: float | None = N
     return successes * per_success + violations * per_violation
 
 
-def betting_stop(violations: Sequence[bool] | npt.NDArray[np.bool_], p0: float, alpha: float) -> int | None:
-    """The number of episodes, taken in order, after which the e-value first reaches 1/alpha.
-
-    Args:
-        violations: (E,) whether each episode was violated, in the order of their seeds.
-        p0: the violation probability to be refuted.
-        alpha: what this attempt may spend.
-    Returns: n (1-based), or None if it is never reached.
-    """
-    _check_probability("alpha", alpha)
-    flags = np.asarray(violations, dtype=bool)
-    per_success, per_violation = log_bets(p0)
-    lost = np.cumsum(flags)
-    log_e = (np.arange(1, flags.size + 1) - lost) * per_success + lost * per_violation
-    reached = np.flatnonzero(log_e >= -math.log(alpha))
-    return int(reached[0]) + 1 if reached.size else None
-
-
 def betting_episodes(p0: float, violations: int, alpha: float) -> int:
     """Episodes after which the e-value reaches 1/alpha when `violations` of them were violated.
 
@@ -163,65 +143,6 @@ def betting_episodes(p0: float, violations: int, alpha: float) -> int:
     per_success, per_violation = log_bets(p0)
     successes = math.ceil((-math.log(alpha) - violations * per_violation) / per_success)
     return successes + violations
-
-
-def successes_per_violation(p0: float) -> float:
-    """Further successes that win back what one violation costs the e-value: 2557.02 at p0 = 1e-3."""
-    per_success, per_violation = log_bets(p0)
-    return -per_violation / per_success
-
-
-def certification_probability(p: float, boundaries: Sequence[int]) -> float:
-    """Exact probability that a test which looks after every episode ever certifies, at true violation probability p.
-
-    The test certifies at n = boundaries[k] if k violations were seen so far. Counts that have not certified are
-    carried from boundary to boundary by binomial convolution. At p = p0 this is the rate of false certification,
-    at a smaller p the power.
-
-    Args:
-        p: true probability of violation per episode.
-        boundaries: non-decreasing; entry k is the least number of episodes at which k violations certify.
-    Returns: the probability of certifying at any boundary.
-    """
-    if any(later < earlier for earlier, later in itertools.pairwise(boundaries)):
-        raise ValueError("boundaries must not decrease: more violations cannot need fewer episodes")
-    kept = len(boundaries)
-    counts = np.zeros(kept)
-    counts[0] = 1.0
-    certified, done = 0.0, 0
-    for k, boundary in enumerate(boundaries):
-        # Counts beyond the last boundary never certify, so they may drop out of the array.
-        arrivals = _binomial(np.arange(kept), boundary - done, p)
-        counts = np.convolve(counts, arrivals)[:kept]
-        # A path with fewer violations has certified already.
-        certified += float(counts[k])
-        counts[k] = 0.0
-        done = boundary
-    return certified
-
-
-def _binomial(k: npt.NDArray[np.int64], n: int, p: float) -> FloatVector:
-    """P(Binomial(n, p) = k): `n! / (k! (n - k)!) p^k (1 - p)^(n - k)`, 0 beyond n."""
-    # scipy.stats has it too, but takes a second to import, which every command would pay.
-    choices = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(np.maximum(n - k, 0) + 1)
-    probability = np.exp(choices + special.xlogy(k, p) + special.xlog1py(n - k, -p))
-    return np.where(k <= n, probability, 0.0)
-
-
-def hoeffding_half_width(episodes: int, delta: float, low: float = 0.0, high: float = 1.0) -> float:
-    """Two-sided Hoeffding half width of a mean of values in [low, high]: (high - low) sqrt(log(2/delta) / (2 n)).
-
-    Source: Hoeffding, JASA 58 (1963), theorem 2.
-
-    Args:
-        episodes: independent episodes, n.
-        delta: probability with which the interval may be wrong.
-        low: least value that is possible.
-        high: greatest value that is possible.
-    """
-    _check_counts(0, episodes)
-    _check_probability("delta", delta)
-    return (high - low) * math.sqrt(math.log(2.0 / delta) / (2.0 * episodes))
 
 
 def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from neorl_core.safety import bounds
+from tests.neorl_core.safety.exact import betting_stop, certification_probability
 
 
 @pytest.mark.parametrize(
@@ -62,18 +63,19 @@ def test_rollouts_needed(p0: float, alpha: float, expected: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.05, 3327), (0.01, 5115)])
 def test_betting_stops_without_violations(alpha: float, expected: int) -> None:
-    assert bounds.betting_stop(np.zeros(6000, dtype=bool), 1e-3, alpha) == expected
+    assert betting_stop(np.zeros(6000, dtype=bool), 1e-3, alpha) == expected
     assert bounds.betting_episodes(1e-3, 0, alpha) == expected
-    assert bounds.betting_stop(np.zeros(expected - 1, dtype=bool), 1e-3, alpha) is None
+    assert betting_stop(np.zeros(expected - 1, dtype=bool), 1e-3, alpha) is None
 
 
 def test_each_violation_costs_the_same() -> None:
-    assert bounds.successes_per_violation(1e-3) == pytest.approx(2557.02, abs=0.005)
+    per_success, per_violation = bounds.log_bets(1e-3)
+    assert -per_violation / per_success == pytest.approx(2557.02, abs=0.005)
     flags = np.zeros(20_000, dtype=bool)
     flags[[10, 3000]] = True
     # 3326.9 + 2 * 2557.02 successes, rounded up, and the two violations themselves.
-    needed = math.ceil(math.log(20) / bounds.log_bets(1e-3)[0] + 2 * 2557.02) + 2
-    assert bounds.betting_stop(flags, 1e-3, 0.05) == needed == bounds.betting_episodes(1e-3, 2, 0.05)
+    needed = math.ceil(math.log(20) / per_success + 2 * 2557.02) + 2
+    assert betting_stop(flags, 1e-3, 0.05) == needed == bounds.betting_episodes(1e-3, 2, 0.05)
 
 
 def test_e_value_is_the_likelihood_ratio() -> None:
@@ -88,7 +90,7 @@ def test_e_value_is_the_likelihood_ratio() -> None:
 def test_alpha_spending(attempt: int, e_process: int, clopper_pearson: int) -> None:
     alpha = bounds.alpha_spent(0.05, attempt)
     assert bounds.betting_episodes(1e-3, 0, alpha) == e_process
-    assert bounds.betting_stop(np.zeros(10_000, dtype=bool), 1e-3, alpha) == e_process
+    assert betting_stop(np.zeros(10_000, dtype=bool), 1e-3, alpha) == e_process
     assert bounds.rollouts_needed(1e-3, 0, alpha) == clopper_pearson
 
 
@@ -121,16 +123,16 @@ def stepwise(p: float, at: list[int], most: int) -> float:
 
 def test_false_certification_rates_are_exact() -> None:
     p0 = 1e-3
-    one = bounds.certification_probability(p0, [2995])
+    one = certification_probability(p0, [2995])
     assert one == pytest.approx(0.0500, abs=5e-5)  # Clopper-Pearson, fixed n
     assert 1 - (1 - one) ** 10 == pytest.approx(0.401, abs=5e-4)  # best of ten
     # A bootstrap or t-test of 1000 episodes certifies whenever it saw no violation.
-    assert bounds.certification_probability(p0, [1000]) == pytest.approx(0.368, abs=5e-4)
+    assert certification_probability(p0, [1000]) == pytest.approx(0.368, abs=5e-4)
     spent = [bounds.rollouts_needed(p0, 0, bounds.alpha_spent(0.05, j)) for j in range(1, 11)]
-    refused = math.prod(1 - bounds.certification_probability(p0, [n]) for n in spent)
+    refused = math.prod(1 - certification_probability(p0, [n]) for n in spent)
     assert 1 - refused == pytest.approx(0.0448, abs=1e-4)
     # By simulation 5.02 %; Ville's inequality promises 5 %, and the exact rate is just below.
-    betting = bounds.certification_probability(p0, boundaries(p0, 0.05, 20_000, "betting"))
+    betting = certification_probability(p0, boundaries(p0, 0.05, 20_000, "betting"))
     assert betting == pytest.approx(0.0502, abs=2e-3)
     assert betting <= 0.05
 
@@ -138,29 +140,22 @@ def test_false_certification_rates_are_exact() -> None:
 def test_peeking_at_clopper_pearson() -> None:
     p0 = 1e-3
     at = boundaries(p0, 0.05, 20_000, "clopper_pearson")
-    every = bounds.certification_probability(p0, at)
+    every = certification_probability(p0, at)
     assert every == pytest.approx(stepwise(p0, at, 20_000), abs=1e-12)
     # The truth's 16.9 % does not name its grid. Looking after every episode gives 17.0 %, after every 25th 16.9 %.
     assert every == pytest.approx(0.1702, abs=5e-5)
     coarse = [-(-n // 25) * 25 for n in at]
-    assert bounds.certification_probability(p0, coarse) == pytest.approx(0.169, abs=5e-4)
+    assert certification_probability(p0, coarse) == pytest.approx(0.169, abs=5e-4)
 
 
 def test_certification_probability_agrees_with_simulation() -> None:
     p0, alpha, most, tries = 0.05, 0.1, 400, 4000
     flags = np.random.default_rng(7).random((tries, most)) < p0
-    rate = np.mean([bounds.betting_stop(row, p0, alpha) is not None for row in flags])
-    exact = bounds.certification_probability(p0, boundaries(p0, alpha, most, "betting"))
+    rate = np.mean([betting_stop(row, p0, alpha) is not None for row in flags])
+    exact = certification_probability(p0, boundaries(p0, alpha, most, "betting"))
     assert rate == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / tries))
     # Power: a process ten times safer is certified most of the time.
-    assert bounds.certification_probability(p0 / 10, boundaries(p0, alpha, most, "betting")) > 0.95
-
-
-def test_hoeffding() -> None:
-    assert bounds.hoeffding_half_width(10_000, 0.05) == pytest.approx(0.01358, abs=5e-6)
-    assert bounds.hoeffding_half_width(10_000, 0.05, -3.0, 1.0) == pytest.approx(4 * 0.0135810, abs=1e-6)
-    # A width that grows with n was a predecessor's error.
-    assert bounds.hoeffding_half_width(40_000, 0.05) == pytest.approx(bounds.hoeffding_half_width(10_000, 0.05) / 2)
+    assert certification_probability(p0 / 10, boundaries(p0, alpha, most, "betting")) > 0.95
 
 
 def test_mean_interval_by_hand() -> None:
@@ -186,7 +181,6 @@ def test_paired_difference_removes_what_pairs_share() -> None:
         (lambda: bounds.clopper_pearson_upper(0, 5, 1.0), "alpha"),
         (lambda: bounds.alpha_spent(0.05, 0), "counted from 1"),
         (lambda: bounds.log_bets(1e-3, 1e-2), "safer"),
-        (lambda: bounds.certification_probability(0.1, [5, 4]), "must not decrease"),
         (lambda: bounds.mean_interval([1.0, math.nan]), "1 not finite"),
         (lambda: bounds.mean_interval([]), "at least one"),
         (lambda: bounds.paired_difference_interval([1.0], [1.0, 2.0]), "1 and 2"),

@@ -19,6 +19,7 @@ from neorl_core.safety import bounds
 from neorl_core.safety.certify import CertificationCounts, certify, certify_batches, episode_keys, key_of
 from neorl_core.safety.composite import bare_controller, composite_controller, make_composite
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
+from tests.neorl_core.safety.exact import betting_stop, certification_probability
 
 
 class Band(NamedTuple):
@@ -101,7 +102,7 @@ def test_certified_as_often_as_the_exact_probability_says(limit: float, probabil
     tries = 16
     certified = sum(run_ar(limit, seed).certified for seed in range(tries))
     boundaries = [bounds.betting_episodes(1e-3, k, 0.05) for k in range(4)]
-    exact = bounds.certification_probability(probability, boundaries)
+    exact = certification_probability(probability, boundaries)
     assert abs(certified - tries * exact) <= 3.5 * math.sqrt(tries * exact * (1 - exact)) + 0.5
     # Worse than p0 must fail nearly always, much better than p0 must pass.
     assert {1.0: certified <= 1, 1.1: certified > tries / 2, 1.2: certified == tries}[limit]
@@ -116,7 +117,7 @@ def test_counts_repeat_and_do_not_depend_on_the_batches() -> None:
     # The verdict is the one that the plain definition gives.
     flags = np.zeros(whole.episodes, dtype=bool)
     flags[list(whole.violating)] = True
-    assert bounds.betting_stop(flags, 1e-3, 0.05) == whole.episodes
+    assert betting_stop(flags, 1e-3, 0.05) == whole.episodes
 
 
 def test_progress_is_reported_after_every_batch() -> None:

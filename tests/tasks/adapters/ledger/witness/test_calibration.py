@@ -11,10 +11,11 @@ from benchmarks.calibration.__main__ import BEGIN, Results, Row, measure, planne
 from benchmarks.calibration.naive import NAIVE
 from benchmarks.calibration.trials import FREE, WATCHED, Bench, benches, ground
 from benchmarks.calibration.worlds import World, coin
-from neorl_core.safety.bounds import betting_episodes, certification_probability
+from neorl_core.safety.bounds import betting_episodes
 from tasks.adapters.files.canonical import read_json
 from tasks.adapters.ledger.attempts import attempt_alpha
 from tasks.adapters.ledger.witness.seeds import derive_seed
+from tests.neorl_core.safety.exact import certification_probability
 
 # truth.md 2: false certificates at true p = p0 = 1e-3 of others' ways.
 PUBLISHED = {
