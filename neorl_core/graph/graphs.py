@@ -75,23 +75,3 @@ def padded(graph: Graph, size: tuple[int, int] | None = None) -> Graph:
         node_mask=behind(graph.node_mask, more, -1),
         edge_mask=behind(graph.edge_mask, further, -1),
     )
-
-
-def renumbered(graph: Graph, nodes: Int[Array, " N"], edges: Int[Array, " E"]) -> Graph:
-    """The same graph with its nodes and edges in another order.
-
-    Args:
-        graph: one graph or a batch.
-        nodes: the old number of each new node.
-        edges: the old number of each new edge.
-    """
-    new = jnp.argsort(nodes)
-    return Graph(
-        nodes=graph.nodes[..., nodes, :],
-        edges=graph.edges[..., edges, :],
-        context=graph.context,
-        senders=new[graph.senders][edges],
-        receivers=new[graph.receivers][edges],
-        node_mask=graph.node_mask[..., nodes],
-        edge_mask=graph.edge_mask[..., edges],
-    )

@@ -20,7 +20,6 @@ class Tableau(NamedTuple):
 
 
 EULER = Tableau(a=(), b=(1.0,), order=1)
-MIDPOINT = Tableau(a=((0.5,),), b=(0.0, 1.0), order=2)
 RK4 = Tableau(a=((0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), b=(1 / 6, 1 / 3, 1 / 3, 1 / 6), order=4)
 
 RightHandSide = Callable[[Float[Array, " n"]], Float[Array, " n"]]

@@ -16,7 +16,7 @@ from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants import chemical_reactor as reactor
 from neorl_core.plants import double_mass as masses
 from neorl_core.plants.base import clip_to, rollout
-from neorl_core.plants.integrators import EULER, MIDPOINT, RK4, Tableau, explicit_step, integrate
+from neorl_core.plants.integrators import EULER, RK4, Tableau, explicit_step, integrate
 from neorl_core.types import Controller, Plant
 from tests.conftest import Truth
 from tests.sampled import FEW_PLANTS, sampled
@@ -43,6 +43,9 @@ def reactor_equations(_: float, y: np.ndarray, coolant: float) -> list[float]:
 
 def temperatures_at(coolant: float, low: float, high: float) -> float:
     return brentq(lambda t: float(reactor.steady_coolant(t, reactor.NOMINAL)) - coolant, low, high, xtol=1e-9)
+
+
+MIDPOINT = Tableau(a=((0.5,),), b=(0.0, 1.0), order=2)
 
 
 @pytest.mark.parametrize("method", [EULER, MIDPOINT, RK4])
