@@ -241,21 +241,6 @@ def advance(
     return Furnace(heat, zones), passage
 
 
-def stored_heat(
-    furnace: Furnace, thickness: Float[Array, " S"], p: Params
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Heat [MJ] in the steel above 0 °C and in the zones above 0 K.
-
-    Args:
-        furnace: temperatures [K].
-        thickness: (S,), thickness of the sections [mm].
-        p: constants of the furnace.
-    """
-    volume = thickness / 1000 * SECTION * p.width
-    steel = jnp.sum(p.density * p.heat_capacity * volume * jnp.mean(furnace.heat, axis=1)) / 1e6
-    return steel, p.zone_capacity * jnp.sum(furnace.zones)
-
-
 def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | float, p: Params) -> Float[Array, ""]:
     """[m/min]: as much steel per minute whatever its thickness [mm], within what the rollers do.
 

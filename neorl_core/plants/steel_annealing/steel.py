@@ -27,17 +27,10 @@ def conductivity(temperature: Float[Array, "*n"]) -> Float[Array, "*n"]:
     return jnp.where(celsius < 800.0, 54.0 - 3.33e-2 * celsius, 27.3)
 
 
-def specific_heat(celsius: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """c [J/(kg K)] at a temperature [°C] (EN 1993-1-2, 3.4.1.2): a cubic, and a hyperbola on each side of 735 °C."""
-    t = np.asarray(celsius, float)
-    cubic = 425.0 + 0.773 * t - 1.69e-3 * t**2 + 2.22e-6 * t**3
-    rising, falling = (666.0 + 13002.0 / np.maximum(738.0 - t, 3.0)), 545.0 + 17820.0 / np.maximum(t - 731.0, 4.0)
-    found: npt.NDArray[np.float64] = np.select([t < 600.0, t < 735.0, t < 900.0], [cubic, rising, falling], 650.0)
-    return found
-
-
 def integral(celsius: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """∫ c dθ [J/kg] from 0 °C, in closed form.
+    """∫ c dθ [J/kg] from 0 °C, in closed form, of the specific heat c of EN 1993-1-2, 3.4.1.2.
+
+    c [J/(kg K)] is a cubic in θ [°C] below 600 °C, a hyperbola on each side of 735 °C, and 650 above 900 °C.
 
     Args:
         celsius: (...), temperatures [°C].
