@@ -161,7 +161,6 @@ def search(
     key: PRNGKeyArray,
     effort: Effort,
     around: npt.ArrayLike | None = None,
-    told: Callable[[str], None] | None = None,
 ) -> Judged:
     """The best parameters that a search finds, judged on fresh episodes.
 
@@ -176,7 +175,6 @@ def search(
         key: randomness of the starts, of the episodes and of the draws.
         effort: how much.
         around: (n,) numbers near which the cross-entropy method begins, in place of the starts.
-        told: called with a line after each round.
     """
     key_starts, key_episodes, key_draws, key_fresh = jax.random.split(key, 4)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key_draws)))
@@ -185,8 +183,6 @@ def search(
     def ranked(places: Floats, episodes: int) -> Floats:
         keys = jax.random.split(jax.random.fold_in(key_episodes, next(turns)), episodes)
         found = objective(plant, *play(plant, controller, space, space.numbers(places), keys))
-        if told:
-            told(f"{len(places)} on {episodes} episodes: best {found.max():.2f}, median {np.median(found):.2f}")
         return places[np.argsort(-found, kind="stable")]
 
     if around is None:

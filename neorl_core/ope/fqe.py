@@ -89,8 +89,11 @@ def _whitening(phi: Float[Array, "N D"], weight: Float[Array, " N"]) -> Float[Ar
     return whitening
 
 
-def _spectral_radius(matrix: Float[Array, "D D"], squarings: int = 12) -> Float[Array, ""]:
-    """Gelfand's formula, ||M^k||^(1/k) with k = 2^squarings; needs no eigenvalues of a general matrix."""
+SQUARINGS = 12
+
+
+def _spectral_radius(matrix: Float[Array, "D D"]) -> Float[Array, ""]:
+    """Gelfand's formula, ||M^k||^(1/k) with k = 2^SQUARINGS; needs no eigenvalues of a general matrix."""
 
     def square(
         carry: tuple[Float[Array, "D D"], Float[Array, ""]], _: None
@@ -100,9 +103,9 @@ def _spectral_radius(matrix: Float[Array, "D D"], squarings: int = 12) -> Float[
         power = power / size
         return (power @ power, 2.0 * (log + jnp.log(size))), None
 
-    (power, log), _ = jax.lax.scan(square, (matrix, jnp.zeros((), matrix.dtype)), length=squarings)
+    (power, log), _ = jax.lax.scan(square, (matrix, jnp.zeros((), matrix.dtype)), length=SQUARINGS)
     size = jnp.maximum(jnp.linalg.norm(power), np.finfo(power.dtype).tiny)
-    return jnp.exp((log + jnp.log(size)) / 2**squarings)
+    return jnp.exp((log + jnp.log(size)) / 2**SQUARINGS)
 
 
 def resample_weights(key: PRNGKeyArray, episodes: int) -> Float[Array, " E"]:

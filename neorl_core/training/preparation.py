@@ -176,7 +176,11 @@ def successors(transitions: Transition) -> np.ndarray[Any, Any]:
     return found
 
 
-def explored_range(least: Vector, most: Vector, spec: PlantSpec, widening: float = 0.1) -> tuple[Vector, Vector]:
+WIDENING = 0.1
+"""Share of the range of logged actions that is added on both sides."""
+
+
+def explored_range(least: Vector, most: Vector, spec: PlantSpec) -> tuple[Vector, Vector]:
     """The range of logged actions, widened by a share of itself and kept within the action space's bounds.
 
     An action that was never moved has explored nothing: it keeps its whole range.
@@ -185,7 +189,6 @@ def explored_range(least: Vector, most: Vector, spec: PlantSpec, widening: float
         least: (A,) lowest logged action, float64.
         most: (A,) highest.
         spec: the plant.
-        widening: share of the range, added on both sides.
 
     Returns:
         Lowest and highest action (A,), float64.
@@ -194,6 +197,6 @@ def explored_range(least: Vector, most: Vector, spec: PlantSpec, widening: float
     reach = most - least
     moved = reach > 1e-6 * (high - low)
     return (
-        np.where(moved, np.maximum(low, least - widening * reach), low),
-        np.where(moved, np.minimum(high, most + widening * reach), high),
+        np.where(moved, np.maximum(low, least - WIDENING * reach), low),
+        np.where(moved, np.minimum(high, most + WIDENING * reach), high),
     )
