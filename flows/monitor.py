@@ -75,7 +75,7 @@ def monitor_plant(
         rate = run.shadow.alarms_per_year if alarms_per_year is None else alarms_per_year
         sources = logs_at(home, run, data)
         dataset = ingest(home, run.part("data"), sources)
-        entry, finding, _ = watch(home, run, dataset, rate)
+        entry, finding = watch(home, run, dataset, rate)
         earlier = [e for e in Ledger.open(home).entries("drift", run.plant) if e.body["against"] == finding.against]
         quality, worse = _quality(dataset, watched.record.dataset, run.shadow.worse_by)
         told = {f"data/{name}": share for name, share in quality.shares.items()} if quality else {}

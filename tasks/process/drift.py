@@ -79,8 +79,6 @@ class Logged(NamedTuple):
 
     entry: Entry
     finding: DriftRecord
-    added: bool
-    """Whether it was not there before."""
 
 
 def watched_of(ledger: Ledger, plant: str) -> Watched:
@@ -126,10 +124,10 @@ def watch(home: Home, run: RunConfig, dataset: Dataset, alarms_per_year: float) 
             dataset.digest,
             alarms_per_year,
         ):
-            return Logged(entry, found, added=False)
+            return Logged(entry, found)
     finding = _finding(run, watched, dataset, alarms_per_year)
     files = [artefact(home, dataset.manifest, "dataset manifest")]
-    return Logged(ledger.append("drift", finding, plant=run.plant, artefacts=files), finding, added=True)
+    return Logged(ledger.append("drift", finding, plant=run.plant, artefacts=files), finding)
 
 
 def step_seconds(spec: PlantSpec) -> float:
