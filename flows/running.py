@@ -123,7 +123,6 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
         tag_run(run.plant)
         lineage = DataLineage(run.plant, run_id, get_run_logger().warning)
         found = Session(
-            home=home,
             probe=lambda: connect(home),
             seal=functools.partial(seal_result, home),
             sealed=functools.partial(verify_result, home),

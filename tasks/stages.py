@@ -63,7 +63,6 @@ Came = Reference | str
 class Session:
     """What the stages of one flow run share, and what is told of them at its end."""
 
-    home: Home
     probe: Callable[[], object]
     """Asked before each stage whether the servers still answer; Prefect itself goes on without its own."""
     seal: Callable[[str, str, str], None]
