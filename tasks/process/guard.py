@@ -222,15 +222,15 @@ def _check_bounds(run: RunConfig, spec: PlantSpec, composite: Composite, logs: L
 
     @jax.jit
     @jax.vmap
-    def two(first: jax.Array, second: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def two(first: jax.Array, second: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         begun = controller.init(composite, first)
         state, one = controller.act(composite, begun, first, before)
         # What is not known counts as the last action given out, and what cannot be in force as the nearest that can.
         force = jnp.clip(jnp.where(jnp.isfinite(before), before, begun.action), shield.action_low, shield.action_high)
         _, other = controller.act(composite, state, second, one)
-        return jnp.stack([one, other]), jnp.stack([force, one]), begun.action
+        return jnp.stack([one, other]), jnp.stack([force, one])
 
-    actions, force, _ = two(*(jnp.asarray(x, jnp.float32) for x in (*seen, applied)))
+    actions, force = two(*(jnp.asarray(x, jnp.float32) for x in (*seen, applied)))
     found, before = np.asarray(actions, np.float64), np.asarray(force, np.float64)
     low, high = np.asarray(shield.action_low, np.float64), np.asarray(shield.action_high, np.float64)
     rounding = 4 * np.finfo(np.float32).eps * np.maximum(np.abs(low), np.abs(high))
