@@ -142,33 +142,29 @@ def write_json(path: Path, value: Any) -> Path:
     return write_atomic(path, canonical_json(value) + b"\n")
 
 
-def parse_json(data: bytes, limit_bytes: int = MAX_JSON_BYTES) -> Any:
+def parse_json(data: bytes) -> Any:
     """A JSON value that may come from anywhere.
 
     Raises:
         ValueError: when it is not JSON, too long, or nested too deeply.
     """
-    if len(data) > limit_bytes:
-        raise ValueError(f"more than {limit_bytes} bytes")
+    if len(data) > MAX_JSON_BYTES:
+        raise ValueError(f"more than {MAX_JSON_BYTES} bytes")
     try:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError("lists or objects nested too deeply") from error
 
 
-def read_json(path: Path, limit_bytes: int = MAX_JSON_BYTES) -> Any:
+def read_json(path: Path) -> Any:
     """Read a JSON file.
-
-    Args:
-        path: the file.
-        limit_bytes: the largest size that is read.
 
     Raises:
         BadInput: when the file is missing, is not JSON, too long, or nested too deeply.
     """
     try:
         with path.open("rb") as file:
-            return parse_json(file.read(limit_bytes + 1), limit_bytes)
+            return parse_json(file.read(MAX_JSON_BYTES + 1))
     except FileNotFoundError as error:
         raise BadInput(f"expected a file at {path}, got none: check the path.") from error
     except ValueError as error:

@@ -107,21 +107,16 @@ def _runner(plant: Plant | Process) -> Any:
     return run
 
 
-def _recorded(
-    plant: Plant | Process, composite: Composite, observations: Floats | None, applied: Floats | None
-) -> tuple[Floats, Floats]:
-    """Rows to answer as proof of a good load; by default 16 starts of the plant, or of a process logged steps."""
+def _recorded(plant: Plant | Process, composite: Composite) -> tuple[Floats, Floats]:
+    """Rows to answer as proof of a good load: 16 starts of the plant, or of a process logged steps."""
     import jax
 
     from neorl_core.safety.composite import first_applied
 
     if isinstance(plant, Process):
-        logged = _logged(composite)
-        observations = logged[:, : plant.spec.observation.size] if observations is None else observations
-        applied = logged[: len(observations), plant.spec.observation.size :] if applied is None else applied
-    elif observations is None:
+        observations, applied = np.split(_logged(composite), [plant.spec.observation.size], axis=1)
+    else:
         observations = _starts(plant)
-    if applied is None:
         before = jax.vmap(lambda row: first_applied(plant, composite, row))
         applied = np.asarray(jax.jit(before)(np.asarray(observations, np.float32)))
     return np.asarray(observations, np.float32), np.asarray(applied, np.float32)
@@ -148,8 +143,6 @@ def save_bundle(
     composite: Composite,
     plant: KnownPlant | str,
     meta: Mapping[str, str] | None = None,
-    observations: Floats | None = None,
-    applied: Floats | None = None,
 ) -> str:
     """Write a composite as a bundle; the same composite gives the same bytes.
 
@@ -158,8 +151,6 @@ def save_bundle(
         composite: what was certified.
         plant: what it is for; a name is of one of ours, or of an installed package's.
         meta: digests and names worth carrying along; no part of the composite's digest.
-        observations: (N, O) recorded sequence to answer as proof of a good load; by default 16 starts.
-        applied: (N, A) actions in force before each observation; by default what the observations tell.
 
     Returns:
         the composite's digest.
@@ -171,7 +162,7 @@ def save_bundle(
     arrays: Arrays = {}
     structure = flatten(composite, arrays)
     digest = digest_of(plant.spec, structure, arrays, plant.code)
-    observations, applied = _recorded(plant.controlled, composite, observations, applied)
+    observations, applied = _recorded(plant.controlled, composite)
     actions = answers(plant.controlled, composite, observations, applied)
     files = {
         ARRAYS: npz_bytes(arrays),

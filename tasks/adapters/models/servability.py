@@ -16,6 +16,9 @@ from configs.errors import BadInput, Refused
 from neorl_core.safety.composite import composite_controller
 from tasks.adapters.models.bundle import load_bundle, load_examples
 
+TOLERANCE = 1e-4
+"""Largest difference from the recorded actions, as a share of half the action range."""
+
 
 class Latency(BaseModel):
     """Percentiles of the time that one action takes, in microseconds."""
@@ -96,7 +99,6 @@ def serve_check(
     expected_digest: str | None = None,
     source: Origin | None = None,
     *,
-    tolerance: float = 1e-4,
     budget_us: float = 20_000.0,
     calls: int = 500,
     timeout: float = 120.0,
@@ -107,7 +109,6 @@ def serve_check(
         folder: the bundle.
         expected_digest: the composite digest it must have.
         source: the plant's code, where it is not ours.
-        tolerance: largest difference from the recorded actions, as a share of half the action range.
         budget_us: largest 99th percentile of one action, microseconds.
         calls: actions timed.
         timeout: seconds until a silent process counts as a failure.
@@ -129,16 +130,16 @@ def serve_check(
         lines = process.stdout.splitlines()
         if process.returncode == 0 and lines:
             served = Served.model_validate_json(lines[-1])
-            reasons = _findings(served, tolerance, budget_us)
+            reasons = _findings(served, budget_us)
         else:
             reasons.append((process.stderr.strip().splitlines() or [f"the process left with {process.returncode}"])[-1])
-    return ServeCheck(**dict(served), reasons=tuple(reasons), tolerance=tolerance, budget_us=budget_us)
+    return ServeCheck(**dict(served), reasons=tuple(reasons), tolerance=TOLERANCE, budget_us=budget_us)
 
 
-def _findings(served: Served, tolerance: float, budget_us: float) -> list[str]:
+def _findings(served: Served, budget_us: float) -> list[str]:
     found = []
-    if served.max_error is None or served.max_error > tolerance:
-        found.append(f"answers differ from the recorded ones by {served.max_error} > {tolerance:g}")
+    if served.max_error is None or served.max_error > TOLERANCE:
+        found.append(f"answers differ from the recorded ones by {served.max_error} > {TOLERANCE:g}")
     if served.latency_us is None or served.latency_us.p99 > budget_us:
         p99 = served.latency_us.p99 if served.latency_us else np.inf
         found.append(f"99th percentile of an action {p99:.0f} µs > {budget_us:.0f} µs")
