@@ -19,9 +19,9 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
 from tasks.adapters.files.secrets import read_secret
-from tasks.adapters.ledger.attempts import Outcome, ResultBody, attempt_alpha, draw_seed, seed_file
+from tasks.adapters.ledger.attempts import Attempt, Outcome, ResultBody, attempt_alpha, draw_seed, seed_file
 from tasks.adapters.ledger.audit import AuditReport, audit
-from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, state
+from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, make_certificate, state
 from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import HEAD_TYPE, Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.ledger.protocol import Certify
@@ -30,6 +30,7 @@ from tasks.adapters.models.bundle import save_bundle
 from tests.evidence import (
     CLAIM,
     MATERIALS,
+    OTHERWISE,
     PLANT,
     attempt_for,
     candidate_record,
@@ -260,14 +261,20 @@ def test_two_champions_are_counted(copied: Home) -> None:
     assert f"champions: expected one champion of {PLANT}, got 2" in found
 
 
-def forge_result(home: Home, said: Outcome, envelope: bytes | None) -> AuditReport:
-    """The audit after the holder of the key closed an open attempt of composite "c" with this certificate."""
+def opened(home: Home) -> Attempt:
+    """An attempt at composite "c" that has its seed and no result."""
     ledger = open_ledger(home)
     attempt = attempt_for(ledger, sha256_hex(b"c"))
     draw_seed(ledger, attempt)
-    opened = attempt.body.model_dump(exclude={"scope"})
+    return attempt
+
+
+def forge_result(home: Home, said: Outcome, envelope: bytes | None, attempt: Attempt | None = None) -> AuditReport:
+    """The audit after the holder of the key closed an attempt of composite "c" with this certificate."""
+    attempt = attempt or opened(home)
     secret = read_secret(seed_file(home, attempt.entry)).hex()
-    body = ResultBody(**said.model_dump(), **opened, attempt=attempt.entry, secret=secret)
+    logged = attempt.body.model_dump(exclude={"scope"})
+    body = ResultBody(**said.model_dump(), **logged, attempt=attempt.entry, secret=secret)
     files = []
     if envelope is not None:
         files.append(artefact(home, write_atomic(home.root / "certificates" / "forged.json", envelope)))
@@ -283,6 +290,17 @@ def test_a_certificate_of_another_attempt_is_found(copied: Home) -> None:
     assert "certificates/forged.json: a certificate of another attempt than that of ledger entry 18" in named(report)
 
 
+@pytest.mark.parametrize(("changed", "to"), OTHERWISE.items())
+def test_a_result_that_says_more_than_its_certificate_is_found(copied: Home, changed: str, to: object) -> None:
+    """A failed test logged as passed before all; the certificate is this attempt's own, and true."""
+    attempt = opened(copied)
+    failed = counts(attempt.alpha, (1,), episodes=4000)
+    envelope = make_certificate(open_ledger(copied), attempt.entry, failed, MATERIALS)
+    said = outcome(attempt.body.composite, failed).model_copy(update={changed: to})
+    found = named(forge_result(copied, said, envelope, attempt))
+    assert "certificates/forged.json: ledger: entries for attempt 3, its seed and its result" in found
+
+
 def test_a_passed_result_without_a_certificate_is_found(copied: Home) -> None:
     report = forge_result(copied, Outcome(passed=True), None)
     assert "attempts: ledger entry 18: expected a passed result to name its certificate's file" in named(report)
@@ -290,10 +308,7 @@ def test_a_passed_result_without_a_certificate_is_found(copied: Home) -> None:
 
 def test_a_certificate_that_was_never_true_is_found(copied: Home) -> None:
     """The ledger names its very bytes, but the verdict does not follow from the counts."""
-    ledger = open_ledger(copied)
-    composite = sha256_hex(b"c")
-    attempt = attempt_for(ledger, composite)
-    draw_seed(ledger, attempt)
+    attempt, ledger = opened(copied), open_ledger(copied)
     secret, record = read_secret(seed_file(copied, attempt.entry)), ledger.entries("seed")[-1]
     drawn = DrawnSeed(record, secret, "", ())
     key, _ = open_keys(copied, first_use=False)
@@ -304,7 +319,7 @@ def test_a_certificate_that_was_never_true_is_found(copied: Home) -> None:
     )
     false = counts(attempt.alpha, (1,), episodes=4000).model_copy(update={"certified": True})
     statement["predicate"]["counts"] = false.model_dump(mode="json")
-    report = forge_result(copied, outcome(composite, false), key.seal(PAYLOAD_TYPE, statement))
+    report = forge_result(copied, outcome(attempt.body.composite, false), key.seal(PAYLOAD_TYPE, statement))
     assert "certificates/forged.json: statistics: 1 violations in 4000 episodes" in named(report)
 
 

@@ -31,7 +31,18 @@ from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
 from tasks.adapters.ledger.signer import Server, Signer
 from tasks.adapters.ledger.table import GENESIS
-from tests.evidence import MATERIALS, PLANT, attempt_for, certify, counts, open_ledger, outcome, put, verdict
+from tests.evidence import (
+    MATERIALS,
+    OTHERWISE,
+    PLANT,
+    attempt_for,
+    certify,
+    counts,
+    open_ledger,
+    outcome,
+    put,
+    verdict,
+)
 
 A, B = "a" * 64, "b" * 64
 
@@ -195,16 +206,32 @@ def test_a_certificate_is_signed_for_an_open_attempt_and_counts_that_add_up(home
     envelope = make_certificate(ledger, attempt.entry, good, MATERIALS)
     path = Home(home).folder("certificates") / "a.json"
     path.write_bytes(envelope)
-    # The result must say what its certificate says.
-    with pytest.raises(Refused, match="with the result's own numbers"):
-        close_attempt(
-            ledger, attempt, outcome(A, good).model_copy(update={"violations": 7}), [artefact(ledger.home, path)]
-        )
     with pytest.raises(Refused, match="its certificate's file"):
         close_attempt(ledger, attempt, outcome(A, good))
     close_attempt(ledger, attempt, outcome(A, good), [artefact(ledger.home, path)])
     with pytest.raises(Refused, match="no result"):
         make_certificate(ledger, attempt.entry, good, MATERIALS)
+
+
+@pytest.mark.parametrize(("changed", "to"), OTHERWISE.items())
+@pytest.mark.parametrize("violating", [(), (1,)])
+def test_a_result_says_what_its_certificate_says(
+    home: Path, violating: tuple[int, ...], changed: str, to: object
+) -> None:
+    """Each number of it, and the verdict before all: nothing else stops a failed test from being logged as passed."""
+    ledger = open_ledger(Home(home))
+    attempt = attempt_for(ledger, A)
+    draw_seed(ledger, attempt)
+    found = counts(attempt.alpha, violating, episodes=4000 if violating else None)
+    path = Home(home).folder("certificates") / "a.json"
+    path.write_bytes(make_certificate(ledger, attempt.entry, found, MATERIALS))
+    true = outcome(A, found)
+    false = true.model_copy(update={changed: not true.passed if changed == "passed" else to})
+    with pytest.raises(Refused, match="with the result's own numbers"):
+        close_attempt(ledger, attempt, false, [artefact(ledger.home, path)])
+    assert ledger.entries("result") == []
+    close_attempt(ledger, attempt, true, [artefact(ledger.home, path)])
+    assert ledger.entries("result")[0].body["passed"] is not bool(violating)
 
 
 @pytest.mark.slow
