@@ -25,6 +25,7 @@ from tasks.adapters.ledger.people.verdicts import approve, reject
 from tasks.adapters.ledger.policies.model import RULE, SafetyPolicy
 from tasks.adapters.ledger.policies.policy import PolicyBody, lacking, pinned_file, policy_of
 from tasks.decisions.policy import draft_of_champion, hold_run, policy_yaml, read_policy, sign
+from tasks.gates import REQUIRED
 from tests.evidence import CLAIM, PLANT, POLICY, candidate_record, certify, crown, open_ledger, propose, put, signer_at
 from tests.evidence import verdict as verdict_of
 from tests.small_data import reactor_run
@@ -91,6 +92,16 @@ def test_a_gate_that_the_policy_requires_must_have_passed(ledger: Ledger) -> Non
     said = verdict_of(ledger, A).model_copy(update={"candidate": candidate.digest})
     with pytest.raises(Refused, match="expected a candidate that had to beat the plant's own controller"):
         put(ledger, approve(ledger, PLANT, said), None)
+
+
+def test_a_gate_beyond_the_usual_ones_must_have_passed_too(ledger: Ledger) -> None:
+    sign(ledger, changed(gates=[*REQUIRED, "bounds"]), "a reviewer", "first")
+    approval = approve(ledger, PLANT, verdict_of(ledger, A))
+    with pytest.raises(Refused, match="expected the gate bounds, which the policy requires, got none that passed"):
+        put(ledger, approval, None)
+    assert champion(ledger.entries(), PLANT) is None
+    sign(ledger, POLICY, "a reviewer", "without that gate")
+    put(ledger, approve(ledger, PLANT, verdict_of(ledger, A)), None)
 
 
 def test_two_persons_approve_where_the_policy_says_two(ledger: Ledger) -> None:
@@ -285,6 +296,10 @@ def test_a_run_may_be_stricter_and_never_laxer(home: Path) -> None:
             (reactor_run(certify={"confidence": 0.9}), "expected a confidence of at least 0.95, got 0.9"),
             (reactor_run(certify={"domain": {"reaction_spread": 0.0}}), "reaction_spread = "),
             (reactor_run(gates={"beat_plant": False}), "expected gates.beat_plant: true"),
+            (
+                reactor_run(approvers={"count": 2}),
+                "expected the approvers of the policy",
+            ),
             (reactor_run(approval="auto"), "expected approval: required by the policy of chemical_reactor, got auto"),
             (
                 reactor_run(identify={"constants": {"reaction_rate": {"deviation": 0.03}}}),
