@@ -49,7 +49,7 @@ REQUIRED_OF_PROCESS: tuple[GateName, ...] = (
     "servability",
 )
 """The gates of a candidate of a process without a simulator; approval is the ledger's, as for all."""
-ABSENT_OF_PROCESS: dict[GateName, str] = {
+ABSENT_OF_PROCESS = {
     "simulator": "there is none to be held against the logs",
     "rollouts": "there is no simulator to roll out on; what the learned model says is an estimate, and no gate",
     "champion": "nothing uncertified becomes champion, so there is none to compare with",

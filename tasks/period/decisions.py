@@ -78,7 +78,7 @@ def in_force_in(entries: Sequence[Entry], period: Period) -> Iterator[InForce]:
 
 
 def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
-    """Every champion of a plant, from its promotion, or a rollback to it, to the next one or to what took it out of service."""
+    """Every champion of a plant, from its promotion, or a rollback to it, until it was out of service."""
     turns = [entry for entry in own if entry.kind in IN_FORCE or leaves_service(entry)]
     for entry, following in pairwise([*turns, None]):
         if entry is None or entry.kind not in IN_FORCE:
