@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -159,16 +161,30 @@ def _replace(folder: Path, page: str) -> Path:
     with unwritable_is_bad_input(folder):
         building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
     building.chmod(0o755)
-    old = building.with_name(f"{building.name}.old")
     try:
         (building / "index.html").write_text(page, encoding="utf-8")
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(building, folder)
+        while not _moved(building, folder):
+            # Another validation may put its own there between the two moves.
+            old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
+            try:
+                with suppress(FileNotFoundError):
+                    os.replace(folder, old)
+            finally:
+                shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
     return folder / "index.html"
+
+
+def _moved(building: Path, folder: Path) -> bool:
+    """Whether a folder could be given its name, which none that holds something has."""
+    try:
+        os.replace(building, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
 
 
 def _great_expectations() -> Any:
