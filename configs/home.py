@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import getpass
 import os
+import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,10 +114,13 @@ class Home:
 
     def write_layout(self, version: int) -> None:
         """Write down how the home is laid out, whole or not at all."""
-        temporary = self.root / f".{LAYOUT_FILE}.{os.getpid()}"
+        # As `tasks.adapters.files.canonical.writing` does, which is above this layer.
+        temporary = self.root / f".{LAYOUT_FILE}.{secrets.token_hex(4)}"
         try:
-            temporary.write_text(f"{version}\n")
-            temporary.chmod(0o600)
+            with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(f"{version}\n")
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, self.root / LAYOUT_FILE)
         except OSError as error:
             temporary.unlink(missing_ok=True)

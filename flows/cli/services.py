@@ -204,13 +204,14 @@ def metrics(
     from prometheus_client.exposition import generate_latest
 
     from flows.metrics import HomeCollector
-    from tasks.adapters.files.canonical import write_atomic
+    from tasks.adapters.files.canonical import writing
 
     collector = HomeCollector(Home.locate())
     if out is not None:
-        write_atomic(out, generate_latest(collector))
-        # Its reader is another user, and the file holds no secret.
-        out.chmod(0o644)
+        with writing(out) as temporary:
+            temporary.write_bytes(generate_latest(collector))
+            # Its reader is another user, and the file holds no secret.
+            temporary.chmod(0o644)
         emit({"file": str(out)}, as_json, [f"metrics in {out}"])
     elif as_json:
         found = [sample for metric in collector.collect() for sample in metric.samples]

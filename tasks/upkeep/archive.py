@@ -7,7 +7,6 @@ import io
 import json
 import os
 import tarfile
-import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput, NeoRLError
 from configs.home import Home
-from tasks.adapters.files.canonical import publish, unwritable_is_bad_input
+from tasks.adapters.files.canonical import writing
 from tasks.adapters.files.stored import is_stored, stored_sha256
 from tasks.adapters.ledger import table
 from tasks.adapters.ledger.ledger import Ledger
@@ -87,18 +86,11 @@ def backup(home: Home, path: Path, progress: Report) -> Backup:
         raise BadInput(f"expected a new file outside the home {home.root}, got {got}, {path}: name another one.")
     if not path.parent.is_dir():
         raise BadInput(f"expected a folder at {path.parent}, got none: make it, or name another file.")
-    with unwritable_is_bad_input(path):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with open(descriptor, "wb") as file, snapshot(home) as found:
-                _check_names(home, found)
-                ledger = _Named(home, found.files.get("ledger.db"))
-                header = _header(home, found, ledger.entries)
-                sums = _write(file, header, found, progress)
-            publish(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with writing(path) as temporary, temporary.open("wb") as file, snapshot(home) as found:
+        _check_names(home, found)
+        ledger = _Named(home, found.files.get("ledger.db"))
+        header = _header(home, found, ledger.entries)
+        sums = _write(file, header, found, progress)
     return Backup(
         file=str(path),
         files=header.files,

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,22 +118,42 @@ def publish(temporary: Path, path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def write_atomic(path: Path, *parts: bytes | memoryview) -> Path:
-    """Write a file, one part after the other, whole or not at all.
+SHARED = 0o666
+"""Mode of a file that others may read too, as far as its user's umask lets them."""
+
+
+@contextmanager
+def writing(path: Path, mode: int = 0o600) -> Iterator[Path]:
+    """Write a file whole or not at all: a block gets the path of an empty one to fill, and its end gives it its name.
+
+    What a killed process leaves behind has a name by which it is known as a leftover (`tasks.upkeep.retention`).
+
+    Args:
+        path: the file; its folder is made.
+        mode: of the file, before the process's umask.
 
     Raises:
         BadInput: as `unwritable_is_bad_input`; nothing is left behind.
     """
     make_folder(path.parent)
     with unwritable_is_bad_input(path):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.writelines(parts)
+            yield temporary
             publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, *parts: bytes | memoryview) -> Path:
+    """Write a file for its owner alone, one part after the other, whole or not at all.
+
+    Raises:
+        BadInput: as `unwritable_is_bad_input`; nothing is left behind.
+    """
+    with writing(path) as temporary, temporary.open("wb") as file:
+        file.writelines(parts)
     return path
 
 

@@ -12,8 +12,10 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 import h5py
@@ -22,12 +24,14 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from tasks.adapters.files.canonical import (
+    SHARED,
     file_sha256,
     fsync_folder,
     make_folder,
     publish,
     unwritable_is_bad_input,
     write_atomic,
+    writing,
 )
 from tasks.adapters.formats.hdf5.minari import INFOS, first_difference, metadata_of, write_episode
 from tasks.adapters.store.reader import StoredDataset
@@ -119,8 +123,7 @@ class Flat:
 
     def __init__(self, path: Path, keys: tuple[str, ...], rows: int | None = None) -> None:
         self.path, self.keys, self.rows, self.at = path, keys, rows, 0
-        self.temporary = path.with_name(f".{path.name}.part")
-        self.file = h5py.File(self.temporary, "w", libver=LIBVER)
+        self.file: h5py.File
 
     def _create(self, rows: Rows) -> None:
         size = sum(rows[key][:1].nbytes for key in self.keys)
@@ -144,15 +147,14 @@ class Flat:
         self.at = stop
 
     def __enter__(self) -> Flat:
+        with ExitStack() as stack:
+            temporary = stack.enter_context(writing(self.path, SHARED))
+            self.file = stack.enter_context(h5py.File(temporary, "w", libver=LIBVER))
+            self._opened = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
-        self.file.close()
-        try:
-            if kind is None:
-                publish(self.temporary, self.path)
-        finally:
-            self.temporary.unlink(missing_ok=True)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._opened.__exit__(kind, error, at)
 
 
 def _flat(dataset: StoredDataset, out: Path, keys: tuple[str, ...], progress: Progress) -> tuple[Path, list[str]]:
@@ -186,17 +188,12 @@ class _Array(NamedTuple):
 
 def _npz_file(out: Path, members: dict[str, _Array]) -> None:
     """An npz whose arrays are streamed, one after the other; the same arrays make the same bytes."""
-    temporary = out.with_name(f".{out.name}.part")
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-            for name, array in members.items():
-                entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-                entry.create_system = 3
-                with archive.open(entry, "w", force_zip64=True) as stream:
-                    _write_array(stream, array.shape, np.dtype(array.dtype), array.parts())
-        publish(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(out, SHARED) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in members.items():
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3
+            with archive.open(entry, "w", force_zip64=True) as stream:
+                _write_array(stream, array.shape, np.dtype(array.dtype), array.parts())
 
 
 def _write_array(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ import polars as pl
 from configs.dialect import Dialect
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.adapters.files.canonical import digest_json, file_sha256, make_folder, publish
+from tasks.adapters.files.canonical import digest_json, file_sha256, make_folder, writing
 from tasks.adapters.historian.folders import source_files
 from tasks.adapters.historian.plain_tables import PlainTables
 from tasks.adapters.historian.raw_times import TimestampReader
@@ -72,7 +71,7 @@ def cut(
         sources: tables, or folders of them.
         mapping: which column holds the times, and how they are written.
         windows: each may overlap others.
-        folder: where; a file is named by its source's content, its window and what says when a row is, and written once.
+        folder: where; a file is named by its source's content, its window and the clock, and written once.
 
     Returns:
         For each window the files that hold rows of it, in the order of the sources.
@@ -98,6 +97,7 @@ def cut(
             for i, rows in zip(missing, _rows(tables, file, mapping, [windows[i] for i in missing]), strict=True):
                 _write(rows, paths[i])
             for own, path in zip(found, paths, strict=True):
+                path.touch()  # by its age `neorl prune` tells whether it is in use
                 own += [path] if path.stat().st_size else []
     return found
 
@@ -119,11 +119,10 @@ def _rows(
 
 def _write(rows: pl.DataFrame | None, path: Path) -> None:
     """A table under its name, whole or not at all; an empty file where there are no rows."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    if rows is None:
-        temporary.touch()
-    elif path.suffix == ".parquet":
-        rows.write_parquet(temporary)
-    else:
-        rows.write_csv(temporary)
-    publish(temporary, path)
+    with writing(path) as temporary:
+        if rows is None:
+            return
+        if path.suffix == ".parquet":
+            rows.write_parquet(temporary)
+        else:
+            rows.write_csv(temporary)

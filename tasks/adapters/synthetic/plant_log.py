@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from neorl_core.plants.chemical_reactor import NOMINAL, Params
-from tasks.adapters.files.canonical import file_sha256, make_folder, publish, unwritable_is_bad_input
+from tasks.adapters.files.canonical import SHARED, file_sha256, make_folder, writing
 from tasks.adapters.historian.resample import BAD, GOOD, UNCERTAIN
 from tasks.adapters.store.records import Record
 from tasks.adapters.synthetic.plant_run import DAY, HOUR, MAINTENANCE, Floats, Run, Schedule, draw_schedule, simulate
@@ -239,30 +239,21 @@ def _table(archive: dict[str, Reports]) -> pl.DataFrame:
 
 def _write_table(path: Path, archive: dict[str, Reports]) -> int:
     table = _table(archive)
-    temporary = path.with_name(f".{path.name}.part")
-    with unwritable_is_bad_input(path):
-        try:
-            if path.suffix == ".csv":
-                table.write_csv(temporary, datetime_format="%Y-%m-%dT%H:%M:%S%.6fZ")
-            else:
-                table.write_parquet(temporary, compression="zstd")
-            publish(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with writing(path, SHARED) as temporary:
+        if path.suffix == ".csv":
+            table.write_csv(temporary, datetime_format="%Y-%m-%dT%H:%M:%S%.6fZ")
+        else:
+            table.write_parquet(temporary, compression="zstd")
     return len(table)
 
 
 def _write_truth(path: Path, plan: Schedule, run: Run) -> None:
-    temporary = path.with_name(f".{path.name}.part.npz")
-    with unwritable_is_bad_input(path):
-        try:
-            np.savez_compressed(
-                temporary,
-                allow_pickle=False,
-                timestamps=START_NS + PERIOD_NS * np.arange(len(plan.mode), dtype=np.int64),
-                **run._asdict(),
-                **plan._asdict(),
-            )
-            publish(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    # Of a path NumPy would make one that ends in .npz.
+    with writing(path, SHARED) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(
+            file,
+            allow_pickle=False,
+            timestamps=START_NS + PERIOD_NS * np.arange(len(plan.mode), dtype=np.int64),
+            **run._asdict(),
+            **plan._asdict(),
+        )

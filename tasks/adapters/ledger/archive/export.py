@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -16,9 +14,8 @@ from configs.home import Home
 from tasks.adapters.files.canonical import (
     canonical_json,
     file_sha256,
-    publish,
     sha256_hex,
-    unwritable_is_bad_input,
+    writing,
 )
 from tasks.adapters.files.stored import is_stored, open_stored, stored_sha256, stored_size
 from tasks.adapters.ledger.archive.tar import END, write_member
@@ -160,19 +157,13 @@ def _of_bytes(path: str, data: bytes) -> _Piece:
 def _write(out: Path, pieces: Sequence[_Piece]) -> None:
     if not out.parent.is_dir() or out.is_dir():
         raise BadInput(f"expected a file in a folder that is there, got {out}: name another one.")
-    with unwritable_is_bad_input(out):
-        descriptor, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                for piece in pieces:
-                    with _opened(piece) as source:
-                        written = write_member(file, piece.path, source, piece.size)
-                    if written.sha256 != piece.sha256:
-                        raise Refused(f"expected {piece.path} to stay as it is, got a change meanwhile: export again.")
-                file.write(END)
-            publish(Path(name), out)
-        finally:
-            Path(name).unlink(missing_ok=True)
+    with writing(out) as temporary, temporary.open("wb") as file:
+        for piece in pieces:
+            with _opened(piece) as source:
+                written = write_member(file, piece.path, source, piece.size)
+            if written.sha256 != piece.sha256:
+                raise Refused(f"expected {piece.path} to stay as it is, got a change meanwhile: export again.")
+        file.write(END)
 
 
 def _opened(piece: _Piece) -> IO[bytes]:
