@@ -1,4 +1,4 @@
-"""What a home may lose: leftovers of killed runs, checkpoints of finished ones, old logs, datasets that nothing names.
+"""What a home may lose: leftovers of killed runs, checkpoints of finished ones, old logs and windows, unnamed datasets.
 
 What an entry of the ledger names stays, whatever its age, for an audit looks at each such file: the bundles of
 champions and shadows, certificates, and the datasets that they rest on among them.
@@ -27,13 +27,13 @@ from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.store.records import Manifest
 from tasks.upkeep.snapshot import STAGING
 
-Kind = Literal["leftovers", "checkpoints", "logs", "datasets"]
+Kind = Literal["leftovers", "checkpoints", "windows", "logs", "datasets"]
 DAY = 86_400.0
 TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}|.*\.orbax-checkpoint-tmp.*")
 """Names under which files and folders are written before they get their own, or are removed."""
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
-WRITTEN_ELSEWHERE = ("mlflow", "prefect", "cache", "keys", "witness", "secrets", "locks")
-"""Folders of the home that other programs keep in order, or that hold secrets: nothing below them is a leftover."""
+WRITTEN_ELSEWHERE = ("mlflow", "prefect", "cache", "keys", "witness", "secrets", "locks", "incoming")
+"""Folders of the home that other programs write to, or that hold secrets: nothing below them is a leftover."""
 
 
 class Ages(NamedTuple):
@@ -41,6 +41,8 @@ class Ages(NamedTuple):
 
     leftovers: float = 1.0
     checkpoints: float = 7.0
+    windows: float = 30.0
+    """Of the last backfill that used them; they are cut anew from their sources when another one wants them."""
     logs: float = 90.0
     datasets: float | None = None
     """None keeps all datasets."""
@@ -104,6 +106,7 @@ def prune(home: Home, ages: Ages, *, remove: bool) -> Pruned:
         try:
             with exclusive(home.folder("locks") / f"{plant}.lock", _busy):
                 done(_checkpoints(home, plant, ages.checkpoints))
+                done(_windows(home, plant, ages.windows, needed))
                 if ages.datasets is not None:
                     # Anew, for a run that ended before the lock was taken may have named more.
                     needed, digests = _needed(home)
@@ -135,7 +138,10 @@ def _needed(home: Home) -> tuple[set[str], set[str]]:
 
 def _plants(home: Home) -> list[str]:
     found = {
-        path.name for name in ("checkpoints", "datasets") for path in (home.root / name).glob("*") if path.is_dir()
+        path.name
+        for name in ("checkpoints", "datasets", "backfill")
+        for path in (home.root / name).glob("*")
+        if path.is_dir()
     }
     return sorted(found)
 
@@ -156,7 +162,7 @@ def _leftovers(home: Home, days: float) -> Iterator[Piece]:
 
 
 def _logs(home: Home, days: float) -> Iterator[Piece]:
-    for path in sorted((home.root / "logs").glob("*")):
+    for path in sorted((home.root / "logs").rglob("*")):
         if path.is_file() and _is_older(path, days):
             yield _piece(home, "logs", path)
 
@@ -174,6 +180,13 @@ def _checkpoints(home: Home, plant: str, days: float) -> list[Piece]:
         if any(_is_older(ended, days) for ended in (curves, *led_to)):
             found.append(_piece(home, "checkpoints", folder))
     return found
+
+
+def _windows(home: Home, plant: str, days: float, needed: set[str]) -> list[Piece]:
+    """Windows that backfills cut out of logs."""
+    cut = sorted((home.root / "backfill" / plant).glob("[!.]*"))
+    found = [_piece(home, "windows", path) for path in cut if _is_older(path, days)]
+    return [piece for piece in found if piece.path not in needed]
 
 
 def _led_to_weights(home: Home, told: Path) -> bool:

@@ -108,23 +108,27 @@ def prune(
         float | None, typer.Option(help="Datasets that no entry names go, too, from this age on, in days.", min=1)
     ] = None,
     checkpoints: Annotated[float, typer.Option(help="Age of checkpoints of finished trainings, in days.", min=0)] = 7,
+    windows: Annotated[
+        float, typer.Option(help="Age of windows that backfills cut out of logs, in days since one used them.", min=7)
+    ] = 30,
     logs: Annotated[float, typer.Option(help="Age of logs, in days.", min=0)] = 90,
     as_json: AsJson = False,
 ) -> None:
     """Tell what nothing needs any more, and how many bytes it takes; with --remove, remove it.
 
-    Leftovers of killed runs, checkpoints of finished trainings, old logs, and, if asked for, datasets that nothing
-    names. What an entry of the ledger names stays, whatever its age: an audit looks at all of it.
+    Leftovers of killed runs, checkpoints of finished trainings, windows of backfills, old logs, and, if asked for,
+    datasets that nothing names. What an entry of the ledger names stays, whatever its age: an audit looks at all of it.
 
     Example: neorl prune --datasets 365 --remove
     """
     from tasks.upkeep.retention import Ages
     from tasks.upkeep.retention import prune as look
 
-    done = look(Home.locate(), Ages(checkpoints=checkpoints, logs=logs, datasets=datasets), remove=remove)
+    ages = Ages(checkpoints=checkpoints, windows=windows, logs=logs, datasets=datasets)
+    done = look(Home.locate(), ages, remove=remove)
     verb = "removed" if remove else "may go"
     lines = []
-    for kind in ("leftovers", "checkpoints", "logs", "datasets"):
+    for kind in ("leftovers", "checkpoints", "windows", "logs", "datasets"):
         found = [piece for piece in done.pieces if piece.kind == kind]
         told = [f"  {piece.path}" for piece in found[:SHOWN]]
         more = [f"  and {len(found) - SHOWN} more: --json has all"] if len(found) > SHOWN else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from configs.errors import Refused
 from configs.home import Home
 from flows.cli.main import run
 from neorl_core.plants import PLANTS
-from tasks.adapters.files.canonical import write_atomic, write_json
+from tasks.adapters.files.canonical import write_atomic, write_json, writing
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.files.spec import spec_record
+from tasks.adapters.formats.exports import Flat
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import artefact
 from tasks.adapters.ledger.rules import NoteBody
@@ -105,6 +107,37 @@ def test_leftovers_checkpoints_and_logs_go_and_the_rest_stays(home: Home, capsys
     assert (home.root / "checkpoints" / PLANT / "bbbb-2000").is_dir()
     assert paths(home) == []
     assert audit(home).passed
+
+
+def test_windows_of_backfills_and_logs_of_sites_go_and_what_came_to_the_watched_folder_stays(home: Home) -> None:
+    old, incoming = home.root / "backfill" / PLANT, home.root / "incoming" / PLANT
+    for path in (old / "a.parquet", old / "b.csv", incoming / ".historian.csv.filepart", incoming / "historian.csv"):
+        aged(write_atomic(path, b"rows"), 31)
+    aged(write_atomic(old / "c.csv", b"rows"), 29)
+    aged(write_atomic(home.root / "logs" / "sites" / "site_01.log", b"old"))
+    ledger = open_ledger(home)
+    files = [artefact(home, old / "b.csv", "what was looked at")]
+    ledger.append("note", NoteBody(text="looked at"), plant=PLANT, artefacts=files)
+    with exclusive(home.folder("locks") / f"{PLANT}.lock"):
+        assert paths(home) == ["logs/sites/site_01.log"]
+    assert paths(home, remove=True) == ["logs/sites/site_01.log", f"backfill/{PLANT}/a.parquet"]
+    assert paths(home) == []
+
+
+def test_what_a_killed_process_was_writing_is_known_as_a_leftover(home: Home) -> None:
+    made = home.folder("made")
+    # Two that write one file at a time do not meet, and the last one's stays.
+    with writing(made / "log.csv") as first, writing(made / "log.csv") as second, Flat(made / "log.hdf5", ()):
+        first.write_bytes(b"first")
+        second.write_bytes(b"second")
+        written = sorted(made.iterdir())
+        for path in written:
+            shutil.copyfile(path, made / f"{path.name[:-8]}deadbeef")
+    assert len(written) == 3
+    assert (made / "log.csv").read_bytes() == b"first"
+    left = sorted(path.name for path in aged(made).iterdir() if path.name.endswith(".deadbeef"))
+    assert left == [".log.csv.deadbeef", ".log.hdf5.deadbeef"]
+    assert paths(home, remove=True) == [f"made/{name}" for name in left]
 
 
 def test_checkpoints_of_what_a_fleet_shares_go_once_its_weights_are_kept(home: Home) -> None:
