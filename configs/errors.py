@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 def printable(text: str, but: str = "\n\t") -> str:
@@ -28,8 +28,10 @@ class NeoRLError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, found: Mapping[str, object] | None = None) -> None:
         super().__init__(printable(message, but=""))
+        self.found = dict(found or {})
+        """What a check found before it said no, for programs: `--json` prints it beside the error."""
 
 
 class Refused(NeoRLError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import date
@@ -196,7 +195,7 @@ def _report_period(plant: str | None, first: str, last: str, as_json: bool) -> N
 
     done = report_period(Home.locate(), _day("--from", first), _day("--to", last), plant)
     said = f"expected every check of the audit to hold, got failures in {', '.join(done.failed)}"
-    refusal = Refused(f"{said}: the report says what they found.") if done.failed else None
+    refusal = f"{said}: the report says what they found." if done.failed else ""
     _tell(refusal, as_json, [str(done.path)], **done.model_dump(mode="json"))
 
 
@@ -252,15 +251,12 @@ def _conclude(checks: Sequence[Check], as_json: bool) -> None:
     words = {True: "ok  ", False: "FAIL", None: "--  "}
     lines = [f"{words[check.passed]}  {check.name}: {check.detail}" for check in checks]
     said = f"expected every check to hold, got failures in {failed}: restore the originals from a backup."
-    refusal = Refused(said) if failed else None
-    _tell(refusal, as_json, lines, passed=not failed, checks=[check._asdict() for check in checks])
+    _tell(said if failed else "", as_json, lines, passed=not failed, checks=[check._asdict() for check in checks])
 
 
-def _tell(refusal: Refused | None, as_json: bool, lines: Sequence[str], **found: object) -> None:
-    """End a command with what it found, in one object for programs, which holds the refusal too where there is one."""
-    if refusal is None:
+def _tell(refusal: str, as_json: bool, lines: Sequence[str], **found: object) -> None:
+    """End a command with what it found; a refusal takes it along for programs, which get one object."""
+    if not (refusal and as_json):
         emit(found, as_json, lines)
-        return
-    emit({**found, "error": str(refusal), "exit_code": refusal.exit_code}, as_json, lines)
-    print(f"neorl: {refusal}", file=sys.stderr)
-    raise typer.Exit(refusal.exit_code)
+    if refusal:
+        raise Refused(refusal, found)

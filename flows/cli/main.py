@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Annotated
 
@@ -109,7 +109,7 @@ def run(arguments: Sequence[str]) -> int:
     except NeoRLError as error:
         if os.environ.get("NEORL_DEBUG"):
             raise
-        return _fail(str(error), error.exit_code, arguments)
+        return _fail(str(error), error.exit_code, arguments, error.found)
     except TyperException as error:
         message = " ".join(error.format_message().split())
         return _fail(f"{message.rstrip('.')}: see 'neorl --help'." if message else "", error.exit_code, arguments)
@@ -139,11 +139,11 @@ def _out_of_room(error: BaseException | None) -> str | None:
     return None
 
 
-def _fail(message: str, code: int, arguments: Sequence[str]) -> int:
+def _fail(message: str, code: int, arguments: Sequence[str], found: Mapping[str, object] | None = None) -> int:
     if message:
         print(f"neorl: {message}", file=sys.stderr)
     if "--json" in arguments:
-        emit({"error": message, "exit_code": code}, True)
+        emit({**(found or {}), "error": message, "exit_code": code}, True)
     return code
 
 
