@@ -137,9 +137,9 @@ def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory:
     Raises:
         Refused: when another version is champion, or no reason is given.
     """
-    before = Ledger.open(home).entries()
     done = withdraw_champion(home, plant, version, by, why, signatory)
-    standing, address = _standing(before, done.entry), mlflow_address(home)
+    standing = _of_before(done.entry, done.entry.body["by"]) if done.before else None
+    address = mlflow_address(home)
     if address is not None:
         told = {"takes_over": done.takes_over, "standing": standing}
         return _decided(home, plant, Registry(address)).model_copy(update=told)
@@ -228,7 +228,10 @@ def _standing(before: Sequence[Entry], made: Entry) -> str | None:
     """Who had decided so and when, where the entry that a decision came to had been there before it."""
     if made.sequence > len(before):
         return None
-    by = made.body["by"] if "by" in made.body else approvers(before, made)
+    return _of_before(made, made.body["by"] if "by" in made.body else approvers(before, made))
+
+
+def _of_before(made: Entry, by: str) -> str:
     return f"{by}, {made.timestamp}"
 
 

@@ -18,6 +18,8 @@ class Withdrawn(NamedTuple):
     """What a withdrawal came to."""
 
     entry: Entry
+    before: bool
+    """Whether the champion had been withdrawn already, and nothing was added."""
     takes_over: str
     """Who is in force now, in words."""
 
@@ -56,11 +58,25 @@ def withdraw_champion(
         envelope = signatory.sign(said_of_withdrawal(said, plant))
         return said.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
 
-    last = next((e for e in reversed(ledger.entries()) if (e.kind, e.plant) == ("withdrawal", plant)), None)
-    if last is None or champion(ledger.entries(), plant) is not None or last.body["version"] != version:
-        last = ledger.append("withdrawal", body, plant=plant)
+    made, before = _withdrawn(ledger, plant, version), True
+    if made is None:
+        try:
+            made, before = ledger.append("withdrawal", body, plant=plant), False
+        except Refused:
+            # Another person may have been the first, while this one signed.
+            if (made := _withdrawn(ledger, plant, version)) is None:
+                raise
     note = f"takes over from version {version}: {why}"
-    return Withdrawn(last, _take_over(home, ledger, plant, by, note, signatory))
+    return Withdrawn(made, before, _take_over(home, ledger, plant, by, note, signatory))
+
+
+def _withdrawn(ledger: Ledger, plant: str, version: str) -> Entry | None:
+    """The withdrawal of a version after which nobody became champion."""
+    history = ledger.entries()
+    last = next((e for e in reversed(history) if (e.kind, e.plant) == ("withdrawal", plant)), None)
+    if last is None or last.body["version"] != version or champion(history, plant) is not None:
+        return None
+    return last
 
 
 def _take_over(home: Home, ledger: Ledger, plant: str, by: str, note: str, signatory: Signatory | None) -> str:

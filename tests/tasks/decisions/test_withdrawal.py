@@ -15,10 +15,12 @@ from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import approvals, queue, verdicts
+from tasks.adapters.ledger.people.statement import Said, Signatory
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
 from tasks.decisions.policy import sign
 from tasks.decisions.withdrawal import withdraw_champion
 from tests.evidence import PLANT, POLICY, candidate_record, certify, forge, propose
+from tests.tasks.adapters.ledger.people.persons import Person
 from tests.tasks.decisions.served import Served
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -67,6 +69,21 @@ def test_a_withdrawn_champion_is_none_and_does_not_come_back(ledger: Ledger) -> 
     # What comes next replaces nothing.
     assert crowned(ledger, B, "3").body["replaces"] is None
     assert audit(ledger.home).passed
+
+
+def test_of_two_who_withdraw_at_a_time_the_second_is_told_whose_it_is(ledger: Ledger) -> None:
+    crowned(ledger, A, "1")
+    ben = Person("Ben")
+
+    def slowly(said: Said) -> str:
+        withdraw_champion(ledger.home, PLANT, "1", "shift engineer", WHY)
+        return ben.signs.sign(said)
+
+    second = withdraw(ledger.home, PLANT, "1", "Ben", "it hunts", Signatory("Ben", slowly))
+    (made,) = ledger.entries("withdrawal")
+    assert made.body["by"] == "shift engineer"
+    assert second.standing == f"shift engineer, {made.timestamp}"
+    assert withdraw_champion(ledger.home, PLANT, "1", "another", "again").before
 
 
 def test_the_plants_own_controller_takes_over(ledger: Ledger) -> None:
