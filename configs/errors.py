@@ -28,9 +28,9 @@ class NeoRLError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, found: Mapping[str, object] | None = None) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(printable(message, but=""))
-        self.found = dict(found or {})
+        self.found: Mapping[str, object] = {}
         """What a check found before it said no, for programs: `--json` prints it beside the error."""
 
 

@@ -259,4 +259,6 @@ def _tell(refusal: str, as_json: bool, lines: Sequence[str], **found: object) ->
     if not (refusal and as_json):
         emit(found, as_json, lines)
     if refusal:
-        raise Refused(refusal, found)
+        error = Refused(refusal)
+        error.found = found
+        raise error

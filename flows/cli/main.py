@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Annotated
 
@@ -109,7 +109,7 @@ def run(arguments: Sequence[str]) -> int:
     except NeoRLError as error:
         if os.environ.get("NEORL_DEBUG"):
             raise
-        return _fail(str(error), error.exit_code, arguments, error.found)
+        return _fail(str(error), error.exit_code, arguments, error)
     except TyperException as error:
         message = " ".join(error.format_message().split())
         return _fail(f"{message.rstrip('.')}: see 'neorl --help'." if message else "", error.exit_code, arguments)
@@ -139,11 +139,11 @@ def _out_of_room(error: BaseException | None) -> str | None:
     return None
 
 
-def _fail(message: str, code: int, arguments: Sequence[str], found: Mapping[str, object] | None = None) -> int:
+def _fail(message: str, code: int, arguments: Sequence[str], error: NeoRLError | None = None) -> int:
     if message:
         print(f"neorl: {message}", file=sys.stderr)
     if "--json" in arguments:
-        emit({**(found or {}), "error": message, "exit_code": code}, True)
+        emit({**(error.found if error else {}), "error": message, "exit_code": code}, True)
     return code
 
 
