@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import write_atomic
+from tasks.adapters.files.times import moment, written
 from tasks.adapters.ledger.client import ask
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import store
@@ -191,14 +192,7 @@ def first_moment(text: str) -> str:
     Raises:
         BadInput: when it is neither.
     """
-    try:
-        found = datetime.fromisoformat(text) if text else datetime.now(UTC) - timedelta(microseconds=1)
-    except ValueError as error:
-        raise BadInput(
-            f"expected a date like 2026-11-20 or a time like 2026-11-20T14:00:00Z, got {text!r}: write it so."
-        ) from error
-    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    return found.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return moment(text, last=False) if text else written(datetime.now(UTC) - timedelta(microseconds=1))
 
 
 def told(entries: Sequence[Entry]) -> list[tuple[str, ...]]:

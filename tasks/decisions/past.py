@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from tasks.adapters.files.times import moment
 from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.attempts import ResultBody, certificate_file
 from tasks.adapters.ledger.ledger import Entry
@@ -83,7 +84,7 @@ def in_force_at(entries: Sequence[Entry], plant: str, at: str) -> InForce:
     Raises:
         BadInput: when it is neither.
     """
-    limit = champions.moment(at)
+    limit = moment(at, last=True)
     known = [entry for entry in entries if entry.timestamp <= limit]
     now, policy = champions.champion(known, plant), policy_entry(known, plant)
     blank = InForce(

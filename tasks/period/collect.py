@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from pydantic import ValidationError
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from tasks.adapters.files.times import read, written
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import Check
 from tasks.adapters.ledger.ledger import HEAD_TYPE, Entry, HeadNow, Ledger, report_heads
@@ -75,7 +76,7 @@ def _told(
     mine: Sequence[Entry],
     head: LedgerHead,
 ) -> Told:
-    clock = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    clock = written(now)
     at = min(clock, period.end)
 
     def own(rows: Iterator[InForce]) -> tuple[InForce, ...]:
@@ -142,11 +143,11 @@ def _attention(told: Told, at: str) -> Iterator[str]:
 
 def _ends_soon(row: CertificateRow, at: str) -> bool:
     ends = row.state.endswith("champion") and row.expires
-    return bool(ends) and _moment(str(ends)) - _moment(at) < SOON
+    return bool(ends) and read(str(ends)) - read(at) < SOON
 
 
 def _of_certificate(row: CertificateRow, at: str) -> str:
-    ended = "expired" if _moment(row.expires or at) < _moment(at) else "expires"
+    ended = "expired" if read(row.expires or at) < read(at) else "expires"
     return f"The certificate of the champion of {row.plant} {ended} on {(row.expires or '')[:10]} (entry {row.entry})."
 
 
@@ -156,8 +157,8 @@ def timeline(told: Told) -> str:
     Args:
         told: what the report tells.
     """
-    begin = _moment(told.period.begin)
-    end = min(_moment(told.period.end), max(_moment(told.written), begin + timedelta(days=1)))
+    begin = read(told.period.begin)
+    end = min(read(told.period.end), max(read(told.written), begin + timedelta(days=1)))
     lanes = []
     for plant in told.plants:
         bars = tuple(_bar(row, begin, end) for row in told.in_force if row.plant == plant)
@@ -168,24 +169,20 @@ def timeline(told: Told) -> str:
 
 
 def _bar(row: InForce, begin: datetime, end: datetime) -> Bar:
-    until = _moment(row.until) if row.until else end
+    until = read(row.until) if row.until else end
     kind: Literal["champion", "own", "shadow"] = "shadow" if row.kind == "shadow" else "own" if row.own else "champion"
     said = f"version {row.version} from {row.time}" + (f" to {row.until}, {row.ended}" if row.until else "")
-    return Bar(max(_moment(row.time), begin), min(until, end), f"version {row.version}", said, kind)
+    return Bar(max(read(row.time), begin), min(until, end), f"version {row.version}", said, kind)
 
 
 def _marks(told: Told, plant: str) -> Iterator[Mark]:
     for decision in told.decisions:
         if decision.plant == plant and decision.what in ("rejected", "withdrew"):
             kind: Literal["rejection", "withdrawal"] = "rejection" if decision.what == "rejected" else "withdrawal"
-            yield Mark(_moment(decision.time), kind, f"version {decision.version}, {decision.by}: {decision.why}")
+            yield Mark(read(decision.time), kind, f"version {decision.version}, {decision.by}: {decision.why}")
     for refusal in told.refusals:
         if refusal.plant == plant:
-            yield Mark(_moment(refusal.time), "refusal", refusal.reason)
+            yield Mark(read(refusal.time), "refusal", refusal.reason)
     for incident in told.incidents:
         if incident.plant == plant and incident.what == "drift alarm":
-            yield Mark(_moment(incident.time), "alarm", incident.detail)
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
+            yield Mark(read(incident.time), "alarm", incident.detail)

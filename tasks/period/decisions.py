@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+from tasks.adapters.files.times import written
 from tasks.adapters.ledger.champions import IN_FORCE, WithdrawalBody
 from tasks.adapters.ledger.ledger import Entry
 from tasks.adapters.ledger.people.approvals import VerdictBody, approvers, signed_how
@@ -13,7 +13,7 @@ from tasks.adapters.ledger.people.keyring import KeyBody, RevocationBody, Rotati
 from tasks.adapters.ledger.people.voided import VOID, leaves_service
 from tasks.adapters.ledger.policies.model import SafetyPolicy
 from tasks.adapters.ledger.policies.policy import PolicyBody
-from tasks.adapters.ledger.shadows import ExtensionBody
+from tasks.adapters.ledger.shadows import ExtensionBody, course
 from tasks.adapters.ledger.signing import keyid_of
 from tasks.period.model import DecisionRow, IncidentRow, InForce, Period, PolicyRow
 from tasks.references import DriftRecord, ShadowComparison
@@ -98,20 +98,15 @@ def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InFor
 
 def _shadows(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
     """Every shadow of a process, to the end of its days, its rejection or the next shadow."""
-    for place, entry in enumerate(own):
+    for entry in own:
         if entry.kind != "shadow":
             continue
-        until, ended = _later(entry.timestamp, entry.body["days"]), "its days were over"
-        for later in own[place + 1 :]:
-            # An extension counts from now on where the days were over by then.
-            if later.kind == "extension" and later.body["shadow"] == entry.digest:
-                until = _later(max(until, later.timestamp), later.body["days"])
-            rejected = later.kind == "rejection" and later.body["composite"] == entry.body["composite"]
-            if later.kind == "shadow" or rejected:
-                if later.timestamp < until:
-                    by = f"rejected by {later.body['by']}" if rejected else f"replaced by {later.body['version']}"
-                    until, ended = later.timestamp, by
-                break
+        told = course(own, entry)
+        until, ended, later = written(told.until), "its days were over", told.ended
+        if later is not None and later.timestamp < until:
+            rejected = later.kind == "rejection"
+            ended = f"rejected by {later.body['by']}" if rejected else f"replaced by {later.body['version']}"
+            until = later.timestamp
         yield _in_force(entry, entries, "shadow", until, ended)
 
 
@@ -217,8 +212,3 @@ def keys_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentRow]:
             turn = entry.read(RotationBody)
             what, detail = "replaced", f"key {turn.old} of {turn.person or 'the home'}, by {turn.by}: {turn.why}"
         yield IncidentRow(entry=entry.sequence, time=entry.timestamp, plant=entry.plant, what=what, detail=detail)
-
-
-def _later(timestamp: str, days: int) -> str:
-    later = datetime.fromisoformat(timestamp).astimezone(UTC) + timedelta(days=days)
-    return later.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, time
 
-from configs.errors import BadInput, Refused
+from configs.errors import Refused
+from tasks.adapters.files.times import moment
 from tasks.adapters.ledger.attempts import certificate_file
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
 from tasks.adapters.ledger.people.approvals import check_signed_time, of_process, open_approval, open_approvals
@@ -76,31 +76,13 @@ class RollbackBody(Body):
     """Envelope of the person's statement."""
 
 
-def moment(text: str) -> str:
-    """A date (its last microsecond) or an ISO time (UTC where it names no zone) as the ledger writes times.
-
-    Raises:
-        BadInput: when it is neither.
-    """
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise BadInput(
-            f"expected a date like 2026-11-20 or a time like 2026-11-20T14:00:00Z, got {text!r}: write it so."
-        ) from error
-    if len(text) <= len("2026-11-20"):
-        instant = datetime.combine(instant.date(), time.max)
-    instant = instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
-    return instant.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
 def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Entry | None:
     """The promotion or rollback in force for a plant, now or at a date or time: the last by then, unless withdrawn.
 
     Args:
         history: verified entries, from `Ledger.entries()`.
     """
-    limit = moment(at) if at is not None else None
+    limit = moment(at, last=True) if at is not None else None
     turns = (e for e in reversed(history) if e.plant == plant and (e.kind in IN_FORCE or leaves_service(e)))
     last = next((entry for entry in turns if limit is None or entry.timestamp <= limit), None)
     return last if last is not None and last.kind in IN_FORCE else None

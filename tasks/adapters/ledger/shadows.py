@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from configs.errors import Refused
+from tasks.adapters.files.times import read
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
 from tasks.adapters.ledger.people.approvals import of_process, open_approval
 from tasks.adapters.ledger.protocol import Artefact
@@ -43,10 +44,12 @@ class ExtensionBody(Body):
 
 
 class ShadowInForce(NamedTuple):
-    """The last shadow of a process, and when its period ends."""
+    """A shadow of a process, and when its period ends."""
 
     entry: Entry
     until: datetime
+    ended: Entry | None = None
+    """Its rejection, or the next shadow, whether its period had ended by then or not."""
 
     def runs(self, at: datetime) -> bool:
         """Whether its period has not ended."""
@@ -68,15 +71,28 @@ def shadow(history: Sequence[Entry], plant: str) -> ShadowInForce | None:
     found = last_shadow(history, plant)
     if found is None:
         return None
-    until = _moment(found.timestamp) + timedelta(days=found.body["days"])
-    for entry in history[found.sequence :]:
-        if entry.plant != plant:
+    told = course(history, found)
+    return told if told.ended is None else None
+
+
+def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
+    """How long a shadow's days are, and what ended it if anything did.
+
+    Args:
+        history: verified entries of all plants or of the shadow's.
+        begun: the shadow's entry, among them.
+    """
+    until = read(begun.timestamp) + timedelta(days=begun.body["days"])
+    for later in history:
+        if later.sequence <= begun.sequence or later.plant != begun.plant:
             continue
-        if entry.kind == "rejection" and entry.body["composite"] == found.body["composite"]:
-            return None
-        if entry.kind == "extension" and entry.body["shadow"] == found.digest:
-            until = max(until, _moment(entry.timestamp)) + timedelta(days=entry.body["days"])
-    return ShadowInForce(found, until)
+        rejected = later.kind == "rejection" and later.body["composite"] == begun.body["composite"]
+        if rejected or later.kind == "shadow":
+            return ShadowInForce(begun, until, later)
+        # An extension counts from now on where the days were over by then.
+        if later.kind == "extension" and later.body["shadow"] == begun.digest:
+            until = max(until, read(later.timestamp)) + timedelta(days=later.body["days"])
+    return ShadowInForce(begun, until)
 
 
 def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
@@ -193,7 +209,3 @@ def check_runs(history: Sequence[Entry], plant: str, now: datetime) -> None:
 def _check_days(days: int) -> None:
     if not 1 <= days <= LONGEST:
         raise Refused(f"expected a period of 1 to {LONGEST} days, got {days}: extend it later, as often as needed.")
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)

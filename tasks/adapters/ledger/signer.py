@@ -27,6 +27,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
 from tasks.adapters.files.secrets import read_secret
+from tasks.adapters.files.times import written
 from tasks.adapters.ledger import champions, client, rules, table
 from tasks.adapters.ledger.attempts import ResultBody, certificate_file, of_attempt, seed_file
 from tasks.adapters.ledger.keys import open_keys
@@ -196,8 +197,7 @@ class Signer:
         if request.predecessor != (last.digest if last else GENESIS):
             return Answer(stale=True)
         # Never before the last entry, whatever the clock does: "champion at a date" relies on the order.
-        time = self._clock()
-        now = time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        now = written(time := self._clock())
         if last and datetime.fromisoformat(last.timestamp) > time + TOLERANCE:
             raise Refused(
                 f"expected a clock that is not behind the ledger's last entry of {last.timestamp}, got {now}: set the "

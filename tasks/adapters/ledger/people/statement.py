@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from configs.errors import Refused
+from tasks.adapters.files.times import written
 from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, public_key
 
 STATEMENT_TYPE = "application/vnd.neorl.statement+json"
@@ -67,7 +68,7 @@ def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambd
     """
 
     def sign(said: Said) -> str:
-        now = clock().isoformat(timespec="microseconds").replace("+00:00", "Z")
+        now = written(clock())
         statement = Statement(**{**said._asdict(), "about": dict(said.about)}, person=person, signed=now)
         return key.seal(STATEMENT_TYPE, statement.model_dump(mode="json")).decode()
 

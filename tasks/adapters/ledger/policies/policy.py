@@ -11,6 +11,7 @@ from configs.errors import BadInput, Refused
 from configs.load import load_yaml
 from configs.strict import Approvers
 from tasks.adapters.files.canonical import digest_json
+from tasks.adapters.files.times import read
 from tasks.adapters.ledger.attempts import AttemptBody
 from tasks.adapters.ledger.claims import Claim, DrawnConstant
 from tasks.adapters.ledger.ledger import Body, Entry
@@ -174,7 +175,7 @@ def check_met(
     faults = []
     for result, claim in certified_claims(history, plant, record.composite):
         old = f"expected a certificate of at most {policy.certificate_days} days, got an older one"
-        expired = expires(result, policy.certificate_days) < _moment(at)
+        expired = expires(result, policy.certificate_days) < read(at)
         faults.append(lacking(policy, claim) or (old if expired else None))
     if None not in faults:
         got = faults[-1] if faults else "expected a passed certification, got none"
@@ -203,7 +204,7 @@ def lacking_approvals(
     """
     wanted, valid = policy.approvers, []
     for approval in approvals:
-        fresh = approval.sequence > signed.sequence and expires(approval, policy.approval_days) >= _moment(at)
+        fresh = approval.sequence > signed.sequence and expires(approval, policy.approval_days) >= read(at)
         if used or fresh:
             valid.append(approval)
     stale = f", and {len(approvals) - len(valid)} expired" if len(valid) < len(approvals) else ""
@@ -228,7 +229,7 @@ def _people(approvals: Sequence[Entry]) -> set[str]:
 
 def expires(entry: Entry, days: int) -> datetime:
     """When an approval or a result ends to count; a person's from when it was signed."""
-    return _moment(entry.body.get("signed") or entry.timestamp) + timedelta(days=days)
+    return read(entry.body.get("signed") or entry.timestamp) + timedelta(days=days)
 
 
 def pinned_file(trust: TrustRoot, plant: str) -> Path:
@@ -256,7 +257,3 @@ def check_pinned(history: Sequence[Entry], trust: TrustRoot, plant: str) -> None
     if pinned != policy:
         got = "another" if pinned else "none"
         raise Refused(f"expected the policy of {plant} that the ledger has in {path}, got {got}: {cure}.")
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)

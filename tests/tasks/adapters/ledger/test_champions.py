@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import BadInput, Refused
+from configs.errors import Refused
 from configs.home import Home
-from tasks.adapters.ledger.champions import PromotionBody, champion, moment, promote
+from tasks.adapters.ledger.champions import PromotionBody, champion, promote
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.people.approvals import VerdictBody, open_approval
 from tasks.adapters.ledger.people.verdicts import approve, reject
@@ -51,13 +51,6 @@ def test_who_was_champion_at_a_date(ledger: Ledger) -> None:
     assert champion(history, PLANT, at="2030-03-02") == second
     assert champion(history, PLANT, at="2030-03-02T12:00:00") == first
     assert champion(history, PLANT, at="2030-03-02T23:30:00-05:00") == second
-
-
-def test_moments() -> None:
-    assert moment("2026-11-20") == "2026-11-20T23:59:59.999999Z"
-    assert moment("2026-11-20T14:00:00+02:00") == "2026-11-20T12:00:00.000000Z"
-    with pytest.raises(BadInput, match="expected a date like"):
-        moment("yesterday")
 
 
 def test_two_promotions_against_the_same_champion(ledger: Ledger) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import approvals, verdicts
 from tasks.adapters.ledger.people.queue import waiting
 from tasks.gates import REQUIRED_OF_PROCESS
+from tasks.period.decisions import in_force_in
+from tasks.period.model import Period
 from tasks.process.compare import known_comparison
 from tasks.promote import promote_candidate, reject_candidate
 from tasks.references import (
@@ -69,6 +71,12 @@ def begun(ledger: Ledger, composite: str = A, **changes: Any) -> Entry:
     return promote_candidate(ledger.home, logged(ledger, composite, **changes), "shift engineer", "looks well")
 
 
+def reported(ledger: Ledger) -> list[tuple[str, str | None, str]]:
+    """What the report over the year tells of shadows: composite, end, and how it ended."""
+    year = Period(first=date(2026, 1, 1), last=date(2026, 12, 31))
+    return [(row.composite, row.until, row.ended) for row in in_force_in(ledger.entries(), year)]
+
+
 def test_an_approved_candidate_runs_in_shadow_for_its_days(ledger: Ledger, clock: Clock) -> None:
     entry = begun(ledger)
     assert (entry.kind, entry.body["days"]) == ("shadow", 30)
@@ -99,6 +107,7 @@ def test_a_person_extends_it_from_its_end_or_from_now_where_it_has_ended(ledger:
     watched = shadows.shadow(ledger.entries(), PROCESS)
     assert watched is not None
     assert watched.until == NOON + timedelta(days=110)
+    assert reported(ledger) == [(A, "2027-03-10T12:00:00.000000Z", "its days were over")]
     for body, sentence in (
         (extension.model_copy(update={"by": " "}), "expected the name of who extends"),
         (extension.model_copy(update={"days": 5000}), "expected a period of 1 to 366 days"),
@@ -112,6 +121,7 @@ def test_a_rejection_ends_it(ledger: Ledger) -> None:
     entry = begun(ledger)
     reject_candidate(ledger.home, ledger.entry(entry.body["candidate"]), "shift engineer", "too nervous")
     assert shadows.shadow(ledger.entries(), PROCESS) is None
+    assert reported(ledger) == [(A, ledger.entries()[-1].timestamp, "rejected by shift engineer")]
     # Nor is it approved again as if nothing had been said.
     with pytest.raises(Refused, match="which shift engineer rejected"):
         promote_candidate(ledger.home, ledger.entry(entry.body["candidate"]), "somebody else", "")
