@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
@@ -25,7 +25,7 @@ from flows.promote import Decided
 from flows.promote import approve as approve_candidate
 from flows.promote import rollback as roll_back
 from flows.retrain import retrain
-from flows.running import outcome_of, refusals_as_states, tag_run
+from flows.running import ending_of, refusals_as_states, tag_run
 from flows.services.locks import recorded_run
 from flows.services.servers import reap_dead_runs
 from flows.shadow import ShadowOutcome, compare_shadow
@@ -271,7 +271,8 @@ def _refilled(config: str, window: str, files: list[Path]) -> Refilled:
     if not files:
         return Refilled(window=window, sources=(), outcome=None, refused="no row of the logs is in it")
     try:
-        outcome = outcome_of(retrain(config, list(named), return_state=True))  # type: ignore[arg-type]
+        # The run ends in the state that the flow returns.
+        outcome = ending_of(cast("State[Outcome]", retrain(config, list(named), return_state=True)))
     except ServiceMissing:
         raise  # of the windows that follow none would do better
     except NeoRLError as error:

@@ -30,7 +30,7 @@ from configs.run import RunConfig
 from configs.strict import MARK
 from flows.checks import checked_run
 from flows.retrain import retrain
-from flows.running import outcome_of, proceed, refusals_as_states, tag_run
+from flows.running import ending_of, proceed, refusals_as_states, tag_run
 from flows.services.locks import recorded_run
 from flows.services.servers import connect, reap_dead_runs
 from flows.watch import arrivals
@@ -127,7 +127,7 @@ def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, 
         try:
             given = [str(logs_of(Home.locate(), Path(name), mapped)) for name in data]
             ended = retrain(config, given or None, return_state=True)
-            return SiteEnded(site=site, plant=plant, outcome=outcome_of(ended))  # type: ignore[arg-type]
+            return SiteEnded(site=site, plant=plant, outcome=ending_of(ended))  # type: ignore[arg-type]
         except ServiceMissing as error:
             return SiteEnded(site=site, plant=plant, crashed=str(error))
         except NeoRLError as error:

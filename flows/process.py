@@ -6,8 +6,8 @@ from pathlib import Path
 
 from configs.home import Home
 from configs.run import RunConfig
-from flows.running import known_decision, proceed, run_key
-from tasks.conclusion import propose_shadow, reconcile_aliases, register_candidate, report_outcome
+from flows.running import proceed, run_key
+from tasks.conclusion import earlier_outcome, propose_shadow, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
 from tasks.ingest import ingest
 from tasks.process.guard import estimate, examine
@@ -45,7 +45,7 @@ def retrain_process(home: Home, run: RunConfig, sources: tuple[Path, ...]) -> Ou
     protection = examine(home, about, dataset, population, evaluation)
     estimated = estimate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, evaluation, model)
     key = run_key(run, dataset, population, evaluation, champion)
-    if (known := known_decision(home, run, key)) is not None:
+    if (known := earlier_outcome(home, run, key)) is not None:
         return known
     screening = screen_process(run.part("gates"), validation, model, evaluation, protection)
     service = check_process_service(population, evaluation, screening)

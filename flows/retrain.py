@@ -11,7 +11,6 @@ from flows.process import retrain_process
 from flows.running import (
     announce,
     flow_run_name,
-    known_decision,
     proceed,
     refusals_as_states,
     retraining,
@@ -19,7 +18,7 @@ from flows.running import (
     without_simulator,
 )
 from tasks.certify import certify_candidate, certify_fallback
-from tasks.conclusion import propose_promotion, reconcile_aliases, register_candidate, report_outcome
+from tasks.conclusion import earlier_outcome, propose_promotion, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
 from tasks.identify import identify
 from tasks.ingest import ingest
@@ -69,7 +68,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         rollouts = simulate(home, simulated, population, evaluation, champion, identification=constants)
         simulator = validate_simulator(home, run.part("data.held_out", "certify.domain"), dataset, constants)
         key = run_key(run, dataset, population, evaluation, champion)
-        if (known := known_decision(home, run, key)) is not None:
+        if (known := earlier_outcome(home, run, key)) is not None:
             return announce(home, run, known)
         protection = certify_fallback(home, run.part("certify"), fallback, identification=constants)
         screening = screen(run.part("gates"), validation, simulator, evaluation, rollouts, champion, protection)

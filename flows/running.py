@@ -32,7 +32,7 @@ from tasks.adapters.ledger.rules import RefusalBody
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.registry.learning import LearningRuns
 from tasks.adapters.registry.registry import Registry
-from tasks.conclusion import earlier_outcome, show_artifact
+from tasks.conclusion import show_artifact
 from tasks.decisions.policy import hold_run
 from tasks.fleet.shared import with_shared
 from tasks.progress import StageProgress
@@ -206,11 +206,6 @@ def run_key(
     return digest_json([*made_of, sources_digest(FLOW)])[:16]
 
 
-def known_decision(home: Home, run: RunConfig, key: str) -> Outcome | None:
-    """The outcome of an earlier run with the same key, as this run's; one that waited is decided now by the rule."""
-    return earlier_outcome(home, run, key)
-
-
 def announce(home: Home, run: RunConfig, outcome: Outcome) -> State[Outcome]:
     """End the flow run: its state says what came of it, in a sentence, and so do its tags, its log and an artifact.
 
@@ -232,11 +227,6 @@ def announce(home: Home, run: RunConfig, outcome: Outcome) -> State[Outcome]:
         links = "\n".join(f"- {name}: {url}" for name, url in outcome.links.items())
         show_artifact(run.plant, outcome.headline, f"{outcome.headline}\n\n{links}")
     return Completed(message=outcome.headline, data=outcome)
-
-
-def outcome_of(state: State[Outcome]) -> Outcome:
-    """What a retraining of this process came to, as `ending_of`."""
-    return ending_of(state)
 
 
 def ending_of(state: State[R]) -> R:

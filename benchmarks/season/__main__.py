@@ -133,12 +133,12 @@ def monitored(home: Home, config: Path, log: Path) -> tuple[float | None, bool, 
 def retrained(config: Path, files: list[Path]) -> tuple[str, tuple[str, ...], str]:
     """Verdict of a retraining, the gates that failed, and why it was refused where it was."""
     from flows.retrain import retrain
-    from flows.running import outcome_of
+    from flows.running import ending_of
 
     try:
         # The decorators hide that the flow returns a state.
         ended = retrain(str(config), [str(path) for path in files], return_state=True)
-        outcome = outcome_of(cast("object", ended))  # type: ignore[arg-type]
+        outcome = ending_of(cast("object", ended))  # type: ignore[arg-type]
     except NeoRLError as error:
         return "refused", (), str(error)
     return outcome.verdict, tuple(gate.name for gate in outcome.gates if gate.passed is False), ""

@@ -92,11 +92,11 @@ def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
     check_logs(home, run, logs)
     with _on_servers(home):
         from flows.retrain import retrain
-        from flows.running import outcome_of
+        from flows.running import ending_of
 
         ended = retrain(str(config), [str(path) for path in logs] or None, return_state=True)
         # The run ends in the state that the flow returns.
-        return outcome_of(cast("State[Outcome]", ended))
+        return ending_of(cast("State[Outcome]", ended))
 
 
 @contextmanager
