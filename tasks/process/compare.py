@@ -113,6 +113,7 @@ def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset,
     store = reader.StoredDataset.open(newer.store, newer.digest)
     seen = set(map(bytes, reader.StoredDataset.open(own.store, own.digest).episode_digests))
     unseen = np.flatnonzero([bytes(digest) not in seen for digest in store.episode_digests])
+    # A comparison is given what came last. Drift is looked for in all that came, where the champion's own are expected.
     if {s.sha256 for s in own.sources} & {s.sha256 for s in newer.sources} or not unseen.size:
         raise Refused(
             f"expected logs that the shadow of {own.plant} has not seen, got those of its own dataset: give newer ones."

@@ -256,6 +256,7 @@ def _finding(run: RunConfig, watched: Watched, dataset: Dataset, alarms_per_year
     store = StoredDataset.open(dataset.store, dataset.digest)
     seen = set(map(bytes, own.episode_digests))
     unseen = np.flatnonzero([bytes(digest) not in seen for digest in store.episode_digests])
+    # All that came is looked at, so that some of it may be the champion's own; read in another way its episodes differ.
     same = {source.sha256 for source in dataset.sources} <= {source.sha256 for source in record.dataset.sources}
     if same or not unseen.size:
         raise NothingNewer(
