@@ -13,6 +13,7 @@ import numpy as np
 
 from configs.home import Home
 from neorl_core.types import Constraint
+from tasks.adapters.files.arrays import read_npz
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.ledger.claims import NON_CLAIMS
 from tasks.adapters.plants.known import plant_of
@@ -222,21 +223,21 @@ def _estimates(record: Record, shown: View) -> dict[str, dict[str, Interval]]:
 
 def read_curves(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Learning curves: the updates at which metrics were logged (L,), and metric -> values (P, L)."""
-    with np.load(path, allow_pickle=False) as archive:
-        return archive["step"], {name: archive[name] for name in archive.files if name != "step"}
+    curves = read_npz(path)
+    return curves.pop("step"), curves
 
 
 def read_trajectories(rollouts: Rollouts) -> dict[str, Trajectory]:
     """One episode of each controller, the candidate first."""
-    with np.load(rollouts.trajectories, allow_pickle=False) as archive:
-        names = dict.fromkeys(name.rpartition("/")[0] for name in archive.files)
-        ordered = [
-            *(name for name in CONTROLLERS if name in names),
-            *(name for name in names if name not in CONTROLLERS),
-        ]
-        # Rollouts of before kept no margins.
-        kinds = ["observations", "actions", *(["margins"] if f"{ordered[0]}/margins" in archive.files else [])]
-        return {name: Trajectory(*(archive[f"{name}/{kind}"] for kind in kinds)) for name in ordered}
+    arrays = read_npz(rollouts.trajectories)
+    names = dict.fromkeys(name.rpartition("/")[0] for name in arrays)
+    ordered = [
+        *(name for name in CONTROLLERS if name in names),
+        *(name for name in names if name not in CONTROLLERS),
+    ]
+    # Rollouts of before kept no margins.
+    kinds = ["observations", "actions", *(["margins"] if f"{ordered[0]}/margins" in arrays else [])]
+    return {name: Trajectory(*(arrays[f"{name}/{kind}"] for kind in kinds)) for name in ordered}
 
 
 def describe(record: Record, run_url: str = "", picture: str = "", page: Path | None = None) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 
 from configs.code import Origin
 from neorl_core.types import Plant, PlantSpec, Process
+from tasks.adapters.files.arrays import read_npz
 from tasks.adapters.files.provenance import ROOT, modules_of, source_file
 
 if TYPE_CHECKING:
@@ -248,8 +249,7 @@ def loadable_code(folder: Path) -> list[Path]:
 
 def example_row(bundle: Path) -> np.ndarray:
     """The first recorded observation (1, O), in physical units."""
-    with np.load(bundle / "examples.npz", allow_pickle=False) as examples:
-        return np.asarray(examples["observations"][:1], float)
+    return np.asarray(read_npz(bundle / "examples.npz")["observations"][:1], float)
 
 
 def units(spec: PlantSpec) -> dict[str, str]:
