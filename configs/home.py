@@ -15,7 +15,8 @@ from configs.errors import BadInput, Refused
 OWNER_ONLY = 0o700
 PASSPHRASE = "NEORL_KEY_PASSPHRASE"
 """Variable with the passphrase of the signing key."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What is said where a disk or a quota is full, or a file may not grow."""
 LAYOUT, OLDEST = 2, 1
 """The layout of homes that this version makes, and the oldest that it opens; 1 is of homes without a file about it."""
 LAYOUT_FILE = "layout"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from configs.errors import BadInput, NeoRLError
+from configs.home import FULL
 from flows.cli import data as commands_data
 from flows.cli import evidence as commands_evidence
 from flows.cli import keys as commands_keys
@@ -34,7 +34,6 @@ from flows.cli.operations import members as commands_members
 ABOUT = "Turn a plant's logs into a certified, registered, explained control policy."
 app = group(ABOUT, completion=True)
 INTERRUPTED = 130
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PANELS: dict[str, list[Callable[..., None]]] = {
     "services": [
         commands_services.up,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.errors import BadInput
+from configs.home import FULL
 
 MAX_JSON_BYTES = 2**26
 """Length of a JSON file that is read unless told otherwise; as Python objects it may take forty times as much."""
@@ -74,7 +75,7 @@ def unwritable_is_bad_input(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL:
             raise BadInput(
                 f"expected room to write {path.name}, got '{error.strerror}' in {path.parent}: "
                 "free some space there or point NEORL_HOME to another disk, then run the same command again."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.errors import BadInput, Refused
+from configs.home import FULL
 from neorl_core.types import Params
 from tasks.adapters.files.canonical import (
     canonical_json,
@@ -32,7 +32,7 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)
 State = TypeVar("State")
 """A pytree of plain arrays."""
 
-_FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_SAID_FULL = tuple(os.strerror(code) for code in FULL)
 
 
 def state_digest(state: Params) -> str:
@@ -223,7 +223,7 @@ def _full_disk_is_bad_input(folder: Path) -> Iterator[None]:
         try:
             yield
         except ValueError as error:
-            if not any(text in str(error) for text in _FULL):
+            if not any(text in str(error) for text in _SAID_FULL):
                 raise
             raise BadInput(
                 f"expected room to write a checkpoint, got a full disk or quota in {folder}: free some space there or "
