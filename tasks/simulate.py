@@ -18,7 +18,7 @@ from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.plants.replay import LoggedEpisodes, ReplayErrors, replay_errors
 from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
-from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
+from neorl_core.safety.composite import bare_controller, composite_controller, make_composite
 from neorl_core.types import Params, Plant, PlantSpec
 from tasks.adapters.files.arrays import npz_bytes
 from tasks.adapters.files.canonical import digest_json, write_atomic
@@ -29,7 +29,6 @@ from tasks.adapters.store.episodes import Logs, read_logs
 from tasks.identify import simulator_of
 from tasks.references import (
     KNOWN,
-    Bundle,
     Champion,
     ControllerRollouts,
     Dataset,
@@ -114,11 +113,11 @@ def simulate(
     domain = domain_of(plant, run)
     keys = jax.random.split(jax.random.key(ROLLOUT_SEED + run.seed), run.evaluate.rollouts)
     confidence, candidate = run.evaluate.confidence, population.members[evaluation.selected].bundle
-    members = [_composite(member.bundle, run) for member in population.members]
+    members = [load_bundle(m.bundle.folder, m.bundle.digest, run.source)[1] for m in population.members]
     own = make_composite(plant, shield=shield_of(plant.spec, run.shield))
     composites = {"plant controller": own, "candidate": members[evaluation.selected]}
     if champion.bundle is not None and champion.bundle.digest != candidate.digest:
-        composites["champion"] = _composite(champion.bundle, run)
+        composites["champion"] = load_bundle(champion.bundle.folder, champion.bundle.digest, run.source)[1]
     total = len(composites) + len(members)
     shielded = composite_controller(plant)
     results: dict[str, EpisodeResult] = {}
@@ -150,11 +149,6 @@ def simulate(
         score=scores[evaluation.selected].value,
         trajectories=write_atomic(folder / "trajectories.npz", npz_bytes(_first_episodes(results))),
     )
-
-
-def _composite(bundle: Bundle, run: RunConfig) -> Composite:
-    composite: Composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
-    return composite
 
 
 def _interval(found: bounds.Interval) -> Interval:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from configs.environment import DASK, setting
 from configs.errors import BadInput, Refused, ServiceMissing
+from configs.federation.network import is_loopback
 from tasks.adapters.files.provenance import code_digest, lock_digest, processor_class
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def cluster() -> Iterator[Client | None]:
     if not address or _in_a_worker():
         yield None
         return
-    if urlsplit(address).scheme != "tls" and not _is_here(str(urlsplit(address).hostname)):
+    if urlsplit(address).scheme != "tls" and not is_loopback(f"{urlsplit(address).hostname}:0"):
         raise BadInput(
             f"expected {DASK} to begin with tls:// where the scheduler is on another machine, got {address}: "
             "start scheduler and workers with certificates (docs/scale-out.md)."
@@ -151,10 +151,3 @@ def _in_a_worker() -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -13,7 +13,6 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.networks import Policy
 from neorl_core.ope.agreement import Estimate, interval
-from neorl_core.safety.composite import Composite
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
@@ -21,7 +20,7 @@ from tasks.adapters.store.episodes import halves, read_logs
 from tasks.adapters.store.histories import past_of, past_of_composite
 from tasks.evaluation.cluster import cluster
 from tasks.evaluation.estimators import Episodes, episodes_of, estimates_by_workers, fit_estimators
-from tasks.references import Bundle, Champion, Dataset, Evaluation, Interval, Member, MemberEvaluation, Population
+from tasks.references import Champion, Dataset, Evaluation, Interval, Member, MemberEvaluation, Population
 from tasks.stages import cached
 
 if TYPE_CHECKING:
@@ -66,10 +65,11 @@ def evaluate(
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     select, claim = halves(read_logs(store, store.split(run.data.held_out)[1]))
     past, confidence = past_of(run, store), run.evaluate.confidence
-    composites = [_composite(member.bundle, run) for member in population.members]
+    composites = [load_bundle(m.bundle.folder, m.bundle.digest, run.source)[1] for m in population.members]
     found = [composite.policy for composite in composites if composite.policy is not None]
     to_choose, to_claim = (episodes_of(run, half, past, found[0].normaliser) for half in (select, claim))
-    incumbent = None if champion.bundle is None else _composite(champion.bundle, run)
+    kept = champion.bundle
+    incumbent = None if kept is None else load_bundle(kept.folder, kept.digest, run.source)[1]
     theirs = None if incumbent is None else incumbent.policy
     with _asking(to_claim, progress) as ask:
         logged, values = ask(to_choose, found)
@@ -124,11 +124,6 @@ def _asking(later: Episodes, progress: Report | None) -> Iterator[Ask]:
                 return fitted.logged(), [fitted.of(policy) for policy in policies]
 
             yield here
-
-
-def _composite(bundle: Bundle, run: RunConfig) -> Composite:
-    composite: Composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
-    return composite
 
 
 def _member(member: Member, estimate: Estimate, logged: Estimate, confidence: float) -> MemberEvaluation:

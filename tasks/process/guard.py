@@ -27,7 +27,6 @@ from tasks.process.learned_model import load_model
 from tasks.process.protection import fallback_in_words
 from tasks.references import (
     BoundsCheck,
-    Bundle,
     Dataset,
     Evaluation,
     FallbackCheck,
@@ -61,7 +60,8 @@ def examine(home: Home, run: RunConfig, dataset: Dataset, population: Population
         population: the members.
         evaluation: which of them was selected.
     """
-    spec, composite = plant_of(run).spec, _composite(population.members[evaluation.selected].bundle, run)
+    spec, bundle = plant_of(run).spec, population.members[evaluation.selected].bundle
+    composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
     logs = held_out_logs(run, dataset)
     return Protection(
         fallback=_check_fallback(run, spec, composite, logs),
@@ -85,7 +85,8 @@ def estimate(
         model: what they are run in.
     """
     spec, logs, found = plant_of(run).spec, held_out_logs(run, dataset), load_model(model, plant_of(run).spec)
-    composite = _composite(population.members[evaluation.selected].bundle, run)
+    bundle = population.members[evaluation.selected].bundle
+    composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
     rows = logs.starts[:: -(-len(logs.starts) // EPISODES)]
     starts, applied = (jnp.asarray(x[rows]) for x in (logs.transitions.observation, logs.transitions.action))
     horizon = min(spec.horizon, HORIZON)
@@ -163,11 +164,6 @@ def trusted_rows(
     seen = past_of_composite(Process(spec), composite).stacked(logs).transitions.observation
     actions, trusted = one(*map(jnp.asarray, (logs.transitions.observation, seen, applied_before(logs))))
     return np.asarray(actions), np.asarray(trusted)
-
-
-def _composite(bundle: Bundle, run: RunConfig) -> Composite:
-    composite: Composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
-    return composite
 
 
 def _limits(spec: PlantSpec) -> tuple[jax.Array, jax.Array]:
