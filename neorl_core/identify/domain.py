@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.identify.unknowns import Unknown, with_constants
+from neorl_core.identify.unknowns import Unknown, constant_of, with_constants
 from neorl_core.types import Params, Plant
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def replaced_fields(plant: Plant, unknowns: Sequence[Unknown]) -> tuple[str, ...
         unknowns: what was estimated.
     """
     keys = jax.random.split(jax.random.key(0), 8)
-    nominal = jnp.stack([jnp.asarray(_constant_of(plant.params, unknown), float) for unknown in unknowns])
+    nominal = jnp.stack([jnp.asarray(constant_of(plant.params, unknown), float) for unknown in unknowns])
     draw = jax.jit(jax.vmap(plant.sample_params, (0, None)))
 
     def rest(params: Params) -> Params:
@@ -126,11 +126,6 @@ def replaced_fields(plant: Plant, unknowns: Sequence[Unknown]) -> tuple[str, ...
         if not same(drawn, moved) and same(rest(drawn), rest(moved)):
             found.append(name)
     return tuple(found)
-
-
-def _constant_of(params: Params, unknown: Unknown) -> Any:
-    value = getattr(params, unknown.name)
-    return value if unknown.entry is None else value[unknown.entry]
 
 
 def _fields(unknown: Unknown, i: int) -> tuple[str, ...]:

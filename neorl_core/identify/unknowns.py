@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,12 @@ def prior_of(params: Params, unknowns: Sequence[Unknown]) -> Prior:
     return Prior(jnp.stack([jnp.asarray(centre, float) for centre in centres]), jnp.asarray(scales))
 
 
+def constant_of(params: Params, unknown: Unknown) -> Any:
+    """What a plant's constants give for an unknown that is one of them."""
+    value = getattr(params, unknown.name)
+    return value if unknown.entry is None else value[unknown.entry]
+
+
 def _value(params: Params, unknown: Unknown) -> float | Float[Array, ""]:
     fields = getattr(params, "_fields", ())
     if unknown.name not in fields:
@@ -69,7 +75,7 @@ def _value(params: Params, unknown: Unknown) -> float | Float[Array, ""]:
     if (unknown.entry is None) is not (size == ()) or (size and not 0 <= (unknown.entry or 0) < size[0]):
         cure = f"give an entry below {size[0]}" if size else "leave the entry out"
         raise ValueError(f"expected {unknown.name} of shape {size}, got entry {unknown.entry}: {cure}.")
-    found = value if unknown.entry is None else value[unknown.entry]
+    found = constant_of(params, unknown)
     return found if isinstance(found, jax.Array) else float(found)
 
 

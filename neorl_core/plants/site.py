@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.identify.unknowns import Unknown, with_constants
+from neorl_core.identify.unknowns import Unknown, constant_of, with_constants
 from neorl_core.plants.base import AnyArray, LoggedSignals
 from neorl_core.types import Constraint, Params, Plant, PlantSpec
 
@@ -186,11 +186,6 @@ def _field(unknown: Unknown) -> str:
     return f"site_{unknown.name}" + ("" if unknown.entry is None else f"_of_{unknown.entry + 1}")
 
 
-def _value_of(params: Params, unknown: Unknown) -> Any:
-    value = getattr(params, unknown.name)
-    return value if unknown.entry is None else value[unknown.entry]
-
-
 def _nominal(params: Params, unknown: Unknown) -> float:
     """A constant's value in the plant's file."""
     if unknown.name not in params._fields:
@@ -200,7 +195,7 @@ def _nominal(params: Params, unknown: Unknown) -> float:
     known = whole if entry is None else shape is not None and len(shape) == 1 and entry < shape[0]
     if not known:
         raise ValueError(f"expected one number of {unknown.name}, which has the shape {shape}, got '{unknown}'")
-    value = float(_value_of(params, unknown))
+    value = float(constant_of(params, unknown))
     if value == 0.0:
         raise ValueError(
             f"expected a constant that is not zero in the plant's file, got '{unknown}': where the operating domain "
@@ -236,7 +231,7 @@ def _sampler(
     def sample(key: PRNGKeyArray, domain: Params) -> Params:
         drawn = sample_params(key, domain)
         scaled = [
-            _value_of(drawn, unknown) * (jnp.asarray(getattr(domain, _field(unknown)), float) / value)
+            constant_of(drawn, unknown) * (jnp.asarray(getattr(domain, _field(unknown)), float) / value)
             for unknown, value in zip(unknowns, nominal, strict=True)
         ]
         return with_constants(drawn, unknowns, jnp.stack(scaled))
