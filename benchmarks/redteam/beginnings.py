@@ -13,7 +13,7 @@ from benchmarks.tamper import truncate
 from configs.home import Home
 from tasks.adapters.files.merkle import leaf_hash
 from tasks.adapters.files.secrets import write_secret
-from tasks.adapters.ledger.attempts import Attempt, Inputs, draw_seed, lineage_of, of_attempt, open_attempt, seed_file
+from tasks.adapters.ledger.attempts import Attempt, Inputs, draw_seed, lineage_of, open_attempt, seed_file
 from tasks.adapters.ledger.keys import open_key, open_keys
 from tasks.adapters.ledger.ledger import HEAD_TYPE, Ledger
 from tasks.adapters.ledger.protocol import Nonces
@@ -22,7 +22,7 @@ from tasks.adapters.ledger.signer import Signer
 from tasks.adapters.ledger.table import connect, create
 from tasks.adapters.ledger.witness.notes import Nonce
 from tasks.adapters.ledger.witness.pinned import FILE
-from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, derive_seed
+from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, derive_seed, of_attempt
 from tasks.adapters.ledger.witness.server import KEY
 
 SECRETS = [hashlib.sha256(bytes([number])).digest() for number in range(50)]

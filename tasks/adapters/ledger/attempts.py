@@ -15,7 +15,7 @@ from tasks.adapters.files.secrets import read_secret, write_secret
 from tasks.adapters.ledger.claims import Claim
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
 from tasks.adapters.ledger.protocol import Artefact, Countersign, Nonces
-from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, derive_seed, names_of, nonces_of
+from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, derive_seed, names_of, nonces_of, of_attempt
 
 CERTIFICATES = "certificates/"
 """Where a home keeps its certificates."""
@@ -258,11 +258,6 @@ def check_result(history: Sequence[Entry], entry: Entry) -> None:
 def certificate_file(result: Entry) -> Artefact | None:
     """The certificate that a result names."""
     return next((file for file in result.artefacts if file.path.startswith(CERTIFICATES)), None)
-
-
-def of_attempt(history: Sequence[Entry], kind: str, attempt: str) -> Entry | None:
-    """The seed or result of the attempt that an entry with this digest logged."""
-    return next((entry for entry in history if entry.kind == kind and entry.body["attempt"] == attempt), None)
 
 
 def seed_file(home: Home, attempt: str) -> Path:

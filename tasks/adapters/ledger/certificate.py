@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from configs.errors import BadInput, Refused
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
 from tasks.adapters.files.canonical import canonical_json, sha256_hex
-from tasks.adapters.ledger.attempts import AttemptBody, ResultBody, attempt_alpha, of_attempt
+from tasks.adapters.ledger.attempts import AttemptBody, ResultBody, attempt_alpha
 from tasks.adapters.ledger.claims import (
     NON_CLAIMS,
     PREDICATE_TYPE,
@@ -32,7 +32,7 @@ from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.policies.policy import lacking, policy_of
 from tasks.adapters.ledger.protocol import Certify
 from tasks.adapters.ledger.signing import TrustRoot, keyid_of
-from tasks.adapters.ledger.witness.seeds import SeedBody, names_of, nonces_of
+from tasks.adapters.ledger.witness.seeds import SeedBody, names_of, nonces_of, of_attempt
 from tasks.adapters.ledger.witness.stated import DrawnSeed, pinned_as_stated, seed_fault, witnesses_stated
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"

@@ -29,7 +29,7 @@ from tasks.adapters.files.canonical import sha256_hex, write_atomic
 from tasks.adapters.files.secrets import read_secret
 from tasks.adapters.files.times import written
 from tasks.adapters.ledger import champions, client, rules, table
-from tasks.adapters.ledger.attempts import ResultBody, certificate_file, of_attempt, seed_file
+from tasks.adapters.ledger.attempts import ResultBody, certificate_file, seed_file
 from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Entry, Ledger, insert, read_entry
 from tasks.adapters.ledger.people import rotation
@@ -54,7 +54,7 @@ from tasks.adapters.ledger.results import RESULT_TYPE, SealedResult
 from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey, TrustRoot
 from tasks.adapters.ledger.table import GENESIS
 from tasks.adapters.ledger.witness.client import Reach, over_http
-from tasks.adapters.ledger.witness.seeds import SeedBody, nonces_of
+from tasks.adapters.ledger.witness.seeds import SeedBody, nonces_of, of_attempt
 from tasks.adapters.ledger.witness.service import TOLERANCE
 from tasks.adapters.ledger.witness.watch import WITNESSED, Watch
 

@@ -130,7 +130,7 @@ def check_seed(history: Sequence[Entry], entry: Entry) -> None:
     """
     body = entry.read(SeedBody)
     opened = any(e.kind == "attempt" and e.digest == body.attempt for e in history)
-    if not opened or _of(history, "seed", body.attempt):
+    if not opened or of_attempt(history, "seed", body.attempt):
         raise Refused("expected the first seed of a logged attempt, got another: open an attempt, and draw one seed.")
     try:
         verifiers = [Verifier.parse(key) for key in body.witnesses]
@@ -149,8 +149,8 @@ def check_nonce(history: Sequence[Entry], entry: Entry) -> None:
         entry: the nonces.
     """
     body = entry.read(NonceBody)
-    record = _of(history, "seed", body.attempt)
-    if record is None or _of(history, "nonce", body.attempt) or not record.read(SeedBody).witnesses:
+    record = of_attempt(history, "seed", body.attempt)
+    if record is None or of_attempt(history, "nonce", body.attempt) or not record.read(SeedBody).witnesses:
         raise Refused("expected nonces once, after a commitment that names witnesses, got others: void them.")
     if fault := nonce_fault(record, body.head, body.nonces):
         raise Refused(f"{fault}: ask the witnesses again.")
@@ -163,22 +163,23 @@ def nonces_of(history: Sequence[Entry], attempt: str) -> NonceBody | None:
     Raises:
         Refused: when there is no commitment.
     """
-    record = _of(history, "seed", attempt)
+    record = of_attempt(history, "seed", attempt)
     if record is None:
         raise Refused("expected an attempt whose secret is committed to, got another: open one and draw its seed.")
     if not record.read(SeedBody).witnesses:
         return NonceBody(attempt=attempt, head="", nonces=())
-    found = _of(history, "nonce", attempt)
+    found = of_attempt(history, "nonce", attempt)
     return found.read(NonceBody) if found else None
+
+
+def of_attempt(history: Sequence[Entry], kind: str, attempt: str) -> Entry | None:
+    """The seed, nonces or result of the attempt that an entry with this digest logged."""
+    return next((entry for entry in history if entry.kind == kind and entry.body["attempt"] == attempt), None)
 
 
 def names_of(keys: Sequence[str]) -> list[str]:
     """The names of witnesses, by their keys."""
     return [Verifier.parse(key).name for key in keys]
-
-
-def _of(history: Sequence[Entry], kind: str, attempt: str) -> Entry | None:
-    return next((e for e in history if e.kind == kind and e.body["attempt"] == attempt), None)
 
 
 def _later(last: str, time: int) -> bool:
