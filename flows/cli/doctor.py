@@ -18,13 +18,13 @@ from configs.errors import NeoRLError
 from configs.home import LAYOUT, PASSPHRASE, Home
 from flows.services import processes, servers
 from flows.services.definitions import SERVICES, TITLES
+from flows.services.deployments import PROJECT
 from flows.services.locks import dead_runs, holders
 from flows.services.state import read_services
 
 if TYPE_CHECKING:
     from tasks.adapters.ledger.ledger import Ledger
 
-PROJECT = Path(__file__).resolve().parents[2]
 LEAST_FREE_GB = 2.0
 
 

@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 from configs.errors import BadInput, ServiceMissing
 from tasks.adapters.federation.frames import Frame, Pipe
+from tasks.adapters.files.provenance import ROOT
 from tasks.adapters.files.secrets import write_secret
 
-ROOT = Path(__file__).resolve().parents[3]
 PYTHON = "NEORL_FLOWER_PYTHON"
 """Variable with the Python of Flower's environment, where it is not the checkout's `.venv-federation`."""
 HOST = "127.0.0.1"

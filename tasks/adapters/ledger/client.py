@@ -21,14 +21,12 @@ from configs.errors import BadInput, Refused
 from configs.home import PASSPHRASE, Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.files.locks import exclusive
-from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.files.provenance import ROOT, sources_digest
 from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Hello, Request, Stop
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-ROOT = Path(__file__).resolve().parents[3]
-"""The folder that holds the packages: the signer runs the same sources as its client."""
 IDLE = "NEORL_SIGNER_IDLE"
 """Seconds without a request after which a signer that can be started again unattended ends by itself."""
 DEFAULT_IDLE = "3600"
@@ -111,6 +109,7 @@ def start(home: Home) -> None:
         # A signer whose passphrase only a person knows stays until it is stopped: nobody may be there to ask.
         idle = "0" if given else os.environ.get(IDLE, DEFAULT_IDLE)
         command = [sys.executable, "-P", "-m", "tasks.adapters.ledger.signer", str(home.root.resolve()), idle]
+        # The signer runs the same sources as its client.
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         # The one that is started here ends as soon as its child listens.
         done = subprocess.run(

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from configs.code import Origin, SiteOf, UserCode
 from configs.errors import BadInput, Refused
 from neorl_core.safety.composite import composite_controller
+from tasks.adapters.files.provenance import ROOT
 from tasks.adapters.models.bundle import load_bundle, load_examples
 
 TOLERANCE = 1e-4
@@ -120,10 +121,9 @@ def serve_check(
     code = source.code if isinstance(source, SiteOf) else source
     arguments += [code.model_dump_json()] if isinstance(code, UserCode) else []
     command = [sys.executable, "-m", "tasks.adapters.models.servability", *arguments]
-    root = Path(__file__).resolve().parents[3]
     served, reasons = Served(), []
     try:
-        process = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=timeout, check=False)
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         reasons.append(f"no answer within {timeout:g} s")
     else:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.errors import BadInput
+from tasks.adapters.files.provenance import ROOT
 from tasks.adapters.formats.hdf5.layouts import Layout
 from tasks.adapters.formats.hdf5.sources import Blocks, Request, Source
 from tasks.adapters.store.schema import Rows
@@ -111,8 +112,7 @@ class _Worker:
     """A process that serves requests, one at a time."""
 
     def __init__(self) -> None:
-        root = str(Path(__file__).resolve().parents[4])
-        paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tasks.adapters.formats.hdf5.worker"],
             stdin=subprocess.PIPE,

@@ -16,8 +16,9 @@ from urllib.parse import quote, urlsplit
 from configs.errors import Refused
 from configs.home import Home
 from tasks.adapters.files.locks import exclusive
+from tasks.adapters.files.provenance import ROOT
 from tasks.adapters.ledger.claims import LOCAL
-from tasks.adapters.ledger.client import DEFAULT_IDLE, IDLE, ROOT, short_address
+from tasks.adapters.ledger.client import DEFAULT_IDLE, IDLE, short_address
 from tasks.adapters.ledger.witness.notes import Verifier
 from tasks.adapters.ledger.witness.pinned import PinnedWitness
 
