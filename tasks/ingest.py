@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from configs.errors import BadInput, Refused, nearest
 from configs.home import Home
@@ -33,7 +33,9 @@ from tasks.references import Dataset, Source
 from tasks.sources import OpenSource, add_source, open_source, recipe_of, recorded
 from tasks.stages import cached
 
-Progress = Callable[[int, int, str], None]
+if TYPE_CHECKING:
+    from tasks.progress import Report
+
 AS_USUAL = Data()
 DIGITS = "[0-9a-f]{6,64}"
 """What names a dataset by its digest."""
@@ -42,7 +44,7 @@ MOST_NAMED = 10
 
 
 @cached()
-def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Progress | None = None) -> Dataset:
+def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Report | None = None) -> Dataset:
     """Turn source files into a dataset; a source that was read before is not read again.
 
     A shard, view, card or quarantine file that has gone, or was altered, is made again.
@@ -93,7 +95,7 @@ def ingest_file(
     path: Path,
     options: SourceOptions = UNTOLD,
     allowed: Data = AS_USUAL,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> Dataset:
     """Recognise a file and turn it into a dataset; without a known plant its spec is made from the data.
 
@@ -185,7 +187,7 @@ def find_dataset(
     named: Path,
     options: SourceOptions = UNTOLD,
     folder: Path | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> FoundDataset:
     """The dataset that a command is about: of a digest, of a plant that has only one here, or made of a source.
 
@@ -265,7 +267,7 @@ def _ingest(
     sources: Iterable[tuple[Path, OpenSource]],
     total: int,
     allowed: Data,
-    progress: Progress | None,
+    progress: Report | None,
 ) -> Dataset:
     """Add all sources to one dataset, and name it if few enough of its rows failed."""
     root = home.folder("datasets", spec.name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from tasks.adapters.store.statistics import Signal, Statistics, signal_bounds, s
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.stages import cached
 
+if TYPE_CHECKING:
+    from tasks.progress import Report
+
 NONE_EARLIER = DriftReference()
 MIN_EPISODES = 2
 """Least episodes for training, and least held out: one says nothing of how results vary."""
@@ -38,8 +42,6 @@ MAX_LOST = 0.01
 MAX_SHIFT = 0.5
 MAX_STABILITY_INDEX = 0.25
 
-Progress = Callable[[int, int, str], None]
-
 
 @cached()
 def validate(
@@ -47,7 +49,7 @@ def validate(
     run: RunConfig,
     dataset: Dataset,
     earlier: DriftReference = NONE_EARLIER,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> Validation:
     """Hold a dataset against what training and evaluation need; the caller refuses it when it does not pass.
 
@@ -76,7 +78,7 @@ def validate_dataset(
     data: Data,
     plant: str,
     earlier: DriftReference = NONE_EARLIER,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> Validation:
     """Hold a stored dataset against what training and evaluation need.
 
