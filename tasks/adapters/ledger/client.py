@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from base64 import b64decode
@@ -21,7 +20,8 @@ from configs.errors import BadInput, Refused
 from configs.home import PASSPHRASE, Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.files.locks import exclusive
-from tasks.adapters.files.provenance import ROOT, sources_digest
+from tasks.adapters.files.provenance import sources_digest
+from tasks.adapters.files.sockets import started
 from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Hello, Request, Stop
 
 if TYPE_CHECKING:
@@ -108,13 +108,7 @@ def start(home: Home) -> None:
             given = getpass.getpass(f"Passphrase of {home.signing_key}: ").encode()
         # A signer whose passphrase only a person knows stays until it is stopped: nobody may be there to ask.
         idle = "0" if given else os.environ.get(IDLE, DEFAULT_IDLE)
-        command = [sys.executable, "-P", "-m", "tasks.adapters.ledger.signer", str(home.root.resolve()), idle]
-        # The signer runs the same sources as its client.
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        # The one that is started here ends as soon as its child listens.
-        done = subprocess.run(
-            command, input=given, capture_output=True, env={**os.environ, "PYTHONPATH": path}, check=False
-        )
+        done = started("tasks.adapters.ledger.signer", str(home.root.resolve()), idle, given=given)
         if done.returncode == 0:
             return
     try:

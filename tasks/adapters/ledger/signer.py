@@ -27,6 +27,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex, write_atomic
 from tasks.adapters.files.secrets import read_secret
+from tasks.adapters.files.sockets import OwnedSocketServer, serve_in_child
 from tasks.adapters.files.times import written
 from tasks.adapters.ledger import champions, client, rules, table
 from tasks.adapters.ledger.attempts import ResultBody, certificate_file, seed_file
@@ -61,8 +62,6 @@ from tasks.adapters.ledger.witness.watch import WITNESSED, Watch
 Clock = Callable[[], datetime]
 PATIENCE = 10.0
 """Seconds to wait for the rest of a request."""
-LOOK = 0.25
-"""Seconds between two checks that the home is still there."""
 PR_SET_DUMPABLE = 4
 """Option of prctl(2)."""
 
@@ -284,30 +283,16 @@ class Signer:
         return Answer(envelope=self._key.seal(PAYLOAD_TYPE, payload).decode())
 
 
-class Server(socketserver.ThreadingUnixStreamServer):
-    """The signer's socket. It ends when asked to, when idle, and when the home or the socket is gone."""
-
-    daemon_threads = True
-    request_queue_size = 128
+class Server(OwnedSocketServer):
+    """The signer's socket, which ends when asked to as well."""
 
     def __init__(self, signer: Signer, idle: float) -> None:
-        self.signer, self._idle, self._last = signer, idle, time.monotonic()
-        path = client.socket_file(signer.home)
-        path.unlink(missing_ok=True)
-        # The socket is bound by its name in its folder, for the kernel takes no long paths, and others cannot connect.
-        here, mask = os.open(".", os.O_RDONLY), os.umask(0o177)
-        try:
-            os.chdir(path.parent)
-            super().__init__(path.name, Handler)
-        finally:
-            os.umask(mask)
-            os.fchdir(here)
-            os.close(here)
-        self._path, self._inode = path, path.stat().st_ino
+        self.signer = signer
+        super().__init__(client.socket_file(signer.home), Handler, idle)
 
     def handle_request_of(self, connection: socket.socket) -> None:
         """Answer one request."""
-        self._last = time.monotonic()
+        self.last = time.monotonic()
         connection.settimeout(PATIENCE)
         try:
             request = _receive(connection)
@@ -320,24 +305,6 @@ class Server(socketserver.ThreadingUnixStreamServer):
         if isinstance(request, Stop):
             self.shutdown()
             threading.Event().wait()  # the end of the process closes the connection, which is what the client waits for
-
-    def service_actions(self) -> None:
-        """Called between requests, at least every `LOOK` seconds."""
-        idle = self._idle and time.monotonic() - self._last > self._idle
-        if idle or not self._is_ours():
-            threading.Thread(target=self.shutdown, daemon=True).start()
-
-    def close(self) -> None:
-        """Take the socket away, unless it is another signer's by now."""
-        self.server_close()
-        if self._is_ours():
-            self._path.unlink(missing_ok=True)
-
-    def _is_ours(self) -> bool:
-        try:
-            return self._path.stat().st_ino == self._inode
-        except OSError:
-            return False
 
 
 class Handler(socketserver.BaseRequestHandler):
@@ -384,15 +351,7 @@ def main(root: str, idle: str) -> int:
         sys.stdout.write(failed.model_dump_json())
         return 1
     log = os.open(home.folder("logs") / "signer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    # Whoever started this process waits for its end: by now the socket is there, and the child keeps it.
-    if os.fork():
-        return 0
-    os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor, target in ((nothing, 0), (nothing, 1), (log, 2)):
-        os.dup2(descriptor, target)
-    server.serve_forever(poll_interval=LOOK)
-    server.close()
+    serve_in_child(server, log=log)
     return 0
 
 

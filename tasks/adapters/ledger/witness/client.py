@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -16,7 +14,7 @@ from urllib.parse import quote, urlsplit
 from configs.errors import Refused
 from configs.home import Home
 from tasks.adapters.files.locks import exclusive
-from tasks.adapters.files.provenance import ROOT
+from tasks.adapters.files.sockets import started
 from tasks.adapters.ledger.claims import LOCAL
 from tasks.adapters.ledger.client import DEFAULT_IDLE, IDLE, short_address
 from tasks.adapters.ledger.witness.notes import Verifier
@@ -64,21 +62,12 @@ def start_own(home: Home) -> Verifier:
         except OSError:
             pass
         folder, idle = home.folder("witness"), os.environ.get(IDLE, DEFAULT_IDLE)
-        command = [sys.executable, "-P", "-m", "tasks.adapters.ledger.witness.server"]
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        # The one that is started here ends as soon as its child listens.
-        done = subprocess.run(
-            [*command, str(folder.resolve()), str(own.resolve()), LOCAL, idle],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-            check=False,
-        )
+        module = "tasks.adapters.ledger.witness.server"
+        done = started(module, str(folder.resolve()), str(own.resolve()), LOCAL, idle)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
         raise Refused(f"expected this home's own witness to start, got '{last}'.")
-    return Verifier.parse(done.stdout)
+    return Verifier.parse(done.stdout.decode())
 
 
 def stop_own(home: Home) -> bool:

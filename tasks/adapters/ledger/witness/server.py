@@ -1,15 +1,12 @@
 """A witness's process: HTTP on a loopback port, or on a socket that its user alone can reach.
 
-Run by `neorl witness serve`, and for a home's own witness by `client.start`.
+Run by `neorl witness serve`, and for a home's own witness by `client.start_own`.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import socketserver
 import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -19,6 +16,7 @@ from urllib.parse import unquote
 
 from configs.errors import BadInput, Refused
 from tasks.adapters.files.canonical import write_atomic
+from tasks.adapters.files.sockets import OwnedSocketServer, serve_in_child
 from tasks.adapters.ledger.keys import open_key
 from tasks.adapters.ledger.signing import key_id
 from tasks.adapters.ledger.witness.notes import NAME as NAME_FORM
@@ -28,8 +26,6 @@ from tasks.adapters.ledger.witness.service import TEXT_TYPE, Denied, Witness
 LARGEST = 64 * 1024
 """Bytes of the largest request."""
 KEY, NAME = "key.pem", "name"
-LOOK = 0.25
-"""Seconds between two checks that the folder is still there."""
 PATIENCE = 30.0
 """Seconds that a connection may be silent."""
 
@@ -134,43 +130,12 @@ class TcpServer(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
 
 
-class SocketServer(socketserver.ThreadingUnixStreamServer):
-    """A witness on a socket. It ends when idle, and when its folder or the socket is gone."""
-
-    daemon_threads = True
-    request_queue_size = 128
+class SocketServer(OwnedSocketServer):
+    """A witness on a socket."""
 
     def __init__(self, witness: Witness, path: Path, idle: float) -> None:
-        self.witness, self.last, self._idle = witness, time.monotonic(), idle
-        path.unlink(missing_ok=True)
-        # Bound by its name in its folder, for the kernel takes no long paths, and others cannot connect.
-        here, mask = os.open(".", os.O_RDONLY), os.umask(0o177)
-        try:
-            os.chdir(path.parent)
-            super().__init__(path.name, Handler)
-        finally:
-            os.umask(mask)
-            os.fchdir(here)
-            os.close(here)
-        self._path, self._inode = path, path.stat().st_ino
-
-    def service_actions(self) -> None:
-        """Called between requests, at least every `LOOK` seconds."""
-        idle = self._idle and time.monotonic() - self.last > self._idle
-        if idle or not self._is_ours():
-            threading.Thread(target=self.shutdown, daemon=True).start()
-
-    def close(self) -> None:
-        """Take the socket away, unless it is another witness's by now."""
-        self.server_close()
-        if self._is_ours():
-            self._path.unlink(missing_ok=True)
-
-    def _is_ours(self) -> bool:
-        try:
-            return self._path.stat().st_ino == self._inode
-        except OSError:
-            return False
+        self.witness = witness
+        super().__init__(path, Handler, idle)
 
 
 def serve(witness: Witness, host: str, port: int, ready: Callable[[Verifier, int], None]) -> None:
@@ -196,16 +161,7 @@ def main(folder: str, socket: str, name: str, idle: str) -> int:
     except (Refused, BadInput) as error:
         sys.stderr.write(str(error))
         return 1
-    # Whoever started this process waits for its end: by now the socket is there, and the child keeps it.
-    if os.fork():
-        sys.stdout.write(str(witness.verifier))
-        return 0
-    os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)
-    server.serve_forever(poll_interval=LOOK)
-    server.close()
+    serve_in_child(server, said=str(witness.verifier))
     return 0
 
 
