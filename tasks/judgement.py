@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.run import RunConfig
-from tasks.adapters.models.servability import serve_check
+from tasks.evaluation.servability import serve_check
 from tasks.gates import judge, may_certify
 from tasks.references import (
     Certificate,
@@ -14,7 +14,6 @@ from tasks.references import (
     Judgement,
     Population,
     Rollouts,
-    Servability,
     Service,
     SimulatorErrors,
     Validation,
@@ -78,8 +77,7 @@ def check_service(
     if certificate is None or not certificate.passed or not may_certify(screening.gates):
         return Service()
     bundle = population.members[evaluation.selected].bundle
-    found = serve_check(bundle.folder, bundle.digest, run.source)
-    return Service(check=Servability.model_validate(found.model_dump()))
+    return Service(check=serve_check(bundle.folder, bundle.digest, run.source))
 
 
 @effect()

@@ -30,9 +30,9 @@ from tasks.adapters.ledger.people.queue import record_of
 from tasks.adapters.ledger.people.statement import Signatory, read_payload
 from tasks.adapters.ledger.policies.policy import certified_claims
 from tasks.adapters.models.manifest import MANIFEST, read_manifest
-from tasks.adapters.models.servability import serve_check
 from tasks.adapters.registry.registry import Registry
 from tasks.adapters.registry.serving import named_files
+from tasks.evaluation.servability import serve_check
 
 RESTORE = "bring it back from a backup, or go back to another version"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.run import RunConfig
-from tasks.adapters.models.servability import serve_check
+from tasks.evaluation.servability import serve_check
 from tasks.gates import judge, may_serve
 from tasks.references import (
     Evaluation,
@@ -12,7 +12,6 @@ from tasks.references import (
     Population,
     ProcessEvidence,
     Protection,
-    Servability,
     Service,
     Validation,
 )
@@ -59,7 +58,7 @@ def check_process_service(population: Population, evaluation: Evaluation, screen
     if not may_serve(screening.gates):
         return Service()
     bundle = population.members[evaluation.selected].bundle
-    return Service(check=Servability.model_validate(serve_check(bundle.folder, bundle.digest).model_dump()))
+    return Service(check=serve_check(bundle.folder, bundle.digest))
 
 
 @effect(name="judge_candidate")

@@ -21,8 +21,8 @@ from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.models.bundle import answers, composite_digest, is_current, load_bundle, save_bundle
 from tasks.adapters.models.manifest import ARRAYS, EXAMPLES, MANIFEST, read_manifest
-from tasks.adapters.models.servability import check_bundle, serve_check
 from tasks.adapters.plants.known import plant_named
+from tasks.evaluation.servability import check_bundle, serve_check
 
 NAME = "chemical_reactor"
 PLANT = PLANTS[NAME]
@@ -214,7 +214,7 @@ def test_a_bundle_that_does_not_load_or_answer_in_time_is_not_servable(
 
 
 def test_checking_in_this_process_finds_altered_answers(saved: tuple[Path, str, Composite], tmp_path: Path) -> None:
-    found = check_bundle(saved[0], saved[1], calls=3)
+    found = check_bundle(saved[0], saved[1], calls=3, budget_us=10e6)
     assert found.max_error == pytest.approx(0.0, abs=1e-5)
     other = tmp_path / "other"
     save_bundle(other, saved[2], NAME)
@@ -223,4 +223,4 @@ def test_checking_in_this_process_finds_altered_answers(saved: tuple[Path, str, 
     (other / EXAMPLES).write_bytes(npz_bytes(examples))
     _rewrite(other, lambda m: m["files"].update({EXAMPLES: sha256_hex((other / EXAMPLES).read_bytes())}))
     half_range = (PLANT.spec.action.high[0] - PLANT.spec.action.low[0]) / 2
-    assert check_bundle(other, None, calls=3).max_error == pytest.approx(1 / half_range, rel=1e-4)
+    assert check_bundle(other, None, calls=3, budget_us=10e6).max_error == pytest.approx(1 / half_range, rel=1e-4)

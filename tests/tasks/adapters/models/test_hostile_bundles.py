@@ -30,7 +30,7 @@ from tasks.adapters.files.arrays import npz_bytes, read_npz
 from tasks.adapters.files.canonical import canonical_json, digest_json, file_sha256
 from tasks.adapters.models.bundle import load_bundle, load_examples, save_bundle
 from tasks.adapters.models.manifest import ARRAYS, EXAMPLES, MANIFEST, digest_of, read_manifest
-from tasks.adapters.models.servability import serve_check
+from tasks.evaluation.servability import serve_check
 from tests.limited import read_limited
 
 NAME = "chemical_reactor"

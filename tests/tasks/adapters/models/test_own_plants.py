@@ -15,8 +15,8 @@ from tasks.adapters.code.loading import find_code
 from tasks.adapters.files.canonical import canonical_json, digest_json
 from tasks.adapters.models.bundle import is_current, load_bundle, save_bundle
 from tasks.adapters.models.manifest import MANIFEST, stored_digest
-from tasks.adapters.models.servability import serve_check
 from tasks.adapters.plants.known import plant_of_code
+from tasks.evaluation.servability import serve_check
 
 OWN = Path(__file__).parents[3] / "own_project"
 
