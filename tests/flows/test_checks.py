@@ -1,4 +1,4 @@
-"""A run's file is refused where it says what its plant has no use for."""
+"""What ends a run with a refusal: a file that says what its plant has no use for, unfit data, and no champion."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import BadInput
+from configs.errors import BadInput, Refused
+from configs.home import Home
 from flows.checks import checked_run
+from flows.running import announce, proceed
+from tasks.references import Outcome, Validation
 from tests import small_process
+from tests.small_data import reactor_run
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,25 @@ def test_a_process_has_no_use_for_the_keys_of_a_simulator(key: str, text: str, t
     config.write_text("".join(line for line in lines if not line.startswith("evaluate:")) + text)
     with pytest.raises(BadInput, match=f"expected no '{key}' in .*, which has no simulator: leave it out"):
         checked_run(config)
+
+
+def test_nothing_is_trained_on_a_dataset_that_fails_validation() -> None:
+    proceed(Validation(passed=True, reasons=()))
+    with pytest.raises(Refused, match="passes validation, got one that fails: too few; too flat"):
+        proceed(Validation(passed=False, reasons=("too few", "too flat")))
+
+
+def test_a_run_that_leaves_a_plant_without_a_champion_ends_as_a_refusal(tmp_path: Path) -> None:
+    outcome = Outcome(
+        run="1",
+        run_key="k",
+        plant="chemical_reactor",
+        verdict="refused",
+        headline="Not even the plant's own controller is certified.",
+        gates=(),
+        population="p",
+        dataset="d",
+        links={"report": "report.html"},
+    )
+    with pytest.raises(Refused, match=r"^Not even the plant's own controller is certified: read report.html\.$"):
+        announce(Home(tmp_path), reactor_run(), outcome)

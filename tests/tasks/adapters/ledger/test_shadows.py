@@ -28,7 +28,7 @@ from tasks.references import (
     ShadowComparison,
 )
 from tests import judged
-from tests.evidence import DATASET, PLANT, forge, judged_record, open_ledger
+from tests.evidence import DATASET, PLANT, forge, judged_record, open_ledger, propose
 
 PROCESS = "buffer_vessel"
 A, B = (sha256_hex(name) for name in (b"a", b"b"))
@@ -178,6 +178,41 @@ def test_a_shadow_needs_gates_passed_and_an_approval_of_its_own(ledger: Ledger) 
     first = ledger.append("shadow", body, plant=PROCESS)
     with pytest.raises(Refused, match="nothing else has used"):
         ledger.append("shadow", body.model_copy(update={"replaces": first.digest}), plant=PROCESS)
+
+
+def test_a_review_begins_no_shadow(ledger: Ledger) -> None:
+    """Who signs that they reviewed a candidate approves nothing: neither the task nor the signer takes it for one."""
+    candidate = logged(ledger, A)
+    review = promote_candidate(ledger.home, candidate, "a colleague", "read", reviewed=True)
+    assert (review.kind, review.body["meaning"]) == ("approval", "reviewed")
+    assert ledger.entries("shadow") == []
+    body = shadows.ShadowBody(composite=A, approval=review.digest, candidate=candidate.digest, replaces=None, days=30)
+    with pytest.raises(Refused, match="expected an approval of composite"):
+        ledger.append("shadow", body, plant=PROCESS)
+    forge(ledger.home, "shadow", body, plant=PROCESS)
+    assert [check.name for check in audit(ledger.home).failures] == ["shadows"]
+
+
+def test_a_shadow_is_the_very_composite_of_a_process_that_was_approved(ledger: Ledger) -> None:
+    candidate = logged(ledger, A)
+    verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
+    approval = verdicts.approve(ledger, PROCESS, verdict)
+    body = shadows.ShadowBody(composite=B, approval=approval.digest, candidate=candidate.digest, replaces=None, days=30)
+    with pytest.raises(Refused, match=f"expected a logged candidate of {PROCESS} as shadow, got none"):
+        ledger.append("shadow", body, plant=PROCESS)
+    another = logged(ledger, B)
+    with pytest.raises(Refused, match=f"expected an approval of composite {B[:12]}"):
+        ledger.append("shadow", body.model_copy(update={"candidate": another.digest}), plant=PROCESS)
+    assert ledger.append("shadow", body.model_copy(update={"composite": A}), plant=PROCESS).kind == "shadow"
+
+
+def test_a_candidate_of_a_simulated_plant_is_no_shadow(ledger: Ledger) -> None:
+    certified = ledger.entry(propose(ledger, A))
+    verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=certified.digest)
+    approval = verdicts.approve(ledger, PLANT, verdict)
+    body = shadows.ShadowBody(composite=A, approval=approval.digest, candidate=certified.digest, replaces=None, days=30)
+    with pytest.raises(Refused, match=f"expected a candidate without a simulator as shadow of {PLANT}, got one with"):
+        ledger.append("shadow", body, plant=PLANT)
 
 
 def comparison(shadow: str, **changes: Any) -> ShadowComparison:

@@ -238,7 +238,8 @@ def test_a_person_replaces_their_own_key(served: Ledger, passphrase: Path) -> No
     assert keys.enrol(served, file, ["operator"], "an administrator", "again").body["public"] == own.public
     assert len(served.entries("key")) == 1
     candidate = verdict_of(served, A, "Ada Lovelace")
-    given = approve(served, PLANT, candidate, store.signatory_of("ada lovelace"))
+    before = store.signatory_of("ada lovelace")
+    given = approve(served, PLANT, candidate, before)
     name = keys.rotate_person(served, "Ada Lovelace", "yearly")
     found = key_of(served.entries(), "Ada Lovelace")
     assert found is not None
@@ -250,9 +251,12 @@ def test_a_person_replaces_their_own_key(served: Ledger, passphrase: Path) -> No
     pins = {pin.id: pin for pin in TrustRoot.read(served.trust.source).pins}
     assert (pins[old.id].until, pins[name].person, pins[name].roles) == (old.until, "Ada Lovelace", ("operator",))
     assert old.until
-    # A thief of the old key is refused.
-    signatory = store.signatory_of("Ada Lovelace")
-    assert signatory is not None
+    # A thief of the old key is refused, and its owner's new one is not.
+    another = verdict_of(served, B, "Ada Lovelace")
+    with pytest.raises(Refused, match=f"by Ada Lovelace's key in force, got one by {old.id}, which was replaced at"):
+        approve(served, PLANT, another, before)
+    assert len(served.entries("approval")) == 1
+    assert approve(served, PLANT, another, store.signatory_of("Ada Lovelace")).body["by"] == "Ada Lovelace"
     assert audit(served.home).passed
 
 
