@@ -10,7 +10,11 @@ from benchmarks.redteam.__main__ import attacked, plant_of, table
 from benchmarks.redteam.attacks import ATTACKS, Attack
 from benchmarks.redteam.people import PEOPLE
 from configs.home import Home
-from tests.evidence import furnished_home
+from configs.run import RunConfig
+from neorl_core.plants import PLANTS
+from tasks.decisions.policy import hold_run
+from tasks.evaluation.claims import claim_of
+from tests.evidence import PLANT, certify, furnished_home, open_ledger
 
 ONE_HAND = ("1e", "1f", "2e", "2f")
 """What is open where the witness's folder and key are the attacker's, too."""
@@ -33,12 +37,14 @@ WORDS = {
     "10a": "expected a last record of at most",
     "10b": "expected a clock that is not behind the ledger's last entry",
     "10c": "2099-01-01T00:00:00.000000Z is later than now",
+    "3a": "expected a p0 of at most 0.001, got 0.99 in this run",
     "3b": "expected a p0 of at most 0.001, got 0.99",
     "3c": "policies: expected the policy of chemical_reactor that the ledger has",
     "3d": "expected the policy of chemical_reactor that the ledger has",
     "3e": "policies: expected the policy of chemical_reactor that the ledger has",
     "3f": "expected an approval of at most 1 days",
     "3g": "expected a certificate of at most 1 days, got an older one",
+    "3h": "expected gates.beat_plant: true by the policy of chemical_reactor, got false",
     "3i": "expected counts that add up",
     "3j": "a lineage of its own would buy",
     "4a": "simulator: certificate",
@@ -75,6 +81,7 @@ WORDS = {
     "10g": "does not count: signed by key",
     "10h": "all the same",
     "11e": "expected a rejection of a candidate that waits",
+    "9a": "expected approval: required by the policy of chemical_reactor, got auto",
     "9b": "by a person, by the policy of chemical_reactor, got the rule's",
     "9c": "expected approvals by 2 persons, got 1",
     "11a": "that was compared with the champion in force",
@@ -89,13 +96,24 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return furnished_home(tmp_path_factory.mktemp("redteam") / "home").home
 
 
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home whose policy is that of its first run: a run's file is held to the limits and the domain of its plant."""
+    home = Home(tmp_path_factory.mktemp("drafted") / "home")
+    run, ledger = RunConfig(plant=PLANT), open_ledger(home)
+    hold_run(ledger, run)
+    certify(ledger, "a" * 64, claim=claim_of(PLANTS[PLANT], run))
+    return home
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "attack", [a for a in (*ATTACKS, *PEOPLE) if a.number not in SIMULATED], ids=lambda attack: attack.number
 )
-def test_every_attack_is_refused_or_found(source: Home, attack: Attack, tmp_path: Path) -> None:
-    result = attacked(attack, source, plant_of(source), tmp_path)
+def test_every_attack_is_refused_or_found(source: Home, drafted: Home, attack: Attack, tmp_path: Path) -> None:
+    home = drafted if attack.power == "YAML" else source
+    result = attacked(attack, home, plant_of(source), tmp_path)
     assert result.held, result
     assert (result.local in ("refused", "found")) is (attack.number not in ONE_HAND), result
-    assert WORDS.get(attack.number, "") in result.said
+    assert WORDS[attack.number] in result.said
     assert f"| {attack.number} | {attack.name} |" in table([result])
