@@ -87,7 +87,7 @@ def test_yaml_of_other_readers_is_bounded_too() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.floats(0, 1), st.text(max_size=6)), min_size=1, max_size=3))
 @example([(0.0, "? [")])
 def test_changed_mappings_never_give_anything_but_a_sentence(tmp_path: Path, changes: list[tuple[float, str]]) -> None:

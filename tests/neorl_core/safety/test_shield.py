@@ -226,7 +226,7 @@ def test_a_fallback_that_fails_holds_what_is_applied() -> None:
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(levels=st.lists(anything, min_size=1, max_size=3), policy=anything, applied=anything)
 def test_the_action_is_always_finite_and_within_its_limits(levels: list[float], policy: float, applied: float) -> None:
     composite = make_composite(PLANT, jnp.array([policy]), shield(rate_limit=0.25))

@@ -62,7 +62,7 @@ STEP = jax.jit(ACT.act)
 ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.tuples(ANY, ANY), st.tuples(ANY, ANY), st.lists(st.tuples(ANY, ANY), min_size=1, max_size=4))
 def test_actions_keep_bounds_and_rates_for_all_inputs(
     asked: tuple[float, float], applied: tuple[float, float], rows: list[tuple[float, float]]

@@ -162,7 +162,7 @@ def test_one_name_twice_and_a_wrong_path_are_refused(tmp_path: Path) -> None:
         read_npz(tmp_path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.booleans(), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_changed_bytes_never_give_anything_but_a_sentence(
     tmp_path: Path, packed: bool, changes: list[tuple[float, int]]

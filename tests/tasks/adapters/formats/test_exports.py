@@ -26,7 +26,7 @@ from tasks.adapters.store.records import Provenance
 from tasks.adapters.store.schema import ALWAYS, ROW_KEYS, Rows
 from tasks.adapters.store.writer import DatasetWriter
 
-FEW = settings(max_examples=8, deadline=None, derandomize=True)
+FEW = settings(max_examples=8)
 
 
 def spec_for(observations: int, actions: int, limits: int = 0) -> PlantSpec:

@@ -36,8 +36,8 @@ from tests.tasks.adapters.formats.test_exports import spec_for, store
 FORMATS = ("d3rlpy", "d3rlpy_1", "d4rl", "d4rl_made", "dsrl", "minari", "neorl", "neorl2", "packed", "shard")
 MADE = ("d3rlpy", "d3rlpy_1", "d4rl_made")
 """Those that lack what followed the last row of a cut episode."""
-MANY = settings(max_examples=60, deadline=None, derandomize=True)
-FEW = settings(max_examples=25, deadline=None, derandomize=True)
+MANY = settings(max_examples=60)
+FEW = settings(max_examples=25)
 
 
 def rows_of(n: int = 40) -> Rows:

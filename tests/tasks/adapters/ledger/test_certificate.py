@@ -59,8 +59,10 @@ def test_attempts_spend_what_the_truth_says(ledger: Ledger) -> None:
 
 
 def test_a_lineage_is_plant_limits_and_domain_family() -> None:
-    assert lineage_digest("p", "x<=1", "f") == lineage_digest("p", "x<=1", "f")
-    assert len({lineage_digest(*names) for names in (("p", "x<=1", "f"), ("q", "x<=1", "f"), ("p", "x<=2", "f"))}) == 3
+    # sha256sum of {"domain_family":"f","phi":"x<=1","plant":"p"}: another digest would begin every lineage anew.
+    assert lineage_digest("p", "x<=1", "f") == "8b151d14c78ed90d7f151b52b9f26491a4818cf3076c38c019c4c3132d139e69"
+    others = (("p", "x<=1", "f"), ("q", "x<=1", "f"), ("p", "x<=2", "f"), ("p", "x<=1", "g"))
+    assert len({lineage_digest(*names) for names in others}) == 4
 
 
 def test_the_attempt_is_logged_before_its_seed_and_the_seed_before_its_result(ledger: Ledger) -> None:

@@ -319,7 +319,7 @@ def places(node: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int,
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 2**16), st.sampled_from(["set", "drop", "add", "move"]), VALUES), min_size=1))
 def test_changed_manifests_with_fitting_digests_never_give_anything_but_a_sentence(
     sound: Path, changes: list[tuple[int, str, Any]]

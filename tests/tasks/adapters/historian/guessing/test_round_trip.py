@@ -80,7 +80,7 @@ def is_ambiguous(made: Made, key: str) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(tables())
 def test_a_random_table_is_read_back_bit_for_bit_or_its_ambiguity_is_named(made: Made) -> None:
     with tempfile.TemporaryDirectory() as folder:
