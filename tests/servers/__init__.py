@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shutil
@@ -22,11 +23,25 @@ USER = "neorl"
 PROJECT = Path(__file__).parents[2]
 
 
+PORTS = 1000
+"""In the block of each worker of pytest."""
+FIRST = 20_000 + PORTS * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+"""Of its block: below those that the kernel gives to clients, of which one could take a port before its server does."""
+_drawn = itertools.count(os.getpid())
+
+
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now, and that no other test of this run is given."""
+    for drawn in itertools.islice(_drawn, PORTS):
+        port = FIRST + drawn % PORTS
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise OSError(f"expected a free port from {FIRST} to {FIRST + PORTS - 1}, got none: end what listens there.")
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0, host: str = "127.0.0.1") -> bool:

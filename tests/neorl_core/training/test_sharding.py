@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from neorl_core.training.population import init_population, make_train_chunk, me
 from neorl_core.training.precision import mixed
 from neorl_core.training.sharding import mesh_of
 from tests.neorl_core.training.test_fit import SPEC, logged
+from tests.servers import free_port
 
 SETTINGS: dict[str, Any] = {"updates": 8, "overrides": {"hidden": [8]}, "batch_size": 16, "chunk": 4}
 TOLERANCE = 1e-5
@@ -96,9 +96,7 @@ def test_four_devices_give_the_numbers_of_one() -> None:
 
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     processes = [start(TWO, 2, address, str(i)) for i in range(2)]
     first, second = map(answer, processes)
     assert first == second

@@ -16,7 +16,6 @@ from configs.federation import Federation
 from configs.home import Home
 from neorl_core.training.preparation import moments, scaled, scaling
 from tasks.adapters.federation.credentials import make_certificate, make_key
-from tasks.adapters.federation.environment import free_port
 from tasks.adapters.federation.network import Within, over_flower
 from tasks.adapters.files.canonical import write_json
 from tasks.adapters.ledger.audit import audit
@@ -24,6 +23,7 @@ from tasks.adapters.ledger.federations.bodies import RoundBody, rounds_of
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.federation.coordinator import run_federation
 from tests.evidence import open_ledger
+from tests.servers import free_port
 from tests.servers.wiretap import Wiretap
 from tests.tasks.federation.sites import PLANT, ROOT, federation, needs_flower, participants, site_processes, until
 

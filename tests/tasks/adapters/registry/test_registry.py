@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,6 +27,7 @@ from tasks.references import Bundle, Version
 from tasks.register import conclude, register
 from tasks.report import draw_plots, report
 from tests.sample_record import PLANT, sample_record
+from tests.servers import free_port
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
@@ -351,9 +351,7 @@ def test_descriptions_and_tags_can_be_completed_later(
 
 def test_a_server_that_is_gone_is_one_sentence(submission: Submission, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        missing = Registry(f"http://127.0.0.1:{unused.getsockname()[1]}")
+    missing = Registry(f"http://127.0.0.1:{free_port()}")
     for call in (
         lambda: missing.version(NAME, "1"),
         lambda: missing.register(submission),

@@ -33,6 +33,7 @@ from tasks.adapters.ledger.witness.pinned import FILE
 from tasks.adapters.ledger.witness.server import LARGEST, TcpServer, open_witness
 from tasks.adapters.ledger.witness.service import Witness
 from tests.evidence import attempt_for, certify, open_ledger
+from tests.servers import free_port
 
 A, B = "a" * 64, "b" * 64
 
@@ -160,8 +161,7 @@ def test_an_external_witness_by_commands(place: Home, tmp_path: Path, capsys: py
         assert process.stderr is not None
         return process, process.stderr.readline().strip(), process.stderr.readline().strip()
 
-    with TcpServer(witness_in(tmp_path / "free", "x"), "127.0.0.1", 0) as free:
-        port = str(free.server_address[1])
+    port = str(free_port())
     process, key, listens = serving(port)
     try:
         assert listens == f"listens on http://127.0.0.1:{port}"
