@@ -109,12 +109,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """Real Prefect and MLflow servers and a worker, started once: their first start takes many seconds."""
     from flows.services.servers import down, up
+    from tests.flows.services.waiting import pause_schedules
 
     for name in ("NEORL_PREFECT_URL", "NEORL_MLFLOW_URL"):
         os.environ.pop(name, None)
     home = Home(tmp_path_factory.mktemp("services") / "home")
     try:
         found = up(home)
+        pause_schedules(found)
     except BaseException:
         down(home)  # those that did start
         raise

@@ -169,6 +169,7 @@ def test_a_cron_fires_by_itself_and_a_wrong_path_is_one_sentence(plant: Operated
     (schedule,) = found["schedules"]
     assert schedule["schedule"]["timezone"] == "Europe/Berlin"
     switch = f"deployments/{found['id']}/schedules/{schedule['id']}"
+    plant.services.ask_prefect(f"deployments/{found['id']}/resume_deployment", {})
     plant.services.ask_prefect(switch, {"active": True}, method="PATCH")
     wait_until(lambda: plant.runs("retrain/misnamed-log", "SCHEDULE"), PATIENCE)
     run = plant.end(plant.runs("retrain/misnamed-log", "SCHEDULE")[0])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -370,16 +371,37 @@ def test_refused_data_leave_a_record(
     config, log = inputs()
     unreadable = log.with_name("unreadable.parquet")
     unreadable.write_bytes(b"no log")
+    before = datetime.now(UTC).isoformat()
     refused = command("retrain", str(config), "--data", str(unreadable))
     assert refused["exit"] == 2
     refusals = Ledger.open(services.home, write=False).entries("refusal", PLANT)
     assert refusals[-1].body["reason"] == refused["error"]
     # In Prefect, too, it is one sentence: in the run's state, and no traceback in its log.
-    wanted = {"sort": "START_TIME_DESC", "limit": 1, "flow_runs": {"state": {"type": {"any_": ["FAILED"]}}}}
+    failed = {"state": {"type": {"any_": ["FAILED"]}}, "start_time": {"after_": before}}
+    wanted = {"flows": {"name": {"any_": ["retrain"]}}, "flow_runs": failed}
     (run,) = services.ask_prefect("flow_runs/filter", wanted)
     assert run["state"]["message"] == refused["error"]
     lines = services.ask_prefect("logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
     assert not [line["message"] for line in lines if "Traceback" in line["message"]]
+
+
+@pytest.mark.slow
+def test_a_log_that_fails_validation_is_refused_before_anything_is_trained(
+    command: Neorl, inputs: Callable[..., tuple[Path, Path]], services: Services
+) -> None:
+    import polars as pl
+
+    config, log = inputs(seed=20)
+    few = log.with_name("few.parquet")
+    soon = pl.col("timestamp") < pl.col("timestamp").min() + pl.duration(hours=1)
+    pl.read_parquet(log).filter(soon).write_parquet(few)
+    checkpoints = set(services.home.folder("checkpoints", PLANT).iterdir())
+    refused = command("retrain", str(config), "--data", str(few))
+    assert refused["exit"] == 1, refused
+    assert refused["error"].startswith("expected a dataset that passes validation, got one that fails: expected at")
+    last = Ledger.open(services.home, write=False).entries()[-1]
+    assert (last.kind, last.plant, last.body["reason"]) == ("refusal", PLANT, refused["error"])
+    assert set(services.home.folder("checkpoints", PLANT).iterdir()) == checkpoints
 
 
 @pytest.mark.slow

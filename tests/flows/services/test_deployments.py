@@ -15,7 +15,7 @@ from configs.errors import BadInput
 from flows.services.deployments import PROJECT, declared, due
 from flows.services.servers import up
 from flows.services.state import Services
-from tests.flows.services.waiting import forget_deployments, register, wait_until
+from tests.flows.services.waiting import forget_deployments, pause_schedules, register, wait_until
 
 FLOW = """\
 import os, pathlib
@@ -61,8 +61,13 @@ deployments:
 
 @pytest.fixture(scope="module")
 def borrowed(services: Services) -> Iterator[Services]:
-    """The session's servers, which are told afterwards that they know another project's deployments."""
+    """The session's servers, which are told afterwards that they know another project's deployments, and lose those."""
     yield services
+    own = declared(PROJECT)
+    assert own is not None
+    for found in services.ask_prefect("deployments/filter", {"limit": 200}):
+        if found["name"] not in own.names:
+            services.ask_prefect(f"deployments/{found['id']}", method="DELETE")
     forget_deployments(services)
 
 
@@ -193,8 +198,12 @@ def test_the_schedule_is_registered_and_yields_runs(deployed: Services) -> None:
     assert found["global_concurrency_limit"]["limit"] == 1
     assert found["schedules"][0]["schedule"]["timezone"] == "UTC"
     runs = {"deployments": {"id": {"any_": [found["id"]]}}}
-    # Fails with SQLAlchemy 2.1, under which the scheduler of Prefect 3.8 cannot insert runs.
-    wait_until(lambda: len(services.ask_prefect("flow_runs/filter", runs)) >= 3)
+    services.ask_prefect(f"deployments/{found['id']}/resume_deployment", {})
+    try:
+        # Fails with SQLAlchemy 2.1, under which the scheduler of Prefect 3.8 cannot insert runs.
+        wait_until(lambda: len(services.ask_prefect("flow_runs/filter", runs)) >= 3)
+    finally:
+        pause_schedules(services)
 
 
 def test_a_paused_schedule_stays_paused(deployed: Services) -> None:
@@ -202,7 +211,6 @@ def test_a_paused_schedule_stays_paused(deployed: Services) -> None:
     services.ask_prefect(f"deployments/{found['id']}/pause_deployment", {})
     up(services.home)
     assert services.ask_prefect(f"deployments/{found['id']}")["paused"] is True
-    services.ask_prefect(f"deployments/{found['id']}/resume_deployment", {})
 
 
 @pytest.mark.slow
