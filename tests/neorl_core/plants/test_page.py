@@ -81,9 +81,8 @@ def test_a_line_names_the_limit_that_came_nearest() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_kept_of_a_plant_is_of_its_constants(name: str) -> None:
-    found = own(name).get("sensitivity")
-    if found is None:
-        pytest.skip("not measured yet: run `python -m benchmarks.plants sensitivity`")
+    # Where it is missing, run `python -m benchmarks.plants sensitivity`.
+    found = own(name)["sensitivity"]
     ours = {each for each, source in constants.sources(name).items() if source.startswith(constants.OURS)}
     assert {*found["rows"], *found["left"]} == ours
     assert found["base"]["violated"] <= 1e-3 * found["episodes"]

@@ -13,6 +13,8 @@ from configs.plant_scores import plant_scores
 from neorl_core.control.search import Effort
 from neorl_core.plants import NAMES, PLANTS
 
+UNMEASURED = ("pumping_station",)
+"""Whose controllers neither `make tune` nor `make plants` has measured yet."""
 SMALL = Effort(starts=64, episodes=8, finalists=8, rounds=4, draws=16, draw_episodes=32, fresh=128)
 
 
@@ -34,13 +36,14 @@ def test_a_small_search_finds_nothing_much_better_than_the_tuned_controller(name
 
 def test_the_whole_search_found_no_more_than_the_bar_of_any_plant() -> None:
     kept = report.kept()
-    assert set(kept) <= set(NAMES)
+    assert {*kept, *UNMEASURED} == set(NAMES)
+    assert not {*kept} & {*UNMEASURED}
     for name, row in kept.items():
         assert row["gain"][0] <= report.BAR, name
         assert row["starts"] == 1_000
         assert row["violated"][1] <= 1e-3 * row["episodes"], name
         assert len(row["numbers"]) == len(SPACES[name].names)
-    assert len(report.table(kept)) == (len(kept) + 7 if kept else 0)
+    assert len(report.table(kept)) == len(kept) + 7
     assert sum(row["seconds"] for row in kept.values()) < 3_600
 
 
@@ -58,11 +61,10 @@ def test_every_space_makes_parameters_of_the_plants_own_controller(name: str) ->
     np.testing.assert_allclose(space.place(space.numbers(places)), places, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNMEASURED])
 def test_the_scale_is_made_of_what_was_measured(name: str) -> None:
-    rows = plant_scores().get(name)
-    if rows is None:
-        pytest.skip("its physics is newer than its scores: run `python -m benchmarks.plants scores`")
+    # Where it is missing, the plant's physics is newer than its scores: run `python -m benchmarks.plants scores`.
+    rows = plant_scores()[name]
     low, high = PLANTS[name].spec.score_range
     if name != "double_mass":
         # That one has NeoRL-2's own scale.
