@@ -143,8 +143,9 @@ screens: $(READY)  ## pictures of what each user sees first, of the home's last 
 services:  ## Debian packages that only some tests need
 	@missing=; command -v chromium >/dev/null || missing="$$missing chromium"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
+	command -v promtool >/dev/null || missing="$$missing prometheus"; \
 	[ -d /usr/lib/postgresql ] || missing="$$missing postgresql"; \
-	if [ -z "$$missing" ]; then echo "chromium, redis-server and postgresql are here"; \
+	if [ -z "$$missing" ]; then echo "chromium, redis-server, prometheus and postgresql are here"; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; \
 	else echo "$$missing: they need apt-get and root; the tests that use them will skip"; fi

@@ -150,7 +150,7 @@ def test_prometheus_own_tool_takes_rules_and_alerts_when_it_should(tmp_path: Pat
     """Alerts over made-up series, by the evaluator of Prometheus itself."""
     tool = shutil.which("promtool")
     if tool is None:
-        pytest.skip("no promtool here: apt-get install prometheus")
+        pytest.skip("Prometheus is not installed: make services")
     shutil.copytree(INFRA / "prometheus", tmp_path, dirs_exist_ok=True)
     shutil.copy(Path(__file__).with_name("alerts.yml"), tmp_path)
     (tmp_path / "neorl.token").write_text("token")
