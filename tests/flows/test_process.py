@@ -168,6 +168,18 @@ def test_a_candidate_that_waits_is_approved_into_shadow_only(
         assert found["verdict"] == "refused"
 
 
+def test_a_log_that_fails_validation_is_refused_before_anything_is_trained(
+    command: Neorl, project: tuple[Path, Path], services: Services
+) -> None:
+    config, log = project
+    few = small_process.export(log.parent / "few.csv", 120)
+    refused = command("retrain", str(config), "--data", str(few))
+    assert refused["exit"] == 1, refused
+    assert refused["error"].startswith("expected a dataset that passes validation, got one that fails: expected at")
+    last = Ledger.open(services.home, write=False).entries()[-1]
+    assert (last.kind, last.plant, last.body["reason"]) == ("refusal", NAME, refused["error"])
+
+
 def test_a_kill_after_the_candidate_was_logged_is_mended_by_the_same_command(
     command: Neorl, first: dict[str, Any], project: tuple[Path, Path], services: Services
 ) -> None:
