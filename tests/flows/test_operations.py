@@ -273,8 +273,8 @@ def test_logs_of_which_more_is_lost_are_told_of_and_start_nothing(
     (event,) = plant.services.ask_prefect("events/filter", query)["events"]
     assert event["resource"]["prefect.resource.id"] == f"neorl.plant.{PLANT}"
     assert event["payload"]["found"].startswith(f"data of {PLANT} are worse: ")
-    if found["finding"]["alarm"] is None:
-        assert len(plant.runs("retrain/operated-vessel", "AUTOMATION")) == before
+    assert found["finding"]["alarm"] is None
+    assert len(plant.runs("retrain/operated-vessel", "AUTOMATION")) == before
 
 
 def test_a_backfill_goes_on_after_a_window_that_is_refused(plant: Operated, arrived: dict[str, Any]) -> None:
