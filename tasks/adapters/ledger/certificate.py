@@ -339,13 +339,15 @@ def _policy(ledger: Ledger, claim: Claim) -> Check:
 def says_the_same(result: Entry, predicate: Predicate) -> bool:
     """Whether a result's numbers are those of its certificate."""
     body, counts = result.read(ResultBody), predicate.counts
-    return (body.attempt, body.passed, body.claim, body.episodes, body.violations, body.upper_bound) == (
+    said = (body.attempt, body.passed, body.claim, body.episodes, body.violations, body.upper_bound, body.handovers)
+    return said == (
         predicate.attempt.entry,
         predicate.passed,
         predicate.claim,
         counts.episodes,
         counts.violations,
         counts.upper_bound,
+        counts.handovers,
     )
 
 
