@@ -83,7 +83,8 @@ def scores_of(logs: Logs, algorithm: str, counts: Mapping[str, int], own: Mappin
 
 
 def table(kept: Mapping[str, Any]) -> str:
-    """Every algorithm's scores beside those of the same seeds without a history."""
+    """Every algorithm's scores beside those of the same seeds without a history, and whom it helps or harms."""
+    helped, harmed = [], []
     lines = [
         f"Made by `make history` on {LOGGED} episodes of medium quality of `{PLANT}`: mean score of {SEEDS} seeds on "
         f"{PLAYED} episodes of the simulator, without a shield, and the gain over no history, seed by seed; "
@@ -97,12 +98,19 @@ def table(kept: Mapping[str, Any]) -> str:
             row, plain = kept.get(f"{algorithm}/{name}"), kept.get(f"{algorithm}/none")
             if row is None or plain is None:
                 continue
-            gain = (
-                "–" if row is plain else shown(paired_difference_interval(row["scores"], plain["scores"], CONFIDENCE))
-            )
+            told = "–"
+            if row is not plain:
+                gain = paired_difference_interval(row["scores"], plain["scores"], CONFIDENCE)
+                told = shown(gain)
+                helped += [f"{algorithm} with {name}"] if gain.lower > 0 else []
+                harmed += [f"{algorithm} with {name}"] if gain.upper < 0 else []
             mean = shown(mean_interval(row["scores"], CONFIDENCE))
-            lines.append(f"| {algorithm} | {name} | {row['numbers']} | {mean} | {gain} |")
-    return "\n".join(lines)
+            lines.append(f"| {algorithm} | {name} | {row['numbers']} | {mean} | {told} |")
+    words = [
+        f"The whole interval of the gain is {where} 0: {'; '.join(found) or 'none'}."
+        for where, found in (("above", helped), ("below", harmed))
+    ]
+    return "\n".join([*lines, "", *words])
 
 
 def shown(interval: Interval) -> str:

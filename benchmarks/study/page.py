@@ -223,6 +223,7 @@ NeoRL-2's own episodes have the seeds that they had before all that; nothing was
 before: industrial_benchmark was run again with that, and its first run on medium is refused since, by an interval about
 half as wide as what rewards allow. No claim of another plant has one above .42 of it.
 From 81b0e06 to 37f0fb4 nothing changed that a run depends on, and to de18e9d only steps whose next observation no file
-tells of, which generated episodes do not have: the first runs of power_grid on medium and pid were made again at
-de18e9d, on two cores in place of one, with the same policies to the last bit and the same estimates to five digits.
+tells of, which generated episodes do not have. Three runs were made again at de18e9d, for they had shared their core:
+hvac_control's third on medium is the same to the last bit, and the first ones of power_grid on medium and pid, on two
+cores in place of one, have the same policies to the last bit and the same estimates to five digits.
 """
