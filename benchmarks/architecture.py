@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from benchmarks.pictures.browser import chromium
+from configs.environment import past_proxies
 from configs.errors import ServiceMissing
 from configs.home import Home
 from flows import process, retrain
@@ -176,7 +177,7 @@ def main() -> None:
     if command is None or found is None:
         print("no picture: it needs Chromium ('make services') and a finished retraining ('make run')")
         return
-    os.environ.setdefault("NO_PROXY", "127.0.0.1")
+    os.environ.update(past_proxies())
     asyncio.run(screenshot(command, *found, PICTURE))
     print(f"wrote {PICTURE.relative_to(ROOT)}")
 

@@ -39,7 +39,10 @@ from tasks.adapters.files.canonical import write_json
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "training.json"
 TABLES = ROOT / "docs" / "benchmarks.md"
-SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/training.py", "benchmarks/speed.py", "benchmarks/score.py")
+SOURCES = (
+    *("neorl_core", "tasks", "configs"),
+    *(f"benchmarks/{name}.py" for name in ("training", "speed", "score", "windows")),
+)
 """What a measurement depends on."""
 PARTS = ("speed", "score", "training", "certification")
 CHUNK = 100

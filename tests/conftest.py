@@ -52,7 +52,8 @@ if platform.machine() == "x86_64":
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_max_isa=AVX",
     )
 
-# A run finds what the last one found, and none fails because a machine is busy.
+# A run finds what the last one found, and none fails because a machine is busy. With --hypothesis-profile=default
+# examples are drawn anew.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 

@@ -161,7 +161,7 @@ def main() -> None:
     known.add_argument("--seeds", type=int, help="members that are trained and scored; 128, or 8 on a CPU")
     known.add_argument("--side-by-side", type=int, default=1, help="programs that compile at the same time")
     known.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many minutes")
-    known.add_argument("--commit", help="what is measured, where git is not there to ask")
+    known.add_argument("--commit", help="the last one that changed what is measured, where git cannot tell")
     known.add_argument("--out", type=Path, default=RESULTS, help="of the results; the page is written for the default")
     known.add_argument("--table", action="store_true", help="write the page alone")
     options = known.parse_args()

@@ -11,5 +11,5 @@ the simulator, which nothing is estimated or chosen by. Each finished cell is a 
 study that is stopped goes on with the cells that are missing.
 
 Developed on chemical_reactor, hvac_control and water_treatment with seed 0; the other six plants took no part, and have
-seeds of their own. A cell says at which commit it was run, and none is run while the sources differ from the commit.
+seeds of their own. A cell says which commit its sources are of, and none is run while they differ from it.
 """

@@ -11,5 +11,5 @@ episodes of the simulator. A cell is a file in benchmarks/results/study that gro
 that is stopped goes on where it was.
 
 Developed on chemical_reactor, hvac_control and water_treatment; the other six plants have seeds that nothing was found
-on. A run says at which commit it was made, and none is made while the sources differ from the commit.
+on. A run says which commit its sources are of, and none is made while they differ from it.
 """

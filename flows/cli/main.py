@@ -106,7 +106,8 @@ def run(arguments: Sequence[str]) -> int:
         # Typer makes this code of a KeyboardInterrupt, and says nothing.
         return _interrupted(arguments) if code == INTERRUPTED else code
     except NeoRLError as error:
-        if os.environ.get("NEORL_DEBUG"):
+        # What a check found is told: the stack would say nothing of it.
+        if os.environ.get("NEORL_DEBUG") and not error.found:
             raise
         return _fail(str(error), error.exit_code, arguments, error)
     except TyperException as error:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from configs.errors import NeoRLError, Refused
 from configs.home import Home
-from tasks.adapters.ledger.champions import WithdrawalBody, champion, said_of_withdrawal
+from tasks.adapters.ledger.champions import IN_FORCE, WithdrawalBody, champion, said_of_withdrawal
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people.queue import record_of, was_rejected
 from tasks.adapters.ledger.people.statement import Signatory, read_payload
@@ -71,17 +71,19 @@ def withdraw_champion(
 
 
 def _withdrawn(ledger: Ledger, plant: str, version: str) -> Entry | None:
-    """The withdrawal of a version after which nobody became champion."""
-    history = ledger.entries()
-    last = next((e for e in reversed(history) if (e.kind, e.plant) == ("withdrawal", plant)), None)
-    if last is None or last.body["version"] != version or champion(history, plant) is not None:
-        return None
-    return last
+    """The withdrawal of a version that has not been in force since."""
+    turns = (e for e in reversed(ledger.entries()) if e.plant == plant and e.kind in (*IN_FORCE, "withdrawal"))
+    last = next((e for e in turns if e.body["version"] == version), None)
+    return last if last is not None and last.kind == "withdrawal" else None
 
 
 def _take_over(home: Home, ledger: Ledger, plant: str, by: str, note: str, signatory: Signatory | None) -> str:
-    """Promote the certified version of the plant's own controller, if there is one."""
+    """Promote the certified version of the plant's own controller, if there is one and nobody is in force by now."""
     entries = ledger.entries()
+    if (now := champion(entries, plant)) is not None:
+        record = record_of(ledger.entry(now.body["candidate"]))
+        own = "the plant's own controller, " if record.role == "fallback" else ""
+        return f"{own}version {now.body['version']}"
     for entry in reversed(entries):
         if (entry.kind, entry.plant) != ("candidate", plant) or was_rejected(entries, plant, entry.body["composite"]):
             continue

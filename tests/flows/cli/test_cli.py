@@ -323,7 +323,10 @@ def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert "FAIL  head" in captured.out
     assert "expected every check to hold" in captured.err
-    assert run(["audit", "verify", "--json"]) == 1
+    # To whom errors show their stack, too: what was found says more.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("NEORL_DEBUG", "1")
+        assert run(["audit", "verify", "--json"]) == 1
     (line,) = capsys.readouterr().out.splitlines()
     told = json.loads(line)
     assert (told["passed"], told["exit_code"]) == (False, 1)

@@ -69,6 +69,6 @@ def test_hostile_configuration(home: Path, tmp_path: Path, run: str, mapping: st
 def test_hostile_bundles(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     save_bundle(tmp_path, make_composite(PLANTS["chemical_reactor"]), "chemical_reactor")
     (tmp_path / name).write_bytes(content)
-    code, error = outcome("-m", "tasks.adapters.models.servability", str(tmp_path), "", "1")
+    code, error = outcome("-m", "tasks.evaluation.servability", str(tmp_path), "", "1", "20000")
     assert (code, len(error.splitlines())) == (1, 1)
     assert said in error

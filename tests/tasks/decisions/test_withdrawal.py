@@ -71,7 +71,11 @@ def test_a_withdrawn_champion_is_none_and_does_not_come_back(ledger: Ledger) -> 
     assert audit(ledger.home).passed
 
 
-def test_of_two_who_withdraw_at_a_time_the_second_is_told_whose_it_is(ledger: Ledger) -> None:
+@pytest.mark.parametrize("registered", [False, True])
+def test_of_two_who_withdraw_at_a_time_the_second_is_told_whose_it_is(ledger: Ledger, registered: bool) -> None:
+    """Also where the plant's own controller took over by then: it stays in force, and nothing is added."""
+    if registered:
+        own_controller(ledger)
     crowned(ledger, A, "1")
     ben = Person("Ben")
 
@@ -83,7 +87,14 @@ def test_of_two_who_withdraw_at_a_time_the_second_is_told_whose_it_is(ledger: Le
     (made,) = ledger.entries("withdrawal")
     assert made.body["by"] == "shift engineer"
     assert second.standing == f"shift engineer, {made.timestamp}"
-    assert withdraw_champion(ledger.home, PLANT, "1", "another", "again").before
+    entries = len(ledger.entries())
+    again = withdraw_champion(ledger.home, PLANT, "1", "another", "again")
+    assert again.before
+    assert again.takes_over.startswith("the plant's own controller, " + ("version 0" if registered else "at the plant"))
+    assert len(ledger.entries()) == entries
+    if registered:
+        crowned(ledger, B, "2")
+        assert withdraw_champion(ledger.home, PLANT, "1", "another", "again").takes_over == "version 2"
 
 
 def test_the_plants_own_controller_takes_over(ledger: Ledger) -> None:

@@ -101,7 +101,7 @@ def test_reach_tells_how_far_a_value_was_fetched() -> None:
     assert {i: int(r) // SECOND for i, r in enumerate(held.reach) if r} == {9: 3, 16: 3}
 
 
-def test_a_tag_archived_on_change_holds_its_value_while_the_historian_runs() -> None:
+def test_a_tag_archived_on_change_holds_its_value_until_the_next() -> None:
     got = interpolated(samples([(0, 1.0, G), (10, 2.0, G)]), stepped=True)
     np.testing.assert_array_equal(got.values, np.where(AT < 10 * SECOND, 1.0, 2.0))
 
