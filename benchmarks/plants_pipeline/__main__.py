@@ -76,13 +76,12 @@ def run(plant: str, configs: Path, home: Home) -> dict[str, Any]:
 
 def page(rows: dict[str, dict[str, Any]]) -> str:
     """The table of all plants, and every gate of each with its numbers."""
-    used = " Rows of 7cd1d81 are of a home that was in use." if any(_of_used(row) for row in rows.values()) else ""
     lines = [
         "# Every plant through the pipeline",
         "",
         "Made by `make plants-pipeline`: `neorl generate PLANT`, then `neorl retrain configs/PLANT.yaml` on what it "
-        "wrote, in a new home. Seconds are those of the retraining, on the machine and beside the load of that day. "
-        f"The commit is the last one that had changed what a retraining depends on.{used}",
+        "wrote, all in one home. Seconds are those of the retraining, on the machine and beside the load of that day. "
+        "The commit is the last one that had changed what a retraining depends on.",
         "",
         "| plant | verdict | champion | seconds | gates that failed | what came of it | day and commit |",
         "|---|---|---|---|---|---|---|",
@@ -111,11 +110,6 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
     if shown:
         lines += ["", "## How rare a violation can be shown to be", "", *certification.table(shown)]
     return "\n".join(lines) + "\n"
-
-
-def _of_used(row: dict[str, Any]) -> bool:
-    """Whether a row is of before there was a new home for each run of the command."""
-    return str(row["commit"]).startswith("7cd1d81")
 
 
 def _cell(text: str) -> str:

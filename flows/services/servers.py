@@ -296,9 +296,7 @@ def _find(home: Home) -> dict[str, Service]:
 
 
 def _log_in(home: Home, mlflow: Service) -> None:
-    """Let MLflow's client, which reads its login and proxies from the environment alone, talk to the server in this
-    process.
-    """
+    """Let MLflow's client, which reads login and proxies from the environment alone, reach the server."""
     os.environ.update(past_proxies())
     if login := mlflow_login(home, mlflow):
         os.environ.update(zip(MLFLOW_LOGIN, login.split(":", 1), strict=True))
