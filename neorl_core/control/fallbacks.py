@@ -15,7 +15,7 @@ import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.control.pid import PIDParams, PIDState, pid
-from neorl_core.networks import Policy, policy_act
+from neorl_core.networks import Policy, moves, policy_act
 from neorl_core.types import Controller
 
 
@@ -114,7 +114,7 @@ def fit_linear_law(
     """
     x, u = np.asarray(observation, np.float64), np.asarray(action, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0)
-    scale = np.where(deviation > 1e-9, deviation, 1.0)
+    scale = np.where(moves(mean, deviation), deviation, 1.0)
     z = (x - mean) / scale
     inner = z.T @ z / len(z) + ridge * np.eye(z.shape[1])
     weights = np.linalg.solve(inner, z.T @ (u - u.mean(axis=0)) / len(z)) / scale[:, None]

@@ -34,6 +34,8 @@ REWARD, COST = 0, 1
 """Positions in a value."""
 SLACK = 0.02
 """Share of the range that rewards allow by which an estimate may lie beyond it before it counts as none."""
+ROUNDING = 1e-4
+"""Share of the largest possible value by which rounds in single precision and their penalty move an estimate."""
 MOST_GROWTH = 2.0
 """The rounds of a horizon may grow by this factor; beyond it they amplify what the features cannot express."""
 
@@ -71,7 +73,7 @@ def _scaled(guesses: Guesses, weight: Float[Array, " N"]) -> Guesses:
     mean = known.sum(axis=0) / weight.sum()
     deviation = jnp.sqrt((weight @ (known - mean) ** 2) / weight.sum())
     # Of a guess that is the same everywhere the deviation is what rounding leaves.
-    scale = jnp.where(deviation > 64 * np.finfo(mean.dtype).eps * (1.0 + jnp.abs(mean)), deviation, jnp.inf)
+    scale = jnp.where(deviation > 64 * np.finfo(mean.dtype).eps * jnp.abs(mean), deviation, jnp.inf)
     found: Guesses = jax.tree.map(lambda x: (x - mean) / scale, guesses)
     return found
 
@@ -235,7 +237,7 @@ def evaluate(
     radius = _spectral_radius(cross)
     effective = jnp.sum(density) ** 2 / jnp.maximum(jnp.sum(density**2), np.finfo(phi.dtype).tiny)
     least, most = reachable(signal, weight, jnp.any(logs.terminated > 0), horizon, discount)
-    slack = SLACK * (most - least) + 1e-6
+    slack = SLACK * (most - least) + ROUNDING * jnp.maximum(jnp.abs(least), jnp.abs(most))
     possible = jnp.all(jnp.isfinite(value) & (value <= most + slack) & (value >= least - slack))
     supported = (horizon * jnp.log(radius) < np.log(MOST_GROWTH)) & possible
     return Evaluation(jnp.clip(value, least, most), jnp.clip(draws, least, most), radius, effective, supported)

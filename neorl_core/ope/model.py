@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from scipy.special import ndtri, stdtrit
 
 from neorl_core.history import History
-from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
+from neorl_core.networks import Normaliser, Policy, moves, policy_act, to_unit
 from neorl_core.ope import ridge as regression
 from neorl_core.ope.ridge import Ridge
 from neorl_core.ope.support import INSIDE, Ranges, ranges, weighted_quantile
@@ -95,9 +95,8 @@ def init(
         updates: gradient steps that will be made, over which the learning rate falls.
         history: which earlier values stand behind the observations.
     """
-    scale = jnp.std(data.reward)
-    scale = jnp.where(scale > 1e-6, scale, jnp.ones_like(scale))
-    mean = jnp.mean(data.reward)
+    mean, scale = jnp.mean(data.reward), jnp.std(data.reward)
+    scale = jnp.where(moves(mean, scale), scale, jnp.ones_like(scale))
     sizes = data.observation.shape[-1], data.action.shape[-1]
     model = dynamics.init(key, *sizes, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=updates), history)
     return model, data._replace(reward=(data.reward - mean) / scale), (mean, scale)
@@ -326,7 +325,8 @@ def evaluate(
         discount: discount factor per step.
     """
     came = _replayed(learned, normaliser, policy, found, discount)
-    apart = jnp.std(jnp.mean(came.ret, axis=2)) / jnp.maximum(jnp.std(logged_returns(found, discount)), 1e-12)
+    logged = jnp.maximum(jnp.std(logged_returns(found, discount)), np.finfo(np.float32).tiny)
+    apart = jnp.std(jnp.mean(came.ret, axis=2)) / logged
     outside, below, above = (jnp.mean(x[0]) for x in (came.outside, came.below, came.above))
     return ModelValue(jnp.mean(came.ret, axis=(1, 2)), outside, below, above, apart)
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from neorl_core.graph.layout import shared
 from neorl_core.history import stacked_normaliser
-from neorl_core.networks import Normaliser, normalise, to_unit
+from neorl_core.networks import Normaliser, moves, normalise, to_unit
 from neorl_core.types import PlantSpec, Transition
 
 Vector = Float[np.ndarray, " D"]
@@ -91,7 +91,7 @@ def merged(one: Moments, other: Moments) -> Moments:
 def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling:
     """How rows with these moments are scaled.
 
-    Observations become zero mean and unit deviation (a column that hardly moves keeps deviation 1), rewards unit
+    Observations become zero mean and unit deviation (a column that does not move keeps deviation 1), rewards unit
     deviation. Actions go to [-1, 1] by the range that the logs explored, widened by a tenth on both sides within the
     action space's bounds: a policy cannot command what the plant has never been near. Where no transition
     terminates, the rewards' mean is taken off as well, which shifts every value alike and moves no policy; with
@@ -116,7 +116,7 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     low, high = (np.asarray(bound) for bound in (spec.action[2:] if discrete else explored))
     normaliser = Normaliser(
         mean=jnp.asarray(mean, dtype),
-        scale=jnp.asarray(np.where(deviation > 1e-6, deviation, 1.0), dtype),
+        scale=jnp.asarray(np.where(moves(mean, deviation), deviation, 1.0), dtype),
         action_centre=jnp.asarray((high + low) / 2, dtype),
         action_half_range=jnp.asarray((high - low) / 2, dtype),
         choices=jnp.arange(spec.acting, dtype=dtype) if discrete else None,
@@ -125,7 +125,7 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     return Scaling(
         stacked_normaliser(spec.history, normaliser),
         shift,
-        known.reward_deviation if known.reward_deviation > 1e-6 else 1.0,
+        known.reward_deviation if moves(known.reward_mean, known.reward_deviation) else 1.0,
         spec,
     )
 

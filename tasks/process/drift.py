@@ -21,6 +21,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from configs.units import conversion
+from neorl_core.networks import moves
 from neorl_core.safety.drift import LEAST_REFERENCE, YEAR, alarm_threshold, detect
 from neorl_core.types import PlantSpec
 from neorl_core.world_model.prediction import fit_autoregression
@@ -304,7 +305,7 @@ def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
     for group, names in groups:
         mean, deviation = before[group].mean(axis=0), before[group].std(axis=0)
         # One that never moved there may move by what is next to nothing.
-        deviation = np.maximum(deviation, 1e-6 * np.abs(mean) + 1e-9)
+        deviation = np.where(moves(mean, deviation), deviation, 1e-6 * np.abs(mean) + 1e-9)
         for i, name in enumerate(names):
             z, z_new = ((columns[group][:, i] - mean[i]) / deviation[i] for columns in (before, after))
             shift = float(z_new.mean() - z.mean())
@@ -339,8 +340,7 @@ def _linear_scores(spec: PlantSpec, known: Logs, new: Logs) -> tuple[Floats, Flo
     It has so few numbers that the rows it was fitted to are predicted no better than others.
     """
     fitted = _columns(spec, known)
-    mean, deviation = fitted["observations"].mean(axis=0), np.maximum(fitted["observations"].std(axis=0), 1e-9)
-    centre, spread = fitted["actions"].mean(axis=0), np.maximum(fitted["actions"].std(axis=0), 1e-9)
+    (mean, deviation), (centre, spread) = (_mean_and_scale(fitted[group]) for group in ("observations", "actions"))
 
     def scaled(logs: Logs) -> tuple[Floats, Floats, Floats]:
         columns, after = _columns(spec, logs), np.asarray(logs.transitions.next_observation, np.float64)
@@ -359,6 +359,12 @@ def _linear_scores(spec: PlantSpec, known: Logs, new: Logs) -> tuple[Floats, Flo
     counted = ~set_by_people(known.transitions) & (before.mean(axis=0) > 0)
     weight = counted / np.maximum(before.mean(axis=0), 1e-12) / max(int(counted.sum()), 1)
     return before @ weight, squares(new) @ weight
+
+
+def _mean_and_scale(columns: Floats) -> tuple[Floats, Floats]:
+    """Mean and deviation of columns; of one that does not move the deviation is taken for 1."""
+    mean, deviation = columns.mean(axis=0), columns.std(axis=0)
+    return mean, np.where(moves(mean, deviation), deviation, 1.0)
 
 
 def _place(row: int, logs: Logs) -> str:

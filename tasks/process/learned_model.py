@@ -167,15 +167,14 @@ def set_by_people(t: Transition) -> npt.NDArray[np.bool_]:
 
 def _fitted(run: RunConfig, training: Logs, progress: Report | None) -> FittedModel:
     spec, t = observed_spec(run), training.transitions
-    normaliser = scaling(moments(t), spec).normaliser
-    reward = np.asarray(t.reward, np.float64)
-    deviation = float(reward.std()) if reward.std() > 1e-6 else 1.0
+    known = moments(t)
+    how = scaling(known, spec)
     updates = run.evaluate.model_updates
     of_weights, of_resample, of_batches = jax.random.split(jax.random.key(run.seed + 3), 3)
     recipe = Recipe(schedule="cosine", steps=updates)
     model = _untrained(of_weights, spec, recipe)
     rest = resting_action(t.action, spec.action.low, spec.action.high).astype(np.float32)
-    found = FittedModel(model, normaliser, (float(reward.mean()), deviation), np.ones(len(model.low)), rest)
+    found = FittedModel(model, how.normaliser, (known.reward_mean, how.reward_scale), np.ones(len(model.low)), rest)
     data = _prepared(training, found)
     counts = bootstrap.resample(of_resample, jnp.asarray(training.episode, jnp.int32), len(training.starts), MEMBERS)
     report = None if progress is None else lambda done, of: progress(done, of, "updates of the learned model")

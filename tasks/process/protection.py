@@ -14,7 +14,7 @@ from configs.run import RunConfig
 from neorl_core.control import fallbacks
 from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops, fit_linear_law
 from neorl_core.history import resting_action
-from neorl_core.networks import Policy, actor_apply, actor_init, normalise, to_unit
+from neorl_core.networks import Policy, actor_apply, actor_init, moves, normalise, to_unit
 from neorl_core.safety.composite import Composite
 from neorl_core.safety.shield import envelope_of
 from neorl_core.safety.support import (
@@ -76,7 +76,7 @@ def calibrated_shield(run: RunConfig, spec: PlantSpec, training: Logs, calibrati
     """
     points, unseen = _points(training), _points(calibration)
     centre, deviation = points.mean(axis=0), points.std(axis=0)
-    scale = np.where(deviation > 1e-6, deviation, 1.0)
+    scale = np.where(moves(centre, deviation), deviation, 1.0)
     scaled = jnp.asarray((_thinned(points) - centre) / scale, dtype=float)
     chosen = choose_references(jax.random.key(run.seed), scaled, min(REFERENCES, len(scaled)))
     observed, known = spec.observation.size, training.transitions

@@ -102,7 +102,8 @@ def test_a_signal_that_moves_or_spreads_is_found_and_named(shift: float, spread:
     assert quiet.max() < math.log(1e7)
 
 
-def test_a_plant_that_answers_otherwise_is_found_by_a_linear_law() -> None:
+@pytest.mark.parametrize("unit", [1.0, 1e-18])
+def test_a_plant_that_answers_otherwise_is_found_by_a_linear_law(unit: float) -> None:
     spec = PLANTS["double_mass"].spec
     rng = np.random.default_rng(5)
     size, acting = spec.observation.size, spec.action.size
@@ -113,7 +114,7 @@ def test_a_plant_that_answers_otherwise_is_found_by_a_linear_law() -> None:
         x, u = rng.normal(size=(n, size)), rng.uniform(-1, 1, (n, acting))
         after = x @ law + strength * u @ gain + 0.1 * rng.normal(size=(n, size))
         zero = np.zeros(n)
-        return logs_of(episodes, Transition(x, u, zero, zero, after, zero))
+        return logs_of(episodes, Transition(x * unit, u, zero, zero, after * unit, zero))
 
     reference, same, worn = play(60, 1.0), play(20, 1.0), play(20, 0.7)
     for new, alarmed in ((same, False), (worn, True)):

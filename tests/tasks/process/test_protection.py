@@ -67,6 +67,18 @@ def test_the_shield_has_the_specs_bounds_and_the_logs_rates(shield: Any) -> None
     np.testing.assert_allclose(given.rate_limit, [largest, 0.5], rtol=1e-5)
 
 
+def test_the_distance_to_the_logs_has_no_unit(shield: Any) -> None:
+    def small(seed: int) -> Logs:
+        held = logs(seed=seed)
+        observation = np.asarray(held.transitions.observation) * np.float32(2.0**-40)
+        transitions: Any = held.transitions._replace(observation=observation, next_observation=observation)
+        return held._replace(transitions=transitions)
+
+    found = calibrated_shield(run(None), SPEC, small(0), small(1))
+    np.testing.assert_allclose(found.radius, shield.radius, rtol=1e-4)
+    np.testing.assert_allclose(found.scale[:2], shield.scale[:2] * 2.0**-40, rtol=1e-5)
+
+
 def test_the_radius_holds_the_share_of_further_rows_that_it_was_calibrated_for(shield: Any) -> None:
     from neorl_core.safety.support import support_score
 

@@ -144,6 +144,20 @@ def test_what_cannot_be_learned_is_said(dataset: StoredDataset) -> None:
     assert "'valve'" not in said
 
 
+def test_what_moves_moves_in_any_unit(tmp_path: Path) -> None:
+    small = rows()
+    for key in ("observations", "next_observations"):
+        small[key] = small[key] * np.float32(1e-12)
+    with DatasetWriter(tmp_path, SPEC) as writer:
+        writer.append(small)
+        digest = writer.commit(
+            Provenance(format="test", sources=(SourceRecord(sha256="0" * 64, seen=ROWS, quarantined=0),))
+        )
+    said = " ".join(build_card(StoredDataset.open(tmp_path, digest), SPEC).cannot_learn)
+    assert "observation idle never moves" in said
+    assert "Action 'pump' follows from the observation" in said
+
+
 def test_a_log_that_teaches_little_is_said_to(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     held = rows()
