@@ -22,7 +22,7 @@ from tasks.adapters.store.losses import losses
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import SourceRecord, by_reason
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
-from tasks.adapters.store.statistics import Signal, Statistics, signal_bounds, summarise
+from tasks.adapters.store.statistics import STILL, Signal, Statistics, signal_bounds, summarise
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.stages import cached
 
@@ -216,7 +216,7 @@ def dataset_checks(
                 f"{name}: deviation",
                 signal.deviation,
                 f"expected {name} to move, got one value throughout: check its tag and its transmitter.",
-                low=1e-9,
+                low=max(STILL * abs(signal.mean), np.finfo(np.float64).tiny),
                 refuses=False,
             )
         found.table[f"{name}: distinct values"] = signal.distinct
@@ -274,7 +274,8 @@ def _expect_clock(found: Expectations, clock: Clock, summary: Statistics) -> Non
 
 def _expect_varied(found: Expectations, name: str, signal: Signal, span: float) -> None:
     """Expect an action to vary; its range is `span` wide, which may be infinite."""
-    deviation = signal.deviation / (span if math.isfinite(span) else 1.0 + abs(signal.mean))
+    size = span if math.isfinite(span) else max(abs(signal.least), abs(signal.greatest))
+    deviation = signal.deviation / max(size, np.finfo(np.float64).tiny)
     found.expect(
         f"{name}: deviation / range",
         deviation,

@@ -154,6 +154,17 @@ def test_a_dead_sensor_and_violations_warn(tmp_path: Path) -> None:
     assert any("got 10.0%" in warning for warning in warnings)
 
 
+def test_signals_of_small_units_are_told_from_dead_sensors(tmp_path: Path) -> None:
+    rows = make_rows([20] * 30)
+    rows["observations"][:, 3] = 3e-12 + 1e-13 * rows["observations"][:, 3]
+    # Two actions of no known range: one in m3/s, and one that stands still.
+    unbounded = SPEC._replace(action=SPEC.action._replace(low=(-np.inf,) * 2, high=(np.inf,) * 2))
+    rows["actions"] = rows["actions"] * np.asarray([2e-9, 0.0], np.float32)
+    (reason,), warnings = refusals(tmp_path, rows, spec=unbounded)
+    assert "expected action force_2 to deviate" in reason
+    assert not any("to move" in said for said in warnings)
+
+
 def test_values_out_of_range_and_windows_of_one_step_are_refused(tmp_path: Path) -> None:
     rows = make_rows([1] * 60)
     rows["actions"][7, 1] = 1.5

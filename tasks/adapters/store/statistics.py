@@ -28,6 +28,8 @@ BLOCK_ROWS = 32768
 """Rows that are counted at a time: fewer cost calls, and what is computed of more leaves the processor's cache."""
 SAMPLE = 50_000
 """Rows, evenly spaced, from which quantiles are taken."""
+STILL = 1e-6
+"""Deviation, as a share of the mean, up to which a signal counts as one that does not move."""
 AT_BOUND = 1e-3
 """Share of an action's range within which it counts as at its bound."""
 PERIODS = 60

@@ -40,6 +40,7 @@ from tasks.adapters.store.records import (
 )
 from tasks.adapters.store.statistics import (
     BLOCK_ROWS,
+    STILL,
     Floats,
     Statistics,
     signal_bounds,
@@ -89,7 +90,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
     histogram, cells, looked = _visited(dataset, spec, low, high)
     spread = np.sqrt(np.maximum(np.diag(found.covariance), 0.0))
     # A row's value came from single precision: what it cannot tell apart is no deviation.
-    spread[spread < 1e-6 * np.abs([signal.mean for signal in found.signals.values()])] = 0.0
+    spread[spread < STILL * np.abs([signal.mean for signal in found.signals.values()])] = 0.0
     signals = _signals(spec, found, spread, histogram, low, high)
     covered = [signal.covered for signal in signals.values() if signal.covered is not None]
     actions = {} if spec.choices else _actions(spec, found.covariance, spread, high - low, histogram)
