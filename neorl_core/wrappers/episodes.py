@@ -138,7 +138,7 @@ def start(
     key_reset, key_steps = jax.random.split(key_run)
     state, observation = plant.reset(key_reset, params)
     shown = clip_to(plant.spec.observation, observation)
-    seen = begun(history, shown, clip_to(plant.spec.action, plant.applied(shown)))
+    seen = _shown(begun(history, shown, clip_to(plant.spec.action, plant.applied(shown))))
     kept = () if history is None else seen
     return Running(root, episode, state, params, jax.random.key_data(key_steps), jnp.int32(0), kept), seen
 
@@ -158,9 +158,14 @@ def advance(
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
     command = clip_to(plant.spec.action, to_command(plant.spec, action, physical))
     state, now = plant.step(key, running.state, command, running.params)
-    seen = followed(history, running.seen, command, clip_to(plant.spec.observation, now.observation))
+    seen = _shown(followed(history, running.seen, command, clip_to(plant.spec.observation, now.observation)))
     kept = () if history is None else seen
     return running._replace(state=state, step=running.step + 1, seen=kept), now._replace(observation=seen)
+
+
+def _shown(seen: Float[Array, " S"]) -> Float[Array, " S"]:
+    """In the precision of the observation space, whatever the plant computes in."""
+    return seen.astype(jnp.float32)
 
 
 class Programs(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pettingzoo
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from neorl_core.types import Plant
 from neorl_core.wrappers.episodes import action_box, as_action, box
@@ -25,10 +25,10 @@ class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         plant: a key of `PLANTS` whose plant has agents, or such a plant.
         domain: values of the operating domain that differ from the plant's own.
         physical: take actions in the plant's units instead of -1 to 1.
-        render_mode: None, there is nothing to draw.
+        render_mode: as of `PlantEnv`, whose pictures are of the whole plant.
 
     Raises:
-        ValueError: on an unknown plant or domain value, or a plant without agents.
+        ValueError: on an unknown plant, domain value or way to render, or a plant without agents.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         physical: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        self._env = PlantEnv(plant, domain, physical)
+        self._env = PlantEnv(plant, domain, physical, render_mode)
         spec, views = self._env.plant.spec, self._env.plant.agents
         if not views:
             raise ValueError(f"expected a plant that several agents share, got '{spec.name}': use PlantEnv.")
-        self.metadata = {"name": spec.name, "render_modes": []}
+        self.metadata = {"name": spec.name, **PlantEnv.metadata}
         self.render_mode = render_mode
         self.views = {view.name: view for view in views}
         self.possible_agents = list(self.views)
@@ -60,6 +60,10 @@ class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
     def state(self) -> Float[np.ndarray, " O"]:
         """The whole plant's observation, for training with a central critic."""
         return self._observation.copy()
+
+    def render(self) -> UInt8[np.ndarray, "Y X 3"] | None:
+        """The episode so far, as `PlantEnv.render`."""
+        return self._env.render()
 
     def _seen(self) -> PerAgent:
         return {agent: self._observation[list(self.views[agent].observation)] for agent in self.agents}

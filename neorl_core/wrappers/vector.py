@@ -112,12 +112,13 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         domain: values of the operating domain that differ from the plant's own.
         physical: take actions in the plant's units.
         autoreset_mode: `AutoresetMode`, or its value.
-        max_episode_steps: steps after which an episode is cut, at most the plant's horizon.
+        max_episode_steps: steps after which an episode is cut, at most the plant's horizon, which is also what None and
+            Gymnasium's -1 mean.
         render_mode: None, for nobody looks at many plants at once.
         history: earlier values that are shown behind the observation, as of `PlantEnv`.
 
     Raises:
-        ValueError: on an unknown plant, domain value, signal or mode, or a way to render.
+        ValueError: on an unknown plant, domain value, signal or mode, a way to render, or episodes without a step.
     """
 
     def __init__(
@@ -136,6 +137,10 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"expected no render_mode of plants that are stepped together, got {render_mode!r}: make one plant, or "
                 "give vectorization_mode='sync'."
             )
+        if max_episode_steps not in (None, -1) and max_episode_steps < 1:
+            raise ValueError(
+                f"expected max_episode_steps from 1, got {max_episode_steps}: -1 leaves episodes their whole length."
+            )
         self.plant = plant_of(plant)
         self.num_envs = num_envs
         self.render_mode = render_mode
@@ -149,7 +154,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._domain = domain_of(self.plant, domain)
         self._physical, self._history = physical, seen.history
         self._compile()
-        self._longest = np.int32(self.plant.spec.horizon if max_episode_steps is None else max_episode_steps)
+        self._longest = np.int32(self.plant.spec.horizon if max_episode_steps in (None, -1) else max_episode_steps)
         self._running: Running | None = None
         self._shown: Any = None
         self._ended = np.zeros(num_envs, np.bool_)

@@ -9,12 +9,14 @@ import warnings
 from pathlib import Path
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 from neorl_core.plants import PLANTS
 from neorl_core.wrappers.gymnasium import PlantEnv, environment_id
+from neorl_core.wrappers.pettingzoo import ParallelPlantEnv
 from neorl_core.wrappers.picture import HEIGHT, RED, SHADE, WIDTH
 from neorl_core.wrappers.vector import PlantVectorEnv
 
@@ -142,8 +144,40 @@ def test_what_means_nothing_is_refused() -> None:
         envs.reset(options={"mask": np.ones(2, bool)})
     with pytest.raises(ValueError, match="expected render_mode 'rgb_array' or None, got 'human'"):
         PlantEnv("double_mass", render_mode="human")
+    with pytest.raises(ValueError, match="expected render_mode 'rgb_array' or None, got 'human'"):
+        ParallelPlantEnv("supply_chain", render_mode="human")
     with pytest.raises(ValueError, match="expected no render_mode of plants that are stepped together"):
         PlantVectorEnv("double_mass", render_mode="rgb_array")
+    with pytest.raises(ValueError, match="expected max_episode_steps from 1, got 0"):
+        PlantVectorEnv("double_mass", max_episode_steps=0)
+
+
+def test_no_limit_of_gymnasiums_leaves_episodes_as_long_as_the_plants() -> None:
+    envs = gymnasium.make_vec("neorl/DoubleMass-v0", num_envs=2, max_episode_steps=-1)
+    envs.reset(seed=0)
+    truncated = [envs.step(np.zeros((2, 2), np.float32))[3] for _ in range(PLANTS["double_mass"].spec.horizon)]
+    np.testing.assert_array_equal(np.flatnonzero(np.any(truncated, axis=1)), len(truncated) - 1)
+
+
+@pytest.mark.parametrize("name", ["double_mass", "pumping_station"])
+def test_observations_keep_their_spaces_precision_where_jax_computes_in_double(name: str) -> None:
+    history = {PLANTS[name].spec.observation.names[0]: 2}
+    with jax.enable_x64(True):
+        env, envs = PlantEnv(name, history=history), PlantVectorEnv(name, 2, history=history, max_episode_steps=1)
+        first, together = env.reset(seed=0)[0], envs.reset(seed=0)[0]
+        after, later = env.step(env.action_space.sample())[0], envs.step(envs.action_space.sample())[0]
+        renewed = envs.step(envs.action_space.sample())[0]
+    assert all(seen in env.observation_space for seen in (first, after))
+    assert all(seen in envs.observation_space for seen in (together, later, renewed))
+
+
+def test_agents_that_share_a_plant_are_drawn_as_the_plant() -> None:
+    shared = ParallelPlantEnv("supply_chain", render_mode="rgb_array")
+    whole = PlantEnv("supply_chain", render_mode="rgb_array")
+    shared.reset(seed=3)
+    whole.reset(seed=3)
+    np.testing.assert_array_equal(shared.render(), whole.render())
+    assert ParallelPlantEnv("supply_chain").render() is None
 
 
 @pytest.mark.parametrize("name", ["chemical_reactor", "supply_chain"])
