@@ -98,7 +98,7 @@ def fit(
     """
     learner = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
     check_actions(learner, spec)
-    _check(transitions, spec)
+    check_transitions(transitions, spec)
     config = configure(learner, overrides or {}, updates)
     found = members(seeds, grid or {})
     fresh = init_population(learner, spec, config, found)
@@ -152,7 +152,16 @@ def known_algorithm(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def _check(transitions: Transition, spec: PlantSpec) -> None:
+def check_transitions(transitions: Transition, spec: PlantSpec) -> None:
+    """Refuse rows that no learner can take.
+
+    Args:
+        transitions: (N, ...), physical units.
+        spec: of the plant that they are said to be of.
+
+    Raises:
+        ValueError: when there are none, or on shapes, numbers or choices that do not fit.
+    """
     rows = np.shape(transitions.reward)[0] if np.ndim(transitions.reward) else 0
     if rows == 0:
         raise ValueError("expected at least one transition, got none: check what was read.")

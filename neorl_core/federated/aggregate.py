@@ -29,13 +29,15 @@ def weighted_mean(stacked: Any, weights: Float[Array, " S"]) -> Any:
 def median(stacked: Any, weights: Float[Array, " S"]) -> Any:
     """The median of every coordinate by itself; weights do not count, for a site chooses its own.
 
+    A number that is none is left out: one hostile site would make all of the median so.
+
     Yin et al. 2018 (arXiv 1803.01498), definition 1.
 
     Args:
         stacked: arrays (S, ...).
         weights: (S,), not looked at.
     """
-    return jax.tree.map(lambda x: jnp.median(x, axis=0), stacked)
+    return jax.tree.map(lambda x: jnp.nanmedian(x, axis=0), stacked)
 
 
 @cache

@@ -18,7 +18,7 @@ from neorl_core.federated.aggregate import Aggregate, weighted_mean
 from neorl_core.federated.methods import FEDAVG, Method, Offer, Rows, Site
 from neorl_core.federated.privacy import Privacy
 from neorl_core.federated.rounds import Rule, Server, at_site, fresh_server, fresh_site, make_rounds
-from neorl_core.fit import known_algorithm
+from neorl_core.fit import check_transitions, known_algorithm
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.parameters import Parameters, size, tuning_updates, with_parameters
@@ -150,6 +150,7 @@ def federate(
     """
     learner = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
     check_actions(learner, spec)
+    _check_sites(sites, spec)
     how = federated_scaling(sites, spec)
     rows = stacked_rows(how, sites)
     config = configure(learner, overrides or {}, rounds * updates)
@@ -188,7 +189,11 @@ def fine_tuned(
         updates: gradient steps of each, at most, a multiple of the algorithm's `batches_per_update`.
         batch_size: transitions per gradient step.
         seed: of what is drawn.
+
+    Raises:
+        ValueError: on transitions that do not fit.
     """
+    _check_sites(sites, found.spec)
     batches = found.algorithm.batches_per_update
     steps = np.asarray([tuning_updates(updates, len(site.reward), batch_size, batches) for site in sites])
     rows = stacked_rows(found.scaling, sites)
@@ -203,6 +208,13 @@ def fine_tuned(
         normalisers = [found.scaling.normaliser] * len(which)
         policies |= dict(zip(which.tolist(), policies_of(found.algorithm, learners, normalisers), strict=True))
     return [policies[i] for i in range(len(sites))]
+
+
+def _check_sites(sites: Sequence[Transition], spec: PlantSpec) -> None:
+    if not sites:
+        raise ValueError("expected at least one site, got none: give each site's transitions.")
+    for rows in sites:
+        check_transitions(rows, spec)
 
 
 @lru_cache(maxsize=16)

@@ -39,9 +39,13 @@ class FixedPoint(NamedTuple):
         Raises:
             ValueError: when there is none, or numbers make no sense.
         """
-        if not (0.0 < self.bound < math.inf and self.sites >= 1):
-            raise ValueError(f"expected a finite bound above 0 and at least one site, got {self}.")
-        return 2.0 ** math.floor(math.log2((2**31 - 1) / (self.bound * self.sites) - 0.5))
+        steps = (2**31 - 1) / (self.bound * self.sites) - 0.5 if self.bound > 0.0 and self.sites >= 1 else 0.0
+        if not steps > 0.0:
+            raise ValueError(
+                f"expected a finite bound above 0 and at least one site, of a product below 2^32, got {self}: "
+                "correct the bound."
+            )
+        return 2.0 ** math.floor(math.log2(steps))
 
 
 def encoded(x: Float[Array, " D"], fixed: FixedPoint) -> UInt32[Array, " D"]:

@@ -38,13 +38,14 @@ def test_equals_flower(name: str, theirs: str) -> None:
             np.testing.assert_allclose(value, GOLDEN[f"{theirs}{name}_{part}"], rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("lie", [-1e6, np.nan, np.inf])
 @pytest.mark.parametrize("name", ["median", "trimmed", "krum", "multi_krum"])
-def test_two_hostile_sites_do_not_move_a_robust_aggregate_far(name: str) -> None:
+def test_two_hostile_sites_do_not_move_a_robust_aggregate_far(name: str, lie: float) -> None:
     honest = 1.0 + 0.01 * jax.random.normal(jax.random.key(0), (12, 5))
-    lying = honest.at[jnp.array([2, 9])].set(-1e6)
+    lying = honest.at[jnp.array([2, 9])].set(lie)
     weights = jnp.full(12, 1 / 12)
     assert abs(OURS[name](lying, weights) - 1.0).max() < 0.03
-    assert abs(weighted_mean(lying, weights) - 1.0).max() > 1e5
+    assert not abs(weighted_mean(lying, weights) - 1.0).max() < 1e5
 
 
 def test_a_hand_worked_trimmed_mean_and_krum() -> None:

@@ -165,6 +165,21 @@ def test_a_site_with_few_rows_makes_few_steps_and_no_other_site_changes_its_poli
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_rows_that_no_learner_can_take_are_refused_at_every_site() -> None:
+    good, bad = linear_sites(2, 20)
+    unknown = bad._replace(reward=np.full_like(bad.reward, np.nan))
+    for sites, why in (
+        ([good, unknown], "expected finite numbers in reward, got NaN or infinity"),
+        ([good, jax.tree.map(lambda x: x[:0], bad)], "expected at least one transition, got none"),
+        ([good, bad._replace(observation=bad.observation[:, :1])], "expected observation of shape"),
+        ([], "expected at least one site, got none"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            federate(sites, SPEC, "bc", rounds=1, updates=1, overrides=SMALL)
+    with pytest.raises(ValueError, match="expected finite numbers in reward"):
+        fine_tuned(clones(weighted_mean), [unknown], 10)
+
+
 def test_rounds_of_a_warm_up_must_leave_some() -> None:
     with pytest.raises(ValueError, match=r"expected more rounds than the 10 of the warm-up of bptt, got 10"):
         federate(linear_sites(2, 20), SPEC, "bptt", rounds=10, updates=4, overrides={"warm_up_updates": 40})

@@ -86,6 +86,8 @@ def test_fixed_point_keeps_numbers_and_cannot_overflow() -> None:
     assert decoded(most, fixed)[0] == 30.0
     with pytest.raises(ValueError, match="expected a finite bound above 0"):
         FixedPoint(0.0, 3).scale  # noqa: B018
+    with pytest.raises(ValueError, match=r"expected a finite bound above 0 .* got FixedPoint\(bound=1e\+30, sites=3\)"):
+        FixedPoint(1e30, 3).scale  # noqa: B018
 
 
 def test_a_secure_mean_is_the_weighted_mean() -> None:
