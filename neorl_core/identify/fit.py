@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
@@ -42,8 +43,9 @@ def identify(
         confidence: of the intervals.
 
     Raises:
-        ValueError: on names that are none, shapes that do not fit, actions that are not finite, or an episode that
-            starts with a signal neither measured nor among `starts`.
+        ValueError: on names that are none, priors that `prior_of` refuses, shapes that do not fit, actions that are not
+            finite, a confidence outside of 0 to 1, or an episode that starts with a signal neither measured nor among
+            `starts`.
 
     Example:
         >>> unknowns = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.03))
@@ -55,6 +57,11 @@ def identify(
     for name in (*starts, *inputs):
         if name not in names:
             raise ValueError(f"expected a signal among {', '.join(names)}, got '{name}': correct the name.")
+    for name, (centre, spread) in starts.items():
+        if not 0 <= spread < math.inf or not math.isfinite(centre or 0.0):
+            raise ValueError(f"expected a finite start of {name} and a spread from 0, got {centre} and {spread}.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"expected a confidence between 0 and 1, got {confidence}: 0.95 is 95 %.")
     prior_of(plant.params, unknowns)
     _check(plant, episodes, segment, {names.index(name) for name in starts})
     posterior: Posterior = estimate(

@@ -53,12 +53,17 @@ def stack_rows(
         lengths: (E,), steps of each episode; they add up to N.
 
     Raises:
-        ValueError: where they do not.
+        ValueError: where they do not, or an episode has no step.
     """
-    if int(np.sum(lengths)) != len(observation):
-        raise ValueError(f"expected lengths that add up to {len(observation)} rows, got {int(np.sum(lengths))}.")
+    if not len(lengths) or np.min(lengths) < 1 or int(np.sum(lengths)) != len(observation):
+        raise ValueError(
+            f"expected lengths from 1 that add up to {len(observation)} rows, got {len(lengths)} of "
+            f"{int(np.sum(lengths))} together: leave empty episodes out."
+        )
     longest = int(np.max(lengths))
-    observations = np.full((len(lengths), longest + 1, observation.shape[1]), np.nan, observation.dtype)
+    observations = np.full(
+        (len(lengths), longest + 1, observation.shape[1]), np.nan, np.result_type(observation, np.float32)
+    )
     actions = np.zeros((len(lengths), longest, action.shape[1]), action.dtype)
     ends = np.cumsum(lengths)
     for i, (end, length) in enumerate(zip(ends, lengths, strict=True)):

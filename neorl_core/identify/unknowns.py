@@ -44,17 +44,26 @@ def prior_of(params: Params, unknowns: Sequence[Unknown]) -> Prior:
         unknowns: P of them.
 
     Raises:
-        ValueError: on a name that is no field, a spread that is not positive, or a log-normal centre that is not.
+        ValueError: on a name that is no field or comes twice, an unknown law, a spread that is not positive, a centre
+            that is not finite, or a log-normal one that is not positive.
     """
+    named = [str(unknown) for unknown in unknowns]
+    if not named or len(set(named)) < len(named):
+        raise ValueError(f"expected different unknowns, at least one, got {named}: name each constant once.")
     centres = [_value(params, unknown) if unknown.centre is None else unknown.centre for unknown in unknowns]
     scales = []
     for unknown, centre in zip(unknowns, centres, strict=True):
         _value(params, unknown)
-        if not unknown.spread > 0:
+        if unknown.law not in ("log-normal", "normal"):
+            raise ValueError(f"expected law 'log-normal' or 'normal' of {unknown}, got '{unknown.law}': correct it.")
+        if not 0 < unknown.spread < math.inf:
             raise ValueError(f"expected a positive spread of {unknown}, got {unknown.spread}: say how unsure it is.")
-        if unknown.law == "log-normal" and isinstance(centre, float) and not centre > 0:
+        least = 0.0 if unknown.law == "log-normal" else -math.inf
+        # That of traced constants is not known yet.
+        if not isinstance(centre, jax.Array) and not least < centre < math.inf:
+            kind = "positive" if least == 0.0 else "finite"
             raise ValueError(
-                f"expected a positive centre of {unknown}, got {centre}: a constant that may be zero has law 'normal'."
+                f"expected a {kind} centre of {unknown}, got {centre}: a constant that may be zero has law 'normal'."
             )
         scales.append(math.sqrt(math.log1p(unknown.spread**2)) if unknown.law == "log-normal" else unknown.spread)
     return Prior(jnp.stack([jnp.asarray(centre, float) for centre in centres]), jnp.asarray(scales))

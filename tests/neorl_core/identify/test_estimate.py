@@ -233,12 +233,22 @@ def test_nothing_is_compiled_again_for_other_logs() -> None:
         (Unknown("third", 0.1), "expected a constant among first, second, got 'third'"),
         (Unknown("first", 0.0), "expected a positive spread of first"),
         (Unknown("first", 0.1, centre=-1.0), "expected a positive centre of first"),
+        (Unknown("first", 0.1, centre=0), "expected a positive centre of first"),
+        (Unknown("first", 0.1, "normal", centre=np.nan), "expected a finite centre of first"),
+        (Unknown("first", np.inf), "expected a positive spread of first"),
+        (Unknown("first", 0.1, "lognormal"), "expected law 'log-normal' or 'normal' of first, got 'lognormal'"),  # type: ignore[arg-type]
         (Unknown("first", 0.1, entry=0), "leave the entry out"),
     ],
 )
 def test_unknowns_that_are_none_are_refused(unknown: Unknown, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         identify(LINEAR, (unknown,), linear_logs(jax.random.key(9), 2))
+
+
+@pytest.mark.parametrize("unknowns", [(), (BOTH[0], Unknown("first", 0.1))])
+def test_each_constant_is_named_once(unknowns: tuple[Unknown, ...]) -> None:
+    with pytest.raises(ValueError, match="expected different unknowns, at least one"):
+        identify(LINEAR, unknowns, linear_logs(jax.random.key(9), 2))
 
 
 def test_logs_that_do_not_fit_are_refused() -> None:
@@ -251,6 +261,19 @@ def test_logs_that_do_not_fit_are_refused() -> None:
         identify(CHAIN, CHAINED, chain_logs(jax.random.key(11)))
     with pytest.raises(ValueError, match="expected a signal among y0, y1, got 'level'"):
         identify(CHAIN, CHAINED, chain_logs(jax.random.key(11)), inputs=("level",))
+    with pytest.raises(ValueError, match="expected a confidence between 0 and 1, got 95: "):
+        identify(LINEAR, BOTH, logs, confidence=95)
+    with pytest.raises(ValueError, match="expected a finite start of y0 and a spread from 0, got None and nan"):
+        identify(CHAIN, CHAINED, chain_logs(jax.random.key(11)), starts={"y0": (None, np.nan)})
+
+
+def test_episodes_of_rows_have_a_step_each() -> None:
+    rows = np.arange(3)[:, None]
+    stacked = stack_rows(rows, rows, rows + 1, np.array([2, 1]))
+    np.testing.assert_array_equal(stacked.observations[..., 0], [[0, 1, 2], [2, 3, np.nan]])
+    for lengths in ([3, 0], []):
+        with pytest.raises(ValueError, match="expected lengths from 1 that add up to"):
+            stack_rows(rows[: sum(lengths)], rows, rows, np.array(lengths, int))
 
 
 def test_a_log_normal_prior_has_the_relative_deviation_that_was_asked_for() -> None:
