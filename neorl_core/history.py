@@ -53,7 +53,7 @@ def history_of(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
         spec: the plant's own.
 
     Raises:
-        ValueError: naming what is unknown, below 1, longer than an episode, or too wide together.
+        ValueError: naming what is unknown, no whole number from 1, longer than an episode, or too wide together.
     """
     names = (*spec.observation.names, *spec.action.names)
     for name, count in counts.items():
@@ -61,7 +61,7 @@ def history_of(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
             close = difflib.get_close_matches(name, names, n=1)
             cure = f"did you mean '{close[0]}'?" if close else "choose one of those."
             raise ValueError(f"expected history of {', '.join(names)}, got '{name[:80]}': {cure}")
-        if not 1 <= count < spec.horizon:
+        if not (isinstance(count, int | np.integer) and 1 <= count < spec.horizon):
             raise ValueError(
                 f"expected a history of '{name}' of 1 to {spec.horizon - 1} steps, fewer than the {spec.horizon} of an "
                 f"episode, got {count}: correct the number."

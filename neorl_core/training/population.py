@@ -87,8 +87,8 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int |
 
     Args:
         algorithm: whose `Config` is meant.
-        overrides: values by field name; integers pass for floats, lists for tuples, and what `optimisers.parse` reads
-            for recipes.
+        overrides: values by field name; integers pass for floats, NumPy's numbers for Python's, lists for tuples, and
+            what `optimisers.parse` reads for recipes.
         updates: gradient steps of the whole run, to which a warm-up and the schedules that fall over it and over what
             follows are fitted where they are not given; None for the run that the defaults are of.
 
@@ -99,7 +99,8 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int |
         ValueError: on an unknown field or a value of another type.
     """
     defaults = algorithm.Config()._asdict()
-    for name, value in overrides.items():
+    for name, given in overrides.items():
+        value = given.item() if isinstance(given, np.generic) else given
         if name not in defaults:
             raise ValueError(f"expected a hyper-parameter of {algorithm.name} ({', '.join(defaults)}), got {name!r}.")
         kind = type(defaults[name])
@@ -193,8 +194,10 @@ def init_population(algorithm: Algorithm, spec: PlantSpec, config: Any, populati
         A state whose every array has the leading axis P.
 
     Raises:
-        ValueError: when members differ in what is not a float of the config.
+        ValueError: when there are none, or members differ in what is not a float of the config.
     """
+    if not population:
+        raise ValueError("expected at least one member, got none: give a seed, and values of what a grid names.")
     floats = [name for name, value in config._asdict().items() if isinstance(value, float)]
     varied = list(population[0].hyperparameters)
     for name in varied:
@@ -245,13 +248,13 @@ def make_train_chunk(
         `(population, data) -> (population, metrics (P, updates // log_every))`; data are prepared transitions.
 
     Raises:
-        ValueError: when the numbers do not divide.
+        ValueError: when the numbers do not divide, or a batch has no row.
     """
     batches = algorithm.batches_per_update
     if min(updates, log_every, batch_size) < 1 or updates % log_every or log_every % batches:
         raise ValueError(
-            f"expected updates a multiple of log_every and log_every a multiple of {batches} ({algorithm.name}), "
-            f"got {updates} and {log_every}."
+            f"expected updates a multiple of log_every, log_every a multiple of {batches} ({algorithm.name}) and "
+            f"batches of at least one row, got {updates}, {log_every} and {batch_size}."
         )
 
     def member(state: TrainState, data: Transition) -> tuple[TrainState, Metrics]:

@@ -264,9 +264,19 @@ def test_configure_takes_what_yaml_gives_and_names_what_is_wrong() -> None:
     config = configure(TD3_BC, {"hidden": [32, 32], "alpha": 1, "critics": 4})
     assert config == TD3_BC.Config(hidden=(32, 32), alpha=1.0, critics=4)
     assert isinstance(config.alpha, float)
+    assert configure(TD3_BC, {"alpha": np.linspace(1, 2, 3)[1], "critics": np.int64(4)}) == TD3_BC.Config(
+        alpha=1.5, critics=4
+    )
     with pytest.raises(ValueError, match="'alfa'"):
         configure(TD3_BC, {"alfa": 1.0})
-    for wrong in ({"critics": 2.5}, {"alpha": "2.5"}, {"hidden": [0]}, {"tau": float("nan")}, {"critics": True}):
+    for wrong in (
+        {"critics": 2.5},
+        {"alpha": "2.5"},
+        {"hidden": [0]},
+        {"tau": float("nan")},
+        {"critics": True},
+        {"critics": np.True_},
+    ):
         with pytest.raises(ValueError, match="to be like"):
             configure(TD3_BC, wrong)
 
@@ -276,6 +286,11 @@ def test_wrong_counts_and_grids_are_named() -> None:
         make_train_chunk(TD3_BC, 10, 5, 16)
     with pytest.raises(ValueError, match="multiple"):
         make_train_chunk(BC, 10, 4, 16)
+    with pytest.raises(ValueError, match="batches of at least one row, got 10, 5 and 0"):
+        make_train_chunk(BC, 10, 5, 0)
+    for none in (members([], {}), members([0], {"alpha": []})):
+        with pytest.raises(ValueError, match="expected at least one member, got none"):
+            init_population(TD3_BC, SPEC, TD3_BC.Config(), none)
     with pytest.raises(ValueError, match="'critics'"):
         init_population(TD3_BC, SPEC, TD3_BC.Config(), members([0], {"critics": [2, 4]}))
 
