@@ -112,7 +112,9 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), error.exit_code, arguments, error)
     except TyperException as error:
         message = " ".join(error.format_message().split())
-        return _fail(f"{message.rstrip('.')}: see 'neorl --help'." if message else "", error.exit_code, arguments)
+        context = getattr(error, "ctx", None)
+        help_at = f"{context.command_path if context else 'neorl'} --help"
+        return _fail(f"{message.rstrip('.')}: see '{help_at}'." if message else "", error.exit_code, arguments)
     except (Abort, KeyboardInterrupt):
         return _interrupted(arguments)
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from tasks.record import mark, verdict_text
 from tasks.references import NO_CLAIM, Outcome
 from tasks.simulate import PUBLISHED_SCORES
@@ -17,13 +19,14 @@ def summary_lines(outcome: Outcome) -> list[str]:
         lines.append("  champion     none, and nothing waits for approval: no policy may run this plant")
     if champion is not None:
         lines.append(f"  champion     version {champion.version}, composite {champion.composite[:12]}")
-        lines.append(f"  certificate  {champion.claim or 'none'}")
+        lines.append(f"  certificate  {_claim(champion.claim or 'none')}")
     if certificate is not None and (champion is None or certificate.composite != champion.composite):
-        lines.append(f"  candidate's  {certificate.claim}")
+        lines.append(f"  candidate's  {_claim(certificate.claim)}")
     if outcome.difference is not None:
         lines.append(f"  against the plant's controller, return per episode on the simulator: {outcome.difference}")
     if outcome.ope_difference is not None:
-        lines.append(f"  against the logged controller, by held-out logs (OPE): {outcome.ope_difference}")
+        gain = outcome.ope_difference if isfinite(outcome.ope_difference.value) else "not supported by them"
+        lines.append(f"  against the logged controller, by held-out logs (OPE): {gain}")
     if outcome.score is not None and outcome.plant in PUBLISHED_SCORES:
         others = ", ".join(f"{name} {value:g}" for name, value in PUBLISHED_SCORES[outcome.plant].items())
         lines.append(f"  score {outcome.score:.1f} by rollout, recorded only; published: {others}")
@@ -36,6 +39,11 @@ def summary_lines(outcome: Outcome) -> list[str]:
     )
     lines.append(f"  seconds      {spent}; {sum(outcome.seconds.values()):.1f} in all")
     return lines
+
+
+def _claim(text: str) -> str:
+    """A claim, whose lines stand below each other."""
+    return text.replace("\n", f"\n{' ' * 15}")
 
 
 def _sentence(outcome: Outcome) -> str:

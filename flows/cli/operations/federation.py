@@ -101,6 +101,8 @@ def federate_show(
     if as_json:
         emit(result, True)
         return
+    if not opened:
+        print(f"the ledger knows no federation{f' of {plant}' if plant else ''}")
     for entry in opened:
         body = entry.body
         print(f"{entry.digest[:12]} {entry.plant}: {body['method']} of {body['algorithm']}, {body['aggregate']}")

@@ -71,7 +71,8 @@ def test_a_full_disk_is_one_sentence_wherever_it_strikes(home: Path) -> None:
         (["audit", "verfy"], 2, "expected a command of 'neorl audit', got 'verfy': did you mean 'verify'?"),
         (["generate", "chemical_recator", "--out", "x"], 2, "did you mean 'chemical_reactor'?"),
         (["up", "--prefect-port", "many"], 2, "'--prefect-port': Input should be a valid integer"),
-        (["approve", "chemical_reactor"], 2, "Missing argument"),
+        (["approve", "chemical_reactor"], 2, "Missing argument 'version': see 'neorl approve --help'."),
+        (["audit", "verify", "--heads", "x"], 2, "see 'neorl audit verify --help'."),
         (["ingest", "configs/duble_mass.yaml", "--data", "x"], 2, "did you mean 'double_mass.yaml'?"),
         (["ingest", "configs/double_mass.yaml"], 2, "expected --data FILE alone with double_mass.yaml"),
         (

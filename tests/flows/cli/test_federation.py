@@ -46,6 +46,8 @@ def test_a_simulation_is_logged_and_shown(home: Path, tmp_path: Path, capsys: py
     shown = capsys.readouterr().out
     assert f"{result['entry'][:12]} {PLANT}: fedavg of bc, mean" in shown
     assert "north, south" in shown
+    assert run(["federate", "show", "power_grid"]) == 0
+    assert capsys.readouterr().out == "the ledger knows no federation of power_grid\n"
     assert run(["federate", "simulate", str(asked), str(sites[0])]) == 2
     assert "expected a file of each of north, south" in capsys.readouterr().err
 

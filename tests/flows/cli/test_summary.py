@@ -48,6 +48,15 @@ def test_the_summary_tells_numbers_gates_and_the_next_step() -> None:
         assert words in text
 
 
+def test_an_estimate_without_support_is_said_in_words_and_a_claim_keeps_its_column() -> None:
+    nan = float("nan")
+    champion = CHAMPION.model_copy(update={"claim": "P(...).\nWitnessed by w"})
+    unknown = Interval(value=nan, lower=nan, upper=nan)
+    text = "\n".join(summary_lines(OUTCOME.model_copy(update={"ope_difference": unknown, "champion": champion})))
+    assert "by held-out logs (OPE): not supported by them\n" in text
+    assert "  certificate  P(...).\n               Witnessed by w\n" in text
+
+
 def test_where_nothing_stands_the_summary_says_so() -> None:
     refused = OUTCOME.model_copy(update={"verdict": "refused", "champion": None, "waiting": ()})
     text = "\n".join(summary_lines(refused))
