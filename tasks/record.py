@@ -240,6 +240,10 @@ TOLD = (
 """What of an entry is told in a few words."""
 
 
+def _in_words(value: object) -> str:
+    return str(value) if not isinstance(value, bool) else "yes" if value else "no"
+
+
 def history_rows(entries: Sequence[Entry], plant: str) -> tuple[HistoryRow, ...]:
     """The plant's ledger entries in a few words each."""
     from tasks.adapters.ledger.people.approvals import signed_how
@@ -249,7 +253,7 @@ def history_rows(entries: Sequence[Entry], plant: str) -> tuple[HistoryRow, ...]
         if entry.plant != plant:
             continue
         told = {key: entry.body[key] for key in TOLD if entry.body.get(key) not in (None, "")}
-        parts = [f"{key} {value}" for key, value in told.items()]
+        parts = [f"{key} {_in_words(value)}" for key, value in told.items()]
         if entry.kind in ("approval", "rejection", "withdrawal", "rollback"):
             parts.append(signed_how(entry))
         if "composite" in entry.body:

@@ -12,7 +12,7 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.console import AsJson, ConfigFile, emit, keep_compiled, known_plant, show_table
+from flows.cli.console import AsJson, ConfigFile, emit, keep_compiled, known_plant
 from flows.cli.data import DatasetOrFile, HorizonOf, MappingOf, PlantOf, Root, SpecOf
 from flows.cli.keys import Hand, KeyFile, hand_of
 
@@ -165,6 +165,7 @@ def candidates(
     Example: neorl candidates chemical_reactor
     """
     from flows.promote import list_candidates
+    from tasks.references import NO_CLAIM
 
     rows = [
         {
@@ -176,13 +177,12 @@ def candidates(
         }
         for found in list_candidates(Home.locate(), known_plant(plant) if plant else None)
     ]
-    if as_json:
-        emit({"candidates": rows}, True)
-    elif rows:
-        columns = ("plant", "version", "composite", "certificate", "url")
-        show_table(columns, [[row[column][:100] for column in columns] for row in rows])
-    else:
-        print("no candidate waits for a decision")
+    lines = []
+    for row in rows:
+        lines.append(f"{row['plant']} version {row['version']}, composite {row['composite'][:12]}")
+        lines += [f"  {line}" for line in (row["certificate"] or NO_CLAIM).splitlines()]
+        lines += [f"  page: {row['url']}", f"  next: neorl approve {row['plant']} {row['version']}, or neorl reject"]
+    emit({"candidates": rows}, as_json, lines or ["no candidate waits for a decision"])
 
 
 def approve(

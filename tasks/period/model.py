@@ -31,6 +31,9 @@ class Period(Reference):
         return self.begin <= timestamp <= self.end
 
 
+ALWAYS = Period(first=date.min, last=date.max)
+
+
 class Row(Reference):
     """A row of a table, with the entry that it rests on."""
 

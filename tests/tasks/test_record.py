@@ -79,7 +79,7 @@ def test_the_champion_and_the_history_come_from_the_ledger() -> None:
     assert (found.approver, found.since) == ("a reviewer", "2026-11-24")
     rows = history_rows(entries, "tank")
     assert [row.kind for row in rows] == ["candidate", "approval", "promotion"]
-    assert rows[0].detail == "version 1, passed True, composite cccccccccccc"
+    assert rows[0].detail == "version 1, passed yes, composite cccccccccccc"
 
 
 def test_the_page_for_reviewers_explains_every_gate_by_its_name_and_title() -> None:

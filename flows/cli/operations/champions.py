@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from tasks.adapters.ledger.ledger import Entry
     from tasks.decisions.past import InForce
+    from tasks.period.model import InForce as Turn
 
 
 def rollback(
@@ -59,30 +61,32 @@ def history(
     Example: neorl history chemical_reactor --at 2026-11-20T14:00:00+01:00
     """
     known_plant(plant)
-    from tasks.adapters.ledger.champions import IN_FORCE, before_policy
+    from tasks.adapters.ledger.champions import before_policy
     from tasks.adapters.ledger.ledger import Ledger
     from tasks.decisions.past import in_force_at
+    from tasks.period.decisions import in_force_in
+    from tasks.period.model import ALWAYS
     from tasks.record import history_rows
 
     entries = Ledger.open(Home.locate(), write=False).entries()
     then = in_force_at(entries, plant, at) if at else None
-    own = [e for e in entries if e.plant == plant and (then is None or e.digest == then.entry)]
-    rows = [_promotion(entry, entries) for entry in own if entry.kind in IN_FORCE]
-    watched = [_promotion(entry, entries) for entry in own if entry.kind == "shadow"]
+    own = {e.sequence: e for e in entries if e.plant == plant and (then is None or e.digest == then.entry)}
+    turns = [turn for turn in in_force_in(entries, ALWAYS) if turn.entry in own and turn.plant == plant]
+    rows = [_promotion(turn, own[turn.entry], entries) for turn in turns if turn.kind == "champion"]
+    watched = [_promotion(turn, own[turn.entry], entries) for turn in turns if turn.kind == "shadow"]
+    found = {"champions": [row._asdict() for row in rows], "shadows": [row._asdict() for row in watched]}
     if then is not None:
-        found = {"champions": [row._asdict() for row in rows], "shadows": [row._asdict() for row in watched]}
         emit({"plant": plant, **found, "entries": [], "then": then.model_dump()}, as_json, _told(then))
         return
     everything = [row.model_dump() for row in history_rows(entries, plant)]
     if as_json:
-        found = {"champions": [row._asdict() for row in rows], "shadows": [row._asdict() for row in watched]}
         emit({"plant": plant, **found, "entries": everything}, True)
         return
     if rows:
-        show_table(Promotion._fields[:-1], [row[:-1] for row in rows])
+        show_table(TURN, [_shown(row) for row in rows])
     elif watched:
         print(f"{plant} has had no champion, for it has no simulator; in shadow were")
-        show_table(Promotion._fields[:-1], [row[:-1] for row in watched])
+        show_table(TURN, [_shown(row) for row in watched])
     else:
         print(f"{plant} has had no champion yet")
     if standing := before_policy(entries, plant):
@@ -93,27 +97,44 @@ def history(
 
 
 class Promotion(NamedTuple):
-    """A row of the history."""
+    """A version's time as champion, or in shadow."""
 
     since: str
+    until: str | None
+    """None while it is in force."""
     version: str
     composite: str
     approved_by: str
+    ended: str
+    """How, in words; empty while it is in force."""
     entry: str
     sequence: int
 
 
-def _promotion(entry: Entry, entries: Sequence[Entry]) -> Promotion:
+TURN = ("since", "until", "version", "composite", "approved by", "ended")
+
+
+def _promotion(turn: Turn, entry: Entry, entries: Sequence[Entry]) -> Promotion:
+    from tasks.adapters.files.times import written
     from tasks.adapters.ledger.people.approvals import approvers
 
+    over = turn.until is not None and turn.until <= written(datetime.now(UTC))
     return Promotion(
         since=entry.timestamp,
-        version=str(entry.body.get("version", "")),
-        composite=entry.body["composite"],
+        until=turn.until,
+        version=turn.version,
+        composite=turn.composite,
         approved_by=approvers(entries, entry),
+        ended=turn.ended if over else "",
         entry=entry.digest,
         sequence=entry.sequence,
     )
+
+
+def _shown(row: Promotion) -> tuple[str, ...]:
+    """A row of the table for people: times to the second, and the digest as everywhere else."""
+    since, until = (f"{time[:19]}Z" if time else "in force" for time in (row.since, row.until))
+    return since, until, row.version, row.composite[:12], row.approved_by, row.ended
 
 
 def _told(then: InForce) -> list[str]:

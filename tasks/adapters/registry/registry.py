@@ -310,7 +310,7 @@ class Registry:
                     self.client.delete_registered_model_alias(plant, alias)
                 else:
                     self.client.set_registered_model_alias(plant, alias, wanted)
-            changes.append(f"@{alias}: {current.get(alias)} -> {wanted}")
+            changes.append(f"@{alias}: {current.get(alias) or 'none'} -> {wanted or 'none'}")
         return changes
 
     def fetch_model(self, plant: str, version: str, target: Path) -> Path:

@@ -235,12 +235,28 @@ def test_who_was_in_force_at_an_instant_with_what_it_rested_on(home: Path) -> No
     assert [each.by for each in now.approvals] == ["Ada", "Ben"]
 
 
+def test_what_waits_is_listed_with_the_whole_claim(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = ledger.entry(propose(ledger, A, version="1", run_key="1"))
+    assert run(["candidates", PLANT]) == 0
+    head, *claim, page, following = capsys.readouterr().out.splitlines()
+    assert head == f"{PLANT} version 1, composite {A[:12]}"
+    assert [line.strip() for line in claim] == waiting.body["claim"].splitlines()
+    assert page == f"  page: {waiting.body['url']}"
+    assert following == f"  next: neorl approve {PLANT} 1, or neorl reject"
+
+
 def test_the_history_tells_who_was_in_force(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     crowned(ledger, A, "1")
     withdraw_champion(ledger.home, PLANT, "1", "Ben", "it hunts")
     assert run(["history", PLANT, "--at", "2999-01-01"]) == 0
     assert "(the end of that day in UTC): nobody: Ben had withdrawn version 1 (it hunts)" in capsys.readouterr().out
     crowned(ledger, B, "2")
+    assert run(["history", PLANT]) == 0
+    head, first, second = capsys.readouterr().out.splitlines()[:3]
+    assert head.split("  ")[0] == "since"
+    assert first.endswith("withdrawn by Ben: it hunts")
+    assert "in force" in second
+    assert "in force" not in first
     assert run(["history", PLANT, "--at", "2999-01-01T00:00:00"]) == 0
     shown = capsys.readouterr().out
     for told in ("(UTC, for it names no zone): version 2 was champion", "certificates/", "50 rows in 5 episodes"):

@@ -184,7 +184,7 @@ def test_aliases_follow_the_ledger(registry: Registry, registered: tuple[Record,
         f"@challenger: None -> {version}",
     ]
     assert registry.reconcile(NAME, version, version) == []
-    assert registry.reconcile(NAME, version, None) == [f"@challenger: {version} -> None"]
+    assert registry.reconcile(NAME, version, None) == [f"@challenger: {version} -> none"]
     assert registry.aliases(NAME) == {"champion": version}
     assert registry.aliases("no_such_plant") == {}
 
@@ -382,7 +382,7 @@ def test_what_is_right_already_is_seen_without_importing_mlflow(
         f"print(registry.reconcile({NAME!r}, None))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == f"['@champion: {version} -> None']\n", done.stderr
+    assert done.stdout == f"['@champion: {version} -> none']\n", done.stderr
     assert registry.version(NAME, version).tags["neorl.status"] == "was champion"
     assert registry.aliases(NAME) == {}
 
