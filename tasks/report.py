@@ -306,10 +306,10 @@ def signed(value: float) -> str:
     return f"{value:+,.4g}".replace("-", "−") if math.isfinite(value) else "–"
 
 
-def interval(value: Interval | None, difference: bool = False) -> str:
-    """`value [lower, upper]`; an estimate that does not exist is a dash."""
+def interval(value: Interval | None, difference: bool = False, absent: str = "–") -> str:
+    """`value [lower, upper]`; an estimate that does not exist is a dash, or what is said in its place."""
     if value is None or not math.isfinite(value.value):
-        return "–"
+        return absent
     form = signed if difference else number
     if not (math.isfinite(value.lower) and math.isfinite(value.upper)):
         return form(value.value)

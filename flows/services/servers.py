@@ -144,6 +144,7 @@ class _Startup:
         if due:
             registers = self.found["worker"].process if "worker" in self.started else None
             deployments.finish(due, self.services(), self.deadline, registers)
+            self.say(f"registered the deployments of {due.path}")
         _write_profile(self.services())
         return self.services()
 

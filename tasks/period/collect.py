@@ -138,7 +138,8 @@ def _attention(told: Told, at: str) -> Iterator[str]:
     unsigned = [d for d in told.decisions if d.signed == HOME_NAME]
     if unsigned:
         numbers = ", ".join(str(row.entry) for row in unsigned)
-        yield f"{len(unsigned)} decisions are in the home's name, signed by no person's key: entries {numbers}."
+        counted = f"{len(unsigned)} decisions are" if len(unsigned) > 1 else "One decision is"
+        yield f"{counted} in the home's name, signed by no person's key ({numbers} among the entries)."
 
 
 def _ends_soon(row: CertificateRow, at: str) -> bool:

@@ -211,7 +211,10 @@ def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Reco
         assert why["reason"] in next(gate.detail for gate in screened.gates if gate.name == "ope")
         # Of 5,000 steps a discount of 0.99 weighs a hundred.
         assert screened.evidence.unweighed == found.unweighed != ""
+    found = found.model_copy(update={"difference": Interval(value=NAN, lower=NAN, upper=NAN)})
+    assert "gain over the logged controller not supported by them." in describe(changed(sample, evaluation=found))
     page = _Page(report(Home(home), changed(sample, evaluation=found), {}).page.read_text())
+    assert "not supported by the logs" in page.text
     assert page.text.count("no: fitted Q evaluation converges on too few guesses") == 1
     assert "no: " not in _Page(report(Home(home), sample, {}).page.read_text()).text
 
@@ -305,6 +308,24 @@ def test_numbers_for_people() -> None:
     assert limit(Constraint("level", "m", 0.5, 4.0)) == "level within 0.5 to 4 m"
     assert limit(Constraint("level", "m", float("-inf"), 4.0)) == "level at most 4 m"
     assert limit(Constraint("level", "m", 0.5, float("inf"))) == "level at least 0.5 m"
+
+
+@pytest.mark.slow
+def test_a_narrow_screen_cuts_nothing_but_tables(sample: Record, plots: dict[str, Path], home: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium on this machine: `make services` installs it")
+    script = (
+        "document.title = 'cut: ' + [...document.querySelectorAll('body *')].filter(e => (e.matches('table, pre') || "
+    )
+    script += "!e.closest('table, pre')) && e.getBoundingClientRect().right > innerWidth).map(e => e.tagName)"
+    measured = home / "measured.html"
+    page = report(Home(home), sample, plots).page.read_text()
+    measured.write_text(page.replace("</body>", f"<script>{script}</script></body>"))
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home / 'browser'}"]
+    command = [browser, *options, "--window-size=500,900", "--dump-dom", measured.as_uri()]
+    dom = subprocess.run(command, check=True, capture_output=True, timeout=120, text=True).stdout
+    assert re.findall("<title>(.*?)</title>", dom, re.DOTALL) == ["cut: "]
 
 
 @pytest.mark.slow

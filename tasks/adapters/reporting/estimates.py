@@ -67,17 +67,18 @@ def draw_estimates(axes: Axes, rows: Mapping[str, Estimate], zero: bool = False)
 
 
 def plot_intervals(path: Path, groups: Mapping[str, Mapping[str, Estimate]], confidence: float = 0.95) -> Path:
-    """Values with their confidence intervals, a panel for each quantity (return, cost, difference).
+    """Values with their confidence intervals, a panel for each quantity (return, cost, difference) that has any.
 
     Args:
         path: PNG or SVG to write.
         groups: axis label -> (name -> estimate); a label with "difference" gets a line at zero.
         confidence: of the intervals, for the title.
     """
-    heights = [max(len(rows), 1) + 0.9 for rows in groups.values()]
+    known = {label: rows for label, rows in groups.items() if any(np.isfinite(each.value) for each in rows.values())}
+    heights = [len(rows) + 0.9 for rows in known.values()]
     with drawn(PAGE, 0.35 + 0.62 * sum(heights), path) as figure:
-        axes = figure.subplots(len(groups), 1, height_ratios=heights, squeeze=False).ravel()
-        for panel, (label, rows) in zip(axes, groups.items(), strict=True):
+        axes = figure.subplots(len(known), 1, height_ratios=heights, squeeze=False).ravel()
+        for panel, (label, rows) in zip(axes, known.items(), strict=True):
             draw_estimates(panel, rows, zero="difference" in label.lower())
             panel.set_xlabel(label)
         axes[0].set_title(f"Estimates with {100 * confidence:g} % intervals")

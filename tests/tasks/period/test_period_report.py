@@ -122,6 +122,12 @@ def test_a_period_is_told_as_it_was_then(ledger: Ledger) -> None:
     assert (later.in_force, later.decisions, len(later.refusals)) == ((), (), 1)
 
 
+def test_what_is_counted_agrees_with_its_verb(ledger: Ledger) -> None:
+    assert any(line.startswith("3 decisions are in the home's name") for line in told(ledger).attention)
+    day = date(2025, 12, 10)
+    assert any(line.startswith("One decision is in") for line in told(ledger, Period(first=day, last=day)).attention)
+
+
 def test_a_rollback_ends_one_champion_and_brings_another_back(ledger: Ledger) -> None:
     first, second = ledger.entries("promotion")
     body = {"composite": A, "candidate": first.body["candidate"], "version": "1", "restores": first.digest}

@@ -72,6 +72,9 @@ def test_png_is_deterministic_and_whole(tmp_path: Path) -> None:
     assert data.startswith(b"\x89PNG")
     assert data.endswith(b"IEND\xaeB`\x82")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "b.png"]
+    # A quantity of which nothing is known has no panel.
+    unknown = {"cost": {"candidate": Interval(nan, nan, nan)}}
+    assert plot_intervals(tmp_path / "c.png", groups | unknown).read_bytes() == data
 
 
 def test_ope_scatter_and_curves_take_one_member_and_lost_values(tmp_path: Path) -> None:
