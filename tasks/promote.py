@@ -362,7 +362,7 @@ def reject_candidate(home: Home, candidate: Entry, by: str, note: str, signatory
     ledger = Ledger.open(home)
     record = record_of(candidate)
     now = champions.champion(ledger.entries(), candidate.plant)
-    if now is not None and now.body.get("candidate") == candidate.digest:
+    if now is not None and now.body["composite"] == record.composite:
         raise Refused(
             f"expected a candidate that waits, got version {record.version}, the champion: promote another one."
         )

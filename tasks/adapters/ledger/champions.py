@@ -8,7 +8,16 @@ from configs.errors import Refused
 from tasks.adapters.files.times import moment
 from tasks.adapters.ledger.attempts import certificate_file
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
-from tasks.adapters.ledger.people.approvals import check_signed_time, of_process, open_approval, open_approvals
+from tasks.adapters.ledger.people.approvals import (
+    check_not_ruled_out,
+    check_signed_time,
+    check_version,
+    of_process,
+    open_approval,
+    open_approvals,
+    ruled_out,
+    why_ruled_out,
+)
 from tasks.adapters.ledger.people.keyring import folded
 from tasks.adapters.ledger.people.rules import check_signed
 from tasks.adapters.ledger.people.statement import Said
@@ -94,13 +103,6 @@ def promotion_of(history: Sequence[Entry], plant: str, version: str) -> Entry | 
     return next((entry for entry in found if entry.body["version"] == version), None)
 
 
-def withdrawal_of(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
-    """The withdrawal of a composite from a plant, for whatever was withdrawn is not promoted again."""
-    return next(
-        (e for e in history if (e.kind, e.plant) == ("withdrawal", plant) and e.body["composite"] == composite), None
-    )
-
-
 def check_withdrawal(history: Sequence[Entry], entry: Entry) -> None:
     """Refuse a withdrawal of anything but the champion in force, or by nobody, or for no reason.
 
@@ -114,6 +116,7 @@ def check_withdrawal(history: Sequence[Entry], entry: Entry) -> None:
     body, now = entry.read(WithdrawalBody), champion(history, entry.plant)
     if now is None or (now.digest, now.body["composite"]) != (body.promotion, body.composite):
         raise Refused(f"expected a withdrawal of the champion of {entry.plant} in force, got one of another.")
+    check_version(next(e for e in history if e.digest == now.body["candidate"]), body.version)
     if not (body.by.strip() and body.why.strip()):
         raise Refused("expected who withdraws a champion, and why, got nothing: say both.")
     check_signed(history, entry, body.by, body.signature, said_of_withdrawal(body, entry.plant), required=False)
@@ -186,14 +189,11 @@ def check_allowed(history: Sequence[Entry], plant: str, version: str, composite:
             f"expected a version of {plant} that was champion before ({', '.join(known) or 'there is none'}), got "
             f"{version}: 'neorl approve' makes champion what never was."
         )
-    for kind, verb in (("withdrawal", "withdrew"), ("rejection", "rejected")):
-        against = [e for e in history if (e.kind, e.plant) == (kind, plant) and e.body["composite"] == composite]
-        if against:
-            why = against[0].body.get("why") or against[0].body.get("note") or "no reason given"
-            raise Refused(
-                f"expected an earlier champion of {plant} that nobody has ruled out, got version {version}, which "
-                f"{against[0].body['by']} {verb} ({why}): go back to another one, or retrain."
-            )
+    if (gone := ruled_out(history, plant, composite)) is not None:
+        raise Refused(
+            f"expected an earlier champion of {plant} that nobody has ruled out, got version {version}, which "
+            f"{why_ruled_out(gone)}: go back to another one, or retrain."
+        )
 
 
 def leaving(history: Sequence[Entry], plant: str) -> tuple[str | None, str]:
@@ -293,11 +293,7 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
             f"expected a candidate of {plant} that a simulator certified, got composite {body.composite[:12]} of a "
             "process without one: it may run in shadow until there is a simulator and a certificate."
         )
-    if (gone := withdrawal_of(history, plant, body.composite)) is not None:
-        raise Refused(
-            f"expected a composite of {plant} that was not withdrawn, got {body.composite[:12]}, which "
-            f"{gone.body['by']} withdrew ({gone.body['why']}): retrain on other data or with another configuration."
-        )
+    check_not_ruled_out(history, plant, body.composite)
     check_certified(history, plant, body.composite)
     approval = open_approval(history, plant, body.composite)
     if approval is None or (approval.digest, approval.body["candidate"]) != (body.approval, body.candidate):
@@ -307,6 +303,7 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
         )
     if candidate is None:
         raise Refused(f"expected a logged candidate of {plant} to promote, got none: retrain it.")
+    check_version(candidate, body.version)
     check_compared(history, candidate)
     given = [e for e in open_approvals(history, plant, body.composite) if e.body["candidate"] == body.candidate]
     check_met(history, candidate, given, entry.timestamp)

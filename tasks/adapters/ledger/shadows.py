@@ -10,7 +10,7 @@ from typing import NamedTuple
 from configs.errors import Refused
 from tasks.adapters.files.times import read
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
-from tasks.adapters.ledger.people.approvals import of_process, open_approval
+from tasks.adapters.ledger.people.approvals import check_not_ruled_out, check_version, of_process, open_approval
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.references import ShadowComparison
 
@@ -115,6 +115,8 @@ def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused(f"expected a logged candidate of {plant} as shadow, got none: retrain it.")
     if not of_process(candidate):
         raise Refused(f"expected a candidate without a simulator as shadow of {plant}, got one with: promote it.")
+    check_version(candidate, body.version)
+    check_not_ruled_out(history, plant, body.composite)
     approval = open_approval(history, plant, body.composite)
     named = approval is not None and (approval.digest, approval.body["candidate"]) == (body.approval, body.candidate)
     if not named or (approval is not None and approval.body.get("meaning") == "reviewed"):

@@ -11,6 +11,9 @@ from tasks.adapters.ledger.people.statement import Meaning, read_payload
 from tasks.adapters.ledger.policies.model import RULE
 from tasks.adapters.ledger.signing import keyid_of
 
+RULED_OUT = {"rejection": "rejected", "withdrawal": "withdrew"}
+"""Kinds after which a composite of the plant is never promoted again, with what their persons did."""
+
 
 class VerdictBody(Body):
     """A person, or the rule, approves or rejects a composite."""
@@ -37,6 +40,44 @@ def check_signed_time(signature: str, signed: str) -> None:
     told = read_payload(signature)["signed"] if signature else ""
     if told != signed:
         raise Refused(f"expected the time {told or 'of no signature'} that was signed, got {signed!r}: sign again.")
+
+
+def check_version(candidate: Entry, version: str) -> None:
+    """Refuse an entry that names another version than its candidate: aliases, pages and reports go by that name."""
+    if version not in ("", candidate.body["version"]):
+        raise Refused(
+            f"expected version {candidate.body['version']} of {candidate.plant}, as its candidate has it, got "
+            f"{version!r}: name that one."
+        )
+
+
+def ruled_out(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
+    """The first rejection or withdrawal of a composite, or None."""
+    return next(
+        (e for e in history if e.plant == plant and e.kind in RULED_OUT and e.body["composite"] == composite), None
+    )
+
+
+def why_ruled_out(gone: Entry) -> str:
+    """Who ruled a composite out, and why, in words."""
+    why = gone.body.get("why") or gone.body.get("note") or "no reason given"
+    return f"{gone.body['by']} {RULED_OUT[gone.kind]} ({why})"
+
+
+def check_not_ruled_out(history: Sequence[Entry], plant: str, composite: str) -> None:
+    """Refuse a composite that was rejected or withdrawn, whoever has approved it since.
+
+    Args:
+        history: all entries before the promotion or shadow.
+        plant: the plant's name.
+        composite: digest of what is to serve.
+    """
+    if (gone := ruled_out(history, plant, composite)) is not None:
+        done = "rejected" if gone.kind == "rejection" else "withdrawn"
+        raise Refused(
+            f"expected a composite of {plant} that was not {done}, got {composite[:12]}, which {why_ruled_out(gone)}: "
+            "retrain on other data or with another configuration."
+        )
 
 
 def open_approvals(history: Sequence[Entry], plant: str, composite: str) -> list[Entry]:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from configs.errors import BadInput
 from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.ledger import Entry
+from tasks.adapters.ledger.people.approvals import RULED_OUT, ruled_out
 from tasks.adapters.ledger.people.voided import VOID, leaves_service
 from tasks.references import CandidateRecord, Evidence, ProcessEvidence
 
-VERBS = {"rejection": "rejected", "withdrawal": "withdrew", "rollback": "rolled back from", VOID: "rolled back from"}
-"""Verdicts against a composite: it is not promoted again."""
-FINAL = ("rejection", "withdrawal")
-"""Those that hold for good: what was rolled back from may be rolled back to."""
+VERBS = {**RULED_OUT, "rollback": "rolled back from", VOID: "rolled back from"}
+"""Verdicts against a composite: it is not promoted again. What was rolled back from may be rolled back to."""
 
 
 def record_of(entry: Entry) -> CandidateRecord:
@@ -34,17 +33,18 @@ def was_rejected(entries: Sequence[Entry], plant: str, composite: str) -> bool:
 
 def verdict_against(entries: Sequence[Entry], plant: str, composite: str) -> Entry | None:
     """The first rejection or withdrawal of a composite, else the rollback that left it behind."""
-    own = [e for e in entries if e.plant == plant and (e.kind in (*FINAL, "rollback") or leaves_service(e))]
-    final = (e for e in own if e.kind in FINAL and e.body["composite"] == composite)
+    if (final := ruled_out(entries, plant, composite)) is not None:
+        return final
+    own = [e for e in entries if e.plant == plant and (e.kind == "rollback" or leaves_service(e))]
     # What a rollback that does not count was to bring back is left to what was said before.
     turns = (
         e
         for e in reversed(own)
-        if e.kind not in FINAL
+        if e.kind not in RULED_OUT
         and composite in ((e.body["composite"], e.body["leaves"]) if e.kind == "rollback" else (e.body["leaves"],))
     )
     last = next(turns, None)
-    return next(final, last if last is not None and last.body["leaves"] == composite else None)
+    return last if last is not None and last.body["leaves"] == composite else None
 
 
 def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:

@@ -10,7 +10,13 @@ from configs.errors import Refused
 from tasks.adapters.ledger.attempts import certificate_file
 from tasks.adapters.ledger.champions import champion, check_compared
 from tasks.adapters.ledger.ledger import Entry, Ledger
-from tasks.adapters.ledger.people.approvals import VerdictBody, check_signed_time, of_process, open_approvals
+from tasks.adapters.ledger.people.approvals import (
+    VerdictBody,
+    check_signed_time,
+    check_version,
+    of_process,
+    open_approvals,
+)
 from tasks.adapters.ledger.people.keyring import KnownKey, folded
 from tasks.adapters.ledger.people.rules import check_signed
 from tasks.adapters.ledger.people.statement import Said, Signatory, read_payload
@@ -58,12 +64,7 @@ def check_approval(history: Sequence[Entry], entry: Entry) -> None:
         entry: the approval.
     """
     body = entry.read(VerdictBody)
-    candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
-    if candidate is None or (candidate.plant, candidate.body["composite"]) != (entry.plant, body.composite):
-        raise Refused(
-            f"expected an approval of a logged candidate of {entry.plant} with composite {body.composite[:12]}, got "
-            "none: retrain, and approve what that registers."
-        )
+    candidate = _candidate_of(history, entry, body)
     if candidate.body["passed"] is not True or not all(gate["passed"] is True for gate in candidate.body["gates"]):
         raise Refused(
             f"expected a candidate that passed every gate, got composite {body.composite[:12]} of {entry.plant}, which "
@@ -91,16 +92,29 @@ def check_approval(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a rejection of the champion, or by nobody.
+    """Refuse a rejection of anything but a logged candidate, of the champion's composite, or by nobody.
 
     Args:
         history: all entries before the rejection.
         entry: the rejection.
     """
     body, now = entry.read(VerdictBody), champion(history, entry.plant)
-    if now is not None and now.body["candidate"] == body.candidate:
+    _candidate_of(history, entry, body)
+    if now is not None and now.body["composite"] == body.composite:
         raise Refused(f"expected a rejection of a candidate that waits, got one of the champion of {entry.plant}.")
     _check_verdict(history, entry, body, "rejection")
+
+
+def _candidate_of(history: Sequence[Entry], entry: Entry, body: VerdictBody) -> Entry:
+    """The candidate that a decision is on, which must be the one that it names."""
+    candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
+    if candidate is None or (candidate.plant, candidate.body["composite"]) != (entry.plant, body.composite):
+        raise Refused(
+            f"expected the {entry.kind} of a logged candidate of {entry.plant} with composite {body.composite[:12]}, "
+            "got none: retrain, and decide on what that registers."
+        )
+    check_version(candidate, body.version)
+    return candidate
 
 
 def _check_verdict(

@@ -244,7 +244,7 @@ def test_rules_are_replayed(copied: Home) -> None:
         (
             "approval",
             lambda last: {**last["approval"].body, "composite": "c" * 64},
-            "decisions: ledger entry 16: expected an approval of a logged candidate",
+            "decisions: ledger entry 16: expected the approval of a logged candidate",
         ),
         ("seed", lambda last: last["seed"].body, "attempts: ledger entry 16: expected the first seed"),
         ("seed", lambda last: {"attempt": "c" * 64, "commitment": ""}, "attempts: ledger entry 16: expected the first"),

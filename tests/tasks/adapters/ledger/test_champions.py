@@ -9,9 +9,10 @@ import pytest
 
 from configs.errors import Refused
 from configs.home import Home
-from tasks.adapters.ledger.champions import PromotionBody, champion, promote
+from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.champions import PromotionBody, WithdrawalBody, champion, promote
 from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.ledger.people.approvals import VerdictBody, open_approval
+from tasks.adapters.ledger.people.approvals import VerdictBody, open_approval, open_approvals
 from tasks.adapters.ledger.people.verdicts import approve, reject
 from tests.evidence import PLANT, candidate_record, certify, crown, forge, open_ledger, propose, put, verdict
 
@@ -100,18 +101,64 @@ def test_only_a_candidate_that_passed_every_gate_is_approved(ledger: Ledger) -> 
     with pytest.raises(Refused, match="no approval can skip a gate"):
         approve(ledger, PLANT, VerdictBody(composite=failed, by="x", candidate=candidate.digest))
     for named in ("", candidate.predecessor):
-        with pytest.raises(Refused, match="an approval of a logged candidate"):
+        with pytest.raises(Refused, match="the approval of a logged candidate"):
             approve(ledger, PLANT, VerdictBody(composite=failed, by="x", candidate=named))
-    with pytest.raises(Refused, match="an approval of a logged candidate"):
+    with pytest.raises(Refused, match="the approval of a logged candidate"):
         approve(ledger, PLANT, VerdictBody(composite=B, by="x", candidate=propose(ledger, A)))
 
 
 def test_a_rejection_takes_an_approval_back(ledger: Ledger) -> None:
-    approval = approve(ledger, PLANT, verdict(ledger, A))
+    approve(ledger, PLANT, verdict(ledger, A))
     reject(ledger, PLANT, verdict(ledger, A, "y", "too aggressive"))
-    with pytest.raises(Refused, match="approval"):
-        put(ledger, approval, None)
-    assert crown(ledger, A).body["composite"] == A
+    assert open_approvals(ledger.entries(), PLANT, A) == []
+
+
+def test_what_a_person_rejected_is_not_promoted_on_a_later_approval(ledger: Ledger) -> None:
+    """The attack: whoever holds the home approves again, as somebody else, what Ada has rejected."""
+    reject(ledger, PLANT, verdict(ledger, A, "Ada", "too aggressive"))
+    with pytest.raises(Refused, match=r"that was not rejected, got aaaaaaaaaaaa, which Ada rejected \(too aggress"):
+        crown(ledger, A)
+    assert crown(ledger, B).body["composite"] == B
+    approval = ledger.entries("approval", PLANT)[0]
+    body = PromotionBody(
+        composite=A,
+        approval=approval.digest,
+        replaces=ledger.entries("promotion")[0].digest,
+        candidate=approval.body["candidate"],
+    )
+    forge(ledger.home, "promotion", body)
+    assert {check.name for check in audit(ledger.home).failures} == {"promotions"}
+
+
+@pytest.mark.parametrize("version", ["99", " 1"])
+def test_a_decision_names_the_version_of_its_candidate(ledger: Ledger, version: str) -> None:
+    """The attack: MLflow's alias goes by a promotion's version, and what was approved is another one."""
+    said = verdict(ledger, A)
+    for decide in (approve, reject):
+        with pytest.raises(Refused, match="expected version 1 of chemical_reactor, as its candidate has it, got"):
+            decide(ledger, PLANT, said.model_copy(update={"version": version}))
+    approval = approve(ledger, PLANT, said.model_copy(update={"version": "1"}))
+    body = PromotionBody(
+        composite=A, approval=approval.digest, replaces=None, candidate=said.candidate, version=version
+    )
+    with pytest.raises(Refused, match="expected version 1 of chemical_reactor, as its candidate has it, got"):
+        promote(ledger, PLANT, body)
+    now = promote(ledger, PLANT, body.model_copy(update={"version": "1"}))
+    gone = WithdrawalBody(composite=A, promotion=now.digest, version=version, by="x", why="y")
+    with pytest.raises(Refused, match="expected version 1 of chemical_reactor, as its candidate has it, got"):
+        ledger.append("withdrawal", gone, plant=PLANT)
+    forge(ledger.home, "withdrawal", gone)
+    assert {check.name for check in audit(ledger.home).failures} == {"promotions"}
+
+
+def test_a_rejection_is_of_a_logged_candidate_and_not_of_the_champion(ledger: Ledger) -> None:
+    twin = propose(ledger, B)
+    crown(ledger, B)
+    for composite, candidate in ((A, ""), (A, twin), ("c" * 64, "f" * 64)):
+        with pytest.raises(Refused, match="the rejection of a logged candidate"):
+            reject(ledger, PLANT, VerdictBody(composite=composite, by="x", candidate=candidate))
+    with pytest.raises(Refused, match="got one of the champion"):
+        reject(ledger, PLANT, VerdictBody(composite=B, by="x", candidate=twin))
 
 
 def test_nothing_is_promoted_without_a_passed_certification(ledger: Ledger) -> None:

@@ -206,6 +206,20 @@ def test_a_shadow_is_the_very_composite_of_a_process_that_was_approved(ledger: L
     assert ledger.append("shadow", body.model_copy(update={"composite": A}), plant=PROCESS).kind == "shadow"
 
 
+def test_what_a_person_rejected_runs_in_no_shadow_on_a_later_approval(ledger: Ledger) -> None:
+    candidate = logged(ledger, A)
+    said = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
+    verdicts.reject(ledger, PROCESS, said.model_copy(update={"by": "Ada"}))
+    approval = verdicts.approve(ledger, PROCESS, said)
+    body = shadows.ShadowBody(
+        composite=A, approval=approval.digest, candidate=candidate.digest, replaces=None, days=30, version="99"
+    )
+    with pytest.raises(Refused, match="expected version 1 of .*, as its candidate has it, got '99'"):
+        ledger.append("shadow", body, plant=PROCESS)
+    with pytest.raises(Refused, match="that was not rejected, got .*, which Ada rejected"):
+        ledger.append("shadow", body.model_copy(update={"version": ""}), plant=PROCESS)
+
+
 def test_a_candidate_of_a_simulated_plant_is_no_shadow(ledger: Ledger) -> None:
     certified = ledger.entry(propose(ledger, A))
     verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=certified.digest)

@@ -164,7 +164,7 @@ def test_an_oversize_request_is_refused_while_it_is_sent(served: Home) -> None:
         ("note", RefusalBody(reason="not a note"), "Extra inputs"),
         ("refusal", NoteBody(), "expected the body of a refusal, got 'reason'"),
         ("approval", NoteBody(), "expected the body of a approval, got 'composite'"),
-        ("approval", VerdictBody(composite=A, by="x", candidate=B), "an approval of a logged candidate"),
+        ("approval", VerdictBody(composite=A, by="x", candidate=B), "the approval of a logged candidate"),
         (
             "promotion",
             PromotionBody(composite=A, approval=B, replaces=None, candidate=B),

@@ -271,7 +271,8 @@ def test_an_approval_is_of_a_comparison_with_the_champion_in_force(ledger: Ledge
         approve(ledger, PLANT, VerdictBody(composite=B, by="another", candidate=stale.body["candidate"]))
     again = approve(ledger, PLANT, verdict_of(ledger, B))
     reject(ledger, PLANT, verdict_of(ledger, B))
-    with pytest.raises(Refused, match="an approval of composite bbbbbbbbbbbb"):
+    assert open_approvals(ledger.entries(), PLANT, B) == []
+    with pytest.raises(Refused, match="that was not rejected, got bbbbbbbbbbbb"):
         put(ledger, again, first.digest)
 
 
