@@ -69,7 +69,7 @@ def audit(
     ledger = Ledger.open(home, trust=trust, write=False)
     checks = [_table(home), _chain(ledger)]
     entries = ledger.verified
-    checks += _heads(ledger, heads, home.root / "ledger.head") if checks[-1].passed else []
+    checks += _heads(ledger, heads) if checks[-1].passed else []
     checks += [
         *_replayed(entries),
         _champions(entries, ledger.trust),
@@ -105,12 +105,16 @@ def _chain(ledger: Ledger) -> Check:
     return Check("chain", True, f"{head.size} entries, chained and signed by pinned keys, root {head.root[:12]}")
 
 
-def _heads(ledger: Ledger, heads: Iterable[str], own: Path) -> list[Check]:
+def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
     named = [(f"head {number}", text) for number, text in enumerate(heads, start=1)]
+    own, failures = ledger.home.root / "ledger.head", []
     if own.exists():
         # An odd byte becomes a character that no envelope has, and is then refused like any other.
         named.append((own.name, own.read_text(errors="replace")))
-    failures = []
+    elif ledger.home.ledger.exists():
+        # It was written before the first entry: who cuts the ledger and cannot sign takes it away.
+        lost = f"{own.name}: missing, so nothing here shows that the ledger is whole: restore it from its backup"
+        failures.append(Check("heads", False, lost))
     for name, text in named:
         try:
             ledger.verify([text])
@@ -247,8 +251,10 @@ def _served(home: Home, entries: Sequence[Entry]) -> list[Check]:
     failures = []
     for model, (record, sequence) in models.items():
         where = f"version {record.version} of {record.dataset.plant} in MLflow (ledger entry {sequence})"
-        folder = next(kept.glob(f"*/models/{model}/artifacts"), None)
-        faults = ["its model is missing"] if folder is None else faults_in(folder, _digests(record))
+        # All of that name, for an untouched copy beside it would hide the one that is served.
+        folders = sorted(kept.glob(f"*/models/{model}/artifacts"))
+        faults = [fault for folder in folders for fault in faults_in(folder, _digests(record))]
+        faults = faults if folders else ["its model is missing"]
         failures += [Check("served", False, f"{where}: {fault}") for fault in faults]
     return failures or [Check("served", True, f"{len(models)} models in MLflow, each file with its SHA-256")]
 

@@ -145,6 +145,16 @@ def test_every_file_that_mlflow_serves_is_followed(copied: Home, attack: Callabl
     assert f"served: version 1 of {PLANT} in MLflow (ledger entry 7): {said}" in found
 
 
+@pytest.mark.parametrize("beside", ["0", "2", "z"])
+def test_an_untouched_copy_of_a_model_hides_no_altered_one(copied: Home, beside: str) -> None:
+    """The attack: MLflow serves the folder of experiment 1, and the audit finds another of the same name first."""
+    folder = served_folder(copied)
+    experiments = folder.parents[3]
+    shutil.copytree(experiments / "1", experiments / beside)
+    (folder / "policy_model.py").write_text("import os")
+    assert "policy_model.py: expected SHA-256" in named(audit(copied))
+
+
 def test_a_policy_logged_as_the_plants_own_controller_is_found(copied: Home) -> None:
     """It would need one gate in place of eight. The plant's own controller itself is none of it."""
     ledger = open_ledger(copied)
@@ -187,6 +197,14 @@ def test_heads_that_survive_elsewhere(copied: Home, furnished: Home) -> None:
     # A genuine older state: only a head from elsewhere can tell.
     assert audit(copied).passed
     assert "head 1: expected at least the 15 ledger entries" in named(audit(copied, [head]))
+
+
+@pytest.mark.parametrize("keep", [15, 9, 0])
+def test_a_ledger_whose_own_head_was_taken_away_fails(copied: Home, keep: int) -> None:
+    """Else whoever cannot sign cuts the ledger and takes its head away, which the signer refuses to go on with."""
+    truncate(copied, keep)
+    (copied.root / "ledger.head").unlink()
+    assert "heads: ledger.head: missing, so nothing here shows that the ledger is whole" in named(audit(copied))
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{}"])

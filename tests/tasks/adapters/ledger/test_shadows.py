@@ -214,9 +214,9 @@ def test_what_a_person_rejected_runs_in_no_shadow_on_a_later_approval(ledger: Le
     body = shadows.ShadowBody(
         composite=A, approval=approval.digest, candidate=candidate.digest, replaces=None, days=30, version="99"
     )
-    with pytest.raises(Refused, match="expected version 1 of .*, as its candidate has it, got '99'"):
+    with pytest.raises(Refused, match=r"expected version 1 of .*, as its candidate has it, got '99'"):
         ledger.append("shadow", body, plant=PROCESS)
-    with pytest.raises(Refused, match="that was not rejected, got .*, which Ada rejected"):
+    with pytest.raises(Refused, match=r"that was not rejected, got .*, which Ada rejected"):
         ledger.append("shadow", body.model_copy(update={"version": ""}), plant=PROCESS)
 
 
