@@ -310,7 +310,8 @@ def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
         seed, result = (of_attempt(history, kind, attempt.entry) for kind in ("seed", "result"))
         agree = (
             (logged.composite, logged.lineage, logged.scope) == (statement.composite, attempt.lineage, predicate.scope)
-            and (logged.number, logged.alpha) == (attempt.number, attempt.alpha)
+            and (logged.dataset, logged.config) == (predicate.materials.dataset, predicate.materials.config)
+            and (logged.number, logged.alpha, opened.timestamp) == (attempt.number, attempt.alpha, attempt.opened)
             and seed is not None
             and seed.envelope.decode() == predicate.seed.record
             and (given := nonces_of(history, attempt.entry)) is not None

@@ -20,6 +20,7 @@ from configs.bounded import MAX_BYTES, parse_yaml
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json
+from tasks.adapters.files.times import moment
 
 ENVELOPE_KEYS = {"payload", "payloadType", "signatures"}
 PROJECT_TRUST = Path(configs.__path__[0]) / "trust.yaml"
@@ -231,7 +232,12 @@ def _pin(row: Any, path: Path, cure: str) -> Pin:
         ) from error
     if row["id"] != name:
         raise BadInput(f"expected id {name} for its key in {path}, got {row['id']!r}: {cure}")
-    return Pin(**{**row, "roles": tuple(roles)})
+    try:
+        # As the ledger writes times, for they are compared as texts: another form would void nothing, or all.
+        dates = {field: moment(row[field], last=False) for field in ("until", "revoked") if row.get(field)}
+    except BadInput as error:
+        raise BadInput(f"{str(error).removesuffix('.')} in {path}, or {cure}") from error
+    return Pin(**{**row, "roles": tuple(roles), **dates})
 
 
 def _is_texts(value: Any) -> bool:

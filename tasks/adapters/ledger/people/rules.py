@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from configs.errors import Refused
+from tasks.adapters.files.times import written
 from tasks.adapters.ledger.ledger import Entry
 from tasks.adapters.ledger.people.keyring import (
     KEY_TYPE,
@@ -72,7 +73,7 @@ def check_signed(
             f"expected a statement signed by {entry.timestamp}, got one of {statement.signed}: correct that clock."
         )
     # Whoever holds the home could otherwise give again what its signer has taken back.
-    if any(signature in _signatures(earlier) for earlier in history if earlier.kind == entry.kind):
+    if any(signature in _signatures(earlier) for earlier in history):
         raise Refused(f"expected a new statement of {key.person}, got one that the ledger has already: sign anew.")
     return key
 
@@ -179,7 +180,11 @@ def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
         )
     if not (body.by.strip() and body.why.strip()):
         raise Refused("expected who revokes a key, and why, got nothing: say both.")
-    if moment_of(body.since) > moment_of(entry.timestamp):
+    since = moment_of(body.since)
+    if written(since) != body.since:
+        # It is compared with entries' times as a text.
+        raise Refused(f"expected a moment written as {written(since)}, got {body.since[:40]!r}: write it so.")
+    if since > moment_of(entry.timestamp):
         raise Refused(f"expected a date that has come, got {body.since}: revoke it then.")
     others = any(key.in_force and key.id != body.key for key in people.values())
     owner = people.get(body.key)

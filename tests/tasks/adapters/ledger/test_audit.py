@@ -341,6 +341,18 @@ def test_a_certificate_that_was_never_true_is_found(copied: Home) -> None:
     assert "certificates/forged.json: statistics: 1 violations in 4000 episodes" in named(report)
 
 
+@pytest.mark.parametrize(("part", "field"), [("materials", "dataset"), ("materials", "config"), ("attempt", "opened")])
+def test_a_certificate_that_names_other_inputs_than_its_attempt_is_found(copied: Home, part: str, field: str) -> None:
+    """Its counts are true, and the holder of the key signed it: only the attempt's entry says otherwise."""
+    attempt, ledger = opened(copied), open_ledger(copied)
+    true = counts(attempt.alpha)
+    statement = ledger.trust.unseal(PAYLOAD_TYPE, make_certificate(ledger, attempt.entry, true, MATERIALS))
+    statement["predicate"][part][field] = "2020-01-01T00:00:00.000000Z" if field == "opened" else "f" * 64
+    key, _ = open_keys(copied, first_use=False)
+    report = forge_result(copied, outcome(attempt.body.composite, true), key.seal(PAYLOAD_TYPE, statement), attempt)
+    assert "certificates/forged.json: ledger: entries for attempt 3, its seed and its result" in named(report)
+
+
 def test_damage_that_no_query_reads_is_found(furnished: Home, tmp_path: Path) -> None:
     """A digest stands in the table, in its own index, and as the successor's predecessor in both: flip each."""
     home = copy_home(furnished, tmp_path / "copy")

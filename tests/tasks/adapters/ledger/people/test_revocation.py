@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from configs.errors import Refused
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.champions import champion
+from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.people.approvals import VerdictBody
+from tasks.adapters.ledger.protocol import Rotate
+from tasks.adapters.ledger.signer import Signer
+from tasks.adapters.ledger.signing import key_id
 from tasks.decisions import keys
-from tests.evidence import PLANT, forge
+from tests.evidence import PLANT, forge, open_ledger
 from tests.tasks.adapters.ledger.people.persons import Person, approval, crowned, proposed
 
 A, B = "a" * 64, "b" * 64
@@ -58,3 +64,28 @@ def test_the_last_person_s_key_is_revoked_by_the_home(keyed: Ledger, ada: Person
     assert [row[5] for row in keys.told(keyed.entries())] == ["2026-01-01T00:00:00.000000Z"] * 2
     # And a first person may be enrolled again.
     keyed.append("key", Person("Carl").body())
+
+
+def test_what_was_signed_before_a_revocation_is_signed_anew_and_not_given_again(keyed: Ledger, ada: Person) -> None:
+    """The attack: a signature on an entry that a revocation has made void, given again by whoever holds the home."""
+    home = keyed.home
+    old = key_id(open_keys(home, first_use=False)[0].public)
+    candidate = proposed(keyed, A)
+    given = approval(keyed, candidate, ada)
+    signer = Signer.open(home)
+    assert not signer.answer(Rotate(by="an administrator", why="stolen")).stale
+    ledger = open_ledger(home)
+    keys.revoke(ledger, old, given.timestamp, ada.name, "stolen", ada.signs)
+    assert next(e for e in ledger.entries() if e.digest == given.digest).kind == "void"
+    with pytest.raises(Refused, match="expected a new statement of Ada Lovelace, got one that the ledger has already"):
+        ledger.append("approval", VerdictBody.model_validate(given.body), plant=PLANT)
+    assert approval(ledger, candidate, ada).kind == "approval"
+
+
+@pytest.mark.parametrize("since", ["2026-01-01T00:00:00Z", "20260101T000000.000000Z", "2026-W01-4T00:00:00.000000Z"])
+def test_a_revocation_is_written_as_the_ledger_s_times(
+    keyed: Ledger, ada: Person, ben: Person, since: str
+) -> None:
+    """The first would leave what was signed within its first second, the others everything of that year."""
+    with pytest.raises(Refused, match="expected a moment written as 2026-01-01T00:00:00"):
+        keys.revoke(keyed, ben.id, since, ada.name, "stolen", ada.signs)

@@ -171,9 +171,15 @@ def test_a_trust_root_that_is_kept_elsewhere_ends_a_key_by_itself(home: Path, tm
     kept = tmp_path / "trust.yaml"
     shutil.copytree(home / "policies", tmp_path / "policies")
     (pin,) = ledger.trust.pins
-    rotation.write_pins(kept, [pin._replace(revoked="2026-01-01T00:00:00.000000Z")])
-    read = Ledger.open(Home(home), trust=kept, write=False)
-    assert champion(read.entries(), PLANT) is None
+    for date in ("2026-01-01T00:00:00.000000Z", "2026-01-01", "2026-01-01T01:00:00+01:00"):
+        rotation.write_pins(kept, [pin._replace(revoked=date)])
+        read = Ledger.open(Home(home), trust=kept, write=False)
+        assert read.trust.pins[0].revoked == "2026-01-01T00:00:00.000000Z"
+        assert champion(read.entries(), PLANT) is None
+    # What is no date would be later than all of them as a text, and the key would count.
+    rotation.write_pins(kept, [pin._replace(revoked="November 2020")])
+    with pytest.raises(BadInput, match=r"expected a date like 2026-11-20 .*, got 'November 2020'"):
+        Ledger.open(Home(home), trust=kept, write=False)
 
 
 @pytest.mark.parametrize("when", ["before the entry", "after the entry"])
