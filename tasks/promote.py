@@ -210,12 +210,17 @@ def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecor
 def decide(home: Home, run: RunConfig, proposal: Proposal) -> Decision:
     """Promote what is proposed where the rule decides; else it waits for a person."""
     about = proposal.proposed or proposal.candidate
-    promotion = None
+    verdict, promotion = proposal.verdict, None
     if proposal.proposed is not None and run.approval == "auto":
         entry = Ledger.open(home).entry(proposal.proposed.entry)
-        promotion = promote_candidate(home, entry, RULE, proposal.reason).digest
+        made = promote_candidate(home, entry, RULE, proposal.reason)
+        if made.kind == "approval":
+            # The policy in force by now asks for a person's besides.
+            verdict = "waiting" if about.record.role == "candidate" else "fallback_waiting"
+        else:
+            promotion = made.digest
     return Decision(
-        verdict=proposal.verdict,
+        verdict=verdict,
         reason=proposal.reason,
         rejected=proposal.rejected,
         candidate=about,

@@ -221,7 +221,7 @@ def check_run(policy: SafetyPolicy, run: RunConfig) -> None:
         raise BadInput(f"expected no '{extra[0]}' under 'identify' by the policy of {run.plant}, got one: {cure}.")
     if policy.beat_plant and not run.gates.beat_plant:
         raise BadInput(f"expected gates.beat_plant: true by the policy of {run.plant}, got false: {cure}.")
-    if policy.approvers.count and run.approval == "auto":
+    if (policy.approvers.count or policy.approvers.roles) and run.approval == "auto":
         raise BadInput(f"expected approval: required by the policy of {run.plant}, got auto: {cure}.")
     if run.approvers is not None and run.approvers != policy.approvers:
         raise BadInput(f"expected the approvers of the policy of {run.plant}, got others in this run: {cure}.")

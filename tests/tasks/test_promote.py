@@ -10,14 +10,16 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from configs.strict import Approvers
+from neorl_core.plants import PLANTS
 from tasks import promote
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import approvals, queue, verdicts
 from tasks.decisions.aliases import reconcile
-from tasks.decisions.policy import sign
-from tasks.references import Bundle
+from tasks.decisions.policy import check_run, draft_of_run, sign
+from tasks.references import Bundle, Candidate, Proposal
 from tests import judged
 from tests.evidence import PLANT, POLICY, candidate_record, certificate_of, certify, forge, signer_at
 from tests.sample_record import write_bundle
@@ -168,6 +170,21 @@ def test_a_rejection_is_logged_once(ledger: Ledger) -> None:
     other = promote.reject_candidate(ledger.home, second, "a reviewer", "")
     assert ledger.entries("rejection", PLANT) == [rejection, other]
     assert rejection.body["candidate"] == first.digest
+
+
+def test_the_rule_says_promoted_only_where_it_promoted(ledger: Ledger) -> None:
+    """A policy may ask for a role, which the rule has not, without asking for a number of persons."""
+    sign(ledger, POLICY.model_copy(update={"approvers": Approvers(count=0, roles=["safety engineer"])}), "x", "y")
+    entry = candidate(ledger, "1")
+    found = Candidate(entry=entry.digest, record=queue.record_of(entry), plots={})
+    proposal = Proposal(verdict="promoted", reason="it passed", rejected=False, candidate=found, proposed=found)
+    run = reactor_run(approval="auto")
+    decision = promote.decide(ledger.home, run, proposal)
+    assert (decision.verdict, decision.promotion, current(ledger)) == ("waiting", None, None)
+    # A run that begins under such a policy is told before.
+    lax = draft_of_run(PLANTS[PLANT], run).model_copy(update={"approvers": Approvers(count=0, roles=["x"])})
+    with pytest.raises(BadInput, match="expected approval: required by the policy of chemical_reactor, got auto"):
+        check_run(lax, run)
 
 
 def test_the_incumbent_is_the_champion_before_the_runs_own(ledger: Ledger, tmp_path: Path) -> None:

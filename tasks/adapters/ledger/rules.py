@@ -25,6 +25,10 @@ Rule = Callable[[Sequence[Entry], Entry], None]
 """(all entries before it, the entry) -> nothing, or Refused: it reads nothing else, so that it can be repeated."""
 
 
+MADE_BY = {"promoted": IN_FORCE, "shadow": ("shadow",)}
+"""Verdicts of retrainings, and the kinds of entries by which they come true."""
+
+
 class RefusalBody(Body):
     """A run was refused."""
 
@@ -114,15 +118,26 @@ def check_record(record: CandidateRecord, plant: str) -> None:
 
 
 def check_decision(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a decision that says one thing in its verdict and another in its outcome.
+    """Refuse a decision that its outcome contradicts, or that says of a composite what no entry made of it.
 
     Args:
         history: all entries before the decision.
         entry: the decision.
     """
     record = entry.read(DecisionRecord)
-    if (record.verdict, record.run_key) != (record.outcome.verdict, record.outcome.run_key):
-        raise Refused(f"expected a decision with the verdict {record.outcome.verdict}, got {record.verdict}.")
+    outcome = record.outcome
+    if (record.verdict, record.run_key, entry.plant) != (outcome.verdict, outcome.run_key, outcome.plant):
+        raise Refused(
+            f"expected a decision with the verdict {outcome.verdict} on run {outcome.run_key} of {outcome.plant}, as "
+            f"its outcome says, got {record.verdict} on {record.run_key} of {entry.plant}: run it again."
+        )
+    kinds = MADE_BY.get(record.verdict)
+    about = outcome.candidate.digest if outcome.candidate else ""
+    if kinds and not any(e.kind in kinds and e.plant == entry.plant and e.body["composite"] == about for e in history):
+        raise Refused(
+            f"expected a {kinds[0]} of composite {about[:12] or 'none'} before a decision that says "
+            f"{record.verdict!r}, got none: run it again."
+        )
 
 
 def check_drift(history: Sequence[Entry], entry: Entry) -> None:

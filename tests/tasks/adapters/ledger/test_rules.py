@@ -12,9 +12,9 @@ from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.gates import REQUIRED, judge
-from tasks.references import CandidateRecord, GateName
+from tasks.references import CandidateRecord, DecisionRecord, GateName, Outcome, Verdict, Version
 from tests import judged
-from tests.evidence import PLANT, candidate_record, certificate_of, certify, forge, open_ledger
+from tests.evidence import DATASET, PLANT, candidate_record, certificate_of, certify, crown, forge, open_ledger
 
 A, B = (sha256_hex(name) for name in (b"a", b"b"))
 
@@ -86,3 +86,32 @@ def test_numbers_that_no_attempt_came_to_are_refused(ledger: Ledger) -> None:
     better = own.model_copy(update={"episodes": own.episodes + 1000})
     numbers = judged.evidence(fallback=own, certificate=better)
     refused(ledger, candidate_record(ledger, A, numbers), "expected the numbers of attempt 1 as the ledger has them")
+
+
+@pytest.mark.parametrize(("verdict", "wanted"), [("promoted", "a promotion"), ("shadow", "a shadow")])
+def test_a_decision_of_what_never_was_is_refused(ledger: Ledger, verdict: Verdict, wanted: str) -> None:
+    """The attack: a retraining that reports say has promoted what nothing promoted, or of another plant."""
+    crown(ledger, B)
+    for composite, plant, told in (
+        (A, PLANT, f"expected {wanted} of composite {A[:12]} before a decision that says '{verdict}'"),
+        (B, "double_mass", "as its outcome says, got"),
+    ):
+        version = Version(version="1", run_id="0", url="http://mlflow/1", digest=composite)
+        outcome = Outcome(
+            run="0",
+            run_key="k",
+            plant=plant,
+            verdict=verdict,
+            headline="",
+            gates=(),
+            candidate=version,
+            population="",
+            dataset=DATASET,
+        )
+        with pytest.raises(Refused, match=told):
+            ledger.append("decision", DecisionRecord(run_key="k", verdict=verdict, outcome=outcome), plant=PLANT)
+    forge(ledger.home, "decision", DecisionRecord(run_key="k", verdict=verdict, outcome=outcome))
+    assert [check.name for check in audit(ledger.home).failures] == ["decisions"]
+    if verdict == "promoted":
+        true = DecisionRecord(run_key="k", verdict=verdict, outcome=outcome.model_copy(update={"plant": PLANT}))
+        assert ledger.append("decision", true, plant=PLANT).kind == "decision"

@@ -83,9 +83,7 @@ def test_what_was_signed_before_a_revocation_is_signed_anew_and_not_given_again(
 
 
 @pytest.mark.parametrize("since", ["2026-01-01T00:00:00Z", "20260101T000000.000000Z", "2026-W01-4T00:00:00.000000Z"])
-def test_a_revocation_is_written_as_the_ledger_s_times(
-    keyed: Ledger, ada: Person, ben: Person, since: str
-) -> None:
+def test_a_revocation_is_written_as_the_ledger_s_times(keyed: Ledger, ada: Person, ben: Person, since: str) -> None:
     """The first would leave what was signed within its first second, the others everything of that year."""
     with pytest.raises(Refused, match="expected a moment written as 2026-01-01T00:00:00"):
         keys.revoke(keyed, ben.id, since, ada.name, "stolen", ada.signs)
