@@ -18,7 +18,7 @@ from tasks.adapters.ledger.people.approvals import (
     ruled_out,
     why_ruled_out,
 )
-from tasks.adapters.ledger.people.keyring import folded
+from tasks.adapters.ledger.people.keyring import counts, folded, keyring
 from tasks.adapters.ledger.people.rules import check_signed
 from tasks.adapters.ledger.people.statement import Said
 from tasks.adapters.ledger.people.voided import leaves_service
@@ -132,8 +132,8 @@ def said_of_withdrawal(body: WithdrawalBody, plant: str) -> Said:
 def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
     """Refuse a rollback to anything but an earlier champion that may be champion by the policy of now.
 
-    The approvals of its promotion count on, whatever their age, and who rolls back approves it, too: where the policy
-    has come to ask for more than these, the rollback is refused.
+    The approvals of its promotion count on, whatever their age but for those by a key that was revoked since, and who
+    rolls back approves it, too: where the policy has come to ask for more than these, the rollback is refused.
 
     Args:
         history: all entries before the rollback.
@@ -167,7 +167,8 @@ def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
     said = said_of_rollback(history, plant, body)
     check_signed(history, entry, body.by, body.signature, said, required=required)
     check_signed_time(body.signature, body.signed)
-    given = [*approvals_of(history, promotion), entry]
+    keys = keyring(history)
+    given = [*(approval for approval in approvals_of(history, promotion) if counts(keys, approval)), entry]
     if policy is not None and policy.approvers.not_author:
         author = folded(str(candidate.body.get("author", "")))
         given = [approval for approval in given if folded(approval.body["by"]) != author]

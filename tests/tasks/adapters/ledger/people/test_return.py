@@ -33,12 +33,13 @@ from tasks.adapters.ledger.signer import Signer
 from tasks.adapters.ledger.signing import keyid_of
 from tasks.decisions import keys
 from tasks.decisions.past import in_force_at
+from tasks.decisions.policy import sign
 from tasks.period.decisions import in_force_in
 from tasks.period.model import Period
 from tasks.promote import before_run
 from tasks.references import CandidateRecord
 from tests.evidence import PLANT, open_ledger, propose
-from tests.tasks.adapters.ledger.people.persons import Person, approval, pin, proposed
+from tests.tasks.adapters.ledger.people.persons import Person, approval, demanding, pin, proposed
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 LEFT = (
@@ -108,6 +109,20 @@ def test_what_rests_on_a_key_that_was_revoked_is_named(two_champions: Ledger, ad
     pin(ledger)
     (named,) = _audited(ledger)
     assert named.startswith(f"version 1 of {PLANT} serves on Ben's approval (entry {entry.sequence}), by key {ben.id}")
+
+
+def test_an_approval_by_a_key_that_was_revoked_since_brings_nothing_back(
+    two_champions: Ledger, ada: Person, ben: Person
+) -> None:
+    """Ada's key was stolen before she is said to have approved version 1; the policy asks for two by now."""
+    ledger = two_champions
+    sign(ledger, demanding(count=2), ada.name, "a second pair of eyes", [ada.signs])
+    stolen = ledger.entries("approval")[0].timestamp
+    gone = RevocationBody(key=ada.id, since=stolen, by=ben.name, why="the laptop was stolen")
+    ledger.append("revocation", gone.model_copy(update={"signature": ben.signs.sign(said_of_revocation(gone))}))
+    pin(ledger)
+    with pytest.raises(Refused, match="expected approvals by 2 persons, got 1"):
+        ledger.append("rollback", signed_rollback(ledger, ben), plant=PLANT)
 
 
 def _audited(ledger: Ledger) -> list[str]:
