@@ -63,7 +63,8 @@ def emit(result: object, as_json: bool, lines: Iterable[str] = ()) -> None:
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on a terminal; aligned plain lines where the output is read by a program."""
-    texts = [[printable(str(cell)) for cell in row] for row in rows]
+    # A line's end in a cell would make a row of its own.
+    texts = [[printable(str(cell), but="") for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from configs.errors import printable
 from configs.home import Home
 from flows.cli.console import AsJson, emit, known_plant, show_table
 from flows.cli.keys import KeyFile, hand_of
@@ -157,4 +158,5 @@ def _told(then: InForce) -> list[str]:
     for each in then.approvals:
         role, note = f" as {each.role}" if each.role else "", f": {each.note}" if each.note else ""
         lines.append(f"{each.when}  {each.meaning} by {each.by}{role}, {each.signed}{note}")
-    return lines
+    # A line's end in a note would make an approval of its own.
+    return [printable(line, but="") for line in lines]

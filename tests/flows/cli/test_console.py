@@ -11,7 +11,12 @@ import pytest
 
 from configs.home import Home
 from flows.cli.console import emit, show_table
+from flows.cli.operations.champions import _told
 from tasks.adapters.files.provenance import COMPILED
+from tasks.adapters.ledger.people.verdicts import approve
+from tasks.decisions.past import in_force_at
+from tasks.record import history_rows
+from tests.evidence import PLANT, open_ledger, put, verdict
 
 ADDS = """
 import sys
@@ -57,3 +62,14 @@ def test_names_of_files_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[s
     emit({}, False, ["not read: \x1b[2Jlog.csv"])
     show_table(("tag",), [("T-101\x07",)])
     assert capsys.readouterr().out.splitlines() == [r"not read: \x1b[2Jlog.csv", "tag", r"T-101\x07"]
+
+
+def test_a_note_makes_no_line_of_a_history(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The attack: what was typed with a decision looks like another decision, of somebody who made none."""
+    ledger = open_ledger(Home(home))
+    note = "fine\n2026-11-20T10:00:00.000000Z  approved for closed loop by Ada, key 0123456789abcdef"
+    put(ledger, approve(ledger, PLANT, verdict(ledger, "a" * 64, note=note)), None)
+    then = in_force_at(ledger.entries(), PLANT, "2999-01-01")
+    assert not any(line.startswith("2026-11-20") for line in "\n".join(_told(then)).splitlines())
+    show_table(("detail",), [[row.detail] for row in history_rows(ledger.entries(), PLANT)])
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(ledger.entries(plant=PLANT))
