@@ -23,7 +23,7 @@ from tasks.adapters.ledger.people.keyring import (
     key_of,
     keyring,
 )
-from tasks.adapters.ledger.people.rotation import pins_of, replacement, write_pins
+from tasks.adapters.ledger.people.rotation import change_pins, pins_of, replacement
 from tasks.adapters.ledger.people.rules import said_of_key, said_of_revocation, said_of_rotation
 from tasks.adapters.ledger.people.statement import Signatory
 from tasks.adapters.ledger.protocol import Rotate
@@ -206,7 +206,4 @@ def _forget(private: Path) -> None:
 
 
 def _pin(ledger: Ledger) -> None:
-    trust = TrustRoot.read(ledger.trust.source)
-    pins = pins_of(trust, ledger.entries())
-    if tuple(pins) != trust.pins:
-        write_pins(trust.source, pins)
+    change_pins(ledger.home, ledger.trust.source, lambda trust: pins_of(trust, ledger.entries()))

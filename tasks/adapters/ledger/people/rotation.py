@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import write_atomic
+from tasks.adapters.files.locks import exclusive
 from tasks.adapters.ledger.keys import kept_passphrase, store_key
 from tasks.adapters.ledger.ledger import Entry
 from tasks.adapters.ledger.people.keyring import REPLACEMENT_TYPE, RotationBody, home_keys_out, keyring
@@ -31,19 +32,20 @@ from tasks.adapters.ledger.signing import (
 NEXT = "next-"
 
 
-def prepare(home: Home, passphrase: bytes | None, trust: TrustRoot) -> tuple[SigningKey, Path]:
+def prepare(home: Home, passphrase: bytes | None, source: Path) -> tuple[SigningKey, Path]:
     """Make the next key beside the one in force, and pin it: what it signs must count as soon as it signs.
 
     Args:
         home: whose key.
         passphrase: of the key in force, and so of the next; else as `keys.open_keys` finds one.
-        trust: the trust root in force.
+        source: the trust root's file.
     """
     private = Ed25519PrivateKey.generate()
     name = key_id(private.public_key())
     path = home.signing_key.with_name(f"{NEXT}{name}.pem")
     key = store_key(path, private, passphrase)
-    write_pins(trust.source, [*trust.pins, home_pin(key.public, "took the place of another one")])
+    pin = home_pin(key.public, "took the place of another one")
+    change_pins(home, source, lambda trust: [*trust.pins, pin])
     return key, path
 
 
@@ -95,28 +97,28 @@ def rotate(
     Returns:
         The new key; None where another entry came first, and nothing has changed.
     """
-    trust = TrustRoot.read(source)
-    following, path = prepare(home, passphrase, trust)
+    following, path = prepare(home, passphrase, source)
     body = replacement(following, key_id(key.public), request.by, request.why).model_dump(mode="json")
     try:
         announce(following)
         answer = write(Append(kind="rotation", plant="", body=body, artefacts=(), predecessor=predecessor))
     except Refused:
         # Nothing is refused once its entry is in; after any other error it may be, and `finish` looks.
-        _forget(path, source, trust)
+        _forget(home, following, path, source)
         raise
     if answer.stale:
-        _forget(path, source, trust)
+        _forget(home, following, path, source)
         return None
     put_in_place(home, path)
     return following
 
 
-def _forget(path: Path, source: Path, trust: TrustRoot) -> None:
+def _forget(home: Home, following: SigningKey, path: Path, source: Path) -> None:
     """Leave the key in force, as if no other had been made."""
     kept_passphrase(path.read_bytes()).unlink(missing_ok=True)
     path.unlink()
-    write_pins(source, trust.pins)
+    name = key_id(following.public)
+    change_pins(home, source, lambda trust: [pin for pin in trust.pins if pin.id != name])
 
 
 def put_in_place(home: Home, path: Path) -> None:
@@ -154,6 +156,20 @@ def pins_of(trust: TrustRoot, history: Sequence[Entry]) -> list[Pin]:
         note = rows[key.id].note if key.id in rows else ""
         rows[key.id] = Pin(key.id, key.public, note, key.person, key.roles, key.until, key.revoked)
     return list(rows.values())
+
+
+def change_pins(home: Home, path: Path, change: Callable[[TrustRoot], Sequence[Pin]]) -> None:
+    """Change a trust root's rows as one: the signer and the commands of persons both write it.
+
+    Args:
+        home: whose signer and commands.
+        path: of the trust root.
+        change: gives the rows that it is to have.
+    """
+    with exclusive(home.folder("locks") / "trust.lock"):
+        trust = TrustRoot.read(path)
+        if (pins := tuple(change(trust))) != trust.pins:
+            write_pins(path, pins)
 
 
 def write_pins(path: Path, pins: Sequence[Pin]) -> None:

@@ -10,12 +10,14 @@ import pytest
 from configs.errors import Refused
 from tasks.adapters.files.canonical import canonical_json
 from tasks.adapters.ledger.audit import audit
+from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.people.keyring import check_pins
-from tasks.adapters.ledger.people.rotation import write_pins
+from tasks.adapters.ledger.people.rotation import rotate, write_pins
 from tasks.adapters.ledger.people.statement import Signatory
 from tasks.adapters.ledger.policies.policy import PolicyBody, policy_entry, said_of_policy
-from tasks.adapters.ledger.signing import TrustRoot
+from tasks.adapters.ledger.protocol import Answer, Append, Rotate
+from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id
 from tasks.decisions.policy import sign, signed_policy
 from tests.evidence import PLANT, forge
 from tests.tasks.adapters.ledger.people.persons import Person, approval, demanding, enrol, pin, proposed
@@ -122,3 +124,19 @@ def _resigned(envelope: str, thief: Person) -> str:
     other = json.loads(thief.key.seal(document["payloadType"], payload))
     document["signatures"][0]["sig"] = other["signatures"][0]["sig"]
     return canonical_json(document).decode()
+
+
+def test_a_person_who_is_pinned_while_the_home_s_key_is_rotated_stays_pinned(ledger: Ledger, ada: Person) -> None:
+    """The rotation comes second, for the enrolment is an entry, and forgets the key that it has prepared."""
+    home, source, last = ledger.home, ledger.trust.source, ledger.head().last
+
+    def announce(_: SigningKey) -> None:
+        enrol(ledger, ada)
+
+    def write(_: Append) -> Answer:
+        return Answer(stale=True)
+
+    key, _ = open_keys(home, first_use=False)
+    request = Rotate(by="an administrator", why="yearly")
+    assert rotate(home, key, None, source, request, last, announce, write) is None
+    assert [pin.id for pin in TrustRoot.read(source).pins] == [key_id(key.public), ada.id]
