@@ -176,6 +176,8 @@ def test_a_trust_root_that_is_kept_elsewhere_ends_a_key_by_itself(home: Path, tm
         read = Ledger.open(Home(home), trust=kept, write=False)
         assert read.trust.pins[0].revoked == "2026-01-01T00:00:00.000000Z"
         assert champion(read.entries(), PLANT) is None
+        # By the ledger it counts: whoever wrote that line is asked.
+        assert any(f"as {kept} alone says" in check.detail for check in audit(Home(home), trust=kept).failures)
     # What is no date would be later than all of them as a text, and the key would count.
     rotation.write_pins(kept, [pin._replace(revoked="November 2020")])
     with pytest.raises(BadInput, match=r"expected a date like 2026-11-20 .*, got 'November 2020'"):

@@ -345,6 +345,8 @@ def test_the_witnesses_file_is_not_simply_taken_away(place: Home, ledger: Ledger
     alone = open_ledger(place)
     with pytest.raises(Refused, match="expected the witnesses that this ledger's attempts name"):
         draw_seed(alone, attempt_for(alone, B))
+    told = [check.detail for check in audit(place).failures]
+    assert told == [f"none are pinned in {place.root / FILE}: though attempts name witness.example/w1"]
 
 
 @pytest.mark.parametrize(
