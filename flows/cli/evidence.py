@@ -231,7 +231,7 @@ def _projection(home: Home, registry: Registry | None, trust: Path | None) -> li
 
     if registry is None:
         return [Check("aliases", None, "not looked at: MLflow does not answer, start it with 'neorl up'")]
-    from tasks.adapters.registry.serving import check_aliases, check_remote
+    from tasks.adapters.registry.serving import check_aliases, check_given_out
     from tasks.decisions.aliases import check_pages, wanted_aliases
 
     ledger = Ledger.open(home, trust=trust, write=False)
@@ -243,7 +243,7 @@ def _projection(home: Home, registry: Registry | None, trust: Path | None) -> li
     wrong = [found for p in plants for found in check_aliases(p, registry.aliases(p), wanted_aliases(entries, p))]
     wrong += [found for plant in plants for found in check_pages(entries, plant, registry.pages(plant))]
     right = Check("aliases", True, f"MLflow's aliases and pages of {len(plants)} plants say what the ledger says")
-    return [*(wrong or [right]), *check_remote(home, registry, entries)]
+    return [*(wrong or [right]), *check_given_out(registry, entries)]
 
 
 def _conclude(checks: Sequence[Check], as_json: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.errors import Refused
+from configs.errors import NeoRLError, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import file_sha256
 from tasks.adapters.files.folders import digests_in, faults_in
@@ -113,16 +113,25 @@ def check_aliases(plant: str, found: Mapping[str, str], wanted: Mapping[str, str
     ]
 
 
-def check_remote(home: Home, registry: Registry, entries: Sequence[Entry]) -> list[Check]:
-    """Hold the files of models that are not kept in this home against the ledger: those that an alias leads to."""
+def check_given_out(registry: Registry, entries: Sequence[Entry]) -> list[Check]:
+    """Hold the models that MLflow gives out for its aliases against the ledger, wherever it keeps them.
+
+    What lies in the home shows nothing of them: MLflow's own database says where a model is.
+    """
+    from mlflow.exceptions import MlflowException
+
+    records = {(r.dataset.plant, r.version): r for r in filter(None, map(_record, entries))}
+    aliases = {plant: set(registry.aliases(plant).values()) for plant, _ in records}
     checks = []
-    for record in filter(None, map(_record, entries)):
-        plant, model = record.dataset.plant, record.served.model
-        if (home.root / "mlflow" / "artifacts").is_dir() or record.version not in registry.aliases(plant).values():
+    for (plant, version), record in records.items():
+        if version not in aliases[plant]:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            faults = faults_in(registry.fetch_model(plant, record.version, Path(folder)), named_files(record))
-        checks += [Check("served", False, f"MLflow's model {model}, {fault}") for fault in faults]
+            try:
+                faults = faults_in(registry.fetch_model(plant, version, Path(folder)), named_files(record))
+            except (NeoRLError, MlflowException, OSError) as error:
+                faults = [f"expected to fetch it, got '{' '.join(str(error).split())[:200]}'"]
+        checks += [Check("served", False, f"MLflow's model {record.served.model}, {fault}") for fault in faults]
     return checks
 
 

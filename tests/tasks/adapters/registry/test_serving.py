@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import pytest
 
 from configs.errors import Refused
 from configs.home import Home
+from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.champions import PromotionBody, promote
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.people.approvals import VerdictBody
 from tasks.adapters.ledger.people.verdicts import approve
 from tasks.adapters.models.bundle import answers, load_bundle
 from tasks.adapters.registry.registry import Registry
-from tasks.adapters.registry.serving import check_aliases, check_remote, listed_model, load_model
+from tasks.adapters.registry.serving import check_aliases, check_given_out, listed_model, load_model
 from tasks.adapters.registry.upload import Submission, TrainingData
 from tasks.decisions.policy import sign
 from tests.evidence import DATASET, POLICY, candidate_record, certify, open_ledger
@@ -98,7 +100,7 @@ def test_code_that_the_ledger_does_not_name_is_not_executed(
         if file == "policy_model.py":
             with pytest.raises(Refused, match=r"expected policy_model.py of version 1 .* as it was uploaded"):
                 listed_model(ledger.home, registry, NAME, "1")
-        (found,) = check_remote(ledger.home, registry, ledger.entries())
+        (found,) = check_given_out(registry, ledger.entries())
         assert file in found.detail
     finally:
         if before is None:
@@ -106,7 +108,30 @@ def test_code_that_the_ledger_does_not_name_is_not_executed(
         else:
             place.write_bytes(before)
     assert not ran.exists()
-    assert check_remote(ledger.home, registry, ledger.entries()) == []
+    assert check_given_out(registry, ledger.entries()) == []
+
+
+def test_files_in_the_home_stand_for_none_that_are_given_out(served: tuple[Ledger, Registry, Path]) -> None:
+    """The attack: MLflow's database leads elsewhere, and what the home keeps is as the ledger names it."""
+    ledger, registry, folder = served
+    (candidate,) = ledger.entries("candidate")
+    kept = ledger.home.root / "mlflow" / "artifacts" / "1" / "models" / candidate.body["served"]["model"] / "artifacts"
+    shutil.copytree(folder, kept)
+    code = folder / "policy_model.py"
+    before = code.read_bytes()
+    try:
+        for change, told in ((b"import os\n", "policy_model.py: expected SHA-256"), (None, "policy_model.py: missing")):
+            code.write_bytes(change) if change else code.unlink()
+            assert "served" not in {check.name for check in audit(ledger.home).failures}
+            (found,) = check_given_out(registry, ledger.entries())
+            assert told in found.detail
+        folder.rename(folder.with_name("elsewhere"))
+        (found,) = check_given_out(registry, ledger.entries())
+        assert "expected to fetch it, got" in found.detail
+        folder.with_name("elsewhere").rename(folder)
+    finally:
+        code.write_bytes(before)
+        shutil.rmtree(ledger.home.root / "mlflow")
 
 
 def test_a_version_that_the_ledger_does_not_name_is_not_loaded(served: tuple[Ledger, Registry, Path]) -> None:
