@@ -15,6 +15,7 @@ from tasks.adapters.files.provenance import PACKAGES, ROOT
 from tasks.adapters.ledger.certificate import Check
 from tasks.adapters.ledger.champions import champion
 from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.people.queue import candidate_with
 from tasks.adapters.registry.registry import Registry
 from tasks.references import CandidateRecord, ServedFile, ServedModel
 
@@ -68,15 +69,8 @@ def load_model(
         Refused: when there is no champion, the ledger does not know the version, or a file of it is another; nothing of
             the model has been executed then.
     """
-    entries = Ledger.open(home, trust=trust, write=False).entries()
-    if version is None:
-        now = champion(entries, plant)
-        if now is None:
-            raise Refused(f"expected a champion of {plant}, got none: its own controller is in force.")
-        version = str(now.body["version"])
-    record = next((r for r in map(_record, entries) if r and (r.version, r.dataset.plant) == (version, plant)), None)
-    if record is None:
-        raise Refused(f"expected a version of {plant} that the ledger names, got '{version}': see `neorl history`.")
+    record = named_record(Ledger.open(home, trust=trust, write=False).entries(), plant, version)
+    version = record.version
     with tempfile.TemporaryDirectory() as folder:
         fetched = registry.fetch_model(plant, version, Path(folder))
         faults = faults_in(fetched, named_files(record))
@@ -86,6 +80,24 @@ def load_model(
 
         model: PyFuncModel = mlflow.pyfunc.load_model(str(fetched))
     return model
+
+
+def named_record(entries: Sequence[Entry], plant: str, version: str | None) -> CandidateRecord:
+    """What the ledger says of a version: of the champion without one, and then of the very candidate that was promoted.
+
+    Raises:
+        Refused: when there is no champion, or the ledger does not know the version.
+    """
+    own = [entry for entry in entries if (entry.kind, entry.plant) == ("candidate", plant)]
+    if version is not None:
+        found = candidate_with(own, version=version)
+    elif (now := champion(entries, plant)) is not None:
+        version, found = now.body["version"], next((e for e in own if e.digest == now.body["candidate"]), None)
+    else:
+        raise Refused(f"expected a champion of {plant}, got none: its own controller is in force.")
+    if found is None:
+        raise Refused(f"expected a version of {plant} that the ledger names, got '{version}': see `neorl history`.")
+    return found.read(CandidateRecord)
 
 
 def named_files(record: CandidateRecord) -> dict[str, str]:
@@ -120,23 +132,19 @@ def check_given_out(registry: Registry, entries: Sequence[Entry]) -> list[Check]
     """
     from mlflow.exceptions import MlflowException
 
-    records = {(r.dataset.plant, r.version): r for r in filter(None, map(_record, entries))}
-    aliases = {plant: set(registry.aliases(plant).values()) for plant, _ in records}
     checks = []
-    for (plant, version), record in records.items():
-        if version not in aliases[plant]:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
+    for plant in sorted({entry.plant for entry in entries if entry.kind == "candidate"}):
+        now = champion(entries, plant)
+        for version in sorted(set(registry.aliases(plant).values())):
+            own = now is not None and now.body["version"] == version
             try:
-                faults = faults_in(registry.fetch_model(plant, version, Path(folder)), named_files(record))
+                named = named_files(named_record(entries, plant, None if own else version))
+                with tempfile.TemporaryDirectory() as folder:
+                    faults = faults_in(registry.fetch_model(plant, version, Path(folder)), named)
             except (NeoRLError, MlflowException, OSError) as error:
                 faults = [f"expected to fetch it, got '{' '.join(str(error).split())[:200]}'"]
-        checks += [Check("served", False, f"MLflow's model {record.served.model}, {fault}") for fault in faults]
+            checks += [Check("served", False, f"MLflow's version {version} of {plant}: {fault}") for fault in faults]
     return checks
-
-
-def _record(entry: Entry) -> CandidateRecord | None:
-    return entry.read(CandidateRecord) if entry.kind == "candidate" else None
 
 
 def _version(version: str | None) -> str:

@@ -19,10 +19,10 @@ from tasks.adapters.ledger.people.approvals import VerdictBody
 from tasks.adapters.ledger.people.verdicts import approve
 from tasks.adapters.models.bundle import answers, load_bundle
 from tasks.adapters.registry.registry import Registry
-from tasks.adapters.registry.serving import check_aliases, check_given_out, listed_model, load_model
+from tasks.adapters.registry.serving import check_aliases, check_given_out, listed_model, load_model, named_record
 from tasks.adapters.registry.upload import Submission, TrainingData
 from tasks.decisions.policy import sign
-from tests.evidence import DATASET, POLICY, candidate_record, certify, open_ledger
+from tests.evidence import DATASET, POLICY, candidate_record, certify, open_ledger, propose, put
 from tests.sample_record import PLANT, write_bundle
 
 NAME = PLANT.spec.name
@@ -140,6 +140,18 @@ def test_a_version_that_the_ledger_does_not_name_is_not_loaded(served: tuple[Led
         load_model(ledger.home, registry, NAME, "7")
     with pytest.raises(Refused, match="expected a champion of double_mass, got none"):
         load_model(ledger.home, registry, "double_mass")
+
+
+def test_the_champion_is_served_by_the_record_that_was_promoted(home: Path) -> None:
+    """The attack: other files are logged under the number that the next version will have."""
+    ledger = open_ledger(Home(home))
+    other, true = "a" * 64, "b" * 64
+    propose(ledger, other, version="7")
+    said = VerdictBody(composite=true, by="a reviewer", candidate=propose(ledger, true, version="7"))
+    approval = approve(ledger, NAME, said)
+    put(ledger, approval, None)
+    propose(ledger, other, version="7", run_key="again")
+    assert named_record(ledger.entries(), NAME, None).composite == true
 
 
 def test_an_alias_that_points_elsewhere_is_told_in_words() -> None:
