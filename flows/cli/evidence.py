@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from configs.errors import BadInput, Refused
+from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import Home
 from flows.cli.console import AsJson, compiled_anew, emit, group, known_plant
 
 if TYPE_CHECKING:
     from tasks.adapters.ledger.certificate import Check
     from tasks.adapters.ledger.claims import Statement
+    from tasks.adapters.ledger.signing import TrustRoot
     from tasks.adapters.registry.registry import Registry
 
 certificate = group("Show or check a safety certificate.")
@@ -134,10 +135,15 @@ def audit_verify(
     home = Home.locate()
     heads += report_heads(home)
     registry = _answering_registry(home)
-    if registry is not None and Ledger.exists(home):
-        heads += signed_by(registry.tagged("neorl.ledger_head"), TrustRoot.locate(home, trust).keys)
+    lost: list[Check] = []
+    if Ledger.exists(home):
+        root = TrustRoot.locate(home, trust)
+        kept, lost = _kept_elsewhere(home, root)
+        heads += kept
+        if registry is not None:
+            heads += signed_by(registry.tagged("neorl.ledger_head"), root.keys)
     checks = check(home, heads, trust).checks
-    _conclude([*checks, *_projection(home, registry, trust)], as_json)
+    _conclude([*checks, *lost, *_projection(home, registry, trust)], as_json)
 
 
 @audit.command("export")
@@ -222,6 +228,21 @@ def _answering_registry(home: Home) -> Registry | None:
     from tasks.adapters.registry.registry import Registry
 
     return Registry(address)
+
+
+def _kept_elsewhere(home: Home, trust: TrustRoot) -> tuple[list[str], list[Check]]:
+    """The signed heads in the folders that are pinned with witnesses, and the folders that are not there."""
+    from tasks.adapters.ledger.certificate import Check
+    from tasks.adapters.ledger.witness.pinned import pinned
+    from tasks.adapters.ledger.witness.watch import head_folders, kept_heads
+
+    try:
+        folders = head_folders(pinned(home, trust))
+    except NeoRLError:
+        return [], []  # which the check of witnesses says
+    heads = [head for folder in folders for _, found in kept_heads(folder, trust.keys) for head in found]
+    lost = [folder for folder in folders if not folder.is_dir()]
+    return heads, [Check("heads", False, f"{it}: no such folder, though witnesses.yaml names it") for it in lost]
 
 
 def _projection(home: Home, registry: Registry | None, trust: Path | None) -> list[Check]:

@@ -11,9 +11,15 @@ import pytest
 
 from configs.home import Home
 from flows.cli.console import emit, show_table
+from flows.cli.main import run
 from flows.cli.operations.champions import _told
 from tasks.adapters.files.provenance import COMPILED
+from tasks.adapters.ledger.keys import open_keys
+from tasks.adapters.ledger.ledger import HEAD_TYPE
 from tasks.adapters.ledger.people.verdicts import approve
+from tasks.adapters.ledger.rules import NoteBody
+from tasks.adapters.ledger.witness.pinned import FILE, PinnedWitness, Witnesses, pin
+from tasks.adapters.ledger.witness.server import open_witness
 from tasks.decisions.past import in_force_at
 from tasks.record import history_rows
 from tests.evidence import PLANT, open_ledger, put, verdict
@@ -73,3 +79,28 @@ def test_a_note_makes_no_line_of_a_history(home: Path, capsys: pytest.CaptureFix
     assert not any(line.startswith("2026-11-20") for line in "\n".join(_told(then)).splitlines())
     show_table(("detail",), [[row.detail] for row in history_rows(ledger.entries(), PLANT)])
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(ledger.entries(plant=PLANT))
+
+
+def test_the_audit_follows_the_folders_of_heads(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NEORL_HOME", str(home))
+    ledger = open_ledger(Home(home))
+    ledger.append("note", NoteBody(text="first"))
+    longer, kept = open_ledger(Home(tmp_path / "longer")), tmp_path / "kept"
+    found = Witnesses(origin="neorl/x", witnesses=[_witness(tmp_path)], heads=[str(kept)])
+    pin(home / FILE, found)
+    assert run(["audit", "verify"]) == 1
+    assert f"FAIL  heads: {kept}: no such folder, though witnesses.yaml names it" in capsys.readouterr().out
+    kept.mkdir()
+    assert run(["audit", "verify"]) == 0
+    # A head of the same key over a longer history.
+    key, _ = open_keys(Home(home), first_use=False)
+    longer.append("note", NoteBody(text="other"))
+    (kept / "monday.head").write_bytes(key.seal(HEAD_TYPE, longer.head()._asdict()))
+    assert run(["audit", "verify"]) == 1
+    assert "this is another history" in capsys.readouterr().out
+
+
+def _witness(folder: Path) -> PinnedWitness:
+    return PinnedWitness(key=str(open_witness(folder / "witness", "witness.example/w1").verifier), url="http://h:1")

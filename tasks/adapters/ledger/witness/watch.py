@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
@@ -112,6 +112,8 @@ class Watch:
         witnesses = self._pinned_or_own()
         if witnesses is None:
             return None
+        if lost := next((folder for folder in head_folders(witnesses) if not folder.is_dir()), None):
+            raise Refused(f"expected the signed heads in {lost}, which {FILE} names, got no such folder: mount it.")
         self._follow_folders(witnesses)
         entries = self._ledger.entries()
         time = entries[-1].timestamp if entries else ""
@@ -231,10 +233,8 @@ class Watch:
         return made
 
     def _follow_folders(self, witnesses: Witnesses | None) -> None:
-        for name in witnesses.heads if witnesses else ():
-            folder = Path(name).expanduser()
-            for path in sorted(path for path in folder.rglob("*") if path.suffix in (".head", ".html")):
-                found = signed_by(heads_in(path.read_text(errors="replace")), self._ledger.trust.keys)
+        for folder in head_folders(witnesses):
+            for path, found in kept_heads(folder, self._ledger.trust.keys):
                 try:
                     self._ledger.verify(found)
                 except Refused as error:
@@ -298,3 +298,14 @@ class Watch:
             # A proxy speaks here, or a witness that failed: neither says anything of a head.
             raise Silent(f"{where}: it answers with status {reply.status}")
         return reply
+
+
+def head_folders(witnesses: Witnesses | None) -> list[Path]:
+    """The folders of signed heads that the ledger must contain."""
+    return [Path(name).expanduser() for name in witnesses.heads] if witnesses else []
+
+
+def kept_heads(folder: Path, keys: Container[str]) -> Iterator[tuple[Path, list[str]]]:
+    """The files with signed heads in a folder, and those heads that say they are signed by one of these keys."""
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".head", ".html")):
+        yield path, signed_by(heads_in(path.read_text(errors="replace")), keys)

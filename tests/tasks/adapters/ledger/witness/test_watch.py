@@ -383,6 +383,10 @@ def test_a_folder_of_heads_is_followed(place: Home, ledger: Ledger, witness: Wit
         file.write(f'heads: ["{tmp_path}/kept"]\n')
     with pytest.raises(Refused, match=r"monday\.head: expected at least the 3 ledger entries"):
         watched(place, direct(witness)).append("note", NoteBody())
+    # One that is not there shows nothing: what takes witnesses waits for it.
+    shutil.rmtree(tmp_path / "kept")
+    with pytest.raises(Refused, match=r"kept, which witnesses\.yaml names, got no such folder"):
+        draw_seed(alone := watched(place, direct(witness)), attempt_for(alone, A))
 
 
 def test_a_home_without_witnesses_says_so(home: Path) -> None:
