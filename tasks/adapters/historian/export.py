@@ -186,6 +186,12 @@ class Export:
                 yield rows, rejects
         if not seen.all():
             self._check_tags()
+            if self.mapping.layout == "wide":
+                silent = next(tag for tag, known in zip(self.mapping.tags, seen, strict=True) if not known)
+                raise BadInput(
+                    f"expected values of tag '{silent}' in {self.path.name}, got a column without any: export it, or "
+                    "delete the tag from the mapping and list it under 'ignore'."
+                )
 
     def _batches(self, file: Path) -> Iterator[tuple[pl.DataFrame, int]]:
         """A file's rows as tag codes, timestamps, values and statuses, a chunk at a time, and how many rows it had."""
@@ -246,7 +252,7 @@ class Export:
                 )
         if self.mapping.layout == "wide":
             tags = [n for n in names if n != columns.timestamp and (self._wanted(n) <= (n in self.mapping.tags))]
-            _compare_tags(self.path, self.mapping, tags)
+            _compare_tags(file, self.mapping, tags)
             wanted += [name for name in names if self._wanted(name)]
         for name in wanted:
             _check_type(file, name, schema[name], name == columns.timestamp)
@@ -333,7 +339,9 @@ class Export:
             yield times, numbers, len(times)
 
     def _check_tags(self) -> None:
-        """Hold all of the export's tags against the mapping's."""
+        """Hold all tags of a long export against the mapping's; those of a wide one are its columns, checked before."""
+        if self.mapping.layout == "wide":
+            return
         tags: set[str] = set()
         for file in self.files:
             with _reading(file):

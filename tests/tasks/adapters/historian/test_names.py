@@ -37,3 +37,18 @@ def test_all_unknown_tags_are_listed_at_once(tmp_path: Path, layout: str) -> Non
     with pytest.raises(BadInput, match=r"got 'AI-0', 'AI-1', .*'AI-9' and 10 more|'AI-53' and 10 more: give each"):
         read(tmp_path / "log.parquet", layout=layout)
     assert len(read(tmp_path / "log.parquet", layout=layout, ignore=["AI-*"]).rows["numbers"]) == STEPS - 1
+
+
+def test_a_column_without_any_value_and_the_file_that_lacks_a_tag_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "months"
+    folder.mkdir()
+    wide().write_csv(folder / "january.csv", datetime_format="%Y-%m-%dT%H:%M:%SZ")
+    renamed = wide().rename({"FI-2": "FI-2.PV"})
+    renamed.write_csv(folder / "february.csv", datetime_format="%Y-%m-%dT%H:%M:%SZ")
+    with pytest.raises(BadInput, match=r"expected tag 'FI-2' of the mapping in february\.csv, .*mean 'FI-2\.PV'"):
+        read(folder, layout="wide")
+    for tag in ("LI-1", "FV-3"):
+        silent = wide().with_columns(pl.lit(None, pl.Float64).alias(tag))
+        silent.write_csv(tmp_path / "log.csv", datetime_format="%Y-%m-%dT%H:%M:%SZ")
+        with pytest.raises(BadInput, match=f"expected (values of )?tag '{tag}' .*(a column without any|no value of it)"):
+            read(tmp_path / "log.csv", layout="wide")
