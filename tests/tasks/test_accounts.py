@@ -120,6 +120,15 @@ def test_raw_rows_and_steps_that_are_lost_add_up_and_are_held_to_the_threshold(t
     assert dataset.accounted[0] in result.data_docs.read_text()
 
 
+def test_rows_that_come_twice_are_counted_and_are_no_loss(tmp_path: Path) -> None:
+    # As many as are sorted: fewer rows behind all others would have come too late.
+    table = pl.concat([frame(), frame()[-STEPS // 5 :]])
+    dataset, run = made(tmp_path, table, allowed=0.0)
+    assert dataset.accounts[0].raw.reasons == {"repeats an earlier row": 600}
+    found = validate(Home(tmp_path / "home"), run, dataset)
+    assert not any("to be lost" in said for said in found.warnings)
+
+
 def test_the_last_lines_of_the_terminal_account_for_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_HOME", str(tmp_path / "home"))
     (tmp_path / "mapping.yaml").write_text(MAPPING)

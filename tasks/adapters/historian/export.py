@@ -103,9 +103,11 @@ class Export:
             raise BadInput(f"expected values in {path.name}, got an empty table: export a longer period.")
         if all(one.first > one.last for one in export.times_of):
             raise BadInput(f"expected timestamps in {path.name}, got none: export it again.")
-        top = -np.inf
+        top, late = -np.inf, mapping.clock.late_seconds * 1e9
         for one in export.times_of:
-            export.ordered &= one.behind <= UNORDERED * one.rows and (one.rows == 0 or one.centre >= top)
+            # Where a file begins before the last one ended, rows of it would come too late.
+            follows = one.rows == 0 or (one.centre >= top and one.earliest >= top - late)
+            export.ordered &= one.behind <= UNORDERED * one.rows and follows
             top = max(top, one.last)
         return export
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from configs.mapping import Clock
 from tasks.adapters.historian.raw_rows import UNKNOWN_TIME, RawQuarantine, RawRows, Rejects
 from tasks.adapters.historian.resample import Samples, severity
+from tasks.adapters.store.records import REPEATED
 
 Item = TypeVar("Item")
 Mask = npt.NDArray[np.bool_]
@@ -27,7 +28,6 @@ Index = npt.NDArray[np.int64]
 
 PORTION_ROWS = 2**17
 """Rows that are grouped at a time: their columns stay in a core's cache, which makes it five times as fast."""
-REPEATED = "repeats an earlier row"
 CONTRADICTED = "contradicts another row of the same time"
 BAD_ENTRY_EXISTS = np.uint32(0x809F0000)
 """OPC UA's code for an entry whose time is taken; here, of a time at which rows contradict each other."""

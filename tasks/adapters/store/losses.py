@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tasks.adapters.store.records import GAP, SourceRecord
+from tasks.adapters.store.records import GAP, REPEATED, SourceRecord
 from tasks.adapters.store.schema import NO_SUCCESSOR
 
 
@@ -28,7 +28,8 @@ def losses(records: Sequence[SourceRecord]) -> tuple[Loss, ...]:
     """What was lost of raw rows, and of rows or control steps, by failing and by gaps.
 
     What the mapping leaves out (ignored tags, modes, trips) is no loss. Nor is a silence of the whole archive, nor a
-    row that nothing follows: formats without next observations end episodes so.
+    row that nothing follows: formats without next observations end episodes so. Nor is a raw row that says what an
+    earlier one said, as in files that overlap.
     """
     accounts = [record.account for record in records if record.account is not None]
     raw, failed = Counter[str](), Counter[str]()
@@ -36,6 +37,7 @@ def losses(records: Sequence[SourceRecord]) -> tuple[Loss, ...]:
         raw.update(account.raw.reasons)
     for record in records:
         failed.update(record.reasons)
+    raw.pop(REPEATED, None)
     failed.pop(NO_SUCCESSOR, None)
     gaps = Counter({GAP: sum(account.gap - account.silent for account in accounts)})
     seen = sum(record.seen for record in records)

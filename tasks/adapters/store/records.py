@@ -32,6 +32,7 @@ class ShardRecord(FileRecord):
 
 
 GAP = "a signal was not archived"
+REPEATED = "repeats an earlier row"
 
 
 def by_reason(counts: Mapping[str, int]) -> str:

@@ -86,6 +86,19 @@ def test_folders_and_tables_in_another_order_say_the_same(
         read(tmp_path / "empty")
 
 
+def test_files_of_a_folder_that_overlap_lose_nothing(tmp_path: Path, plain: HistorianLog) -> None:
+    frame, folder = long(), tmp_path / "exports"
+    folder.mkdir()
+    moment = pl.col("timestamp").rank("dense") - 1
+    # The first file lacks the valve of the five moments that both have.
+    frame.filter((moment < 20) & ((moment < 15) | (pl.col("tag") != "FV-3"))).write_parquet(folder / "one.parquet")
+    frame.filter(moment >= 15).write_parquet(folder / "other.parquet")
+    quarantine = RawQuarantine()
+    log = read(folder, quarantine, clock={"late_seconds": 10.0})
+    same(log, plain)
+    assert quarantine.reasons == {"repeats an earlier row": 10}
+
+
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1e-9), ("ms", 1e-6), ("us", 1e-3), ("ns", 1)])
 def test_timestamps_may_be_numbers(tmp_path: Path, plain: HistorianLog, unit: str, factor: float) -> None:
     numbers = long().with_columns((pl.col("timestamp").dt.epoch("ns") // round(1 / factor)).alias("timestamp"))

@@ -50,5 +50,5 @@ def test_a_column_without_any_value_and_the_file_that_lacks_a_tag_are_named(tmp_
     for tag in ("LI-1", "FV-3"):
         silent = wide().with_columns(pl.lit(None, pl.Float64).alias(tag))
         silent.write_csv(tmp_path / "log.csv", datetime_format="%Y-%m-%dT%H:%M:%SZ")
-        with pytest.raises(BadInput, match=f"expected (values of )?tag '{tag}' .*(a column without any|no value of it)"):
+        with pytest.raises(BadInput, match=f"tag '{tag}' in log.csv, got (a column without any|no value of it)"):
             read(tmp_path / "log.csv", layout="wide")
