@@ -250,14 +250,18 @@ def logs_of(home: Home, named: Path, mapped: bool) -> Path:
 
 
 def _skipped(sources: Sequence[Path]) -> Iterator[str]:
-    """A line for each folder that holds what is no table by its name."""
-    from tasks.adapters.historian.folders import skipped_files
+    """A line for each folder that holds what is no table by its name, or links that are not followed."""
+    from tasks.adapters.historian.folders import links_not_followed, skipped_files
 
+    whys = (
+        (skipped_files, "their names are no tables'"),
+        (links_not_followed, "they are links to a folder or to nothing"),
+    )
     for source in sources:
-        if skipped := [str(file.relative_to(source)) for file in skipped_files(source)]:
-            more = f" and {len(skipped) - MOST_NAMED:,} more" if len(skipped) > MOST_NAMED else ""
-            named = ", ".join(skipped[:MOST_NAMED])
-            yield f"  not read in {source.name}, for their names are no tables': {named}{more}"
+        for found_in, why in whys:
+            if skipped := [str(file.relative_to(source)) for file in found_in(source)]:
+                more = f" and {len(skipped) - MOST_NAMED:,} more" if len(skipped) > MOST_NAMED else ""
+                yield f"  not read in {source.name}, for {why}: {', '.join(skipped[:MOST_NAMED])}{more}"
 
 
 def _ingest(

@@ -35,6 +35,13 @@ def skipped_files(path: Path) -> list[Path]:
     return _told_apart(path)[1] if path.is_dir() else []
 
 
+def links_not_followed(path: Path) -> list[Path]:
+    """The links of a folder that lead to other folders or to nothing: what is behind them is not read."""
+    if not path.is_dir():
+        return []
+    return sorted(p for p in path.rglob("*") if p.is_symlink() and not p.is_file() and not p.name.startswith("."))
+
+
 def _told_apart(folder: Path) -> tuple[list[Path], list[Path]]:
     """Tables and other files of a folder and its sub-folders; what begins with a point is hidden."""
     inside = sorted(p for p in folder.rglob("*") if p.is_file())

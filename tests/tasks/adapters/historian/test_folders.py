@@ -78,4 +78,9 @@ def test_all_tables_of_a_folder_are_read_and_all_else_is_named(tmp_path: Path) -
     np.testing.assert_array_equal(log.rows["observations"], plain.rows["observations"])
     (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(MAPPING | {"layout": "wide"}))
     made = ingest_file(Home(tmp_path / "home"), folder, SourceOptions(mapping=tmp_path / "mapping.yaml"))
-    assert made.notes[1] == "  not read in logs, for their names are no tables': 2026/d.xlsx, readme.txt"
+    assert made.notes[1:] == ("  not read in logs, for their names are no tables': 2026/d.xlsx, readme.txt",)
+    (folder / "lost.csv").symlink_to(tmp_path / "unmounted.csv")
+    (folder / "archive").symlink_to(tmp_path)
+    (folder / "same.csv").symlink_to(folder / "a.csv")
+    made = ingest_file(Home(tmp_path / "home"), folder, SourceOptions(mapping=tmp_path / "mapping.yaml"))
+    assert made.notes[2:] == ("  not read in logs, for they are links to a folder or to nothing: archive, lost.csv",)
