@@ -185,6 +185,47 @@ def test_long_tables_workbooks_and_batches_are_looked_at_too(
     np.testing.assert_array_equal(held.arrays()["actions"][:, 0], values[inside, 1].astype(np.float32))
 
 
+def by_exception(seed: int = 0) -> pl.DataFrame:
+    """Two days of a long table: a level about every 20 s, a temperature about every ten minutes, a valve that moves."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for tag, seconds in (("LT-1", 20.0), ("TT-2", 600.0), ("LV-1.OP", 45.0)):
+        gone = np.cumsum(seconds * rng.uniform(0.5, 1.5, int(172_800 / seconds)))
+        times = np.datetime64("2026-01-05", "ns") + (gone * 1e9).astype("timedelta64[ns]")
+        value = np.sin(gone / 3000) + rng.normal(size=len(gone)) / 10
+        parts.append(pl.DataFrame({"tag": tag, "timestamp": times, "value": value, "status": 0}))
+    return pl.concat(parts).with_columns(pl.col("timestamp").dt.replace_time_zone("UTC")).sort("timestamp")
+
+
+def test_a_log_that_is_archived_by_exception_is_ingested_without_a_hand_edit(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = by_exception()
+    table.write_parquet(tmp_path / "log.parquet")
+    mapping, fill_in = begin(DialectFile(tmp_path / "log.parquet", (), np.zeros(0), "", 0.0), tmp_path, capsys)
+    text, told = mapping.read_text(), load_yaml(mapping, HistorianMapping)
+    assert fill_in == []
+    assert "values come irregularly" in text
+    # Each time names its zone.
+    assert "no zone" not in text
+    slow = table.filter(pl.col("tag") == "TT-2")["timestamp"].diff().dt.total_nanoseconds().drop_nulls().to_numpy()
+    assert told.tags["TT-2"].stale_seconds == np.ceil(2.5 * np.quantile(slow, 0.99) / 1e9)
+    assert told.tags["LV-1.OP"].stale_seconds is None
+    assert run(["ingest", str(tmp_path / "log.parquet"), "--mapping", str(mapping), "--json"]) == 0
+    (account,) = json.loads(capsys.readouterr().out.splitlines()[-1])["accounts"]
+    assert account["rows"] > 0.95 * account["steps"]
+    assert account["steps"] > 2 * 86_400 / told.period_seconds * 0.95
+    # A laboratory's value in every hundredth row of a wide table.
+    wide = pl.DataFrame({"time": [f"2026-01-05T{k // 60:02d}:{k % 60:02d}:00Z" for k in range(1000)]})
+    wide = wide.with_columns(a=pl.int_range(1000) % 7, valve=pl.int_range(1000) % 5, lab=pl.int_range(1000))
+    wide = wide.with_columns(lab=pl.when(pl.col("lab") % 100 == 0).then("lab"))
+    wide.write_csv(tmp_path / "wide.csv")
+    assert run(["init", "sampled", "--from", str(tmp_path / "wide.csv"), "--out", str(tmp_path / "other")]) == 0
+    text = next((tmp_path / "other").rglob("mappings/sampled.yaml")).read_text()
+    assert '"lab": {role: observation, signal: lab, unit: "1", interpolation: sloped, stale_seconds: 15000}' in text
+    assert "no zone" not in text
+
+
 def test_a_deployment_joins_those_of_a_file_with_anchors(tmp_path: Path) -> None:
     """The project's own prefect.yaml says once what its deployments have in common."""
     from configs.bounded import read_yaml

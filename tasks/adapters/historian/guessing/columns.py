@@ -87,6 +87,8 @@ class TagGuess(NamedTuple):
     states: tuple[str, ...] = ()
     span: tuple[float, float] | None = None
     """Of an action: the range in which it was logged, rounded outwards."""
+    stale: float | None = None
+    """Seconds that a value of a sloped tag may be sloped over, where it comes more seldom than every period."""
 
 
 def look_at(name: str, values: pl.Series, decimal: str = ".") -> Column:

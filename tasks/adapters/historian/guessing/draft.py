@@ -99,6 +99,8 @@ def _tag(tag: TagGuess) -> str:
     if tag.role != "episode":
         parts += [f"signal: {tag.signal}", f"unit: {json.dumps(tag.unit, ensure_ascii=False)}"]
     parts.append(f"interpolation: {'stepped' if tag.stepped else 'sloped'}")
+    if tag.stale:
+        parts.append(f"stale_seconds: {_number(tag.stale)}")
     if tag.span:
         parts.append(f"range: [{_number(tag.span[0])}, {_number(tag.span[1])}]")
     if tag.states:

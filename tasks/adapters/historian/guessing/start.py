@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from configs.mapping import HistorianMapping
 from configs.process import described_spec
 from neorl_core.plants import PLANTS
 from tasks.adapters.files.canonical import make_folder, write_atomic
-from tasks.adapters.historian.guessing.columns import Column, guess_tags, look_at
+from tasks.adapters.historian.guessing.columns import Column, TagGuess, guess_tags, look_at
 from tasks.adapters.historian.guessing.draft import Draft, write
 from tasks.adapters.historian.guessing.tables import (
     STATUS_NAME,
@@ -34,6 +35,12 @@ from tasks.adapters.historian.raw_values import WORDS
 
 SECOND = 10**9
 START = "2000-01-01T00:00:00Z"
+REGULAR = 0.5
+"""Share of the rows that are as far from the next as the period says, below which they come irregularly."""
+NEARLY = 0.99
+"""Share of a tag's values by which its usual silence is told."""
+SELDOM = 1.5
+"""Periods from which on a tag's usual silence is longer than the others'."""
 GAPS = 2.5
 """Periods that a signal may be silent: one missed scan is bridged, a longer silence ends the episode."""
 SHORTEST_EPISODE, LONGEST_EPISODE = 10, 1000
@@ -67,6 +74,8 @@ class _Found(NamedTuple):
     clock: tuple[tuple[str, str | float | None, str], ...]
     period: tuple[float | None, str]
     signals: tuple[Column, ...]
+    apart: tuple[float, ...] = ()
+    """Seconds within which nearly every value of each signal comes after the one before, 0 where it is not known."""
 
 
 def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMapping:
@@ -98,6 +107,8 @@ def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMappi
             f"{', '.join(c.name[:30] for c in found.signals[:5]) or 'none'}: export more tags."
         )
     period = found.period[0]
+    if found.apart and period:
+        tags = [_with_stale(tag, apart, period) for tag, apart in zip(tags, found.apart, strict=True)]
     text = seen.text
     draft = Draft(
         log=log.name,
@@ -128,6 +139,14 @@ def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMappi
     )
 
 
+def _with_stale(tag: TagGuess, apart: float, period: float) -> TagGuess:
+    """A sloped tag that is archived more seldom than every period, with the silence that is usual of it."""
+    if tag.stepped or tag.role == "ignore" or apart <= SELDOM * period:
+        return tag
+    why = f"{NEARLY:.0%} of its values come within {apart:g} s of the one before"
+    return tag._replace(stale=float(math.ceil(GAPS * apart)), reason=f"{tag.reason}; {why}")
+
+
 def _found(seen: Look, log: Path) -> _Found:
     text, frame = seen.text, seen.frame
     decimal = text.dialect.decimal if text else "."
@@ -142,7 +161,7 @@ def _found(seen: Look, log: Path) -> _Found:
             raise BadInput(f"expected times in the first row of {log.name}, got others: export ISO 8601.")
         times = read_times(next(iter(groups.values()))["timestamp"], told[1])
         columns = (("timestamp", text.first[0], "the first row holds times"),)
-        return _Found(("transposed", why), columns, _clock(told[1]), _period(times), signals)
+        return _Found(("transposed", why), columns, _clock(told[1]), _period(_steps(times)), signals)
     told = time_column(frame, log)
     if told is None:
         return _clockless(frame, decimal)
@@ -152,7 +171,9 @@ def _found(seen: Look, log: Path) -> _Found:
         return _long_table(frame, long, name, guess, seen)
     signals = tuple(look_at(each, frame[each], decimal) for each in frame.columns if each != name)
     columns = (("timestamp", name, f"it holds times: {guess.reason}"),)
-    return _Found(("wide", "one column per tag beside the times"), columns, _clock(guess), _period(times), signals)
+    layout = ("wide", "one column per tag beside the times")
+    apart = tuple(_apart(_filled(frame, each), name, guess) for each in signals)
+    return _Found(layout, columns, _clock(guess), _period(_steps(times)), signals, apart)
 
 
 def _clock(guess: TimeGuess) -> tuple[tuple[str, str | float | None, str], ...]:
@@ -164,7 +185,7 @@ def _clock(guess: TimeGuess) -> tuple[tuple[str, str | float | None, str], ...]:
         return (("epoch", guess.epoch, guess.reason),)
     if guess.format:
         return (("format", guess.format, guess.reason), *(() if "%z" in guess.format else (zone,)))
-    return (zone,)
+    return () if guess.zoned else (zone,)
 
 
 def _no_clock() -> tuple[tuple[str, str | float | None, str], ...]:
@@ -221,13 +242,11 @@ def _long_table(
             f"column '{status}' holds words such as '{odd}': name it here and what they mean in 'statuses'",
         )
     columns.append(("status", kept, why if status is not None else "no column tells of quality"))
-    steps = [np.diff(read_times(group[time], guess)) for group in groups.values() if len(group) > 2]
-    merged = np.concatenate([s[s > 0] for s in steps]) if steps else np.zeros(0, np.int64)
-    times = (
-        np.concatenate([[0], np.cumsum(np.full(2, int(np.median(merged))))]) if len(merged) else np.zeros(0, np.int64)
-    )
+    steps = [_steps(read_times(group[time], guess)) for group in groups.values()]
+    apart = tuple(_apart(group, time, guess) for group in groups.values())
+    period = _period(np.concatenate(steps) if steps else np.zeros(0, np.int64))
     layout = ("long", "one row per tag and moment")
-    return _Found(layout, tuple(columns), _clock(guess), _period(times), signals)
+    return _Found(layout, tuple(columns), _clock(guess), period, signals, apart)
 
 
 def _strange_status(column: pl.Series) -> str | None:
@@ -240,13 +259,37 @@ def _strange_status(column: pl.Series) -> str | None:
     return None
 
 
-def _period(times: Times) -> tuple[float | None, str]:
-    steps = np.diff(np.sort(times))
-    steps = steps[steps > 0]
+def _steps(times: Times) -> Times:
+    """ns between moments that follow each other."""
+    steps = np.diff(np.sort(times)).astype(np.int64)
+    found: Times = steps[steps > 0]
+    return found
+
+
+def _filled(frame: pl.DataFrame, column: Column) -> pl.DataFrame:
+    """The rows of a wide table in which a column has a value, where most have none; no rows of another column."""
+    if column.filled > len(frame) / 2:
+        return frame.clear()
+    given = pl.col(column.name).cast(pl.String).str.strip_chars()
+    return frame.filter((given != "").fill_null(False))
+
+
+def _apart(rows: pl.DataFrame, time: str, guess: TimeGuess) -> float:
+    """Seconds within which nearly every one of some rows comes after the one before; 0 of a single one."""
+    steps = _steps(read_times(rows[time], guess)) if len(rows) > 1 else ()
+    return float(np.quantile(steps, NEARLY)) / SECOND if len(steps) else 0.0
+
+
+def _period(steps: Times) -> tuple[float | None, str]:
     if not len(steps):
         return None, "seconds from one row to the next: the times do not tell"
     usual = int(np.median(steps))
-    return usual / SECOND, f"so far are {(steps == usual).mean():.0%} of the rows from the next"
+    exactly, nearly = (float((np.abs(steps - usual) <= slack).mean()) for slack in (0, usual / 10))
+    if exactly >= REGULAR:
+        return usual / SECOND, f"so far are {exactly:.0%} of the rows from the next"
+    if nearly >= REGULAR:
+        return float(f"{usual / SECOND:.3g}"), f"about so far are {nearly:.0%} of the rows from the next"
+    return float(f"{usual / SECOND:.2g}"), "values come irregularly, half of them sooner: write the control period"
 
 
 def _horizon(period: float | None, rows: int) -> tuple[int, str]:

@@ -101,7 +101,7 @@ def time_column(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
     for name in names:
         column = frame[name]
         if isinstance(column.dtype, pl.Datetime | pl.Date):
-            return name, TimeGuess("its type is a time")
+            return name, TimeGuess("its type is a time", zoned=getattr(column.dtype, "time_zone", None) is not None)
         if not (column.dtype == pl.String or column.dtype.is_integer() or TIME_NAME.search(name)):
             continue
         texts = column.drop_nulls().cast(pl.String).str.strip_chars()

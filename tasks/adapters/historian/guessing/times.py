@@ -10,7 +10,7 @@ import polars as pl
 
 from configs.errors import BadInput
 from configs.mapping import Clock
-from tasks.adapters.historian.raw_times import TimestampReader
+from tasks.adapters.historian.raw_times import OFFSET, TimestampReader
 
 SHAPE = re.compile(
     r"(?P<a>\d{1,4})(?P<sep>[-/. :])(?P<b>\d{1,2}|[A-Za-z]{3,9})(?P=sep)(?P<c>\d{4}|\d{2})"
@@ -32,6 +32,8 @@ class TimeGuess(NamedTuple):
     epoch: str | None = None
     choices: tuple[str, ...] = ()
     """Formats that all fit, where none can be told to be the right one."""
+    zoned: bool = False
+    """Whether each time names its zone."""
 
 
 def guess_times(texts: Sequence[str]) -> TimeGuess | None:
@@ -54,7 +56,8 @@ def guess_times(texts: Sequence[str]) -> TimeGuess | None:
     try:
         _, reasons = TimestampReader(Clock()).read(pl.Series(list(texts)), "the table")
         if reasons is None or (reasons != 0).mean() < 0.1:
-            return TimeGuess("written with the year first, which can be read in one way only")
+            zoned = bool(pl.Series(list(texts)).str.strip_chars().str.contains(OFFSET).all())
+            return TimeGuess("written with the year first, which can be read in one way only", zoned=zoned)
     except BadInput:
         pass
     shapes = [found for text in texts if (found := SHAPE.fullmatch(text))]
