@@ -16,13 +16,14 @@ from tasks.adapters.plants.known import plant_of
 from tasks.adapters.plants.opening import opened
 from tasks.adapters.store.cards.card import read_card, write_card
 from tasks.adapters.store.cards.pictures import pictures_of
+from tasks.adapters.store.cards.sentences import STILL
 from tasks.adapters.store.drift import mean_shift, stability_index
 from tasks.adapters.store.expectations import Check, check_episode_table, check_tables
 from tasks.adapters.store.losses import losses
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import SourceRecord, by_reason
 from tasks.adapters.store.row_checks import RANGE_TOLERANCE
-from tasks.adapters.store.statistics import STILL, Signal, Statistics, signal_bounds, summarise
+from tasks.adapters.store.statistics import Signal, Statistics, signal_bounds, summarise
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.stages import cached
 
@@ -39,6 +40,8 @@ MIN_COVERED = 0.1
 MAX_VIOLATING = 0.05
 MAX_LOST = 0.01
 """Share of what was read that may be lost without a warning."""
+MAX_DOUBLED = 0.001
+"""Share of the time that may be in several episodes without a warning, for clocks jitter."""
 MAX_SHIFT = 0.5
 MAX_STABILITY_INDEX = 0.25
 
@@ -247,6 +250,14 @@ def _expect_enough(found: Expectations, summary: Statistics, train: int, held_ou
         f"expected at most {MAX_VIOLATING:.0%} of rows to violate a limit, got {violating:.1%}: "
         "find out whether the plant's limits or its logs are wrong.",
         high=MAX_VIOLATING,
+        refuses=False,
+    )
+    found.expect(
+        "share of time in several episodes",
+        summary.doubled,
+        f"expected every moment in one episode, got {summary.doubled:.1%} of the time in several: where logs overlap, "
+        "the same rows may be trained on and held out, so name a folder that holds them all as one source.",
+        high=MAX_DOUBLED,
         refuses=False,
     )
 

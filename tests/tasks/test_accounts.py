@@ -129,6 +129,22 @@ def test_rows_that_come_twice_are_counted_and_are_no_loss(tmp_path: Path) -> Non
     assert not any("to be lost" in said for said in found.warnings)
 
 
+def test_logs_that_overlap_are_told_of_where_each_is_a_source(tmp_path: Path) -> None:
+    home, table = Home(tmp_path / "home"), frame()
+    (tmp_path / "mapping.yaml").write_text(MAPPING)
+    run = RunConfig(plant="kettle", data=Data(mapping=tmp_path / "mapping.yaml"))
+    logs = {"one": table[:701], "next": table[700:], "other": table[600:]}
+    paths = {name: tmp_path / f"{name}.parquet" for name in logs}
+    for name, part in logs.items():
+        part.write_parquet(paths[name])
+    apart = validate(home, run, ingest(home, run, [paths["one"], paths["next"]]))
+    assert not any("every moment" in said for said in apart.warnings)
+    both = validate(home, run, ingest(home, run, [paths["one"], paths["other"]]))
+    (said,) = [said for said in both.warnings if "every moment" in said]
+    # 100 of 700 and 400 steps.
+    assert "got 9.1% of the time in several" in said
+
+
 def test_the_last_lines_of_the_terminal_account_for_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_HOME", str(tmp_path / "home"))
     (tmp_path / "mapping.yaml").write_text(MAPPING)

@@ -28,8 +28,6 @@ BLOCK_ROWS = 32768
 """Rows that are counted at a time: fewer cost calls, and what is computed of more leaves the processor's cache."""
 SAMPLE = 50_000
 """Rows, evenly spaced, from which quantiles are taken."""
-STILL = 1e-6
-"""Deviation, as a share of the mean, up to which a signal counts as one that does not move."""
 AT_BOUND = 1e-3
 """Share of an action's range within which it counts as at its bound."""
 PERIODS = 60
@@ -83,6 +81,8 @@ class Statistics(NamedTuple):
     """When the first row begins and the last one ends, ns since 1970; zeros without time."""
     period: float
     """Seconds of a control step; 0 without time."""
+    doubled: float
+    """Share of the episodes' time in which an earlier one goes on."""
     terminated: int
     """Episodes that terminate."""
     over: tuple[int, int]
@@ -294,6 +294,14 @@ class _Whole:
         return int(self._begins.min()), int(self._ends.max()) + round(self.period * 1e9)
 
     @property
+    def doubled(self) -> float:
+        """Share of the episodes' time in which one that began before goes on; 0 without time."""
+        order = np.argsort(self._begins)
+        begins, ends = self._begins[order], self._ends[order] + round(self.period * 1e9)
+        twice = np.maximum(np.minimum(np.maximum.accumulate(ends)[:-1], ends[1:]) - begins[1:], 0)
+        return float(twice.sum() / max((ends - begins).sum(), 1))
+
+    @property
     def present(self) -> Floats:
         """Share of equal periods that rows cover (`PERIODS`,)."""
         first, last = self.span
@@ -326,8 +334,7 @@ def _period(dataset: StoredDataset) -> float:
     if "timestamps" not in dataset.keys:
         return 0.0
     bounds = dataset.episodes
-    long = np.flatnonzero(np.diff(bounds) > 1)
-    if not len(long):
+    if not len(long := np.flatnonzero(np.diff(bounds) > 1)):
         return 0.0
     first = int(bounds[long[0]])
     stamps = dataset.read(first, first + 2, ["timestamps"])["timestamps"]
@@ -369,6 +376,7 @@ def _statistics(per: _PerEpisode, whole: _Whole, faults: Counter[str], spec: Pla
         present=whole.present,
         span=whole.span,
         period=whole.period,
+        doubled=whole.doubled,
         terminated=whole.terminated,
         over=whole.over,
         rewards=whole.rewards,

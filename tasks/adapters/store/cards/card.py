@@ -21,7 +21,7 @@ from tasks.adapters.files.canonical import canonical_json, digest_json, read_jso
 from tasks.adapters.store.cards.page import card_markdown
 from tasks.adapters.store.cards.pictures import pictures_of
 from tasks.adapters.store.cards.response import responses_of
-from tasks.adapters.store.cards.sentences import cut_short, never_violated, no_variation, not_taken
+from tasks.adapters.store.cards.sentences import STILL, cut_short, never_violated, no_variation, not_taken
 from tasks.adapters.store.cards.timeline import timeline_of
 from tasks.adapters.store.episodes import vector_space
 from tasks.adapters.store.reader import StoredDataset
@@ -40,7 +40,6 @@ from tasks.adapters.store.records import (
 )
 from tasks.adapters.store.statistics import (
     BLOCK_ROWS,
-    STILL,
     Floats,
     Statistics,
     signal_bounds,
