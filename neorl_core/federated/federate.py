@@ -35,6 +35,9 @@ from neorl_core.training.population import (
 from neorl_core.training.preparation import Scaling, merged, moments, scaled, scaling
 from neorl_core.types import PlantSpec, Transition
 
+LOOKING = FEDAVG._replace(name="looking", step=lambda before, after, offer, site: offer.parameters)
+"""Updates that move no weight: what stays of them is what a learned model keeps of rows."""
+
 
 class Federated(NamedTuple):
     """What federated training gave."""
@@ -181,7 +184,8 @@ def fine_tuned(
 ) -> list[Policy]:
     """A policy for each site: the shared weights, trained further on its own rows alone, with optimisers of its own.
 
-    A site with few rows makes fewer steps, as `tuning_updates` says, for more would forget what is shared.
+    A site with few rows makes fewer steps, as `tuning_updates` says, for more would forget what is shared. A learner
+    with a model first looks at the rows in as many steps, so that it knows their range and support, which are not sent.
 
     Args:
         found: what was shared.
@@ -199,6 +203,9 @@ def fine_tuned(
     rows = stacked_rows(found.scaling, sites)
     train = member(init_population(found.algorithm, found.spec, found.config, members([seed], {})), 0)
     every = fresh_sites(train, FEDAVG, len(sites))
+    if found.algorithm.warm_up:
+        looking = Rule(phase(found.algorithm, True), LOOKING, updates=int(steps.max()), batch_size=batch_size)
+        every = make_apart(looking)(found.server.parameters, every, rows)
     policies: dict[int, Policy] = {}
     for count in np.unique(steps):
         which = np.flatnonzero(steps == count)

@@ -165,6 +165,16 @@ def test_a_site_with_few_rows_makes_few_steps_and_no_other_site_changes_its_poli
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_learner_with_a_model_is_fine_tuned_within_its_rows() -> None:
+    """Rewards grow beyond the logged actions, and only what the model keeps of rows says that nobody knows them."""
+    sites = linear_sites(3, 200)
+    small = {"hidden": (16,), "model_hidden": (16,), "horizon": 5, "warm_up_updates": 400}
+    shared = federate(sites, SPEC, "bptt", rounds=50, updates=20, batch_size=64, overrides=small)
+    for site, policy in zip(sites, fine_tuned(shared, sites, 90, batch_size=64), strict=True):
+        assert cloning_error(policy, [site]) < 3 * cloning_error(shared.policy, [site])
+
+
 def test_rows_that_no_learner_can_take_are_refused_at_every_site() -> None:
     good, bad = linear_sites(2, 20)
     unknown = bad._replace(reward=np.full_like(bad.reward, np.nan))
