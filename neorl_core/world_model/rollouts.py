@@ -41,6 +41,11 @@ def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
     return jnp.sqrt(jnp.mean(jnp.var(means, axis=0)) + 1e-12)
 
 
+def _precise(members: Ensemble, starts: Float[Array, "*n S"]) -> Float[Array, "*n S"]:
+    """In the precision of the members, which what follows a start has, too."""
+    return starts.astype(members[0]["least"].dtype)
+
+
 def expected_rollouts(
     members: Ensemble,
     reach: Reach,
@@ -79,7 +84,7 @@ def expected_rollouts(
 
         return jax.lax.scan(step, (start, jnp.ones((), start.dtype)), length=horizon)[1]
 
-    every: ModelSteps = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(jnp.arange(len(members)), starts)
+    every: ModelSteps = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(jnp.arange(len(members)), _precise(members, starts))
     return every
 
 
@@ -122,6 +127,7 @@ def branched_rollouts(
 
     Source: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
     """
+    starts = _precise(members, starts)
     rows, observations = starts.shape[0], dynamics.predicted(members)
     of_member, of_noise = jax.random.split(key)
     paid = jnp.stack([member["reward_log_deviation"] for member in members])[:, None]

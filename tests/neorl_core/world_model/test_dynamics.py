@@ -244,6 +244,17 @@ def test_branches_have_the_members_noise_and_begin_again_where_they_end(learned:
     np.testing.assert_array_equal(steps.observation[:, 1], starts)
 
 
+def test_rollouts_of_double_members_may_begin_at_single_rows() -> None:
+    """Where JAX computes in double, weights are, and logs stay as they were read."""
+    with jax.enable_x64(True):
+        members, rows = fresh().members, jnp.zeros((2, 4, 3), jnp.float32)
+        steps = rollouts.expected_rollouts(members, FAR, lambda s: jnp.tanh(s[:2]), rows, 2)
+        noisy, _ = rollouts.branched_rollouts(
+            members, ONE, FAR, lambda s, n: jnp.tanh(n), 2, rows[0], jax.random.key(0), 2
+        )
+    assert steps.next_observation.dtype == noisy.next_observation.dtype == np.float64
+
+
 def certain(member: Any) -> Any:
     """A member that believes that every step terminates."""
     last = member["outcome"]["Dense_1"]
