@@ -32,7 +32,11 @@ PARQUET = b"PAR1"
 GZIP = b"\x1f\x8b"
 WORKBOOKS = (".xlsx", ".xlsm")
 LONGEST_HEAD = 2**22
-"""Bytes within which the first line of a table with a row per moment must end."""
+"""Bytes within which a line of a table with a row per moment must end."""
+USUAL_LINE = 2**16
+"""Bytes within which nearly every line ends."""
+LOOKED_AT_EVERY = 2**25
+"""Bytes between places at which a line's end is looked for."""
 LONGEST_LINE = 2**26
 """Characters of a line that is held in memory."""
 MAX_RATIO = 400
@@ -165,7 +169,7 @@ class PlainTables:
         if transposed:
             return self._transposed(plain, file, dialect)
         if not (parquet or workbook):
-            _check_head(plain)
+            _check_lines(plain)
         # Where rows are counted, a blank line must not be one.
         counted = self.mapping.clock.start is not None
         if not parquet and (dialect.encoding != "utf-8" or dialect.delimiter == WHITESPACE or counted):
@@ -293,15 +297,19 @@ def _check_kind(file: Path, dialect: Dialect, parquet: bool, workbook: bool) -> 
         raise BadInput(f"expected no dialect.{odd[0]} for {kind}, got it for {file.name}: delete it from the mapping.")
 
 
-def _check_head(file: Path) -> None:
-    """Refuse what is no table before a parser takes its first line for one."""
+def _check_lines(file: Path) -> None:
+    """Refuse what a parser would take for one long line, which covers at least one of the places that are looked at."""
     with file.open("rb") as stream:
-        head = stream.read(LONGEST_HEAD)
-        if len(head) == LONGEST_HEAD and b"\n" not in head and stream.read(1):
-            raise BadInput(
-                f"expected lines of at most {LONGEST_HEAD >> 20} MB in {file.name}, got a longer one: a table with a "
-                "row per tag has layout transposed, and anything else is no table."
-            )
+        for place in range(0, max(file.stat().st_size, 1), LOOKED_AT_EVERY):
+            stream.seek(place)
+            piece = stream.read(USUAL_LINE)
+            if b"\n" not in piece:
+                piece += stream.read(LONGEST_HEAD - len(piece))
+            if len(piece) == LONGEST_HEAD and b"\n" not in piece and stream.read(1):
+                raise BadInput(
+                    f"expected lines of at most {LONGEST_HEAD >> 20} MB in {file.name}, got a longer one: a table with "
+                    "a row per tag has layout transposed, and anything else is no table."
+                )
 
 
 def _text(file: Path, dialect: Dialect) -> IO[str]:

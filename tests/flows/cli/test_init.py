@@ -131,6 +131,15 @@ def test_what_is_no_log_is_named_in_one_sentence(
     assert not list(tmp_path.rglob("*.yaml"))
 
 
+def test_a_table_of_very_many_columns_is_refused_by_their_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, values = (",".join(f"{sign}{i}" for i in range(30_000)) for sign in ("c", "1"))
+    (tmp_path / "log.csv").write_text(f"time,{names}\n2026-01-01 00:00,{values}\n")
+    assert run(["init", "--from", str(tmp_path / "log.csv"), "--out", str(tmp_path)]) == 2
+    assert "expected at most 2000 columns in log.csv, got 30001" in capsys.readouterr().err
+
+
 def test_a_mapping_that_exists_is_kept_and_next_steps_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

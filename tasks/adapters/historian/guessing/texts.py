@@ -107,7 +107,10 @@ def guess_text(lines: Sequence[str], whole: bool, encoding: str = "utf-8", name:
 
 def _score(lines: Sequence[str], delimiter: str) -> tuple[float, int] | None:
     """(share of lines with as many cells as most have and with values in them, number of cells); None without any."""
-    rows = [cells_of(line, delimiter) for line in lines]
+    try:
+        rows = [cells_of(line, delimiter) for line in lines]
+    except csv.Error:  # a cell that is longer than the reader takes: another sign divides them
+        return None
     width, _ = Counter(len(cells) for cells in rows[len(rows) // 5 :]).most_common(1)[0]
     if width < 2:
         return None

@@ -241,6 +241,7 @@ def test_keys_that_contradict_each_other_are_refused(keys: dict[str, Any], says:
         (lambda t: t, {"clock": CLOCK}, "expected no column 'timestamp' in table.csv beside the mapping's clock.start"),
         (lambda t: t.replace("FI-2", "LI-1"), {}, "expected every column once in table.csv, got 'LI-1' twice"),
         (lambda t: "x" * 5_000_000, {}, "expected lines of at most 4 MB in table.csv"),
+        (lambda t: t + "\0" * 40_000_000, {}, "expected lines of at most 4 MB in table.csv"),
         (
             lambda t: t,
             {"layout": "transposed"},
