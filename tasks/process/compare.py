@@ -31,7 +31,7 @@ from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.reporting.disagreement import Stretch, plot_disagreements
 from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.adapters.store.episodes import Logs, read_logs, unseen_of
 from tasks.process.guard import applied_before
 from tasks.process.learned_model import load_model, one_step_scores
 from tasks.references import CandidateRecord, Dataset, DriftFinding, LearnedModel, ShadowComparison
@@ -101,7 +101,7 @@ def compare(home: Home, run: RunConfig, dataset: Dataset) -> Compared:
 def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset, npt.NDArray[np.int64]]:
     """The newer logs, and the numbers of their episodes that a shadow's own dataset does not hold.
 
-    Episodes are compared by their digests: the same rows may come in another file, or in a folder with newer ones.
+    The same rows may come in another file, or in a folder with newer ones.
 
     Args:
         own: what the shadow was trained on and judged by.
@@ -111,8 +111,7 @@ def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset,
         Refused: when a source is the shadow's own, however it was read, or no other episodes are left.
     """
     store = reader.StoredDataset.open(newer.store, newer.digest)
-    seen = set(map(bytes, reader.StoredDataset.open(own.store, own.digest).episode_digests))
-    unseen = np.flatnonzero([bytes(digest) not in seen for digest in store.episode_digests])
+    unseen = unseen_of(store, reader.StoredDataset.open(own.store, own.digest))
     # A comparison is given what came last. Drift is looked for in all that came, where the champion's own are expected.
     if {s.sha256 for s in own.sources} & {s.sha256 for s in newer.sources} or not unseen.size:
         raise Refused(

@@ -31,7 +31,7 @@ from tasks.adapters.ledger.champions import champion
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
 from tasks.adapters.ledger.people.queue import record_of
 from tasks.adapters.plants.known import plant_of
-from tasks.adapters.store.episodes import Logs, action_vectors, read_logs, vector_space
+from tasks.adapters.store.episodes import Logs, action_vectors, read_logs, unseen_of, vector_space
 from tasks.adapters.store.reader import StoredDataset
 from tasks.process.learned_model import load_model, one_step_scores, set_by_people
 from tasks.references import CandidateRecord, Dataset, DriftGroup, DriftRecord, LearnedModel, SignalDrift
@@ -255,8 +255,7 @@ def _finding(run: RunConfig, watched: Watched, dataset: Dataset, alarms_per_year
     spec, record = plant_of(run).spec, watched.record
     own = StoredDataset.open(record.dataset.store, record.dataset.digest)
     store = StoredDataset.open(dataset.store, dataset.digest)
-    seen = set(map(bytes, own.episode_digests))
-    unseen = np.flatnonzero([bytes(digest) not in seen for digest in store.episode_digests])
+    unseen = unseen_of(store, own)
     # All that came is looked at, so that some of it may be the champion's own; read in another way its episodes differ.
     same = {source.sha256 for source in dataset.sources} <= {source.sha256 for source in record.dataset.sources}
     if same or not unseen.size:

@@ -54,6 +54,28 @@ def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
     return Logs(transitions_of(rows), episode, np.cumsum(lengths) - lengths, followed)
 
 
+def unseen_of(newer: StoredDataset, own: StoredDataset) -> npt.NDArray[np.int64]:
+    """The numbers of the newer episodes that another dataset does not hold.
+
+    It holds an episode with the same digest, and one all of whose rows it has at their times: an export that begins at
+    another moment cuts the same rows into other episodes.
+    """
+    seen = set(map(bytes, own.episode_digests))
+    unseen = np.asarray([bytes(digest) not in seen for digest in newer.episode_digests], bool)
+    if "timestamps" in newer.keys and "timestamps" in own.keys:
+        keys = ("timestamps", "observations", "actions")
+        rows = newer.arrays(keys)
+        order = np.argsort(rows["timestamps"], kind="stable")
+        times, held = rows["timestamps"][order], np.zeros(len(order), bool)
+        for block in own.blocks(keys):
+            place = np.minimum(np.searchsorted(times, block["timestamps"]), len(times) - 1)
+            row = order[place]
+            same = [(rows[key][row] == block[key]).reshape(len(row), -1).all(axis=1) for key in keys]
+            held[row[np.all(same, axis=0)]] = True
+        unseen &= ~np.logical_and.reduceat(held, newer.episodes[:-1])
+    return np.flatnonzero(unseen)
+
+
 def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
     """The episodes of the highest returns that hold a share of the rows, in one pass over their rewards.
 

@@ -47,6 +47,18 @@ def test_episodes_of_the_shadows_own_data_are_left_out_of_a_folder_that_grew(tmp
     np.testing.assert_allclose(store.arrays()["actions"][store.episodes[3]], valve[:1], rtol=1e-6)
 
 
+def test_rows_of_the_shadows_own_data_are_left_out_where_an_export_begins_at_another_moment(
+    tmp_path: Path, ingested: Logs
+) -> None:
+    head, *january = small_process.export(tmp_path / "january.csv", 360).read_text().splitlines()
+    _, *february = small_process.export(tmp_path / "feb.csv", 240, seed=1, start="2026-02-05").read_text().splitlines()
+    (tmp_path / "later.csv").write_text("\n".join([head, *january[50:], *february]))
+    store, unseen = unseen_episodes(ingested("january.csv"), ingested("later.csv"))
+    # The last step of January, 309 steps in three episodes, is known; February's are not.
+    np.testing.assert_array_equal(unseen, [3, 4])
+    assert store.episodes[3] == 309
+
+
 def test_a_part_of_the_shadows_own_folder_is_refused(
     tmp_path: Path, run: RunConfig, ingested: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
