@@ -107,7 +107,7 @@ def open_approval(history: Sequence[Entry], plant: str, composite: str) -> Entry
 
 
 def approvers(history: Sequence[Entry], promotion: Entry) -> str:
-    """Who approved what a promotion promoted, or what a shadow lets run: the last one first.
+    """Who approved what a promotion promoted, or what a shadow lets run: the last one first; a review is no approval.
 
     Args:
         history: all verified entries.
@@ -118,7 +118,8 @@ def approvers(history: Sequence[Entry], promotion: Entry) -> str:
         restored = {entry.digest: entry for entry in history}[body["restores"]]
         return f"{approvers(history, restored)}, brought back by {body['by'].strip()}"
     given = open_approvals(history[: promotion.sequence - 1], promotion.plant, body["composite"])
-    names = [e.body["by"].strip() for e in given if e.body["candidate"] == body["candidate"]]
+    given = [e for e in given if e.body["candidate"] == body["candidate"] and e.body.get("meaning") != "reviewed"]
+    names = [entry.body["by"].strip() for entry in given]
     return ", ".join({name.casefold(): name for name in reversed(names)}.values())
 
 

@@ -19,6 +19,7 @@ from tasks.adapters.files.canonical import canonical_json, sha256_hex
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.people import store
+from tasks.adapters.ledger.people.approvals import approvers
 from tasks.adapters.ledger.people.keyring import RevocationBody, key_of
 from tasks.adapters.ledger.people.rules import said_of_revocation
 from tasks.adapters.ledger.people.statement import STATEMENT_TYPE, Said, Signatory, with_key
@@ -258,6 +259,14 @@ def test_two_persons_with_their_roles_one_of_them_a_reviewer(keyed: Ledger, ada:
     last = approval(keyed, candidate, ada, role="safety engineer")
     crowned(keyed, last)
     assert audit(keyed.home).passed
+
+
+def test_who_reviewed_is_not_told_as_who_approved(keyed: Ledger, ada: Person, ben: Person) -> None:
+    sign(keyed, demanding(reviewers=1), ada.name, "a second pair of eyes", [ada.signs])
+    candidate = proposed(keyed, A)
+    approval(keyed, candidate, ben, reviewed=True)
+    promotion = crowned(keyed, approval(keyed, candidate, ada))
+    assert approvers(keyed.entries(), promotion) == "Ada Lovelace"
 
 
 def test_a_review_meets_no_role_and_an_approval_is_no_review(keyed: Ledger, ada: Person, ben: Person) -> None:
