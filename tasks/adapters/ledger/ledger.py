@@ -20,6 +20,7 @@ from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.files.merkle import MerkleTree, merkle_root
 from tasks.adapters.files.stored import stored_sha256
+from tasks.adapters.files.times import read, written
 from tasks.adapters.ledger import client, table
 from tasks.adapters.ledger.people.voided import counting
 from tasks.adapters.ledger.protocol import Answer, Append, Artefact, Ask, Head, Request
@@ -279,6 +280,8 @@ class Ledger:
                         f"expected {name} {expected.get(name, signed)!r}, got {stored!r} beside a signed {signed!r}: "
                         "restore the row."
                     )
+            if written(read(entry.timestamp)) != entry.timestamp:
+                raise Refused(f"expected a time as the ledger writes it, got {entry.timestamp!r}: restore the row.")
             if last is not None and entry.timestamp < last.timestamp:
                 raise Refused(f"expected a time from {last.timestamp} on, got {entry.timestamp}: restore the row.")
         except (Refused, KeyError, TypeError, ValueError) as error:
