@@ -164,7 +164,7 @@ def _ended(logged: Sequence[Entry], entries: Sequence[Entry]) -> set[str]:
     for entry in entries:
         kind = "rollback" if leaves_service(entry) and entry.kind == VOID else entry.kind
         found = entry.body.get(names[kind]) if kind in names else None
-        while found is not None and found not in ended:
+        while isinstance(found, str) and found not in ended:
             ended.add(found)
             found = None if found in counted else before.get(found)
     return ended

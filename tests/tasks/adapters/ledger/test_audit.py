@@ -258,6 +258,8 @@ def test_rules_are_replayed(copied: Home) -> None:
             "promotions: ledger entry 16: expected a passed certification",
         ),
         ("promotion", lambda last: {}, "promotions: ledger entry 16: .*'composite'"),
+        ("promotion", lambda last: {"replaces": {}}, "promotions: ledger entry 16: .*'composite'"),
+        ("withdrawal", lambda last: {"promotion": []}, "promotions: ledger entry 16: .*'composite'"),
         ("approval", lambda last: {"composite": "c" * 64}, "decisions: ledger entry 16: .*'by'"),
         (
             "approval",
