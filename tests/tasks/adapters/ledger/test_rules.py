@@ -1,4 +1,4 @@
-"""A candidate's entry: gates that are missing, contradicted by their numbers, or rest on certificates nobody logged."""
+"""Entries that say what is not so: gates without their numbers or certificates, decisions of what never was, times."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.redteam.stage import forge as append_past_the_rules
 from configs.errors import Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.rules import NoteBody
 from tasks.gates import REQUIRED, judge
 from tasks.references import CandidateRecord, DecisionRecord, GateName, Outcome, Verdict, Version
 from tests import judged
@@ -115,3 +117,17 @@ def test_a_decision_of_what_never_was_is_refused(ledger: Ledger, verdict: Verdic
     if verdict == "promoted":
         true = DecisionRecord(run_key="k", verdict=verdict, outcome=outcome.model_copy(update={"plant": PLANT}))
         assert ledger.append("decision", true, plant=PLANT).kind == "decision"
+
+
+@pytest.mark.parametrize(
+    "time", ["zzzz", "9", "2999-12-01", "2999-12-01T10:00:00Z", "2999-12-01T10:00:00.000000+00:00", "29991201T100000Z"]
+)
+def test_a_time_in_another_form_is_named(ledger: Ledger, time: str) -> None:
+    """As who holds the key could sign one, which ended the audit in a traceback."""
+    number = ledger.head().size + 1
+    with pytest.raises(Refused, match=f"ledger entry {number}: "):
+        append_past_the_rules(ledger.home, "note", NoteBody(text="second"), timestamp=time)
+    with pytest.raises(Refused, match=f"ledger entry {number}: "):
+        Ledger.open(ledger.home, write=False).entries()
+    (chain,) = (check for check in audit(ledger.home).failures if check.name == "chain")
+    assert chain.detail.startswith(f"ledger entry {number}: ")
