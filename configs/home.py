@@ -73,7 +73,8 @@ class Home:
         except FileNotFoundError:
             return 1 if self.root.is_dir() and any(self.root.iterdir()) else LAYOUT
         except (OSError, ValueError) as error:
-            raise Refused(f"expected a number in {path}, got '{error}': bring it back from a backup.") from error
+            got = error.strerror if isinstance(error, OSError) else "another text"
+            raise Refused(f"expected a number in {path}, got {got}: bring it back from a backup.") from error
 
     def check_layout(self) -> None:
         """Refuse a home that this version does not open.

@@ -200,7 +200,8 @@ def participant_of(terms: Site, home: Home) -> Participant:
         store = StoredDataset.open(folder, found[0].stem)
     else:
         raise BadInput(f"expected a dataset of {terms.plant} in {folder}, got none: run 'neorl ingest' first.")
-    return Participant(terms, store, home.folder("federations", "site", terms.site), _say)
+    folder = home.folder("federations", "site", terms.site)
+    return Participant(terms, store, folder, lambda line: _say(f"{terms.site}: {line}"))
 
 
 def _say(line: str) -> None:

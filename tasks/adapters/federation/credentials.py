@@ -70,10 +70,12 @@ def public_pem(text: str) -> str:
     """
     try:
         key = serialization.load_ssh_public_key(text.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise BadInput(f"expected a key as 'neorl federate key' prints it, got '{text[:40]}': {error}.") from error
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise BadInput(f"expected an elliptic curve's key, as 'neorl federate key' makes it, got '{text[:40]}'.")
+        raise BadInput(
+            f"expected a site's key as 'neorl federate key' prints it, got '{text[:40]}': ask the site for that line."
+        )
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
 
 

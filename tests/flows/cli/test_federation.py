@@ -39,7 +39,10 @@ def test_a_simulation_is_logged_and_shown(home: Path, tmp_path: Path, capsys: py
     asked, sites = files(tmp_path)
     with signer_at(Home(home)):
         assert run(["federate", "simulate", str(asked), *map(str, sites), "--json"]) == 0
-        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        said = capsys.readouterr()
+        # Sites say their lines side by side.
+        assert {line.partition(":")[0] for line in said.err.splitlines() if "actor_loss" in line} == set(NAMES)
+        result = json.loads(said.out.splitlines()[-1])
         assert (result["rounds"], result["epsilon"]) == (2, None)
         assert Path(result["policy"]).is_file()
         assert run(["federate", "show", PLANT]) == 0

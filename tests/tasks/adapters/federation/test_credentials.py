@@ -76,3 +76,9 @@ def test_an_older_file_in_a_keys_place_leaves_it_to_no_others(tmp_path: Path) ->
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     # The folder was there before, and holds others' files.
     assert stat.S_IMODE((tmp_path / "tls").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("text", ["ecdsa-sha2-nistp384 AAAA", "", "north"])
+def test_what_is_no_key_is_refused_with_the_cure(text: str) -> None:
+    with pytest.raises(BadInput, match=r"expected a site's key as .* ask the site for that line"):
+        public_pem(text)
