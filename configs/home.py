@@ -44,7 +44,8 @@ class Home:
             any_layout: also one that another version of NeoRL made, for those that migrate or examine it.
 
         Raises:
-            BadInput: when the path names no folder and none can be made there, for a file is in the way.
+            BadInput: when the path names no folder and none can be made there, for a file is in the way, or one that
+                is closed to this account.
             Refused: when the home has a layout that this version does not open.
         """
         named = os.environ.get("NEORL_HOME") or ".neorl"
@@ -55,6 +56,11 @@ class Home:
             raise _no_folder(Path(named), str(error)) from error
         if not nearest.is_dir():
             raise _no_folder(root, f"a file at {nearest}")
+        if nearest == root and not os.access(root, os.R_OK | os.X_OK):
+            raise BadInput(
+                f"expected a home that this account may look into at {root}, got one that it may not: give the command "
+                "as its owner, or point NEORL_HOME to another folder."
+            )
         home = cls(root)
         if not any_layout:
             home.check_layout()

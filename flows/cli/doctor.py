@@ -85,8 +85,17 @@ def _home(home: Home) -> Finding:
     if not home.root.exists():
         return Finding("home", True, f"none yet at {home.root}; the first command makes it")
     mode = stat.S_IMODE(home.root.stat().st_mode)
+    inside = sorted(path for path in home.root.iterdir() if path.is_dir()) if _is_open(home.root) else []
+    closed = [str(path) for path in (home.root, *inside) if not _is_open(path)]
+    if closed:
+        detail = f"this account may not read and write {', '.join(closed[:3])}"
+        return Finding("home", False, detail, "change owner or mode there, or point NEORL_HOME to another folder")
     detail = f"others may look into {home.root} (mode {mode:04o})" if mode & 0o077 else str(home.root)
     return Finding("home", not mode & 0o077, detail, f"chmod 700 {home.root}")
+
+
+def _is_open(folder: Path) -> bool:
+    return os.access(folder, os.R_OK | os.W_OK | os.X_OK)
 
 
 def _layout(home: Home) -> Finding:

@@ -118,15 +118,27 @@ def run(arguments: Sequence[str]) -> int:
     except (Abort, KeyboardInterrupt):
         return _interrupted(arguments)
     except Exception as error:
-        said = _out_of_room(error)
-        if said is None or os.environ.get("NEORL_DEBUG"):
+        sentence = _about_files(error)
+        if sentence is None or os.environ.get("NEORL_DEBUG"):
             raise
-        message = f"expected room to write, got '{said}': free some space, or point NEORL_HOME to another disk, then "
-        return _fail(f"{message}give the same command again; what is finished is kept.", BadInput.exit_code, arguments)
+        return _fail(sentence, BadInput.exit_code, arguments)
 
 
 def _interrupted(arguments: Sequence[str]) -> int:
     return _fail("interrupted; give the same command again to go on.", INTERRUPTED, arguments)
+
+
+def _about_files(error: Exception) -> str | None:
+    """A sentence on a disk that is full, or on a file that is closed to this account; None for any other error."""
+    if (said := _out_of_room(error)) is not None:
+        message = f"expected room to write, got '{said}': free some space, or point NEORL_HOME to another disk, then "
+        return f"{message}give the same command again; what is finished is kept."
+    if isinstance(error, PermissionError) and error.filename:
+        return (
+            f"expected to be allowed to use {error.filename}, got '{error.strerror}': change its owner or mode, or "
+            "give the command as its owner."
+        )
+    return None
 
 
 def _out_of_room(error: BaseException | None) -> str | None:

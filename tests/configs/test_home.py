@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from configs.errors import BadInput
 from configs.home import Home
+
+PROJECT = Path(__file__).parents[2]
 
 
 def mode(path: Path) -> int:
@@ -49,3 +54,40 @@ def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch:
     (tmp_path / "home" / "logs").touch()
     with pytest.raises(BadInput, match=r"expected a folder at .*logs"):
         Home(tmp_path / "home").folder("logs", "today")
+
+
+CLOSED = """
+import os, sys
+from flows.cli.main import run
+
+# Imports all that it needs, which may lie where the other account does not look.
+os.environ["NEORL_HOME"] = f"{sys.argv[1]}/none"
+run(["status"])
+os.environ["NEORL_HOME"] = f"{sys.argv[1]}/home"
+# Nothing is closed to the superuser.
+if os.getuid() == 0:
+    os.setuid(65534)
+sys.exit(run(["status"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("closed", "sentence"),
+    [
+        ("", "neorl: expected a home that this account may look into at {}, got one that it may not: give the command"),
+        ("services.json", "neorl: expected to be allowed to use {}, got 'Permission denied': change its owner or mode"),
+    ],
+)
+def test_what_is_somebody_elses_in_a_home_is_one_sentence(closed: str, sentence: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "home", closed).resolve()
+        path.parent.mkdir(exist_ok=True)
+        path.touch() if closed else path.mkdir()
+        for each, mode in ((Path(folder), 0o755), (path.parent, 0o755), (path, 0o000)):
+            each.chmod(mode)
+        command = [sys.executable, "-c", CLOSED, folder]
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+        path.chmod(0o700)
+    assert done.returncode == 2
+    assert done.stderr.startswith(sentence.format(path))
+    assert done.stderr.count("\n") == 1

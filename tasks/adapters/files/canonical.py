@@ -78,12 +78,12 @@ def unwritable_is_bad_input(path: Path) -> Iterator[None]:
         if error.errno in FULL:
             raise BadInput(
                 f"expected room to write {path.name}, got '{error.strerror}' in {path.parent}: "
-                "free some space there or point NEORL_HOME to another disk, then run the same command again."
+                "free some space there or name another disk (NEORL_HOME for the home), then run the same command again."
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise BadInput(
                 f"expected to be allowed to write {path.name}, got '{error.strerror}' in {path.parent}: make that "
-                "folder writable or point NEORL_HOME to one that is, then run the same command again."
+                "folder writable or name another one (NEORL_HOME for the home), then run the same command again."
             ) from error
         raise
 

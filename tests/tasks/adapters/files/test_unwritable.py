@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from configs.errors import BadInput
+from configs.home import Home
+from flows.cli.doctor import examine
 from neorl_core.plants import PLANTS
 from tasks.adapters.files.canonical import make_folder, write_atomic
 from tasks.adapters.files.locks import exclusive
@@ -54,12 +56,17 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def test_the_doctor_names_it(read_only: Path) -> None:
+    found = {finding.name: finding for finding in examine(Home(read_only))}["home"]
+    assert (found.ok, found.detail) == (False, f"this account may not read and write {read_only}")
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("below", ["", "part"])
 def test_what_cannot_be_written_to_is_named_with_its_cure(read_only: Path, kind: str, below: str) -> None:
     if kind == "folder" and not below:
         make_folder(read_only)  # which is there already
         return
-    with pytest.raises(BadInput, match=r"^expected to be allowed to write .*make that folder writable or point NEORL_"):
+    with pytest.raises(BadInput, match=r"^expected to be allowed to write .*make that folder writable or name another"):
         WRITERS[kind](read_only / below)
     assert not list(read_only.iterdir())
