@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +45,22 @@ def deployments() -> Deployments:
     found = {(entry["entrypoint"].rpartition(":")[2], entry["name"]): entry for entry in declared}
     assert len(found) == len(declared)
     return found
+
+
+def test_the_pages_commands_give_parameters_that_the_flows_take(deployments: Deployments) -> None:
+    from flows import deployed
+    from flows.retrain import retrain
+
+    flows = {"retrain": retrain} | {name: getattr(deployed, name) for name, _ in deployments if name != "retrain"}
+    page = (PROJECT / "docs" / "operations.md").read_text()
+    commands = re.findall(r"^prefect deployment run (.+)$", page, re.MULTILINE)
+    assert len(commands) > 5
+    for command in commands:
+        name, *words = shlex.split(command)
+        flow, deployment = name.split("/")
+        given = json.loads(words[1]) if words[:1] == ["--params"] else {}
+        assert len(words) == 2 * bool(given)
+        flows[flow].validate_parameters((deployments[flow, deployment].get("parameters") or {}) | given)
 
 
 @pytest.mark.parametrize("plant", NAMES)
