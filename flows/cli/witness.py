@@ -85,6 +85,7 @@ def witness_pin(
 
     from tasks.adapters.ledger.claims import LOCAL
     from tasks.adapters.ledger.client import public_key
+    from tasks.adapters.ledger.ledger import Ledger
     from tasks.adapters.ledger.signing import TrustRoot, key_id
     from tasks.adapters.ledger.witness.pinned import FILE, Witnesses, check_pinned_witnesses, pin, pinned
 
@@ -111,10 +112,19 @@ def witness_pin(
     if required > len(found.witnesses) or found.witnesses[-1].verifier.name.startswith(LOCAL):
         raise BadInput(f"expected at most {len(found.witnesses)} required, and none of this machine's own, got others.")
     check_pinned_witnesses(found, path)
+    seeds = Ledger.open(home, write=False).entries("seed") if Ledger.exists(home) else []
+    counted = {each.key for each in found.witnesses}
+    left = sum(not counted.issuperset(entry.body["witnesses"]) for entry in seeds)
     pin(path, found)
     names = [each.verifier.name for each in found.witnesses]
     lines = [f"{required} of {', '.join(names)} must take part: pinned in {path}"]
-    emit({"pinned": str(path), "required": required, "witnesses": names}, as_json, lines)
+    if left:
+        lines.append(
+            f"{left} attempts of before name a witness that counts no longer: 'neorl audit verify' fails in them from "
+            "now on, so begin a home with the pinned witness"
+        )
+    told = {"pinned": str(path), "required": required, "witnesses": names, "attempts_without_them": left}
+    emit(told, as_json, lines)
 
 
 @witness.command("show")

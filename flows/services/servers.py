@@ -216,11 +216,16 @@ def down(home: Home) -> list[str]:
         # A worker that outlives its server spends its grace on retries.
         for group in ([name for name in ours if name not in SERVERS], list(ours)):
             processes.stop([process for name in group if (process := ours[name].process)])
-        # The ports stay known, so that addresses in reports and tags work again after the next `up`.
-        write_services(home, {name: replace(s, process=None, token="") for name, s in known.items() if s.port})
+        forget_processes(home)
         signer = ["signer"] if client.stop(home) else []
         witness = ["witness"] if stop_own(home) else []
     return sorted([*ours, *signer, *witness])
+
+
+def forget_processes(home: Home) -> None:
+    """Leave of a home's services their ports alone, so that addresses in reports and tags work after the next `up`."""
+    known = read_services(home)
+    write_services(home, {name: replace(s, process=None, token="") for name, s in known.items() if s.port})
 
 
 def status(home: Home) -> Status:

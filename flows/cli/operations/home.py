@@ -58,11 +58,14 @@ def restore(
 
     Example: neorl restore /backups/home-2026-11-23.tar --home /srv/neorl
     """
+    from flows.services.servers import forget_processes
     from tasks.progress import StageProgress
     from tasks.upkeep.restore import restore as read
 
     with StageProgress("restore") as progress:
         done = read(file, home, progress)
+    # Those of the home that was backed up are none of this one's.
+    forget_processes(Home(Path(done.home)))
     lines = [*done.checks, f"{done.home}: {done.files:,} files, {done.size / 1e6:,.1f} MB, as of {done.made}"]
     if done.moved:
         lines.append("it lies elsewhere now: stored results of stages were left behind, and are computed again")

@@ -21,6 +21,7 @@ import pytest
 from configs.errors import BadInput, Refused
 from configs.home import LAYOUT, Home
 from flows.cli.main import run
+from flows.services.state import Service, read_services, write_services
 from tasks.adapters.files.folders import digests_in
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
@@ -29,6 +30,7 @@ from tasks.upkeep.archive import HEADER, SUMS, Header, Megabytes, _write, backup
 from tasks.upkeep.restore import restore
 from tasks.upkeep.snapshot import Snapshot
 from tests.evidence import PLANT, furnished_home, open_ledger, signer_at
+from tests.flows.services.waiting import killed_process
 
 PROJECT = Path(__file__).parents[3]
 SHARD = f"datasets/{PLANT}/shard.h5"
@@ -301,8 +303,13 @@ def test_what_the_ledger_names_and_the_home_lacks_is_told_at_once(
     (home / SHARD).unlink()
     (home / "bundles" / "a" / "composite.json").write_text("{}")
     monkeypatch.setenv("NEORL_HOME", str(home))
+    dead = killed_process()
+    write_services(Home(home), {"prefect": Service("prefect", "http://127.0.0.1:4200", 4200, dead, "token")})
     assert run(["backup", str(tmp_path / "b.tar"), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert sorted(answer["damaged"]) == ["bundles/a/composite.json is another", f"{SHARD} is missing"]
     assert run(["restore", str(tmp_path / "b.tar"), "--home", str(tmp_path / "new")]) == 1
     assert "FAIL  files: " in capsys.readouterr().out
+    # No service of the new home has run: its doctor would send people to logs that are not there.
+    (kept,) = read_services(Home(tmp_path / "new")).values()
+    assert (kept.port, kept.process) == (4200, None)

@@ -147,6 +147,11 @@ def test_a_home_has_a_witness_of_its_own_until_somebody_runs_one(
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["witnesses"][0].startswith("neorl.local/")
     assert all(check["passed"] for check in told["checks"])
+    # What it took part in counts no longer where another one is pinned, and whoever pins it is told.
+    key = str(Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
+    assert run(["witness", "pin", key, "http://127.0.0.1:9"]) == 0
+    assert "2 attempts of before name a witness that counts no longer: 'neorl audit verify'" in capsys.readouterr().out
+    assert "witnesses" in {check.name for check in audit(place).failures}
 
 
 @pytest.mark.slow
