@@ -14,6 +14,7 @@ from flows.services.servers import connect
 from neorl_core.safety.drift import LEAST_REFERENCE
 from tasks.adapters.ledger import shadows
 from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.people.statement import Signatory, read_payload
 from tasks.adapters.registry.page import END, split
 from tasks.adapters.registry.registry import Registry
 from tasks.adapters.registry.upload import Artifact
@@ -123,7 +124,7 @@ def _drift_in_words(drift: DriftFinding) -> str:
     )
 
 
-def extend(home: Home, plant: str, days: int, by: str, note: str) -> Extended:
+def extend(home: Home, plant: str, days: int, by: str, note: str, signatory: Signatory | None = None) -> Extended:
     """Let the shadow of a process run on.
 
     Args:
@@ -132,15 +133,19 @@ def extend(home: Home, plant: str, days: int, by: str, note: str) -> Extended:
         days: from its end on, or from now where it has ended.
         by: who decides.
         note: why, for the record.
+        signatory: the person with their key; in the home's name without one.
 
     Raises:
-        Refused: when nothing runs in shadow, or the period is too long.
+        Refused: when nothing runs in shadow, the period is too long, or the person has a key and did not sign.
         ServiceMissing: when MLflow does not answer; nothing is recorded then.
     """
     registry, ledger = Registry(connect(home).mlflow.url), Ledger.open(home)
     with plant_lock(home, plant):
         watched, candidate = shadow_of(ledger, plant)
         body = shadows.ExtensionBody(shadow=watched.entry.digest, days=days, by=by, note=note)
+        if signatory is not None:
+            envelope = signatory.sign(shadows.said_of_extension(watched.entry, body))
+            body = body.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
         ledger.append("extension", body, plant=plant)
         aliases = reconcile(home, plant, registry)
         now, _ = shadow_of(ledger, plant)

@@ -254,7 +254,7 @@ def history_rows(entries: Sequence[Entry], plant: str) -> tuple[HistoryRow, ...]
             continue
         told = {key: entry.body[key] for key in TOLD if entry.body.get(key) not in (None, "")}
         parts = [f"{key} {_in_words(value)}" for key, value in told.items()]
-        if entry.kind in ("approval", "rejection", "withdrawal", "rollback"):
+        if entry.kind in ("approval", "rejection", "withdrawal", "rollback", "extension"):
             parts.append(signed_how(entry))
         if "composite" in entry.body:
             parts.append(f"composite {entry.body['composite'][:12]}")

@@ -9,6 +9,8 @@ import typer
 
 from configs.home import Home
 from flows.cli.console import AsJson, emit, known_plant
+from flows.cli.keys import KeyFile, hand_of
+from flows.cli.models import Who
 
 Plant = Annotated[str, typer.Argument(help="The plant's name: a process without a simulator.")]
 
@@ -54,8 +56,9 @@ def shadow(plant: Plant, data: Newer, config: RunFile = None, as_json: AsJson = 
 def extend(
     plant: Plant,
     days: Annotated[int, typer.Option(help="From its end on, or from now where it has ended.", min=1)] = 30,
-    by: Annotated[str, typer.Option("--by", help="Who decides; NEORL_PERSON or your user name otherwise.")] = "",
+    by: Who = "",
     note: Annotated[str, typer.Option("--note", help="Why, for the record.")] = "",
+    key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Let the shadow of a process run on.
@@ -63,9 +66,9 @@ def extend(
     Example: neorl extend buffer_vessel --days 30 --note "the summer is still to come"
     """
     from flows.shadow import extend as decide
-    from tasks.adapters.ledger.people.store import acting
 
-    found = decide(Home.locate(), known_plant(plant), days, by or acting(), note)
+    hand = hand_of(by, key)
+    found = decide(Home.locate(), known_plant(plant), days, hand.name, note, hand.signatory)
     emit(found, as_json, [f"version {found.version} of {plant} runs in shadow until {found.until}"])
 
 

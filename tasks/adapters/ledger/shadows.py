@@ -10,7 +10,16 @@ from typing import NamedTuple
 from configs.errors import Refused
 from tasks.adapters.files.times import read
 from tasks.adapters.ledger.ledger import Body, Entry, Ledger
-from tasks.adapters.ledger.people.approvals import check_not_ruled_out, check_version, of_process, open_approval
+from tasks.adapters.ledger.people.approvals import (
+    check_not_ruled_out,
+    check_signed_time,
+    check_version,
+    of_process,
+    open_approval,
+)
+from tasks.adapters.ledger.people.rules import check_signed
+from tasks.adapters.ledger.people.statement import Said
+from tasks.adapters.ledger.policies.policy import policy_of
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.references import ShadowComparison
 
@@ -41,6 +50,9 @@ class ExtensionBody(Body):
     """From its end on, or from now where it has ended."""
     by: str
     note: str = ""
+    signed: str = ""
+    signature: str = ""
+    """Envelope of the person's statement."""
 
 
 class ShadowInForce(NamedTuple):
@@ -127,7 +139,7 @@ def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_extension(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse an extension of anything but the last shadow of the plant, or by nobody.
+    """Refuse an extension of anything but the last shadow of the plant, by nobody, or in the name of who has a key.
 
     Args:
         history: all entries before the extension.
@@ -140,6 +152,22 @@ def check_extension(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused(f"expected an extension of the shadow of {entry.plant}, got one of another or of a rejected one.")
     if not body.by.strip():
         raise Refused("expected the name of who extends a shadow, got none: give it.")
+    policy = policy_of(history, entry.plant)
+    required = policy is not None and policy.approvers.keys
+    said = said_of_extension(found.entry, body)
+    check_signed(history, entry, body.by, body.signature, said, required=required)
+    check_signed_time(body.signature, body.signed)
+
+
+def said_of_extension(shadow: Entry, body: ExtensionBody) -> Said:
+    """What a person signs who lets a shadow run on.
+
+    Args:
+        shadow: its entry.
+        body: the extension, without its signature.
+    """
+    about = {"composite": shadow.body["composite"], "days": str(body.days), "shadow": body.shadow}
+    return Said("extension", shadow.plant, about, note=body.note)
 
 
 def check_comparison(history: Sequence[Entry], entry: Entry) -> None:

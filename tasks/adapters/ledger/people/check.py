@@ -45,7 +45,7 @@ def _void(entries: Sequence[Entry], trust: TrustRoot) -> Iterator[Check]:
 
 
 def _summary(entries: Sequence[Entry], failed: bool) -> Iterator[Check]:
-    kinds = ("approval", "rejection", "withdrawal", "rollback")
+    kinds = ("approval", "rejection", "withdrawal", "rollback", "extension")
     decided = [e for e in entries if e.kind in kinds and e.body.get("by") != RULE]
     signed = sum(bool(entry.body.get("signature")) for entry in decided)
     if not failed:

@@ -16,7 +16,7 @@ from tasks.adapters.files.times import written
 from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, public_key
 
 STATEMENT_TYPE = "application/vnd.neorl.statement+json"
-Act = Literal["approval", "rejection", "withdrawal", "rollback", "policy", "key", "rotation", "revocation"]
+Act = Literal["approval", "rejection", "withdrawal", "rollback", "extension", "policy", "key", "rotation", "revocation"]
 Meaning = Literal["", "reviewed", "approved for closed loop", "approved for shadow", "rejected", "withdrawn"]
 """What a signature means; without one it says no more than its act."""
 

@@ -17,6 +17,7 @@ from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import approvals, verdicts
 from tasks.adapters.ledger.people.queue import waiting
+from tasks.adapters.ledger.people.statement import read_payload, with_key
 from tasks.gates import REQUIRED_OF_PROCESS
 from tasks.period.decisions import in_force_in
 from tasks.period.model import Period
@@ -29,6 +30,7 @@ from tasks.references import (
 )
 from tests import judged
 from tests.evidence import DATASET, PLANT, forge, judged_record, open_ledger, propose
+from tests.tasks.adapters.ledger.people.persons import Person, enrol
 
 PROCESS = "buffer_vessel"
 A, B = (sha256_hex(name) for name in (b"a", b"b"))
@@ -93,6 +95,24 @@ def test_an_approved_candidate_runs_in_shadow_for_its_days(ledger: Ledger, clock
     clock.now = NOON + timedelta(days=31)
     with pytest.raises(Refused, match=f"shadow are over: let it run on with 'neorl extend {PROCESS} --days"):
         promote_candidate(ledger.home, candidate, "again", "", clock)
+
+
+def test_who_has_a_key_extends_it_with_that_key(ledger: Ledger, clock: Clock) -> None:
+    """The attack: whoever holds the home lets a shadow run on in the name of somebody else, who has a key."""
+    entry, ada = begun(ledger), Person("Ada")
+    enrol(ledger, ada)
+    said = shadows.ExtensionBody(shadow=entry.digest, days=10, by="ada", note="the winter is to come")
+    with pytest.raises(Refused, match="expected ada's own signature on the extension, got the home's: this person has"):
+        ledger.append("extension", said, plant=PROCESS)
+    forge(ledger.home, "extension", said, plant=PROCESS)
+    assert "shadows" in {check.name for check in audit(ledger.home).failures}
+    envelope = with_key(ada.name, ada.key, clock).sign(shadows.said_of_extension(entry, said))
+    signed = said.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+    with pytest.raises(Refused, match="expected a statement whose days is '100', got '10'"):
+        ledger.append("extension", signed.model_copy(update={"days": 100}), plant=PROCESS)
+    ledger.append("extension", signed, plant=PROCESS)
+    with pytest.raises(Refused, match="got one that the ledger has already"):
+        ledger.append("extension", signed, plant=PROCESS)
 
 
 def test_a_person_extends_it_from_its_end_or_from_now_where_it_has_ended(ledger: Ledger, clock: Clock) -> None:
