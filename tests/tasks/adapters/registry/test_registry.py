@@ -180,8 +180,8 @@ def test_aliases_follow_the_ledger(registry: Registry, registered: tuple[Record,
     version = registered[1].version
     registry.reconcile(NAME, None, None)
     assert registry.reconcile(NAME, version, version) == [
-        f"@champion: None -> {version}",
-        f"@challenger: None -> {version}",
+        f"@champion: none -> {version}",
+        f"@challenger: none -> {version}",
     ]
     assert registry.reconcile(NAME, version, version) == []
     assert registry.reconcile(NAME, version, None) == [f"@challenger: {version} -> none"]
