@@ -138,31 +138,6 @@ def test_a_linear_system_has_the_value_of_its_lyapunov_equation() -> None:
     assert bool(got.supported)
 
 
-def test_a_value_has_the_unit_of_its_rewards() -> None:
-    """A power of two changes no bit of a sum or product: what it does not scale is a number with a unit of its own."""
-    unit, logs = 2.0**-30, linear_logs(0, 20, 10)
-    logs = logs._replace(cost=-logs.reward)
-    other = logs._replace(reward=logs.reward * unit, cost=logs.cost * unit)
-    decisions = linear_decisions(logs)
-    scores = jax.tree.map(lambda x: x.sum(axis=1, keepdims=True), guessed(logs, decisions))
-    found = fqe.evaluate(logs, decisions, scores, KEY, 10, DISCOUNT, 50)
-    scaled = fqe.evaluate(other, decisions, jax.tree.map(lambda x: x * unit, scores), KEY, 10, DISCOUNT, 50)
-    np.testing.assert_array_equal(scaled.value, found.value * unit)
-    np.testing.assert_array_equal(scaled.draws, found.draws * unit)
-    assert bool(found.supported)
-    assert bool(scaled.supported)
-
-
-@pytest.mark.parametrize("reward", [3.0, 3e8, -3e-8])
-def test_a_reward_that_never_changes_has_the_value_of_its_sum(reward: float) -> None:
-    logs = linear_logs(0, 20, 10)
-    logs = logs._replace(reward=jnp.full_like(logs.reward, reward))
-    decisions = linear_decisions(logs)
-    found = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 10, DISCOUNT, 50)
-    np.testing.assert_allclose(found.value[0], reward * (1 - DISCOUNT**10) / (1 - DISCOUNT), rtol=1e-5)
-    assert bool(found.supported)
-
-
 @pytest.mark.slow
 def test_intervals_cover_as_often_as_they_say() -> None:
     # Source: truth is the Lyapunov value at the logs' own distribution of initial states, x ~ N(0, I).
