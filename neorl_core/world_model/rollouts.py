@@ -42,8 +42,8 @@ def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
 
 
 def _precise(members: Ensemble, starts: Float[Array, "*n S"]) -> Float[Array, "*n S"]:
-    """In the precision of the members, which what follows a start has, too."""
-    return starts.astype(members[0]["least"].dtype)
+    """In the precision of the members, which what follows a start has, too; models without weights have none."""
+    return starts.astype(jnp.result_type(starts, *jax.tree.leaves(members)))
 
 
 def expected_rollouts(
