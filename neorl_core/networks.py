@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.graph.messages import Talk
@@ -326,17 +325,6 @@ class Normaliser(NamedTuple):
     choices: Float[Array, " C"] | None = None
     """Numbers of the choices of a discrete action, whose unit action has a component for each: a logged one is one-hot,
     and of any other the greatest component counts. None of continuous actions."""
-
-
-def moves(mean: Any, deviation: Any) -> Any:
-    """Whether signals deviate from their means by more than rounding to single precision does, whatever their units.
-
-    Args:
-        mean: (...) of each signal.
-        deviation: (...) about it; one that is no number does not move.
-    """
-    single = np.finfo(np.float32)
-    return (deviation > single.eps * abs(mean)) & (deviation > single.tiny)
 
 
 def _along(x: Float[Array, "*n D"], vector: Float[Array, " D"]) -> Float[Array, "*n D"]:

@@ -17,6 +17,17 @@ Params = Any
 """A pytree of arrays (physical constants, network weights, controller gains)."""
 
 
+def moves(mean: Any, deviation: Any) -> Any:
+    """Whether signals deviate from their means by more than rounding to single precision does, whatever their units.
+
+    Args:
+        mean: (...) of each signal.
+        deviation: (...) about it; one that is no number does not move.
+    """
+    # The precision of single numbers, and the least that has all of it.
+    return (deviation > 2.0**-23 * abs(mean)) & (deviation > 2.0**-126)
+
+
 class Space(NamedTuple):
     """Names, units and bounds of a vector, in physical units."""
 

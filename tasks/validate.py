@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,12 @@ import numpy as np
 
 from configs.home import Home
 from configs.run import Data, RunConfig
-from neorl_core.types import Clock, PlantSpec
+from neorl_core.types import Clock, PlantSpec, moves
 from tasks.adapters.files.canonical import digest_json, write_json
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.plants.opening import opened
 from tasks.adapters.store.cards.card import read_card, write_card
 from tasks.adapters.store.cards.pictures import pictures_of
-from tasks.adapters.store.cards.sentences import STILL
 from tasks.adapters.store.drift import mean_shift, stability_index
 from tasks.adapters.store.expectations import Check, check_episode_table, check_tables
 from tasks.adapters.store.losses import losses
@@ -217,9 +217,9 @@ def dataset_checks(
         elif not name.startswith("action "):
             found.expect(
                 f"{name}: deviation",
-                signal.deviation,
+                signal.deviation if moves(signal.mean, signal.deviation) else 0.0,
                 f"expected {name} to move, got one value throughout: check its tag and its transmitter.",
-                low=max(STILL * abs(signal.mean), np.finfo(np.float64).tiny),
+                low=sys.float_info.min,
                 refuses=False,
             )
         found.table[f"{name}: distinct values"] = signal.distinct
@@ -286,7 +286,7 @@ def _expect_clock(found: Expectations, clock: Clock, summary: Statistics) -> Non
 def _expect_varied(found: Expectations, name: str, signal: Signal, span: float) -> None:
     """Expect an action to vary; its range is `span` wide, which may be infinite."""
     size = span if math.isfinite(span) else max(abs(signal.least), abs(signal.greatest))
-    deviation = signal.deviation / max(size, np.finfo(np.float64).tiny)
+    deviation = signal.deviation / size if size else 0.0
     found.expect(
         f"{name}: deviation / range",
         deviation,

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.control.pid import PIDParams, PIDState, pid
-from neorl_core.networks import Policy, moves, policy_act
-from neorl_core.types import Controller
+from neorl_core.networks import Policy, policy_act
+from neorl_core.types import Controller, moves
 
 
 class PIDLoops(NamedTuple):

@@ -59,7 +59,9 @@ def identify(
             raise ValueError(f"expected a signal among {', '.join(names)}, got '{name}': correct the name.")
     for name, (centre, spread) in starts.items():
         if not 0 <= spread < math.inf or not math.isfinite(centre or 0.0):
-            raise ValueError(f"expected a finite start of {name} and a spread from 0, got {centre} and {spread}.")
+            raise ValueError(
+                f"expected a finite start of {name} and a spread from 0, got {centre} and {spread}: correct them."
+            )
     if not 0 < confidence < 1:
         raise ValueError(f"expected a confidence between 0 and 1, got {confidence}: 0.95 is 95 %.")
     prior_of(plant.params, unknowns)

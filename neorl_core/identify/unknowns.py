@@ -62,9 +62,8 @@ def prior_of(params: Params, unknowns: Sequence[Unknown]) -> Prior:
         # That of traced constants is not known yet.
         if not isinstance(centre, jax.Array) and not least < centre < math.inf:
             kind = "positive" if least == 0.0 else "finite"
-            raise ValueError(
-                f"expected a {kind} centre of {unknown}, got {centre}: a constant that may be zero has law 'normal'."
-            )
+            cure = "a constant that may be zero has law 'normal'" if least == 0.0 else "correct it"
+            raise ValueError(f"expected a {kind} centre of {unknown}, got {centre}: {cure}.")
         scales.append(math.sqrt(math.log1p(unknown.spread**2)) if unknown.law == "log-normal" else unknown.spread)
     return Prior(jnp.stack([jnp.asarray(centre, float) for centre in centres]), jnp.asarray(scales))
 

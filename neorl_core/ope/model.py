@@ -24,12 +24,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from scipy.special import ndtri, stdtrit
 
 from neorl_core.history import History
-from neorl_core.networks import Normaliser, Policy, moves, policy_act, to_unit
+from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import ridge as regression
 from neorl_core.ope.ridge import Ridge
 from neorl_core.ope.support import INSIDE, Ranges, ranges, weighted_quantile
 from neorl_core.training.optimisers import Recipe
-from neorl_core.types import Params, Transition
+from neorl_core.types import Params, Transition, moves
 from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model, Reach
 

@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from neorl_core.graph.layout import shared
 from neorl_core.history import stacked_normaliser
-from neorl_core.networks import Normaliser, moves, normalise, to_unit
-from neorl_core.types import PlantSpec, Transition
+from neorl_core.networks import Normaliser, normalise, to_unit
+from neorl_core.types import PlantSpec, Transition, moves
 
 Vector = Float[np.ndarray, " D"]
 

@@ -21,9 +21,8 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from configs.units import conversion
-from neorl_core.networks import moves
 from neorl_core.safety.drift import LEAST_REFERENCE, YEAR, alarm_threshold, detect
-from neorl_core.types import PlantSpec
+from neorl_core.types import PlantSpec, moves
 from neorl_core.world_model.prediction import fit_autoregression
 from tasks.adapters.files.arrays import read_npz
 from tasks.adapters.ledger import shadows

@@ -14,7 +14,7 @@ from configs.run import RunConfig
 from neorl_core.control import fallbacks
 from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops, fit_linear_law
 from neorl_core.history import resting_action
-from neorl_core.networks import Policy, actor_apply, actor_init, moves, normalise, to_unit
+from neorl_core.networks import Policy, actor_apply, actor_init, normalise, to_unit
 from neorl_core.safety.composite import Composite
 from neorl_core.safety.shield import envelope_of
 from neorl_core.safety.support import (
@@ -27,7 +27,7 @@ from neorl_core.safety.support import (
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.preparation import moments, scaling
-from neorl_core.types import Params, PlantSpec
+from neorl_core.types import Params, PlantSpec, moves
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store import reader
 from tasks.adapters.store.episodes import Logs, halves, read_logs

@@ -69,12 +69,15 @@ def draw_estimates(axes: Axes, rows: Mapping[str, Estimate], zero: bool = False)
 def plot_intervals(path: Path, groups: Mapping[str, Mapping[str, Estimate]], confidence: float = 0.95) -> Path:
     """Values with their confidence intervals, a panel for each quantity (return, cost, difference) that has any.
 
+    Where none has, every quantity has its empty panel.
+
     Args:
         path: PNG or SVG to write.
         groups: axis label -> (name -> estimate); a label with "difference" gets a line at zero.
         confidence: of the intervals, for the title.
     """
     known = {label: rows for label, rows in groups.items() if any(np.isfinite(each.value) for each in rows.values())}
+    known = known or dict(groups)
     heights = [len(rows) + 0.9 for rows in known.values()]
     with drawn(PAGE, 0.35 + 0.62 * sum(heights), path) as figure:
         axes = figure.subplots(len(known), 1, height_ratios=heights, squeeze=False).ravel()

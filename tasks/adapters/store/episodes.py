@@ -61,19 +61,22 @@ def unseen_of(newer: StoredDataset, own: StoredDataset) -> npt.NDArray[np.int64]
     another moment cuts the same rows into other episodes.
     """
     seen = set(map(bytes, own.episode_digests))
-    unseen = np.asarray([bytes(digest) not in seen for digest in newer.episode_digests], bool)
-    if "timestamps" in newer.keys and "timestamps" in own.keys:
-        keys = ("timestamps", "observations", "actions")
-        rows = newer.arrays(keys)
-        order = np.argsort(rows["timestamps"], kind="stable")
-        times, held = rows["timestamps"][order], np.zeros(len(order), bool)
-        for block in own.blocks(keys):
-            place = np.minimum(np.searchsorted(times, block["timestamps"]), len(times) - 1)
-            row = order[place]
-            same = [(rows[key][row] == block[key]).reshape(len(row), -1).all(axis=1) for key in keys]
-            held[row[np.all(same, axis=0)]] = True
-        unseen &= ~np.logical_and.reduceat(held, newer.episodes[:-1])
-    return np.flatnonzero(unseen)
+    unseen = np.flatnonzero([bytes(digest) not in seen for digest in newer.episode_digests])
+    if not (unseen.size and "timestamps" in newer.keys and "timestamps" in own.keys):
+        return unseen
+    keys = ("timestamps", "observations", "actions")
+    blocks = list(newer.episode_blocks(unseen, keys))
+    rows = {key: np.concatenate([block[key] for block in blocks]) for key in keys}
+    order = np.argsort(rows["timestamps"], kind="stable")
+    times, held = rows["timestamps"][order], np.zeros(len(order), bool)
+    for block in own.blocks(keys):
+        place = np.minimum(np.searchsorted(times, block["timestamps"]), len(times) - 1)
+        row = order[place]
+        same = [(rows[key][row] == block[key]).reshape(len(row), -1).all(axis=1) for key in keys]
+        held[row[np.all(same, axis=0)]] = True
+    lengths = np.diff(newer.episodes)[unseen]
+    found: npt.NDArray[np.int64] = unseen[~np.logical_and.reduceat(held, np.cumsum(lengths) - lengths)]
+    return found
 
 
 def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:

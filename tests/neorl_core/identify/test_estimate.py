@@ -234,7 +234,7 @@ def test_nothing_is_compiled_again_for_other_logs() -> None:
         (Unknown("first", 0.0), "expected a positive spread of first"),
         (Unknown("first", 0.1, centre=-1.0), "expected a positive centre of first"),
         (Unknown("first", 0.1, centre=0), "expected a positive centre of first"),
-        (Unknown("first", 0.1, "normal", centre=np.nan), "expected a finite centre of first"),
+        (Unknown("first", 0.1, "normal", centre=np.nan), "expected a finite centre of first, got nan: correct it."),
         (Unknown("first", np.inf), "expected a positive spread of first"),
         (Unknown("first", 0.1, "lognormal"), "expected law 'log-normal' or 'normal' of first, got 'lognormal'"),  # type: ignore[arg-type]
         (Unknown("first", 0.1, entry=0), "leave the entry out"),

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from neorl_core.control.fallbacks import fit_linear_law
-from neorl_core.networks import moves
 from neorl_core.ope import model as model_based
 from neorl_core.plants import PLANTS
 from neorl_core.training.preparation import prepare
-from neorl_core.types import Transition
+from neorl_core.types import Transition, moves
 
 SPEC = PLANTS["double_mass"].spec
 ROWS = 64

@@ -59,6 +59,20 @@ def test_rows_of_the_shadows_own_data_are_left_out_where_an_export_begins_at_ano
     assert store.episodes[3] == 309
 
 
+def test_an_episode_with_one_row_that_the_shadow_has_not_seen_is_newer(tmp_path: Path, ingested: Logs) -> None:
+    head, *january = small_process.export(tmp_path / "january.csv", 360).read_text().splitlines()
+    (tmp_path / "first.csv").write_text("\n".join([head, *january[:300]]))
+    (tmp_path / "later.csv").write_text("\n".join([head, *january[50:]]))
+    # From row 50 on an episode takes 120 steps: the second ends before row 300, the third lies on both sides.
+    np.testing.assert_array_equal(unseen_episodes(ingested("first.csv"), ingested("later.csv"))[1], [2])
+
+
+def test_other_rows_at_the_shadows_own_moments_are_newer(tmp_path: Path, ingested: Logs) -> None:
+    small_process.export(tmp_path / "ours.csv", 360)
+    small_process.export(tmp_path / "another.csv", 360, seed=1)
+    assert len(unseen_episodes(ingested("ours.csv"), ingested("another.csv"))[1]) == 3
+
+
 def test_a_part_of_the_shadows_own_folder_is_refused(
     tmp_path: Path, run: RunConfig, ingested: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from neorl_core.types import Constraint, PlantSpec
+from neorl_core.types import Constraint, PlantSpec, moves
 from tasks.adapters.files.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
 from tasks.adapters.store.cards.page import card_markdown
 from tasks.adapters.store.cards.pictures import pictures_of
 from tasks.adapters.store.cards.response import responses_of
-from tasks.adapters.store.cards.sentences import STILL, cut_short, never_violated, no_variation, not_taken
+from tasks.adapters.store.cards.sentences import cut_short, never_violated, no_variation, not_taken
 from tasks.adapters.store.cards.timeline import timeline_of
 from tasks.adapters.store.episodes import vector_space
 from tasks.adapters.store.reader import StoredDataset
@@ -88,8 +88,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
     low, high = signal_ranges(spec, least, greatest)
     histogram, cells, looked = _visited(dataset, spec, low, high)
     spread = np.sqrt(np.maximum(np.diag(found.covariance), 0.0))
-    # A row's value came from single precision: what it cannot tell apart is no deviation.
-    spread[spread < STILL * np.abs([signal.mean for signal in found.signals.values()])] = 0.0
+    spread[~moves(np.array([signal.mean for signal in found.signals.values()]), spread)] = 0.0
     signals = _signals(spec, found, spread, histogram, low, high)
     covered = [signal.covered for signal in signals.values() if signal.covered is not None]
     actions = {} if spec.choices else _actions(spec, found.covariance, spread, high - low, histogram)

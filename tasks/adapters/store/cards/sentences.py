@@ -13,8 +13,6 @@ NEARLY_CONSTANT = 0.02
 """Deviation of an action, as a share of its range, below which it is said to be nearly constant."""
 SENTINELS = (-99.0, -999.0, -9999.0, -99999.0, 9999.0, 99999.0)
 """What loggers write where they have no value."""
-STILL = 1e-6
-"""Deviation, as a share of the mean, up to which a signal counts as one that does not move."""
 NARROW = 0.1
 """Covered share of a signal's range below which it is said to be hardly covered."""
 

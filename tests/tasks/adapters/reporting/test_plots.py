@@ -75,6 +75,7 @@ def test_png_is_deterministic_and_whole(tmp_path: Path) -> None:
     # A quantity of which nothing is known has no panel.
     unknown = {"cost": {"candidate": Interval(nan, nan, nan)}}
     assert plot_intervals(tmp_path / "c.png", groups | unknown).read_bytes() == data
+    assert plot_intervals(tmp_path / "d.png", unknown).stat().st_size > 1000
 
 
 def test_ope_scatter_and_curves_take_one_member_and_lost_values(tmp_path: Path) -> None:
