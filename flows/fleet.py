@@ -34,6 +34,7 @@ from flows.running import ending_of, proceed, refusals_as_states, tag_run
 from flows.services.locks import recorded_run
 from flows.services.servers import connect, reap_dead_runs
 from flows.watch import arrivals
+from neorl_core.training.programs import forget_programs
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.conclusion import show_artifact
 from tasks.fleet.compare import outliers, ranked
@@ -135,6 +136,9 @@ def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, 
         except Exception as error:
             # One site stops nobody, whatever it was: Prefect has its traceback.
             return SiteEnded(site=site, plant=plant, crashed=f"{type(error).__name__}: {error}")
+        finally:
+            # A process retrains one site after another, of a fleet that may have hundreds.
+            forget_programs()
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)

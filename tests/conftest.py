@@ -82,6 +82,16 @@ def truth(request: pytest.FixtureRequest, record_property: Callable[[str, object
     return hold
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _room_for_programs() -> Iterator[None]:
+    """Between files, forget compiled programs where there are many: a worker runs the tests of a hundred of them."""
+    yield
+    if "jax" in sys.modules:
+        from neorl_core.training.programs import forget_programs
+
+        forget_programs()
+
+
 @pytest.fixture
 def dmsd_train() -> Path:
     """The official DMSD training data."""

@@ -120,8 +120,8 @@ def witness_pin(
     lines = [f"{required} of {', '.join(names)} must take part: pinned in {path}"]
     if left:
         lines.append(
-            f"{left} attempts of before name a witness that counts no longer: 'neorl audit verify' fails in them from "
-            "now on, so begin a home with the pinned witness"
+            f"{left} attempts of before name a witness that counts no longer: 'neorl audit verify' fails until an "
+            "attempt names what is pinned, and then tells these as of before: retrain"
         )
     told = {"pinned": str(path), "required": required, "witnesses": names, "attempts_without_them": left}
     emit(told, as_json, lines)

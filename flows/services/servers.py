@@ -168,7 +168,12 @@ class _Startup:
             port = next(filter(processes.port_is_free, preferred), None) or processes.any_free_port()
         service = definitions.start(self.home, name, port, self.found, due)
         self.found[name] = self.known[name] = service
-        write_services(self.home, self.known)
+        try:
+            write_services(self.home, self.known)
+        except OSError:
+            # What no record names nobody could stop.
+            processes.stop([service.process] if service.process else [])
+            raise
         self.say(f"starting {TITLES[name]}{f' on {service.url}' if service.url else ''}")
         if name not in self.started:
             self.started.append(name)

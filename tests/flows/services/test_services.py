@@ -266,6 +266,23 @@ def test_a_server_that_ends_is_reported_with_its_last_words(home: Path, tmp_path
     processes.stop([process])
 
 
+def test_a_server_whose_record_cannot_be_written_is_not_left_behind(home: Path) -> None:
+    """Nobody could stop what no record names: a file system that does not take the record ends the server, too."""
+    import psutil
+
+    record, before = Home(home).services, {child.pid for child in psutil.Process().children()}
+    write_json(record, {})
+    # What is mounted cannot be replaced, but by root alone.
+    if subprocess.run(["mount", "--bind", str(record), str(record)], capture_output=True, check=False).returncode:
+        pytest.skip("this account may not mount")
+    try:
+        with pytest.raises(OSError, match="services"):
+            servers.up(Home(home), worker=False)
+    finally:
+        subprocess.run(["umount", "-l", str(record)], check=True, capture_output=True)
+    assert not {child.pid for child in psutil.Process().children()} - before
+
+
 def test_a_broken_record_of_services_is_named(home: Path) -> None:
     home.mkdir()
     for broken in ("{", "[]", '{"mlflow": {"port": 1}}', '{"mlflow": 5}'):

@@ -25,11 +25,12 @@ from tasks.adapters.ledger.attempts import draw_seed
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import read_certificate
 from tasks.adapters.ledger.client import stop
+from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.signing import SigningKey
 from tasks.adapters.ledger.witness.client import start_own, stop_own
 from tasks.adapters.ledger.witness.notes import COSIGNATURE, SIGNATURE, Verifier
-from tasks.adapters.ledger.witness.pinned import FILE
+from tasks.adapters.ledger.witness.pinned import FILE, pinned
 from tasks.adapters.ledger.witness.server import LARGEST, TcpServer, open_witness
 from tasks.adapters.ledger.witness.service import Witness
 from tests.evidence import attempt_for, certify, open_ledger
@@ -152,6 +153,27 @@ def test_a_home_has_a_witness_of_its_own_until_somebody_runs_one(
     assert run(["witness", "pin", key, "http://127.0.0.1:9"]) == 0
     assert "2 attempts of before name a witness that counts no longer: 'neorl audit verify'" in capsys.readouterr().out
     assert "witnesses" in {check.name for check in audit(place).failures}
+
+
+@pytest.mark.slow
+def test_a_witness_that_is_pinned_late_mends_the_audit_with_the_next_attempt(
+    place: Home, listening: tuple[Witness, int]
+) -> None:
+    """What came before it is told, for it says nothing of that; from its first attempt on none goes without it."""
+    witness, port = listening
+    ledger = Ledger.open(place)
+    certify(ledger, A)
+    assert run(["witness", "pin", str(witness.verifier), f"http://127.0.0.1:{port}"]) == 0
+    assert {check.name for check in audit(place).failures} == {"witnesses", "countersigned"}
+    asked = pinned(place, ledger.trust)
+    assert asked is not None
+    witness.add_log(Verifier.of(asked.origin, SIGNATURE, open_keys(place, first_use=False)[0]))
+    certify(Ledger.open(place), B)
+    report = audit(place)
+    assert report.passed, report.failures
+    told = [check.detail for check in report.checks if check.name == "witnesses"]
+    assert told[0].startswith("1 attempts of before witness.example/w1 took part: ")
+    assert told[1] == "1 attempts, as witness.example/w1 saw them"
 
 
 @pytest.mark.slow
