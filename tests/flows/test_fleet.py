@@ -190,3 +190,30 @@ def test_sites_are_retrained_where_a_system_does_not_tell_of_cores(monkeypatch: 
     monkeypatch.delattr(os, "sched_getaffinity")
     with runner_of(2, None) as runner:
         assert runner is not None
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux counts a process's memory mappings")
+def test_a_process_forgets_a_sites_programs_before_the_next_one(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+
+    from flows.fleet import retrain_site
+    from neorl_core.training.programs import forget_programs
+
+    # As if each site's programs were as many as a process may keep.
+    monkeypatch.setattr(forget_programs, "__defaults__", (0,))
+    compiled = []
+
+    @jax.jit
+    def same(x: jax.Array) -> jax.Array:
+        compiled.append(x.shape)
+        return x
+
+    for _ in range(2):
+        same(1.0)
+        ended = retrain_site.fn(
+            "site_01", "tank", "run.yaml", [str(tmp_path / "none.parquet")], str(tmp_path / "log"), False
+        )
+        assert ended.outcome is None
+    assert len(compiled) == 2

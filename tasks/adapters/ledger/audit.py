@@ -22,7 +22,7 @@ from tasks.adapters.ledger.certificate import Check, read_certificate, says_the_
 from tasks.adapters.ledger.champions import IN_FORCE, before_policy, champion
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people.check import check_people
-from tasks.adapters.ledger.people.voided import VOID, counting, leaves_service
+from tasks.adapters.ledger.people.voided import VOID, before_each, counting, leaves_service
 from tasks.adapters.ledger.policies.policy import check_pinned, pinned_file, policy_entry
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.rules import GROUPS
@@ -128,10 +128,10 @@ def _replayed(entries: Sequence[Entry]) -> list[Check]:
     groups = {kind: name for name, kinds in GROUPS.items() for kind in kinds}
     counts = Counter(groups.get(entry.kind, "others") for entry in entries)
     failures = []
-    for entry in entries:
+    # As it was then: what was revoked later counted when this one was signed.
+    for history, entry in before_each(entries):
         try:
-            # As it was then: what was revoked later counted when this one was signed.
-            rules.check(counting(entries[: entry.sequence - 1]), entry)
+            rules.check(history, entry)
         except Refused as error:
             name = groups.get(entry.kind, "others")
             failures.append(Check(name, False, f"ledger entry {entry.sequence}: {error}"))

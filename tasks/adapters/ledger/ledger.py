@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from tasks.adapters.files.times import read, written
 from tasks.adapters.ledger import client, table
 from tasks.adapters.ledger.people.voided import counting
 from tasks.adapters.ledger.protocol import Answer, Append, Artefact, Ask, Head, Request
-from tasks.adapters.ledger.signing import TrustRoot
+from tasks.adapters.ledger.signing import Pin, TrustRoot, keyid_of
 from tasks.adapters.ledger.table import GENESIS, TABLE
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
@@ -66,6 +66,13 @@ class Entry:
     envelope: bytes = field(repr=False)
     void: str = ""
     """Why it does not count, where it was read as a void one; no entry is signed with it."""
+    root: bytes = field(default=b"", repr=False, compare=False)
+    """Merkle root (RFC 6962) over its envelope and all before it, as the ledger that read it found it."""
+
+    @cached_property
+    def signer(self) -> str:
+        """Id of the key that signed it."""
+        return keyid_of(self.envelope) if self.envelope else ""
 
     def read(self, model: type[AnyBody]) -> AnyBody:
         """The entry's body as the model of its kind.
@@ -91,10 +98,10 @@ class Ledger:
     """
 
     def __init__(self, home: Home, engine: sql.Engine, trust: TrustRoot, ask: Ask | None) -> None:
-        self.home, self.trust = home, trust
-        self._engine, self._ask = engine, ask
-        self._entries: list[Entry] = []
+        self.home, self.trust, self._engine, self._ask = home, trust, engine, ask
+        self._entries, self._counted = list[Entry](), list[Entry]()
         self._tree = MerkleTree()
+        self._counted_at: tuple[int, Collection[Pin]] = (0, ())
 
     @staticmethod
     def exists(home: Home) -> bool:
@@ -127,9 +134,13 @@ class Ledger:
         Raises:
             Refused: naming the first entry that does not hold.
         """
+        read = self._refresh()
+        state = len(read), self.trust.pins
+        if self._counted_at != state:
+            self._counted, self._counted_at = counting(read, self.trust.pins), state
         return [
             entry
-            for entry in counting(self._refresh(), self.trust.pins)
+            for entry in self._counted
             if (kind is None or entry.kind == kind) and (plant is None or entry.plant == plant)
         ]
 
@@ -252,12 +263,12 @@ class Ledger:
         return self._entries
 
     def _take(self, entry: Entry) -> None:
-        self._entries.append(entry)
         self._tree.append(entry.envelope)
+        self._entries.append(replace(entry, root=self._tree.root()))
 
     def _head_of_read(self) -> HeadNow:
         last = self._entries[-1].digest if self._entries else GENESIS
-        return HeadNow(last, self._tree.root().hex(), len(self._entries))
+        return HeadNow(last, root_of(self._entries, len(self._entries)).hex(), len(self._entries))
 
     def _checked(self, row: sql.Row[Any]) -> Entry:
         number = len(self._entries) + 1
@@ -305,7 +316,7 @@ class Ledger:
                 f"expected at least the {head.size} ledger entries that a signed head has seen, got {len(entries)}: "
                 "the ledger was truncated or an older one restored, so bring back the newer one."
             )
-        root = merkle_root(entry.envelope for entry in entries[: head.size]).hex()
+        root = root_of(entries, head.size).hex()
         last = entries[head.size - 1].digest if head.size else GENESIS
         if (root, last) != (head.root, head.last):
             raise Refused(
@@ -320,8 +331,13 @@ def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
     Raises:
         KeyError, TypeError, ValueError: when the payload has another shape.
     """
-    artefacts = tuple(Artefact(**file) for file in payload["artefacts"])
-    return Entry(**{**payload, "artefacts": artefacts}, digest=sha256_hex(envelope), envelope=envelope, void="")
+    said = {**payload, "artefacts": tuple(Artefact(**file) for file in payload["artefacts"])}
+    return Entry(**said, digest=sha256_hex(envelope), envelope=envelope, void="", root=b"")
+
+
+def root_of(entries: Sequence[Entry], size: int) -> bytes:
+    """The Merkle root of the first entries of a ledger, which are at least so many."""
+    return entries[size - 1].root if size else merkle_root([])
 
 
 def insert(engine: sql.Engine, entry: Entry) -> None:
@@ -380,9 +396,4 @@ def report_heads(home: Home) -> Iterator[str]:
 
 
 def _is_of(entry: Entry, request: Append) -> bool:
-    return (entry.kind, entry.plant, entry.body, entry.artefacts) == (
-        request.kind,
-        request.plant,
-        request.body,
-        request.artefacts,
-    )
+    return all(getattr(entry, name) == getattr(request, name) for name in ("kind", "plant", "body", "artefacts"))

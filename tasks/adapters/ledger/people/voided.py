@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tasks.adapters.ledger.signing import Pin, keyid_of
+from tasks.adapters.ledger.signing import Pin
 
 if TYPE_CHECKING:
     from tasks.adapters.ledger.ledger import Entry
@@ -15,6 +15,8 @@ REPLACED = " replaced"
 """How the reason of an entry ends that was signed by a key of before."""
 VOID = "void"
 """Kind that an entry is read as when it does not count; no entry is signed as one."""
+CHANGES = ("rotation", "revocation")
+"""Kinds after which others may not count."""
 PERMITS = ("result", "candidate", "approval", "promotion", "rollback", "shadow", "extension", "policy", "key")
 """What allows something. Attempts, rejections and withdrawals of a time that is doubtful later go on to count: else who
 revokes a key of their own would get error probability, or what was rejected, back. For the same reason a rollback that
@@ -38,6 +40,33 @@ def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry
     ]
 
 
+def before_each(entries: Sequence[Entry]) -> Iterator[tuple[list[Entry], Entry]]:
+    """Each entry, with those before it as they counted when it was written.
+
+    Gives what `counting` makes of the entries before each, without going through all of them again every time: until a
+    key is replaced or revoked all count, and afterwards what counts of those before changes only where another one is.
+
+    Args:
+        entries: verified, from the first on.
+
+    Yields:
+        The earlier entries, a list of the caller's own, and the entry.
+    """
+    counted: list[Entry] = []
+    telling: list[Entry] = []
+    for number, entry in enumerate(entries):
+        yield list(counted), entry
+        if entry.kind in CHANGES:
+            counted = counting(entries[: number + 1])
+            telling = [entries[index] for index, e in enumerate(counted) if e.kind in CHANGES or e.kind == VOID]
+            continue
+        # Whether it counts depends on the keys that are out, and, if it is a rollback, on what does not count.
+        seen = counting([*telling, entry])[-1] if telling else entry
+        if seen.kind == VOID:
+            telling.append(entry)
+        counted.append(seen)
+
+
 def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]:
     """Which entries do not count, and why: sequence -> reason.
 
@@ -54,13 +83,17 @@ def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]
         revoked[key] = min(since, revoked.get(key, since))
     if revoked:
         for entry in entries:
-            since = revoked.get(name, "") if (name := _key(entry)) else ""
+            since = revoked.get(name, "") if (name := entry.signer) else ""
             if since and entry.timestamp >= since and entry.kind in PERMITS:
                 found.setdefault(entry.sequence, f"signed by key {name}, which was revoked from {since} on")
+    if not found:
+        return found
     permits = {e.digest: e.sequence for e in entries if e.sequence in found}
     for entry in entries:
+        if entry.kind != "rollback":
+            continue
         rests = [permits[d] for d in (texts(entry, "restores", "candidate") or ()) if d in permits]
-        if entry.kind == "rollback" and rests:
+        if rests:
             found.setdefault(entry.sequence, f"to what entry {rests[0]} permitted, which does not count")
     return found
 
@@ -81,7 +114,7 @@ def forged(entries: Sequence[Entry]) -> dict[int, str]:
     if not any(entry.kind == "rotation" for entry in entries):
         return found
     for entry in entries:
-        if (name := _key(entry)) in out:
+        if (name := entry.signer) in out:
             found[entry.sequence] = f"signed by key {name}, which entry {out[name]}{REPLACED}"
         elif entry.kind == "rotation" and (told := texts(entry, "old", "person")) and not told[1]:
             out[told[0]] = entry.sequence
@@ -92,7 +125,3 @@ def texts(entry: Entry, *names: str) -> tuple[str, ...] | None:
     """These fields of a body; None of one that was forged without them, which the rules name and which says nothing."""
     found = tuple(text for name in names if isinstance(text := entry.body.get(name), str))
     return found if len(found) == len(names) else None
-
-
-def _key(entry: Entry) -> str:
-    return keyid_of(entry.envelope) if entry.envelope else ""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from configs.errors import BadInput, NeoRLError, Refused
-from tasks.adapters.files.merkle import leaf_hash, merkle_root
-from tasks.adapters.ledger.ledger import Body, Entry
+from tasks.adapters.files.merkle import leaf_hash
+from tasks.adapters.ledger.ledger import Body, Entry, root_of
 from tasks.adapters.ledger.signing import from_base64
 from tasks.adapters.ledger.witness.notes import COSIGNATURE, Checkpoint, Nonce, Note, Verifier
 from tasks.adapters.ledger.witness.service import TOLERANCE
@@ -102,7 +102,7 @@ def countersigned_at(entries: Sequence[Entry], head: str, keys: Sequence[str]) -
             f"expected at least the {size} ledger entries that a countersigned head has seen, got {len(entries)}: the "
             "ledger was truncated or an older one restored, so bring back the newer one."
         )
-    if merkle_root(entry.envelope for entry in entries[:size]) != checkpoint.root:
+    if root_of(entries, size) != checkpoint.root:
         raise Refused(
             f"expected the first {size} ledger entries to be those of a countersigned head, got others: this is "
             "another history, so bring back the original ledger."
@@ -129,7 +129,7 @@ def check_seed(history: Sequence[Entry], entry: Entry) -> None:
         entry: the commitment.
     """
     body = entry.read(SeedBody)
-    opened = any(e.kind == "attempt" and e.digest == body.attempt for e in history)
+    opened = any(e.kind == "attempt" and e.digest == body.attempt for e in reversed(history))
     if not opened or of_attempt(history, "seed", body.attempt):
         raise Refused("expected the first seed of a logged attempt, got another: open an attempt, and draw one seed.")
     try:
@@ -173,8 +173,15 @@ def nonces_of(history: Sequence[Entry], attempt: str) -> NonceBody | None:
 
 
 def of_attempt(history: Sequence[Entry], kind: str, attempt: str) -> Entry | None:
-    """The seed, nonces or result of the attempt that an entry with this digest logged."""
-    return next((entry for entry in history if entry.kind == kind and entry.body["attempt"] == attempt), None)
+    """The seed, nonces or result of the attempt that an entry with this digest logged; of several the first."""
+    found = None
+    # From the end, where an attempt that goes on is, and not beyond its beginning.
+    for entry in reversed(history):
+        if entry.digest == attempt:
+            break
+        if entry.kind == kind and entry.body["attempt"] == attempt:
+            found = entry
+    return found
 
 
 def names_of(keys: Sequence[str]) -> list[str]:

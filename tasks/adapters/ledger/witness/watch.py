@@ -11,8 +11,8 @@ from typing import NamedTuple
 from configs.errors import NeoRLError, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import write_atomic
-from tasks.adapters.files.merkle import consistency_proof, inclusion_proof, leaf_hash, merkle_root
-from tasks.adapters.ledger.ledger import Entry, Ledger, heads_in, signed_by
+from tasks.adapters.files.merkle import consistency_proof, inclusion_proof, leaf_hash
+from tasks.adapters.ledger.ledger import Entry, Ledger, heads_in, root_of, signed_by
 from tasks.adapters.ledger.signing import SigningKey, key_id, to_base64
 from tasks.adapters.ledger.witness.client import OWN, Reach, Reply, newest_path, start_own
 from tasks.adapters.ledger.witness.notes import SIGNATURE, Checkpoint, Note, Verifier, signed_note
@@ -117,7 +117,7 @@ class Watch:
         self._follow_folders(witnesses)
         entries = self._ledger.entries()
         time = entries[-1].timestamp if entries else ""
-        root = merkle_root(entry.envelope for entry in entries)
+        root = root_of(entries, len(entries))
         checkpoint = Checkpoint(witnesses.origin, len(entries), root, time)
         note, by, silent = signed_note(checkpoint.text, witnesses.origin, self._key), list[PinnedWitness](), list[str]()
         for witness in witnesses.witnesses:

@@ -245,5 +245,7 @@ def test_no_entry_says_of_itself_that_it_does_not_count(two_champions: Ledger) -
     envelope = two_champions.entries()[-1].envelope
     payload = read_payload(envelope.decode())
     assert read_entry(payload, envelope) == two_champions.entries()[-1]
-    with pytest.raises(TypeError, match="void"):
-        read_entry({**payload, "void": "rollback of another"}, envelope)
+    # Nor is the root of all entries its own to say.
+    for name, said in {"void": "rollback of another", "root": "00"}.items():
+        with pytest.raises(TypeError, match=name):
+            read_entry({**payload, name: said}, envelope)
