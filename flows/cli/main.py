@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from configs.errors import BadInput, NeoRLError
-from configs.home import FULL
+from configs.errors import BadInput, NeoRLError, Refused
+from configs.home import FULL, Home
 from flows.cli import data as commands_data
 from flows.cli import evidence as commands_evidence
 from flows.cli import keys as commands_keys
@@ -118,10 +118,13 @@ def run(arguments: Sequence[str]) -> int:
     except (Abort, KeyboardInterrupt):
         return _interrupted(arguments)
     except Exception as error:
-        sentence = _about_files(error)
-        if sentence is None or os.environ.get("NEORL_DEBUG"):
+        if os.environ.get("NEORL_DEBUG"):
             raise
-        return _fail(sentence, BadInput.exit_code, arguments)
+        if (sentence := _about_files(error)) is not None:
+            return _fail(sentence, BadInput.exit_code, arguments)
+        if (sentence := _about_ledger()) is not None:
+            return _fail(sentence, Refused.exit_code, arguments)
+        raise
 
 
 def _interrupted(arguments: Sequence[str]) -> int:
@@ -139,6 +142,22 @@ def _about_files(error: Exception) -> str | None:
             "give the command as its owner."
         )
     return None
+
+
+def _about_ledger() -> str | None:
+    """A sentence on an entry that the signer would not have signed, and nothing here expects; None where all hold."""
+    from tasks.adapters.ledger.audit import first_broken
+
+    try:
+        broken = first_broken(Home.locate())
+    except NeoRLError:
+        return None
+    if broken is None:
+        return None
+    return (
+        f"expected a ledger whose entries all hold, got {broken.rstrip('.')}: see 'neorl audit verify', and bring back "
+        "the ledger that was there."
+    )
 
 
 def _out_of_room(error: BaseException | None) -> str | None:

@@ -85,6 +85,13 @@ def audit(
     return AuditReport(checks)
 
 
+def first_broken(home: Home) -> str | None:
+    """The first entry of a home's ledger that does not hold, or breaks the rule of its kind, in words; or None."""
+    ledger = Ledger.open(home, write=False)
+    found = [_chain(ledger), *_replayed(ledger.verified)]
+    return next((check.detail for check in found if check.passed is False), None)
+
+
 def _table(home: Home) -> Check:
     """SQLite's own check, which sees damage to pages and indices that no query of the rows touches."""
     if not home.ledger.exists():

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.redteam.stage import forge
 from configs.home import Home
-from flows.cli.main import run
+from flows.cli.main import _about_ledger, run
 from flows.watch import FOLDER
 from tasks.adapters.files.canonical import write_json
+from tasks.adapters.ledger.rules import NoteBody
+from tests.evidence import PLANT, open_ledger
 from tests.flows.services.waiting import foreign_server, killed_process, use_as_team
 
 NEORL = Path(sys.executable).with_name("neorl")
@@ -91,3 +94,31 @@ def test_one_look_into_the_watched_folder_tells_what_it_cannot_take(
     why = f"expected a file name in UTF-8 in {folder}, got '\\udcdcbersicht.csv': rename the file."
     assert said.err == f"neorl: {why}\n"
     assert json.loads(said.out) == {"folder": str(folder.parent), "arrived": [], "failed": [why]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "command"),
+    [
+        ("promotion", {"version": 3}, "history"),
+        ("candidate", {"composite": 1}, "candidates"),
+        ("policy", {}, "policy show"),
+    ],
+)
+def test_a_command_that_stumbles_over_a_forged_entry_names_it(
+    home: Path, kind: str, body: dict[str, object], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who holds the home's key can write what no signer would; the audit tells it, and no command ends in its stack."""
+    open_ledger(Home(home)).append("note", NoteBody(text="before"))
+    forge(Home(home), kind, body, plant=PLANT)
+    assert run([*command.split(), PLANT, "--json"]) == 1
+    found = capsys.readouterr()
+    said = f"expected a ledger whose entries all hold, got ledger entry 2: expected the body of a {kind}, got "
+    assert found.err.startswith(f"neorl: {said}")
+    assert "see 'neorl audit verify'" in found.err
+    assert json.loads(found.out.splitlines()[-1])["error"].startswith(said)
+
+
+def test_of_a_ledger_whose_entries_hold_nothing_is_said(home: Path) -> None:
+    assert _about_ledger() is None
+    open_ledger(Home(home)).append("note", NoteBody(text="before"))
+    assert _about_ledger() is None
