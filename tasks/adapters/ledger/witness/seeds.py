@@ -174,14 +174,11 @@ def nonces_of(history: Sequence[Entry], attempt: str) -> NonceBody | None:
 
 def of_attempt(history: Sequence[Entry], kind: str, attempt: str) -> Entry | None:
     """The seed, nonces or result of the attempt that an entry with this digest logged; of several the first."""
-    found = None
-    # From the end, where an attempt that goes on is, and not beyond its beginning.
-    for entry in reversed(history):
-        if entry.digest == attempt:
-            break
-        if entry.kind == kind and entry.body["attempt"] == attempt:
-            found = entry
-    return found
+    # From the attempt on, which is looked for from the end: nothing before it can name its digest.
+    numbers = reversed(range(len(history)))
+    begun = next((number for number in numbers if history[number].digest == attempt), 0)
+    # No further than the first, for a body that was forged later may lack what is read here.
+    return next((entry for entry in history[begun:] if entry.kind == kind and entry.body["attempt"] == attempt), None)
 
 
 def names_of(keys: Sequence[str]) -> list[str]:

@@ -269,6 +269,8 @@ def test_rules_are_replayed(copied: Home) -> None:
         ("seed", lambda last: last["seed"].body, "attempts: ledger entry 16: expected the first seed"),
         ("seed", lambda last: {"attempt": "c" * 64, "commitment": ""}, "attempts: ledger entry 16: expected the first"),
         ("result", lambda last: last["result"].body, "attempts: ledger entry 16: expected a result after one logged"),
+        ("seed", lambda last: {}, "attempts: ledger entry 16: .*'attempt'"),
+        ("result", lambda last: {}, "attempts: ledger entry 16: .*'lineage'"),
         ("champion", lambda last: {}, "others: ledger entry 16: expected an entry of one of the kinds"),
     ],
 )
