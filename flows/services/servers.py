@@ -170,8 +170,8 @@ class _Startup:
         self.found[name] = self.known[name] = service
         try:
             write_services(self.home, self.known)
-        except OSError:
-            # What no record names nobody could stop.
+        except BaseException:
+            # What no record names nobody could stop, be it for a full disk, which is bad input, or for Ctrl-C.
             processes.stop([service.process] if service.process else [])
             raise
         self.say(f"starting {TITLES[name]}{f' on {service.url}' if service.url else ''}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -280,6 +281,26 @@ def test_a_server_whose_record_cannot_be_written_is_not_left_behind(home: Path) 
             servers.up(Home(home), worker=False)
     finally:
         subprocess.run(["umount", "-l", str(record)], check=True, capture_output=True)
+    assert not {child.pid for child in psutil.Process().children()} - before
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "expected room"), (errno.EROFS, "expected to be allowed")])
+def test_a_server_is_not_left_behind_on_a_disk_that_takes_no_more(
+    number: int, told: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psutil
+
+    record, before = Home(home).services, {child.pid for child in psutil.Process().children()}
+    put = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if target == record:
+            raise OSError(number, os.strerror(number))
+        put(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(BadInput, match=told):
+        servers.up(Home(home), worker=False)
     assert not {child.pid for child in psutil.Process().children()} - before
 
 
