@@ -87,7 +87,14 @@ def witness_pin(
     from tasks.adapters.ledger.client import public_key
     from tasks.adapters.ledger.ledger import Ledger
     from tasks.adapters.ledger.signing import TrustRoot, key_id
-    from tasks.adapters.ledger.witness.pinned import FILE, Witnesses, check_pinned_witnesses, pin, pinned
+    from tasks.adapters.ledger.witness.pinned import (
+        FILE,
+        Witnesses,
+        check_pinned_witnesses,
+        lacking_witnesses,
+        pin,
+        pinned,
+    )
 
     home = Home.locate()
     name = key_id(public_key(home))
@@ -113,15 +120,15 @@ def witness_pin(
         raise BadInput(f"expected at most {len(found.witnesses)} required, and none of this machine's own, got others.")
     check_pinned_witnesses(found, path)
     seeds = Ledger.open(home, write=False).entries("seed") if Ledger.exists(home) else []
-    counted = {each.key for each in found.witnesses}
-    left = sum(not counted.issuperset(entry.body["witnesses"]) for entry in seeds)
+    left = sum(lacking_witnesses(found, entry.body["witnesses"]) is not None for entry in seeds)
     pin(path, found)
     names = [each.verifier.name for each in found.witnesses]
     lines = [f"{required} of {', '.join(names)} must take part: pinned in {path}"]
-    if left:
+    # An attempt that names what is pinned already says that those before it are of before.
+    if left and left == len(seeds):
         lines.append(
-            f"{left} attempts of before name a witness that counts no longer: 'neorl audit verify' fails until an "
-            "attempt names what is pinned, and then tells these as of before: retrain"
+            f"{left} attempts of before lack witnesses that are asked for: 'neorl audit verify' fails until an attempt "
+            "names them, and then tells these as of before: retrain"
         )
     told = {"pinned": str(path), "required": required, "witnesses": names, "attempts_without_them": left}
     emit(told, as_json, lines)

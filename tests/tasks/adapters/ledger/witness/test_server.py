@@ -33,7 +33,7 @@ from tasks.adapters.ledger.witness.notes import COSIGNATURE, SIGNATURE, Verifier
 from tasks.adapters.ledger.witness.pinned import FILE, pinned
 from tasks.adapters.ledger.witness.server import LARGEST, TcpServer, open_witness
 from tasks.adapters.ledger.witness.service import Witness
-from tests.evidence import attempt_for, certify, open_ledger
+from tests.evidence import attempt_for, certify, forge, open_ledger, signer_at
 from tests.servers import free_port
 
 A, B = "a" * 64, "b" * 64
@@ -151,7 +151,7 @@ def test_a_home_has_a_witness_of_its_own_until_somebody_runs_one(
     # What it took part in counts no longer where another one is pinned, and whoever pins it is told.
     key = str(Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
     assert run(["witness", "pin", key, "http://127.0.0.1:9"]) == 0
-    assert "2 attempts of before name a witness that counts no longer: 'neorl audit verify'" in capsys.readouterr().out
+    assert "2 attempts of before lack witnesses that are asked for: 'neorl audit verify'" in capsys.readouterr().out
     assert "witnesses" in {check.name for check in audit(place).failures}
 
 
@@ -174,6 +174,33 @@ def test_a_witness_that_is_pinned_late_mends_the_audit_with_the_next_attempt(
     told = [check.detail for check in report.checks if check.name == "witnesses"]
     assert told[0].startswith("1 attempts of before witness.example/w1 took part: ")
     assert told[1] == "1 attempts, as witness.example/w1 saw them"
+
+
+def test_who_pins_a_witness_is_told_of_attempts_that_fail_the_audit_and_of_no_others(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (
+        str(Verifier.of(f"witness.example/{name}", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
+        for name in ("w1", "w2")
+    )
+    open_ledger(Home(home))
+    with signer_at(Home(home)):
+        for attempts, key, required, told in (
+            # It names no witness, and one is asked for.
+            ([[]], first, 1, "1 attempts of before lack witnesses"),
+            # From an attempt on that names the pinned one the audit only tells of the other.
+            ([[first]], second, 1, ""),
+            # Both lack one where two are asked for.
+            ([], second, 2, "2 attempts of before lack witnesses"),
+        ):
+            for named in attempts:
+                forge(Home(home), "seed", {"attempt": A, "commitment": "", "witnesses": named})
+            assert run(["witness", "pin", key, "http://127.0.0.1:9", "--required", str(required)]) == 0
+            said = capsys.readouterr().out
+            assert told in said
+            assert bool(told) is ("of before" in said)
+            failing = [each for each in audit(Home(home)).failures if each.name == "witnesses"]
+            assert len(failing) == int(told[:1] or 0)
 
 
 @pytest.mark.slow
