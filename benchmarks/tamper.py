@@ -22,7 +22,8 @@ from configs.home import Home
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Ledger
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, Ledger
+from tasks.adapters.ledger.signing import HEAD_TYPE
 from tasks.adapters.ledger.table import GENESIS, TABLE
 
 COLUMNS = tuple(TABLE.columns.keys())

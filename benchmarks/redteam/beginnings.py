@@ -15,10 +15,11 @@ from tasks.adapters.files.merkle import leaf_hash
 from tasks.adapters.files.secrets import write_secret
 from tasks.adapters.ledger.attempts import Attempt, Inputs, draw_seed, lineage_of, open_attempt, seed_file
 from tasks.adapters.ledger.keys import open_key, open_keys
-from tasks.adapters.ledger.ledger import HEAD_TYPE, Ledger
+from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.protocol import Nonces
 from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signer import Signer
+from tasks.adapters.ledger.signing import HEAD_TYPE
 from tasks.adapters.ledger.table import connect, create
 from tasks.adapters.ledger.witness.notes import Nonce
 from tasks.adapters.ledger.witness.pinned import FILE

@@ -31,13 +31,13 @@ from tasks.adapters.ledger.certificate import make_certificate
 from tasks.adapters.ledger.champions import PromotionBody, champion
 from tasks.adapters.ledger.claims import Claim, Counts, Materials
 from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Entry, Ledger, artefact, insert, read_entry
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, Entry, Ledger, artefact, insert, read_entry
 from tasks.adapters.ledger.people.approvals import VerdictBody
 from tasks.adapters.ledger.policies.model import SafetyPolicy
 from tasks.adapters.ledger.policies.policy import policy_of
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.signer import Signer
-from tasks.adapters.ledger.signing import SigningKey
+from tasks.adapters.ledger.signing import HEAD_TYPE, SigningKey
 from tasks.adapters.ledger.table import GENESIS
 from tasks.adapters.ledger.witness.pinned import Witnesses, pinned
 from tasks.adapters.ledger.witness.server import open_witness

@@ -123,8 +123,8 @@ def audit_verify(
     Example: neorl audit verify --head report-from-last-month.html
     """
     from tasks.adapters.ledger.audit import audit as check
-    from tasks.adapters.ledger.ledger import Ledger, read_heads, report_heads, signed_by
-    from tasks.adapters.ledger.signing import TrustRoot
+    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.adapters.ledger.signing import TrustRoot, read_heads, report_heads, signed_by
 
     heads = [text for path in head or [] for text in read_heads(path)]
     if archive is not None:

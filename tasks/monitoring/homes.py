@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.home import Home
 from tasks.adapters.files.canonical import write_json
-from tasks.adapters.ledger.ledger import Entry, Ledger, report_heads
+from tasks.adapters.ledger.ledger import Entry, Ledger
+from tasks.adapters.ledger.signing import report_heads
 from tasks.monitoring.catalogue import Sample
 from tasks.monitoring.plants import FROM_LEDGER, Datasets, Scene
 

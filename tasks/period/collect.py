@@ -13,7 +13,8 @@ from configs.home import Home
 from tasks.adapters.files.times import read, written
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import Check
-from tasks.adapters.ledger.ledger import HEAD_TYPE, Entry, HeadNow, Ledger, report_heads
+from tasks.adapters.ledger.ledger import Entry, HeadNow, Ledger
+from tasks.adapters.ledger.signing import HEAD_TYPE, report_heads
 from tasks.adapters.reporting.in_force import Bar, Lane, Mark, draw_in_force
 from tasks.period.decisions import HOME_NAME, decisions_in, in_force_in, incidents_in, keys_in, policies_in
 from tasks.period.findings import (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,18 +23,12 @@ from tasks.adapters.files.times import read, written
 from tasks.adapters.ledger import client, table
 from tasks.adapters.ledger.people.voided import counting
 from tasks.adapters.ledger.protocol import Answer, Append, Artefact, Ask, Head, Request
-from tasks.adapters.ledger.signing import Pin, TrustRoot, keyid_of
+from tasks.adapters.ledger.signing import HEAD_TYPE, Pin, TrustRoot, keyid_of
 from tasks.adapters.ledger.table import GENESIS, TABLE
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
 EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')
 """In the canonical envelopes of ledgers of earlier versions, whose seeds no witness had a part in."""
-HEAD_TYPE = "application/vnd.neorl.ledger-head+json"
-# The canonical envelope of a head: its keys in their one order, and nothing but base64 within the strings.
-HEAD = re.compile(
-    r'\{"payload":"[A-Za-z0-9+/=]+","payloadType":"application/vnd\.neorl\.ledger-head\+json",'
-    r'"signatures":\[\{"keyid":"[0-9a-f]+","sig":"[A-Za-z0-9+/=]+"\}\]\}'
-)
 LOST_ANSWERS = 5
 """Times in a row that the signer may be lost during one append before it is an error."""
 
@@ -101,7 +94,8 @@ class Ledger:
         self.home, self.trust, self._engine, self._ask = home, trust, engine, ask
         self._entries, self._counted = list[Entry](), list[Entry]()
         self._tree = MerkleTree()
-        self._counted_at: tuple[int, Collection[Pin]] = (0, ())
+        self._counted_at: tuple[int, tuple[Pin, ...]] = (0, ())
+        self._known = _known_under(engine, trust)
 
     @staticmethod
     def exists(home: Home) -> bool:
@@ -276,12 +270,13 @@ class Ledger:
             if not isinstance(row.envelope, str):
                 raise Refused("expected text in the envelope column, got another type: restore the row.")
             envelope = row.envelope.encode()
-            if EARLIER.search(envelope):
+            known = self._known.get(envelope)
+            if known is None and EARLIER.search(envelope):
                 raise Refused(
                     "expected one of this version of NeoRL, got one of an earlier version: keep the home for its audit "
                     "with the version that wrote it, and start a new one (NEORL_HOME)."
                 )
-            entry = read_entry(self._unsealed(envelope), envelope)
+            entry = known or read_entry(self._unsealed(envelope), envelope)
             last = self._entries[-1] if self._entries else None
             expected = {"sequence": number, "predecessor": last.digest if last else GENESIS, "digest": entry.digest}
             for name in TABLE.columns.keys()[:-1]:
@@ -297,6 +292,7 @@ class Ledger:
                 raise Refused(f"expected a time from {last.timestamp} on, got {entry.timestamp}: restore the row.")
         except (Refused, KeyError, TypeError, ValueError) as error:
             raise Refused(f"ledger entry {number}: {error}") from error
+        self._known[envelope] = entry
         return entry
 
     def _unsealed(self, envelope: bytes) -> Any:
@@ -307,7 +303,7 @@ class Ledger:
             now = TrustRoot.read(self.trust.source)
             if now.keys.keys() == self.trust.keys.keys():
                 raise
-            self.trust = now
+            self.trust, self._known = now, _known_under(self._engine, now)
             return now.unseal(ENTRY_TYPE, envelope)
 
     def _check_head(self, entries: Sequence[Entry], head: HeadNow) -> None:
@@ -323,6 +319,21 @@ class Ledger:
                 f"expected the first {head.size} ledger entries to have root {head.root[:12]}, as a signed head says, "
                 f"got {root[:12]}: this is another history, so bring back the original ledger."
             )
+
+
+def _known_under(engine: sql.Engine, trust: TrustRoot) -> dict[bytes, Entry]:
+    """The entries that this process has read of a ledger under the same keys, by their signed envelopes.
+
+    A retraining opens its ledger a dozen times, and most of a reading's time goes into signatures. All else is checked
+    at each: that the rows are there, in their order, and say what is signed.
+    """
+    return _known(str(engine.url), frozenset((name, key.public_bytes_raw()) for name, key in trust.keys.items()))
+
+
+@lru_cache(maxsize=1)
+def _known(url: str, keys: frozenset[tuple[str, bytes]]) -> dict[bytes, Entry]:
+    """Kept for the ledger that was opened last."""
+    return {}
 
 
 def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
@@ -362,37 +373,6 @@ def folder_artefacts(home: Home, folder: Path, name: str) -> list[Artefact]:
     """Name every file in a folder, in the order of their paths."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [artefact(home, path, f"{name}/{path.relative_to(folder).as_posix()}") for path in files]
-
-
-def heads_in(text: str) -> list[str]:
-    """The signed heads in a text: a head itself, or a report that shows one."""
-    return HEAD.findall(html.unescape(text))
-
-
-def read_heads(path: Path) -> list[str]:
-    """The signed heads in a file: an exported head or a report.
-
-    Raises:
-        BadInput: when the file cannot be read or holds none.
-    """
-    try:
-        found = heads_in(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"expected a signed head in {path}, got {error}: check the path.") from error
-    if not found:
-        raise BadInput(f"expected a signed head in {path}, got none: give a report or an exported head.")
-    return found
-
-
-def signed_by(heads: Iterable[str], keys: Container[str]) -> list[str]:
-    """The heads that say they are signed by one of these keys; whether they are is checked when they are used."""
-    return [text for head in heads for text in heads_in(head) if json.loads(text)["signatures"][0]["keyid"] in keys]
-
-
-def report_heads(home: Home) -> Iterator[str]:
-    """The heads that this home's reports show."""
-    for path in sorted((home.root / "reports").rglob("*.html")):
-        yield from heads_in(path.read_text(errors="replace"))
 
 
 def _is_of(entry: Entry, request: Append) -> bool:

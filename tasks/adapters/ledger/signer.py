@@ -32,7 +32,7 @@ from tasks.adapters.files.times import written
 from tasks.adapters.ledger import champions, client, rules, table
 from tasks.adapters.ledger.attempts import ResultBody, certificate_file, seed_file
 from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Entry, Ledger, insert, read_entry
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, Entry, Ledger, insert, read_entry
 from tasks.adapters.ledger.people import rotation
 from tasks.adapters.ledger.people.keyring import check_pinned_people
 from tasks.adapters.ledger.policies.policy import check_pinned
@@ -52,7 +52,7 @@ from tasks.adapters.ledger.protocol import (
     Stop,
 )
 from tasks.adapters.ledger.results import RESULT_TYPE, SealedResult
-from tasks.adapters.ledger.signing import PROJECT_TRUST, SigningKey, TrustRoot
+from tasks.adapters.ledger.signing import HEAD_TYPE, PROJECT_TRUST, SigningKey, TrustRoot
 from tasks.adapters.ledger.table import GENESIS
 from tasks.adapters.ledger.witness.client import Reach, over_http
 from tasks.adapters.ledger.witness.seeds import SeedBody, nonces_of, of_attempt

@@ -15,9 +15,9 @@ from flows.cli.main import run
 from flows.cli.operations.champions import _told
 from tasks.adapters.files.provenance import COMPILED
 from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import HEAD_TYPE
 from tasks.adapters.ledger.people.verdicts import approve
 from tasks.adapters.ledger.rules import NoteBody
+from tasks.adapters.ledger.signing import HEAD_TYPE
 from tasks.adapters.ledger.witness.pinned import FILE, PinnedWitness, Witnesses, pin
 from tasks.adapters.ledger.witness.server import open_witness
 from tasks.decisions.past import in_force_at

@@ -20,9 +20,10 @@ from flows.period_report import report_period
 from tasks.adapters.files.canonical import sha256_hex
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.champions import WithdrawalBody
-from tasks.adapters.ledger.ledger import Ledger, read_heads
+from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.people import verdicts
 from tasks.adapters.ledger.rules import RefusalBody
+from tasks.adapters.ledger.signing import read_heads
 from tasks.period.collect import collect, timeline
 from tasks.period.decisions import decisions_in, in_force_in, incidents_in
 from tasks.period.model import Period, Told

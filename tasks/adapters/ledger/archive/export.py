@@ -19,8 +19,9 @@ from tasks.adapters.files.canonical import (
 )
 from tasks.adapters.files.stored import is_stored, open_stored, stored_sha256, stored_size
 from tasks.adapters.ledger.archive.tar import END, write_member
-from tasks.adapters.ledger.ledger import HEAD_TYPE, Entry, HeadNow, Ledger
+from tasks.adapters.ledger.ledger import Entry, HeadNow, Ledger
 from tasks.adapters.ledger.policies.policy import pinned_file as policy_file
+from tasks.adapters.ledger.signing import HEAD_TYPE
 from tasks.adapters.ledger.witness.pinned import pinned, pinned_file
 from tasks.adapters.ledger.witness.watch import COUNTERSIGNED
 

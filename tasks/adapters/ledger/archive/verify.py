@@ -29,8 +29,8 @@ from tasks.adapters.ledger.archive.export import (
 from tasks.adapters.ledger.archive.tar import CURE, Member, extract
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import Check
-from tasks.adapters.ledger.ledger import HeadNow, Ledger, heads_in, read_entry
-from tasks.adapters.ledger.signing import TrustRoot, from_base64
+from tasks.adapters.ledger.ledger import HeadNow, Ledger, read_entry
+from tasks.adapters.ledger.signing import TrustRoot, from_base64, heads_in
 from tasks.adapters.ledger.witness.pinned import pinned
 from tasks.adapters.ledger.witness.watch import COUNTERSIGNED
 

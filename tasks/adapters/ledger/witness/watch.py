@@ -12,8 +12,8 @@ from configs.errors import NeoRLError, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import write_atomic
 from tasks.adapters.files.merkle import consistency_proof, inclusion_proof, leaf_hash
-from tasks.adapters.ledger.ledger import Entry, Ledger, heads_in, root_of, signed_by
-from tasks.adapters.ledger.signing import SigningKey, key_id, to_base64
+from tasks.adapters.ledger.ledger import Entry, Ledger, root_of
+from tasks.adapters.ledger.signing import SigningKey, heads_in, key_id, signed_by, to_base64
 from tasks.adapters.ledger.witness.client import OWN, Reach, Reply, newest_path, start_own
 from tasks.adapters.ledger.witness.notes import SIGNATURE, Checkpoint, Note, Verifier, signed_note
 from tasks.adapters.ledger.witness.pinned import (

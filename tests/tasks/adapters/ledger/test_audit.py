@@ -23,8 +23,9 @@ from tasks.adapters.ledger.attempts import Attempt, Outcome, ResultBody, attempt
 from tasks.adapters.ledger.audit import AuditReport, audit
 from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, make_certificate, state
 from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import HEAD_TYPE, Entry, Ledger, artefact, folder_artefacts
+from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.ledger.protocol import Certify
+from tasks.adapters.ledger.signing import HEAD_TYPE
 from tasks.adapters.ledger.witness.stated import DrawnSeed
 from tasks.adapters.models.bundle import save_bundle
 from tests.evidence import (

@@ -24,7 +24,6 @@ from tasks.adapters.ledger.client import stop
 from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import (
     ENTRY_TYPE,
-    HEAD_TYPE,
     Entry,
     HeadNow,
     Ledger,
@@ -32,10 +31,10 @@ from tasks.adapters.ledger.ledger import (
     folder_artefacts,
     insert,
     read_entry,
-    signed_by,
 )
 from tasks.adapters.ledger.protocol import Artefact
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
+from tasks.adapters.ledger.signing import HEAD_TYPE, signed_by
 from tasks.adapters.ledger.table import GENESIS, connect
 from tests.evidence import open_ledger
 

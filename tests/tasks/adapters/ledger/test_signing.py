@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from configs.errors import BadInput, Refused
+from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, Ledger
+from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signing import SigningKey, TrustRoot, home_pin, key_id, pae, trust_yaml
+from tests.evidence import open_ledger
 
 KIND = "application/vnd.test+json"
 # RFC 8032, section 7.1, test 1: secret key and public key.
@@ -155,3 +162,58 @@ def test_a_malformed_trust_root_is_bad_input(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(BadInput, match=r"trust\.yaml.*neorl keys show"):
         TrustRoot.read(path)
+
+
+def _altered(ledger: Ledger, *statements: str) -> None:
+    """Change rows as who holds the database's file can."""
+    with closing(sqlite3.connect(ledger.home.ledger)) as database:
+        for name in ("no_update", "next_only"):
+            database.execute(f"DROP TRIGGER ledger_{name}")
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+
+
+def test_a_signature_is_checked_once_in_a_process_and_all_else_at_each_opening(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = open_ledger(Home(home))
+    for text in "abc":
+        ledger.append("note", NoteBody(text=text))
+    unsealed = []
+    unseal = TrustRoot.unseal
+
+    def counted(self: TrustRoot, payload_type: str, envelope: bytes) -> Any:
+        unsealed.append(payload_type)
+        return unseal(self, payload_type, envelope)
+
+    monkeypatch.setattr(TrustRoot, "unseal", counted)
+    assert Ledger.open(ledger.home, write=False).entries() == ledger.entries()
+    assert unsealed == []
+    # What was altered since is checked anew.
+    _altered(ledger, "UPDATE ledger SET envelope = replace(envelope, 'sig', 'gis') WHERE sequence = 2")
+    with pytest.raises(Refused, match="ledger entry 2: "):
+        Ledger.open(ledger.home, write=False).entries()
+    assert unsealed == [ENTRY_TYPE]
+
+
+def test_a_signature_counts_under_the_keys_that_are_pinned_now(home: Path, tmp_path: Path) -> None:
+    ledger = open_ledger(Home(home))
+    ledger.append("note", NoteBody(text="a"))
+    assert len(Ledger.open(ledger.home, write=False).entries()) == 1
+    elsewhere = open_ledger(Home(tmp_path / "elsewhere"))
+    elsewhere.append("note", NoteBody(text="b"))
+    with pytest.raises(Refused, match="ledger entry 1: expected a signature by a key pinned"):
+        Ledger.open(ledger.home, trust=elsewhere.trust.source, write=False).entries()
+
+
+def test_rows_in_another_order_are_refused_though_each_is_known(home: Path) -> None:
+    ledger = open_ledger(Home(home))
+    for text in "ab":
+        ledger.append("note", NoteBody(text=text))
+    assert Ledger.open(ledger.home, write=False).verify().size == 2
+    _altered(
+        ledger, *(f"UPDATE ledger SET sequence = {to} WHERE sequence = {of}" for of, to in ((1, 3), (2, 1), (3, 2)))
+    )
+    with pytest.raises(Refused, match="ledger entry 1: expected sequence 1, got 1 beside a signed 2"):
+        Ledger.open(ledger.home, write=False).entries()

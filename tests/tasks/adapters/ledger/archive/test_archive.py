@@ -23,7 +23,8 @@ from tasks.adapters.files.canonical import canonical_json, sha256_hex
 from tasks.adapters.ledger.archive.export import export
 from tasks.adapters.ledger.archive.tar import extract
 from tasks.adapters.ledger.archive.verify import verify_archive
-from tasks.adapters.ledger.ledger import Ledger, read_heads
+from tasks.adapters.ledger.ledger import Ledger
+from tasks.adapters.ledger.signing import read_heads
 from tests.evidence import furnished_home, signer_at
 
 OUTSIDE = Path(__file__).parents[5] / "infra" / "verify_archive.py"

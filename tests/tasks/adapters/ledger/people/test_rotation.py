@@ -20,7 +20,7 @@ from tasks.adapters.ledger import table
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.champions import champion
 from tasks.adapters.ledger.keys import kept_passphrase, open_keys
-from tasks.adapters.ledger.ledger import ENTRY_TYPE, HEAD_TYPE, Entry, Ledger, insert, read_entry
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, Entry, Ledger, insert, read_entry
 from tasks.adapters.ledger.people import rotation, store
 from tasks.adapters.ledger.people.keyring import REPLACEMENT_TYPE, RotationBody, key_of, keyring
 from tasks.adapters.ledger.people.rules import said_of_rotation
@@ -29,7 +29,7 @@ from tasks.adapters.ledger.protocol import Append, Rotate
 from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signer import Signer
-from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, keyid_of, public_text
+from tasks.adapters.ledger.signing import HEAD_TYPE, SigningKey, TrustRoot, key_id, keyid_of, public_text
 from tasks.decisions import keys
 from tests.evidence import PLANT, certify, crown, open_ledger, put, signer_at
 from tests.evidence import verdict as verdict_of

@@ -24,10 +24,11 @@ from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import PAYLOAD_TYPE, read_certificate, verify_certificate
 from tasks.adapters.ledger.champions import champion
 from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import HEAD_TYPE, Ledger
+from tasks.adapters.ledger.ledger import Ledger
 from tasks.adapters.ledger.protocol import Answer, Append, Countersign, Nonces, Request
 from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signer import Signer
+from tasks.adapters.ledger.signing import HEAD_TYPE
 from tasks.adapters.ledger.witness.notes import Checkpoint, Note
 from tasks.adapters.ledger.witness.pinned import FILE, PinnedWitness, pinned
 from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, derive_seed
