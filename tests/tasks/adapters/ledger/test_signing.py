@@ -201,10 +201,10 @@ def test_a_signature_counts_under_the_keys_that_are_pinned_now(home: Path, tmp_p
     ledger = open_ledger(Home(home))
     ledger.append("note", NoteBody(text="a"))
     assert len(Ledger.open(ledger.home, write=False).entries()) == 1
-    elsewhere = open_ledger(Home(tmp_path / "elsewhere"))
-    elsewhere.append("note", NoteBody(text="b"))
+    other = tmp_path / "trust.yaml"
+    other.write_bytes(trust_yaml(home_pin(SigningKey(Ed25519PrivateKey.generate()).public, "another")))
     with pytest.raises(Refused, match="ledger entry 1: expected a signature by a key pinned"):
-        Ledger.open(ledger.home, trust=elsewhere.trust.source, write=False).entries()
+        Ledger.open(ledger.home, trust=other, write=False).entries()
 
 
 def test_rows_in_another_order_are_refused_though_each_is_known(home: Path) -> None:
