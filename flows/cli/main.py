@@ -150,8 +150,8 @@ def _about_ledger() -> str | None:
 
     try:
         broken = first_broken(Home.locate())
-    except NeoRLError:
-        return None
+    except Exception:
+        return None  # there is none, or none that can be read: the error at hand says more
     if broken is None:
         return None
     return (

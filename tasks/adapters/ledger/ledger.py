@@ -342,6 +342,8 @@ def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
     Raises:
         KeyError, TypeError, ValueError: when the payload has another shape.
     """
+    if not isinstance(payload["body"], dict):
+        raise TypeError(f"expected an object as its body, got {payload['body']!r}: restore the row.")
     said = {**payload, "artefacts": tuple(Artefact(**file) for file in payload["artefacts"])}
     return Entry(**said, digest=sha256_hex(envelope), envelope=envelope, void="", root=b"")
 

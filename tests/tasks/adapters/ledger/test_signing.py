@@ -15,9 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.ledger.ledger import ENTRY_TYPE, Ledger
+from tasks.adapters.ledger.keys import open_keys
+from tasks.adapters.ledger.ledger import ENTRY_TYPE, Ledger, insert, read_entry
 from tasks.adapters.ledger.rules import NoteBody
 from tasks.adapters.ledger.signing import SigningKey, TrustRoot, home_pin, key_id, pae, trust_yaml
+from tasks.adapters.ledger.table import connect
 from tests.evidence import open_ledger
 
 KIND = "application/vnd.test+json"
@@ -217,3 +219,22 @@ def test_rows_in_another_order_are_refused_though_each_is_known(home: Path) -> N
     )
     with pytest.raises(Refused, match="ledger entry 1: expected sequence 1, got 1 beside a signed 2"):
         Ledger.open(ledger.home, write=False).entries()
+
+
+@pytest.mark.parametrize("kind", ["note", "rotation", "revocation"])
+def test_an_entry_whose_body_is_no_object_is_refused_where_it_is_read(home: Path, kind: str) -> None:
+    ledger = open_ledger(Home(home))
+    ledger.append("note", NoteBody(text="a"))
+    (first,) = ledger.entries()
+    payload = {
+        "artefacts": [],
+        "kind": kind,
+        "plant": "",
+        "predecessor": first.digest,
+        "sequence": 2,
+        "timestamp": first.timestamp,
+    }
+    envelope = open_keys(ledger.home, first_use=False)[0].seal(ENTRY_TYPE, {**payload, "body": [1]})
+    insert(connect(ledger.home.ledger_url), read_entry({**payload, "body": {}}, envelope))
+    with pytest.raises(Refused, match="^ledger entry 2: expected an object as its body, got .1.: restore the row"):
+        ledger.entries()
