@@ -34,7 +34,6 @@ from flows.running import ending_of, proceed, refusals_as_states, tag_run
 from flows.services.locks import recorded_run
 from flows.services.servers import connect, reap_dead_runs
 from flows.watch import arrivals
-from neorl_core.training.programs import forget_programs
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.conclusion import show_artifact
 from tasks.fleet.compare import outliers, ranked
@@ -46,6 +45,7 @@ from tasks.ingest import ingest, logs_of
 from tasks.progress import StageProgress
 from tasks.references import Dataset, DriftReference
 from tasks.training.placement import cores
+from tasks.training.programs import forget_programs
 from tasks.validate import validate
 
 if TYPE_CHECKING:

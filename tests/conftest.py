@@ -87,7 +87,7 @@ def _room_for_programs() -> Iterator[None]:
     """Between files, forget compiled programs where there are many: a worker runs the tests of a hundred of them."""
     yield
     if "jax" in sys.modules:
-        from neorl_core.training.programs import forget_programs
+        from tasks.training.programs import forget_programs
 
         forget_programs()
 

@@ -7,8 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-import jax
-
 from benchmarks import ope_study
 from benchmarks.ope_study.cell import FULL, cell
 from benchmarks.ope_study.page import page
@@ -17,6 +15,7 @@ from benchmarks.setting import commit
 from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.files.canonical import write_json
+from tasks.training.programs import forget_programs
 
 SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/ope_study")
 """What a cell depends on."""
@@ -48,8 +47,7 @@ def run(options: argparse.Namespace) -> None:
         found = cell(plant, behaviour, Home.locate(), FULL, seed_of(plant, behaviour), logs) | {"commit": at}
         write_json(path_of(plant, behaviour), found)
         print(plant, behaviour, json.dumps(summary(found)), file=sys.stderr, flush=True)
-        # Each compiled program holds maps of memory, of which a process has 65,530: twelve cells used them up.
-        jax.clear_caches()
+        forget_programs()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ import shutil
 import sys
 import time
 
-import jax
-
 from benchmarks import study
 from benchmarks.score import official
 from benchmarks.setting import commit
@@ -30,6 +28,7 @@ from benchmarks.study.table import (
 from configs.errors import BadInput
 from configs.home import Home
 from tasks.adapters.files.canonical import write_json
+from tasks.training.programs import forget_programs
 
 SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/study", "benchmarks/ope_study", "benchmarks/score.py")
 """What a run depends on."""
@@ -77,8 +76,7 @@ def run(options: argparse.Namespace) -> None:
         write_json(path_of(plant, behaviour), {"plant": plant, "behaviour": behaviour, "runs": runs})
         # Checkpoints and bundles of eighty runs would fill a disk, and the scores are known.
         shutil.rmtree(home.root)
-        # Each compiled program holds maps of memory, of which a process has 65,530.
-        jax.clear_caches()
+        forget_programs()
         verdict = "" if ships(found) else ", refused"
         print(
             f"{plant} {behaviour} {seed}: {chosen(found):.1f}{verdict}, regret {regret(found):.1f}, "

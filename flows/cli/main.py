@@ -150,8 +150,8 @@ def _about_ledger() -> str | None:
 
     try:
         broken = first_broken(Home.locate())
-    except Exception:
-        return None  # there is none, or none that can be read: the error at hand says more
+    except NeoRLError:
+        return None  # there is no ledger to open, so that the error at hand is not of its entries, and is raised
     if broken is None:
         return None
     return (

@@ -199,7 +199,7 @@ def test_a_process_forgets_a_sites_programs_before_the_next_one(
     import jax
 
     from flows.fleet import retrain_site
-    from neorl_core.training.programs import forget_programs
+    from tasks.training.programs import forget_programs
 
     # As if each site's programs were as many as a process may keep.
     monkeypatch.setattr(forget_programs, "__defaults__", (0,))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from neorl_core.training.programs import forget_programs
+from tasks.training.programs import forget_programs
 
 MAPS = Path("/proc/self/maps")
 
