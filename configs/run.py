@@ -108,8 +108,10 @@ FAST: dict[str, Setting] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
 """Rates at which 16,000 updates come as far as the papers' 3e-4 in many more."""
 CLONED = 12_000
 """Updates of a clone."""
-FALLING: dict[str, Setting] = {"actor_recipe": {"schedule": "cosine", "steps": CLONED}}
-"""A rate that falls to nothing: where a controller is steep, what a clone errs by at the last rate is a drift."""
+CLONE: dict[str, Setting] = {"huber": 0.2, "actor_recipe": {"schedule": "cosine", "steps": CLONED}}
+"""The median of the logged actions, which is a controller's own where noise is cut at a bound, and one of theirs where
+there were several; by a rate that falls to nothing, for where a controller is steep, what a clone errs by at the last
+rate is a drift."""
 BESIDE = (
     Learner(algorithm="iql", updates=16_000, seeds=1, hyperparameters={**FAST, "beta": 10.0, "expectile": 0.9}),
     Learner(
@@ -119,7 +121,7 @@ BESIDE = (
         hyperparameters={**FAST, "critics": 4, "discount": 0.97},
         grid={"alpha": [2.5, 10.0]},
     ),
-    Learner(algorithm="bc", updates=CLONED, seeds=1, hyperparameters=FALLING),
+    Learner(algorithm="bc", updates=CLONED, seeds=1, hyperparameters=CLONE),
 )
 """What learns beside the default learner, in a run that names none: logs differ in what they can teach, and evaluation
 on the held-out episodes chooses. The clone of the logged controller is the one whose estimate the logs support when

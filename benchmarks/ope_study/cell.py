@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.ope_study.policies import evaluated
 from configs.home import Home
 from configs.load import load_run
-from configs.run import RunConfig
+from configs.run import CLONED, RunConfig
 from neorl_core.ope import fqe
 from neorl_core.ope.agreement import Estimate
 from neorl_core.plants import PLANTS
@@ -30,7 +30,9 @@ class Size(NamedTuple):
 
     rows: int = 50_000
     updates: int = 900
-    """Gradient steps of each learner."""
+    """Gradient steps of each learner but the clone."""
+    cloned: int = CLONED
+    """Gradient steps of the clone."""
     truth: int = 256
     """Episodes of the simulator behind each true value."""
     evaluate: Mapping[str, int] = {}
@@ -38,7 +40,7 @@ class Size(NamedTuple):
 
 
 FULL = Size()
-SMALL = Size(2_000, 60, 16, {"model_updates": 40, "bootstraps": 50})
+SMALL = Size(2_000, 60, 60, 16, {"model_updates": 40, "bootstraps": 50})
 """A cell of the tests."""
 
 
@@ -76,7 +78,7 @@ def cell(
     ours, held_out, dataset = logged(run, behaviour, home, size, seed)
     discount = run.evaluate.discount
     # True values are kept beside the policies; no estimator is told of them.
-    found, truth = evaluated(ours, dataset, plant, size.updates, discount, size.truth, home)
+    found, truth = evaluated(ours, dataset, plant, size.updates, size.cloned, discount, size.truth, home)
     estimators = fit_estimators(episodes_of(run, held_out, NO_PAST, found.policies[0].normaliser))
     if peers is not None:
         every = [decisions(estimators.episodes, policy) for policy in found.policies]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.home import Home
+from configs.run import CLONE
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from neorl_core.networks import Policy
@@ -27,12 +28,12 @@ from tasks.adapters.store.episodes import Logs
 
 TRUTH_SEED = 20_261_122
 LEARNERS: dict[str, tuple[dict[str, Any], dict[str, list[float]]]] = {
-    "bc": ({}, {}),
+    "bc": (CLONE, {}),
     "td3_bc": ({"actor_lr": 1e-3, "critic_lr": 1e-3, "discount": 0.97}, {"alpha": [0.5, 2.5, 20.0]}),
     "iql": ({"actor_lr": 1e-3, "critic_lr": 1e-3, "discount": 0.97}, {}),
     "bptt": ({"discount": 0.97}, {"penalty": [0.1, 2.0]}),
 }
-"""What policies are learned with: overrides, and what the members differ in."""
+"""What policies are learned with: overrides, and what the members differ in. The clone is the default population's."""
 EARLY = {"bptt": 5 / 6}
 """Share of the updates at which a policy is kept, besides the last: half of them, of `bptt` half of what follows its
 warm-up, which only clones."""
@@ -47,13 +48,20 @@ class Candidates(NamedTuple):
     policies: list[Policy]
 
 
-def candidates(logs: Logs, plant: str, updates: int) -> Candidates:
-    """Policies of widely different worth from training episodes: learned ones, half-learned ones, and noisy clones."""
+def candidates(logs: Logs, plant: str, updates: int, cloned: int) -> Candidates:
+    """Policies of widely different worth from training episodes: learned ones, half-learned ones, and noisy clones.
+
+    Args:
+        logs: training episodes.
+        plant: its name.
+        updates: gradient steps of each learner but the clone.
+        cloned: gradient steps of the clone.
+    """
     spec, found = PLANTS[plant].spec, Candidates([], [])
     normaliser = prepare(logs.transitions, spec)[0]
     for name, (overrides, grid) in LEARNERS.items():
         kept: dict[int, RunState] = {}
-        own = dict(overrides)
+        own, steps = dict(overrides), cloned if name == "bc" else updates
         if name == "bptt":
             warm = updates * 2 // 3
             own |= {"warm_up_updates": warm, "model_recipe": {"schedule": "cosine", "steps": warm}}
@@ -62,13 +70,13 @@ def candidates(logs: Logs, plant: str, updates: int) -> Candidates:
             logs.transitions,
             spec,
             name,
-            updates=updates,
+            updates=steps,
             overrides=own,
             grid=grid,
-            chunk=max(updates // 6, 1),
+            chunk=max(steps // 6, 1),
             report=partial(_keep, kept),
         )
-        stage_at = EARLY.get(name, 1 / 2) * updates
+        stage_at = EARLY.get(name, 1 / 2) * steps
         early_state = kept[min(kept, key=lambda done: abs(done - stage_at))]
         early = policies(ALGORITHMS[name], early_state.population, normaliser)
         for stage, of_stage in (("", learned.policies), (", early", early)):
@@ -113,7 +121,7 @@ def true_values(plant: str, found: Sequence[Policy], discount: float, episodes: 
 
 
 def evaluated(
-    logs: Logs, dataset: str, plant: str, updates: int, discount: float, episodes: int, home: Home
+    logs: Logs, dataset: str, plant: str, updates: int, cloned: int, discount: float, episodes: int, home: Home
 ) -> tuple[Candidates, list[list[float]]]:
     """`candidates` and their `true_values`, from the home where it has them of the same episodes and sources.
 
@@ -121,14 +129,15 @@ def evaluated(
         logs: training episodes.
         dataset: digest of the dataset that they are part of.
         plant: its name.
-        updates: gradient steps of each learner.
+        updates: gradient steps of each learner but the clone.
+        cloned: gradient steps of the clone.
         discount: per step.
         episodes: of the simulator behind each true value.
         home: where they are kept.
     """
     made_of = {
         "dataset": dataset,
-        "updates": updates,
+        "updates": [updates, cloned],
         "learners": {name: list(learner) for name, learner in LEARNERS.items()},
         "noises": list(NOISES),
         "truth": [TRUTH_SEED, episodes, discount],
@@ -141,7 +150,7 @@ def evaluated(
         known = read_json(index)
         files = [folder / f"{i}.npz" for i in range(len(known["names"]))]
         return Candidates(known["names"], [load_policy(path).policy for path in files]), known["truth"]
-    found = candidates(logs, plant, updates)
+    found = candidates(logs, plant, updates, cloned)
     truth = true_values(plant, found.policies, discount, episodes)
     for i, policy in enumerate(found.policies):
         save_policy(folder / f"{i}.npz", policy, PLANTS[plant].spec, MadeBy())

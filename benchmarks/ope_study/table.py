@@ -19,7 +19,7 @@ DEVELOPMENT = ("chemical_reactor", "hvac_control", "water_treatment")
 OTHERS = ("double_mass", "supply_chain", "industrial_benchmark", "steel_annealing", "robot_assembly", "power_grid")
 BEHAVIOURS = ("medium", "pid", "mixed")
 Floats = npt.NDArray[Any]
-FRESH_SEED = 1000
+FRESH_SEED = 1100
 """From here on seeds count up over the cells of the plants that took no part in the development. Those from 100 on were
 seen: since those from 200 on, support is measured beside other episodes and by discounted steps, and intervals reach
 further where the families of models lie apart and where steps are outside the logged ones. Since those from 300 on, the
@@ -30,7 +30,9 @@ that was made, cells of robot_assembly, steel_annealing and power_grid were look
 those from 600 on, the models' own values are part of the interval, and the default population has one `bptt` member at
 each price, with a seed of its own. Since those from 800 on, a replay that has left the range of the logs is outside
 them from there on, in place of a limit on how far actions may lie from the logged ones. Since those from 900 on, that
-range is wider, industrial_benchmark's discount is 0.99, and no estimate lies beyond what the logged rewards allow."""
+range is wider, industrial_benchmark's discount is 0.99, and no estimate lies beyond what the logged rewards allow.
+Since those from 1000 on, the clone is the default population's, a median; that was found on other episodes of all
+plants, with seeds from 8800 on."""
 SINCE = (
     "Cells of before, of one seed each and of estimators of which some were older, came to 8 of 9 plants, 3.2 %, 9, "
     "all clones, and 8 plants whose intervals are narrow. Since 7800cf3 what does not move is told by rounding and no "

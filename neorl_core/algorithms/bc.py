@@ -24,6 +24,10 @@ class Config(NamedTuple):
     """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
     graph: int = 0
     """Rounds of message passing over the plant's layout in place of dense layers; none by default."""
+    huber: float = 2.0
+    """Error of an action, in half ranges and above 0, beyond which it counts linearly. No error is greater than 2, so
+    that by default all are squared and the clone is the mean of what was logged at a state; a small one makes it the
+    median, which acts as one of several controllers did and not between them, and at a bound where a controller did."""
     actor_lr: float = 1e-3
     actor_recipe: Recipe = optimisers.TD3
 
@@ -49,9 +53,16 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
 
 
-def actor_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
-    """Mean over the batch of `losses.behaviour_cloning_loss`."""
-    return jnp.mean(jax.vmap(losses.behaviour_cloning_loss)(actor_apply(actor, batch.observation), batch.action))
+def actor_loss(actor: Params, batch: Transition, huber: Float[Array, ""]) -> Float[Array, ""]:
+    """Mean over the batch of `losses.robust_cloning_loss`.
+
+    Args:
+        actor: weights of the actor.
+        batch: transitions (B, ...).
+        huber: error of an action beyond which it counts linearly.
+    """
+    loss = jax.vmap(losses.robust_cloning_loss, in_axes=(0, 0, None))
+    return jnp.mean(loss(actor_apply(actor, batch.observation), batch.action, huber))
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
@@ -63,7 +74,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
         key: randomness of all draws.
     """
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
-    loss, gradient = jax.value_and_grad(actor_loss)(state.actor, batch)
+    loss, gradient = jax.value_and_grad(actor_loss)(state.actor, batch, state.hyper["huber"])
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, state.hyper["actor_lr"])
     return State(actor, optimiser, state.hyper), {"actor_loss": loss}
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.algorithms import losses
-from neorl_core.algorithms.bc import Config, State
+from neorl_core.algorithms.bc import State
 from neorl_core.networks import Params, mlp_apply, mlp_init
 from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Recipe
 from neorl_core.training.population import Algorithm, Metrics, hyperparameters
 from neorl_core.types import PlantSpec, Transition
+
+
+class Config(NamedTuple):
+    """Defaults of discrete BC; a population may vary the floats."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    actor_lr: float = 1e-3
+    actor_recipe: Recipe = optimisers.TD3
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:

@@ -61,6 +61,25 @@ def behaviour_cloning_loss(action: Float[Array, " A"], logged: Float[Array, " A"
     return jnp.mean((action - logged) ** 2)
 
 
+def robust_cloning_loss(
+    action: Float[Array, " A"], logged: Float[Array, " A"], threshold: Float[Array, ""]
+) -> Float[Array, ""]:
+    """`behaviour_cloning_loss` whose errors count linearly beyond a threshold.
+
+    A mean over the action's dimensions of `u^2` where `|u| <= d`, else of `2 d |u| - d^2`, with `u = pi(s) - a`.
+
+    Twice Huber's function (Huber 1964, doi 10.1214/aoms/1177703732, section 4). It is least between the mean and, for
+    small d, the median of the logged actions.
+
+    Args:
+        action: (A,), unit action of the policy.
+        logged: (A,), unit action that was logged.
+        threshold: d, above 0.
+    """
+    error = jnp.abs(action - logged)
+    return jnp.mean(jnp.where(error <= threshold, error**2, threshold * (2.0 * error - threshold)))
+
+
 def cross_entropy_loss(logits: Float[Array, " C"], chosen: Float[Array, " C"]) -> Float[Array, ""]:
     """Negative log likelihood of the logged choice: `-log pi(a | s)`, `pi = softmax(logits)`.
 

@@ -44,6 +44,34 @@ def test_actor_loss_weighs_q_against_cloning() -> None:
     assert np.isfinite(losses.q_weight(jnp.float32(2.5), jnp.zeros(4))), "all-zero Q must not divide by zero"
 
 
+def test_a_robust_clone_counts_large_errors_linearly() -> None:
+    # By hand: .3^2 = .09 within the threshold of .5, and .5 (2 x .9 - .5) = .65 beyond it.
+    action, logged = jnp.array([0.3, 0.4]), jnp.array([0.0, -0.5])
+    assert float(losses.robust_cloning_loss(action, logged, jnp.float32(0.5))) == pytest.approx(0.37)
+    # Actions from -1 to 1 are never farther apart than 2, where it is the squared error.
+    squared = losses.behaviour_cloning_loss(action, logged)
+    assert float(losses.robust_cloning_loss(action, logged, jnp.float32(2.0))) == float(squared)
+
+
+@pytest.mark.parametrize(
+    ("huber", "logged", "least"),
+    [
+        # One state, three controllers: their mean is no action that any of them takes, the second's is their median.
+        (2.0, [-0.8, 0.4, 0.7], 0.1),
+        (0.05, [-0.8, 0.4, 0.7], 0.4),
+        # A controller at its bound, whose noise is cut there: 1 in three of four.
+        (2.0, [0.6, 1.0, 1.0, 1.0], 0.9),
+        (0.05, [0.6, 1.0, 1.0, 1.0], 1.0),
+    ],
+)
+def test_a_clone_is_the_mean_or_the_median_of_what_was_logged(huber: float, logged: list[float], least: float) -> None:
+    actions = np.linspace(-1.0, 1.0, 2_001, dtype=np.float32)
+    loss = jax.vmap(jax.vmap(losses.robust_cloning_loss, in_axes=(None, 0, None)), in_axes=(0, None, None))
+    means = loss(actions[:, None], jnp.asarray(logged)[:, None], jnp.float32(huber)).mean(axis=1)
+    # The median of Huber's function lies within its threshold of the median proper.
+    assert actions[np.argmin(means)] == pytest.approx(least, abs=1e-3 if huber == 2.0 else huber)
+
+
 def test_gradients_of_losses_agree_with_finite_differences() -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(1)
@@ -52,6 +80,7 @@ def test_gradients_of_losses_agree_with_finite_differences() -> None:
             (lambda q: losses.td_target(0.5, 0.9, 0.0, q), (q,)),
             (losses.td_loss, (q, jnp.asarray(0.3))),
             (losses.behaviour_cloning_loss, (a, b)),
+            (losses.robust_cloning_loss, (a, b, jnp.asarray(0.5))),
             (losses.td3_bc_actor_loss, (q[0], jnp.asarray(0.7), a, b)),
         ):
             check_grads(jax.jit(loss), inputs, order=1, atol=1e-6, rtol=1e-6)

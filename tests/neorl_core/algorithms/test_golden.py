@@ -83,7 +83,7 @@ def many(name: str, ensemble: tuple[Params, ...]) -> Found:
 
 def of_bc(golden: Record) -> tuple[Found, Found]:
     before = golden.network("before/actor")
-    gradient = jax.grad(bc.actor_loss)(before, batch())
+    gradient = jax.grad(bc.actor_loss)(before, batch(), jnp.asarray(bc.Config().huber))
     return {"actor": gradient}, {"actor": descend(before, gradient)}
 
 

@@ -131,6 +131,21 @@ def test_what_was_reported_can_be_gone_on_from() -> None:
 
 # Those whose updates take one batch, two and four; test_population.py takes every algorithm through the loop.
 @pytest.mark.slow
+def test_a_clone_of_several_controllers_acts_as_one_of_them_where_large_errors_count_linearly() -> None:
+    rng = np.random.default_rng(0)
+    law = np.float32([-1.0, 5.0, 5.5])  # what each of three controllers does, whatever the state
+    log = logged(300)._replace(action=rng.permutation(np.repeat(law, 100))[:, None])
+
+    def action(huber: float) -> float:
+        overrides = {**SMALL, "huber": huber, "actor_recipe": {"schedule": "cosine", "steps": 1_500}}
+        found = fit(log, SPEC, "bc", updates=1_500, batch_size=64, overrides=overrides).policies[0]
+        return float(np.median(np.asarray(policy_act(found, jnp.asarray(log.observation)))))
+
+    # The actions' half range is 4: a twentieth of it is 0.2.
+    assert action(2.0) == pytest.approx(law.mean(), abs=0.4)
+    assert action(0.05) == pytest.approx(5.0, abs=0.3)
+
+
 @pytest.mark.parametrize("name", ["bc", "td3_bc", "mopo"])
 def test_algorithms_are_trained_by_one_call(name: str) -> None:
     wanted = {**SMALL, "model_hidden": [4], "warm_up_updates": 2, "horizon": 2}
