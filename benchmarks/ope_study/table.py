@@ -34,13 +34,15 @@ range is wider, industrial_benchmark's discount is 0.99, and no estimate lies be
 Since those from 1000 on, the clone is the default population's, a median; that was found on other episodes of all
 plants, with seeds from 8800 on."""
 SINCE = (
-    "Cells of before, of one seed each and of estimators of which some were older, came to 8 of 9 plants, 3.2 %, 9, "
-    "all clones, and 8 plants whose intervals are narrow. Since 7800cf3 what does not move is told by rounding and no "
-    "longer by 1e-6 of whatever unit; no signal of these plants changes sides by that. Of industrial_benchmark mixed "
-    "six episodes of three controllers are held out, so unlike each other that nearly every step lies as near to the "
-    "others as they do: the intervals of the clone and of four of its noisy variants lie above the truth. Of "
-    "power_grid mixed the clone acts between its three controllers, where no log is. Episodes are held out by their "
-    "digests, which differ in their last bits with the number of cores: all cells had one."
+    "Cells of before, of a clone that squared its errors and was trained for 900 updates, came to 7 of 9 plants, "
+    "4.2 %, 8 of 9, all clones of 8, and 9 plants whose intervals are narrow; there the clones of mixed episodes "
+    "acted between their controllers. Now the clone is the one that a run has. Of industrial_benchmark mixed five "
+    "episodes of three controllers are held out, where a fifth of fifty would be ten: of few episodes the held- "
+    "out share varies, and with it what can be said. Of supply_chain mixed fitted Q evaluation converges for the "
+    "clone on too few guesses, though it stays within the logs and its interval holds the truth. Of power_grid "
+    "mixed three of the held-out steps are outages that cost 20,000 each, which makes intervals wide. Episodes "
+    "are held out by their digests, which differ in their last bits with the number of cores: all cells had one, "
+    "beside other work."
 )
 """What else there is to say of the cells that are kept; empty where nothing is."""
 
