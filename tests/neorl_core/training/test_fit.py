@@ -129,8 +129,6 @@ def test_what_was_reported_can_be_gone_on_from() -> None:
         fit(logged(), SPEC, resume=lambda _: states[1], **{**settings, "chunk": 30})
 
 
-# Those whose updates take one batch, two and four; test_population.py takes every algorithm through the loop.
-@pytest.mark.slow
 def test_a_clone_of_several_controllers_acts_as_one_of_them_where_large_errors_count_linearly() -> None:
     rng = np.random.default_rng(0)
     law = np.float32([-1.0, 5.0, 5.5])  # what each of three controllers does, whatever the state
@@ -146,6 +144,8 @@ def test_a_clone_of_several_controllers_acts_as_one_of_them_where_large_errors_c
     assert action(0.05) == pytest.approx(5.0, abs=0.3)
 
 
+# Those whose updates take one batch, two and four; test_population.py takes every algorithm through the loop.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bc", "td3_bc", "mopo"])
 def test_algorithms_are_trained_by_one_call(name: str) -> None:
     wanted = {**SMALL, "model_hidden": [4], "warm_up_updates": 2, "horizon": 2}
