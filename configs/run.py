@@ -109,9 +109,9 @@ FAST: dict[str, Setting] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
 CLONED = 12_000
 """Updates of a clone."""
 CLONE: dict[str, Setting] = {"huber": 0.2, "actor_recipe": {"schedule": "cosine", "steps": CLONED}}
-"""The median of the logged actions, which is a controller's own where noise is cut at a bound, and one of theirs where
-there were several; by a rate that falls to nothing, for where a controller is steep, what a clone errs by at the last
-rate is a drift."""
+"""Nearer to the median of the logged actions than to their mean: the median is a controller's own action where its
+noise is cut at a bound, and one of theirs where there were several. And by a rate that falls to nothing, for where a
+controller is steep, what a clone errs by at the last rate is a drift."""
 BESIDE = (
     Learner(algorithm="iql", updates=16_000, seeds=1, hyperparameters={**FAST, "beta": 10.0, "expectile": 0.9}),
     Learner(

@@ -31,14 +31,14 @@ those from 600 on, the models' own values are part of the interval, and the defa
 each price, with a seed of its own. Since those from 800 on, a replay that has left the range of the logs is outside
 them from there on, in place of a limit on how far actions may lie from the logged ones. Since those from 900 on, that
 range is wider, industrial_benchmark's discount is 0.99, and no estimate lies beyond what the logged rewards allow.
-Since those from 1000 on, the clone is the default population's, a median; that was found on other episodes of all
-plants, with seeds from 8800 on."""
+Since those from 1000 on, the clone is the default population's, whose large errors count linearly; that was found on
+other episodes of seven plants, with seeds from 8800 on."""
 SINCE = (
     "Cells of before, of a clone that squared its errors and was trained for 900 updates, came to 7 of 9 plants, "
     "4.2 %, 8 of 9, all clones of 8, and 9 plants whose intervals are narrow; there the clones of mixed episodes "
     "acted between their controllers. Now the clone is the one that a run has. Of industrial_benchmark mixed five "
-    "episodes of three controllers are held out, where a fifth of fifty would be ten: of few episodes the held- "
-    "out share varies, and with it what can be said. Of supply_chain mixed fitted Q evaluation converges for the "
+    "episodes of three controllers are held out, where a fifth of fifty would be ten: of few episodes the "
+    "held-out share varies, and with it what can be said. Of supply_chain mixed fitted Q evaluation converges for the "
     "clone on too few guesses, though it stays within the logs and its interval holds the truth. Of power_grid "
     "mixed three of the held-out steps are outages that cost 20,000 each, which makes intervals wide. Episodes "
     "are held out by their digests, which differ in their last bits with the number of cores: all cells had one, "

@@ -26,8 +26,8 @@ class Config(NamedTuple):
     """Rounds of message passing over the plant's layout in place of dense layers; none by default."""
     huber: float = 2.0
     """Error of an action, in half ranges and above 0, beyond which it counts linearly. No error is greater than 2, so
-    that by default all are squared and the clone is the mean of what was logged at a state; a small one makes it the
-    median, which acts as one of several controllers did and not between them, and at a bound where a controller did."""
+    that by default all are squared and the clone is the mean of what was logged at a state. The smaller it is, the
+    nearer is the clone to the median, which acts as one of several controllers did, and at a bound where one did."""
     actor_lr: float = 1e-3
     actor_recipe: Recipe = optimisers.TD3
 

@@ -68,8 +68,8 @@ def robust_cloning_loss(
 
     A mean over the action's dimensions of `u^2` where `|u| <= d`, else of `2 d |u| - d^2`, with `u = pi(s) - a`.
 
-    Twice Huber's function (Huber 1964, doi 10.1214/aoms/1177703732, section 4). It is least between the mean and, for
-    small d, the median of the logged actions.
+    Twice Huber's function (Huber 1964, doi 10.1214/aoms/1177703732). Of many logged actions the mean of it is least at
+    their mean where no error exceeds d, and the smaller d, the nearer to their median.
 
     Args:
         action: (A,), unit action of the policy.

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.test_util import check_grads
 
@@ -51,6 +52,10 @@ def test_a_robust_clone_counts_large_errors_linearly() -> None:
     # Actions from -1 to 1 are never farther apart than 2, where it is the squared error.
     squared = losses.behaviour_cloning_loss(action, logged)
     assert float(losses.robust_cloning_loss(action, logged, jnp.float32(2.0))) == float(squared)
+    drawn = jax.random.uniform(jax.random.key(0), (2, 64), minval=-1.0, maxval=1.0)
+    for threshold in (0.05, 0.2, 1.0):
+        twice = 2.0 * jnp.mean(optax.losses.huber_loss(*drawn, delta=threshold))
+        assert float(losses.robust_cloning_loss(*drawn, jnp.float32(threshold))) == pytest.approx(float(twice))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from neorl_core.algorithms.discrete_iql import DISCRETE_IQL
 from neorl_core.fit import fit
 from neorl_core.networks import Normaliser, Params, Policy, mlp_apply, policy_act, preferences, to_physical, to_unit
 from neorl_core.training.optimisers import Recipe
-from neorl_core.training.population import init_population, make_train_chunk, member, members
+from neorl_core.training.population import configure, init_population, make_train_chunk, member, members
 from neorl_core.training.preparation import prepare
 from neorl_core.types import PlantSpec, Space, Transition
 from tests.by_hand import spec
@@ -286,3 +286,9 @@ def test_an_algorithm_of_the_other_kind_of_actions_is_refused_by_name() -> None:
     rows = Transition(np.zeros((4, 2)), np.full((4, 1), 2.0), *np.zeros((2, 4)), np.zeros((4, 2)), np.zeros(4))
     with pytest.raises(ValueError, match="numbers of its choices, 0 to 1, got others"):
         fit(rows, gears(2, 2), "discrete_bc")
+
+
+@pytest.mark.parametrize("name", ["gru", "graph", "huber"])
+def test_a_discrete_clone_refuses_what_it_would_ignore(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"expected a hyper-parameter of discrete_bc \(hidden, .*\), got '{name}'"):
+        configure(DISCRETE_BC, {name: 1})
