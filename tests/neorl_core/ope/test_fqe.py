@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -19,12 +18,6 @@ Floats = npt.NDArray[np.float64]
 KEY = jax.random.key(0)
 LONG = 2_500
 """Steps after which a discount of .99 has left nothing: the horizon of a value of going on for ever."""
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
 
 
 def logs_of(
@@ -186,19 +179,6 @@ def test_the_bootstrap_is_that_of_refitting_every_resample() -> None:
     refits = np.array([refit(logs, w) for w in weights])
     assert np.corrcoef(refits, got.draws[:100, 0])[0, 1] > 0.98
     np.testing.assert_allclose(got.draws[:100, 0].std(), refits.std(), rtol=0.1)
-
-
-def test_a_policy_that_leaves_the_logs_is_not_supported() -> None:
-    logs = linear_logs(1, 30, 20)
-    runaway, near = (
-        fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 100, 0.99, 11)
-        for decisions in (linear_decisions(logs, np.array([[0.0, 1.0]])), linear_decisions(logs))
-    )
-    # A + B K then has an eigenvalue of 1.3, so that the quadratic cost grows without end.
-    assert float(runaway.spectral_radius) > 1.0
-    assert not bool(runaway.supported)
-    assert bool(near.supported)
-    assert 10 < float(near.effective_rows) < 30 * 19
 
 
 CLOCK, START = 12, 3.0

@@ -1,0 +1,60 @@
+"""Which policies fitted Q evaluation says nothing of: those for whom its features' errors count too much."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.ope import fqe
+from tests.neorl_core.ope.test_fqe import KEY, guessed, linear_decisions, linear_logs, logs_of
+
+
+def test_a_policy_that_leaves_the_logs_is_not_supported() -> None:
+    logs = linear_logs(1, 30, 20)
+    runaway, near = (
+        fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 100, 0.99, 11)
+        for decisions in (linear_decisions(logs, np.array([[0.0, 1.0]])), linear_decisions(logs))
+    )
+    # A + B K then has an eigenvalue of 1.3, so that the quadratic cost grows without end.
+    assert float(runaway.amplification) > 1e3
+    assert not bool(runaway.supported)
+    assert bool(near.supported)
+    assert 10 < float(near.effective_rows) < 30 * 19
+
+
+@pytest.mark.usefixtures("double")
+def test_a_controller_whose_states_grow_supports_its_own_value() -> None:
+    # Source: the mean logged return. Of x' = 1.15 x the rounds grow by 1.15^2 each, and the logs show all of it.
+    rng = np.random.default_rng(4)
+    x, steps = 1.15 ** np.arange(13) * rng.normal(1.0, 0.1, (50, 1)), 12
+    o, n = (part.reshape(-1, 1) for part in (x[:, :-1], x[:, 1:]))
+    u = 0.1 * rng.normal(size=(50, steps + 1, 1))
+    reward = -(o[:, 0] ** 2) - u[:, :-1].reshape(-1) ** 2
+    logs = logs_of(o, u[:, :-1].reshape(-1, 1), reward, n, [steps] * 50)
+    decisions = fqe.Decisions(jnp.asarray(u[:, 1:].reshape(-1, 1)), jnp.asarray(u[:, 0]))
+    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, steps, 1.0, 10, 0.0)
+    np.testing.assert_allclose(got.value[0], reward.reshape(50, steps).sum(axis=1).mean(), rtol=1e-3)
+    np.testing.assert_allclose(got.amplification, 1.0, rtol=0.02)
+    assert bool(got.supported)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("share", "supported"), [(0.5, True), (0.1, False)])
+def test_amplification_is_that_of_the_ratios_of_densities(share: float, supported: bool) -> None:
+    # Worked by hand, discount 1. All of 20 episodes of two steps begin in A, where a share of them turns left to L and
+    # the others right to R. Whoever always turns left is at each step at a share / 2 of the rows, with a ratio of
+    # densities of 2 / share there: sqrt(2 / share) in the root mean square. The logs are at half of the rows at each
+    # step, with a ratio of 2.
+    left = np.arange(20) < 20 * share
+    states = np.stack([np.zeros(20, int), np.where(left, 1, 2)], 1)
+    turns = np.stack([left, np.zeros(20, bool)], 1).reshape(-1)
+    one_hot = np.eye(4)
+    o, n = one_hot[states.reshape(-1)], one_hot[np.stack([states[:, 1], np.full(20, 3)], 1).reshape(-1)]
+    action = turns[:, None] * 1.0
+    logs = logs_of(o, action, o[:, 1], n, [2] * 20)
+    decisions = fqe.Decisions(jnp.zeros((40, 1)), jnp.ones((20, 1)))
+    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 2, 1.0, 10, 0.0)
+    np.testing.assert_allclose(got.value[0], 1.0, rtol=1e-8)
+    np.testing.assert_allclose(got.amplification, np.sqrt(2 / share) / np.sqrt(2), rtol=1e-8)
+    assert bool(got.supported) is supported
