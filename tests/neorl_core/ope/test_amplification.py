@@ -24,7 +24,8 @@ def test_a_policy_that_leaves_the_logs_is_not_supported() -> None:
 
 
 @pytest.mark.usefixtures("double")
-def test_a_controller_whose_states_grow_supports_its_own_value() -> None:
+@pytest.mark.parametrize("discount", [1.0, 0.8])
+def test_a_controller_whose_states_grow_supports_its_own_value(discount: float) -> None:
     # Source: the mean logged return. Of x' = 1.15 x the rounds grow by 1.15^2 each, and the logs show all of it.
     rng = np.random.default_rng(4)
     x, steps = 1.15 ** np.arange(13) * rng.normal(1.0, 0.1, (50, 1)), 12
@@ -33,8 +34,9 @@ def test_a_controller_whose_states_grow_supports_its_own_value() -> None:
     reward = -(o[:, 0] ** 2) - u[:, :-1].reshape(-1) ** 2
     logs = logs_of(o, u[:, :-1].reshape(-1, 1), reward, n, [steps] * 50)
     decisions = fqe.Decisions(jnp.asarray(u[:, 1:].reshape(-1, 1)), jnp.asarray(u[:, 0]))
-    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, steps, 1.0, 10, 0.0)
-    np.testing.assert_allclose(got.value[0], reward.reshape(50, steps).sum(axis=1).mean(), rtol=1e-3)
+    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, steps, discount, 10, 0.0)
+    returns = reward.reshape(50, steps) @ discount ** np.arange(steps)
+    np.testing.assert_allclose(got.value[0], returns.mean(), rtol=1e-3)
     np.testing.assert_allclose(got.amplification, 1.0, rtol=0.02)
     assert bool(got.supported)
 
@@ -58,3 +60,21 @@ def test_amplification_is_that_of_the_ratios_of_densities(share: float, supporte
     np.testing.assert_allclose(got.value[0], 1.0, rtol=1e-8)
     np.testing.assert_allclose(got.amplification, np.sqrt(2 / share) / np.sqrt(2), rtol=1e-8)
     assert bool(got.supported) is supported
+
+
+@pytest.mark.usefixtures("double")
+def test_whoever_outlives_logged_episodes_is_held_to_those_that_did() -> None:
+    # Worked by hand, discount 1. All of 20 episodes begin in A, where half turn left and end and half go right to R, in
+    # 30 rows. Whoever always turns right is at a third of the rows at either step, with a ratio of densities of 3.
+    # The logs are at two thirds of the rows first, with a ratio of 1.5, and those that last at a third then.
+    left = np.repeat([1.0, 0.0], 10)
+    lengths = [1] * 10 + [2] * 10
+    state = np.concatenate([np.zeros(10, int), np.tile([0, 1], 10)])
+    following = np.concatenate([np.full(10, 2), np.tile([1, 2], 10)])
+    action = np.concatenate([left[:10], np.zeros(20)])[:, None]
+    one_hot, ends = np.eye(3), np.concatenate([np.ones(10), np.zeros(20)])
+    logs = logs_of(one_hot[state], action, 1.0 * state, one_hot[following], lengths, terminated=ends)
+    decisions = fqe.Decisions(jnp.zeros((30, 1)), jnp.zeros((20, 1)))
+    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 2, 1.0, 10, 0.0)
+    np.testing.assert_allclose(got.value[0], 1.0, rtol=1e-8)
+    np.testing.assert_allclose(got.amplification, 2 * np.sqrt(3) / (np.sqrt(1.5) + np.sqrt(3)), rtol=1e-8)

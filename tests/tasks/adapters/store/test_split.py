@@ -69,3 +69,12 @@ def test_of_few_items_nearly_the_share_is_chosen_and_of_many_the_share(share: fl
     assert abs(few.mean() - 50 * share) < 0.5
     # A mean gap that is no whole number is met within one in a hundred.
     assert abs(spaced(rng.random(100_000), share).mean() / share - 1) < 0.015
+
+
+def test_the_first_items_are_chosen_as_if_one_had_been_chosen_half_of_a_gap_before() -> None:
+    rng = np.random.default_rng(3)
+    first = np.array([np.flatnonzero(spaced(rng.random(20), 0.2))[0] for _ in range(500)])
+    # Gaps are 3 to 7, and the two before the first item count: 5 standard deviations of 500 draws around a fifth.
+    counts = np.bincount(first, minlength=5)
+    assert len(counts) == 5
+    assert np.abs(counts - 100).max() < 5 * np.sqrt(500 * 0.2 * 0.8)
