@@ -16,7 +16,7 @@ Reason = Literal[
     "",
     "no finite estimate",
     "too many of the visited steps lie outside the logged ones",
-    "fitted Q evaluation amplifies its errors on too many guesses",
+    "fitted Q evaluation carries errors too far on too many guesses",
     "the interval of the gain is wider than half of what logged rewards allow",
 ]
 """Why the logs do not support an estimate, or a gain over the logged controller; empty where they do."""
@@ -36,12 +36,12 @@ class Estimate(NamedTuple):
     """A policy's discounted value over an episode; where it is not supported the numbers are for ordering alone."""
 
     guessed: Floats
-    """(2, G) value by fitted Q evaluation on each guess, NaN where it amplifies its errors."""
+    """(2, G) value by fitted Q evaluation on each guess, NaN where the logs do not support it."""
     modelled: Floats
     """(2,) value in the models of either family themselves."""
     pessimistic: Floats
     """(V, B) draws of fitted Q evaluation on each guess, of networks before those of regressions, widened as windows
-    are few, NaN where it amplifies its errors; and of the models themselves, either family as far again from the
+    are few, NaN where the logs do not support it; and of the models themselves, either family as far again from the
     other as they lie apart; all if steps outside the data's support pay as the worst logged ones do. Same resamples:
     subtract them."""
     optimistic: Floats
@@ -60,7 +60,7 @@ class Estimate(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The mean of what the guesses of either family come to; where too few say something, of what the models do."""
+        """The mean of what the guesses of either family come to; where too few are supported, of the models'."""
         found = np.nanmean(self.guessed, axis=1) if _enough(self.guessed) else self.modelled
         return float(np.minimum(found.mean(), self.allowed[1]))
 
@@ -77,8 +77,8 @@ class Estimate(NamedTuple):
     def less(self, other: Estimate) -> Estimate:
         """How much more this policy is worth than another, by the same estimators and resamples.
 
-        What steps outside the support pay is unknown of both. Guesses on which errors of one of the two are amplified
-        say nothing of the difference.
+        What steps outside the support pay is unknown of both. Guesses on which one of the two is not supported say
+        nothing of the difference.
         """
         return self._replace(
             guessed=self.guessed - other.guessed,
@@ -121,8 +121,8 @@ def together(
     networks' replays would pay less or more there with the worst and the best logged rewards, after Manski (1990,
     Nonparametric bounds on treatment effects).
 
-    An estimate has support where the policy stays by the logged steps, and where fitted Q evaluation says something on
-    at least half of the guesses, and on some of either family.
+    An estimate has support where the policy stays by the logged steps, and where fitted Q evaluation is supported on at
+    least half of the guesses, and on some of either family.
 
     Args:
         rounds: fitted Q evaluation on networks' guesses, and on regressions', as many of both.
@@ -173,7 +173,7 @@ def _reason(enough: bool, models: ModelValue) -> Reason:
     if outside > MOST_OUTSIDE:
         return "too many of the visited steps lie outside the logged ones"
     if not enough:
-        return "fitted Q evaluation amplifies its errors on too many guesses"
+        return "fitted Q evaluation carries errors too far on too many guesses"
     return ""
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neorl_core.ope.logged import Decisions as Decisions
 from neorl_core.ope.logged import Guesses as Guesses
@@ -49,7 +49,7 @@ class Evaluation(NamedTuple):
     draws: Float[Array, "*p B 2"]
     """Bootstrap draws of `value`. Same key, same resamples: subtract two policies' draws to compare them in pairs."""
     amplification: Float[Array, "*p"]
-    """How much more what the features cannot express counts here than for the logged controller."""
+    """How many times as much errors of the features may count here as for the logged controller."""
     effective_rows: Float[Array, "*p"]
     """Kish's effective number of rows behind `value`: how much of the logs resembles where the policy goes."""
     supported: Bool[Array, "*p"]
@@ -146,24 +146,22 @@ def _rounds(
 
 
 def _carried_by_logs(
-    phi: Float[Array, "N D"], weight: Float[Array, " N"], at: Float[Array, " N"], horizon: int, discount: float
+    phi: Float[Array, "N D"], share: Float[Array, " N"], at: Int[Array, " N"], horizon: int, discount: float
 ) -> Float[Array, ""]:
-    """What `carried` is of the logged controller, whose features at a step are logged: `sum_t discount^t |mean phi|`.
+    """What `carried` is of the logged controller, whose features at each step are logged.
+
+    `sum_t discount^t |sum phi_t share|`; of windows that have terminated nothing is left.
 
     Args:
-        phi: (N, D) whitened features.
-        weight: (N,) zero at rows that do not count.
+        phi: (N, D) whitened features, zero at rows that do not count.
+        share: (N,) of each row's window in the logged controller's value.
         at: (N,) step of each row in its window.
-        horizon: steps H. Those that no window lasts count as much as the others do on average.
+        horizon: steps H.
         discount: per step.
-
-    The mean is over the windows that last until the step: whoever outlives them is held to those that did.
     """
-    rows = jax.ops.segment_sum(weight, at, horizon)
-    mean = jax.ops.segment_sum(phi * weight[:, None], at, horizon) / jnp.maximum(rows, 1.0)[:, None]
-    steps = jnp.asarray(discount, phi.dtype) ** jnp.arange(horizon, dtype=phi.dtype)
-    seen = jnp.where(rows > 0, steps, 0.0)
-    found: Float[Array, ""] = steps.sum() * (seen @ jnp.linalg.norm(mean, axis=1)) / seen.sum()
+    mean = jax.ops.segment_sum(phi * share[:, None], at, horizon)
+    weight = jnp.asarray(discount, phi.dtype) ** jnp.arange(horizon, dtype=phi.dtype)
+    found: Float[Array, ""] = weight @ jnp.linalg.norm(mean, axis=1)
     return found
 
 
@@ -187,9 +185,9 @@ def evaluate(
     its features count there, and its own initial state.
 
     What the features cannot express of a round, `e_t`, moves the value by `sum_t mean d_t^T phi e_t`, which on whitened
-    features is at most `sum_t |d_t| rms(e_t)` (Cauchy and Schwarz). `phi^T d_t` is the features' picture of the ratio
-    of densities at step t, and its root mean square `|d_t|` is 1 where the policy is everywhere as the logs are on the
-    whole. How many times the sum of the logged controller's own ratios it comes to is the amplification.
+    features is at most `sum_t |d_t| rms(e_t)` (Cauchy and Schwarz). `phi^T d_t` is what the features take for the
+    ratio of the policy's density at step t, discounted, to that of all logged steps, and `|d_t|` its root mean square.
+    The amplification is the sum of these over that of the logged controller.
 
     Args:
         logs: (N, ...) rows in E episodes, of which those of `known_rows` count: the same rows for every policy, so
@@ -248,7 +246,7 @@ def evaluate(
 
     draws = jax.vmap(draw)(jax.random.split(key, bootstraps))
     at = jnp.arange(logs.reward.shape[0]) - logs.starts[logs.episode]
-    amplification = found.carried / _carried_by_logs(phi, weight, at, horizon, discount)
+    amplification = found.carried / _carried_by_logs(phi, share[logs.episode], at, horizon, discount)
     effective = jnp.sum(density) ** 2 / jnp.maximum(jnp.sum(density**2), np.finfo(phi.dtype).tiny)
     least, most = reachable(signal, weight, jnp.any(logs.terminated > 0), horizon, discount)
     slack = SLACK * (most - least) + ROUNDING * jnp.maximum(jnp.abs(least), jnp.abs(most))

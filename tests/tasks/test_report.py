@@ -198,7 +198,7 @@ def test_a_process_is_shown_without_what_only_a_simulator_tells(
 
 def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Record) -> None:
     lost, *others = sample.evaluation.members
-    why = {"supported": False, "reason": "fitted Q evaluation amplifies its errors on too many guesses"}
+    why = {"supported": False, "reason": "fitted Q evaluation carries errors too far on too many guesses"}
     found = sample.evaluation.model_copy(update={"members": (lost.model_copy(update=why), *others)})
     found = found.model_copy(update={**why, "selected": 0, "horizon": 5_000})
     # The gate says it in the same words.
@@ -215,7 +215,7 @@ def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Reco
     assert "gain over the logged controller not supported by them." in describe(changed(sample, evaluation=found))
     page = _Page(report(Home(home), changed(sample, evaluation=found), {}).page.read_text())
     assert "not supported by the logs" in page.text
-    assert page.text.count("no: fitted Q evaluation amplifies its errors on too many guesses") == 1
+    assert page.text.count("no: fitted Q evaluation carries errors too far on too many guesses") == 1
     assert "no: " not in _Page(report(Home(home), sample, {}).page.read_text()).text
 
 

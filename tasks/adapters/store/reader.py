@@ -53,35 +53,6 @@ def dataset_of(folders: Sequence[Path], digest: str) -> StoredDataset:
     return StoredDataset.open(found[0].parents[1], found[0].stem)
 
 
-def spaced(position: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.bool_]:
-    """Choose a share of items in order, each by its own number and by how long ago one was chosen.
-
-    Chosen independently, a fifth of 50 items would be anything from 4 to 16. Here gaps between chosen items are spread
-    evenly from half of `1 / share` to one and a half of it, which leaves the share within about one item:
-    `P(gap > g) = 3/2 - (g + 1/2) share`, between 0 and 1. What comes later changes nothing. Where earlier items go or
-    are new, the choice is the same again from the first item on that is chosen both ways.
-
-    Args:
-        position: (E,) of each item, evenly distributed between 0 and 1 and drawn from what it holds.
-        share: of the items, at most a half.
-
-    Returns:
-        (E,) which are chosen.
-    """
-
-    def beyond(gap: int) -> float:
-        return min(max(1.5 - (gap + 0.5) * share, 0.0), 1.0)
-
-    # As if one had been chosen half of a gap before the first.
-    found, gap = np.zeros(len(position), np.bool_), int(0.5 / share)
-    for i, at in enumerate(position):
-        gap += 1
-        found[i] = at < 1.0 - beyond(gap) / beyond(gap - 1)
-        if found[i]:
-            gap = 0
-    return found
-
-
 def newest_first(folder: Path) -> list[Path]:
     """The manifests of a plant's folder of datasets."""
     return sorted(folder.glob("manifests/*.json"), key=lambda path: (-path.stat().st_mtime_ns, path.stem))
@@ -259,20 +230,14 @@ class StoredDataset:
             held_out: share of episodes to hold out, between 0 and 1.
 
         Returns:
-            Episode numbers for training (E - h,) and held out (h,), as `spaced` says, equal episodes on one side. Each
-            side gets two where there are four or more, and one where there are two: a small dataset whose hashes fall
-            on one side gives up its nearest episodes.
+            Episode numbers for training (E - h,) and held out (h,). Each side gets two where there are four or more,
+            and one where there are two: a small dataset whose hashes fall on one side gives up its nearest episodes.
         """
         position = self.episode_digests[:, :8].copy().view(">u8")[:, 0] / 2.0**64
-        _, first, which = np.unique(self.episode_digests, axis=0, return_index=True, return_inverse=True)
-        at = np.sort(first)
-        rare = spaced(position[at], min(held_out, 1.0 - held_out))
-        out = (rare if held_out <= 0.5 else ~rare)[np.searchsorted(at, first)][which.reshape(-1)]
+        out = position < held_out
         least, order = min(len(out) // 2, LEAST_OF_A_SIDE), np.argsort(position, kind="stable")
-        if out.sum() < least:
-            out[order[:least]] = True
-        if (~out).sum() < least:
-            out[order[len(out) - least :]] = False
+        out[order[:least]] = True
+        out[order[len(out) - least :]] = False
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def verify(self) -> None:

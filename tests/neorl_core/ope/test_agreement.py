@@ -48,8 +48,7 @@ def test_an_interval_reaches_from_the_lowest_of_the_guesses_to_the_highest() -> 
     found = estimate([[rounds(5.0), rounds(4.0)], [rounds(6.0), RUNS_AWAY]], models(4.5, 6.5))
     assert found.supported
     # Worked by hand: means of the families are 4.5 and 6. Of evenly spread draws a fortieth lies beyond .95 on each
-    # side, and of a thousand windows next to nothing is to be widened. A guess on which errors are amplified says
-    # nothing.
+    # side, and of a thousand windows next to nothing is to be widened. A guess that is not supported says nothing.
     assert found.value == pytest.approx(5.25)
     # The models lie 2 apart, and so reach from 2.5 to 8.5, and as far beyond as other windows would have moved them.
     assert found.bounds(0.95) == pytest.approx((2.5 - 0.95, 8.5 + 0.95), abs=0.01)
@@ -75,7 +74,7 @@ def test_what_steps_outside_the_logs_pay_is_unknown_of_both_policies_of_a_differ
     assert difference.bounds(0.95) == pytest.approx((2.0 - 2.25, 2.0 + 4.5), abs=1e-6)
 
 
-def test_a_difference_is_of_the_guesses_that_say_something_of_both() -> None:
+def test_a_difference_is_of_the_guesses_that_are_supported_for_both() -> None:
     every = estimate([[rounds(5.0), rounds(9.0)], [rounds(6.0), rounds(6.0)]], models(5.0, 5.0))
     some = estimate([[rounds(4.0), RUNS_AWAY], [rounds(4.0), rounds(5.0)]], models(3.5, 3.5))
     # Worked by hand: 5 - 4 of the networks; of the regressions the mean of 6 - 4 and 6 - 5.
@@ -91,7 +90,7 @@ def test_a_difference_is_of_the_guesses_that_say_something_of_both() -> None:
     assert lower <= beside.value <= upper
 
 
-def test_a_cost_is_of_the_guesses_that_say_something() -> None:
+def test_a_cost_is_of_the_guesses_that_are_supported() -> None:
     nothing = RUNS_AWAY._replace(value=jnp.full(2, jnp.nan), draws=jnp.full((201, 2), jnp.nan))
     found = estimate([[rounds(5.0), nothing], [rounds(5.0), RUNS_AWAY]], models())
     assert found.cost == pytest.approx(0.1)

@@ -13,7 +13,7 @@ from tests.neorl_core.ope.test_fqe import KEY, guessed, linear_decisions, linear
 def test_a_policy_that_leaves_the_logs_is_not_supported() -> None:
     logs = linear_logs(1, 30, 20)
     runaway, near = (
-        fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 100, 0.99, 11)
+        fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 20, 0.99, 11)
         for decisions in (linear_decisions(logs, np.array([[0.0, 1.0]])), linear_decisions(logs))
     )
     # A + B K then has an eigenvalue of 1.3, so that the quadratic cost grows without end.
@@ -63,18 +63,23 @@ def test_amplification_is_that_of_the_ratios_of_densities(share: float, supporte
 
 
 @pytest.mark.usefixtures("double")
-def test_whoever_outlives_logged_episodes_is_held_to_those_that_did() -> None:
+def test_whoever_outlives_logged_episodes_carries_errors_further() -> None:
     # Worked by hand, discount 1. All of 20 episodes begin in A, where half turn left and end and half go right to R, in
-    # 30 rows. Whoever always turns right is at a third of the rows at either step, with a ratio of densities of 3.
-    # The logs are at two thirds of the rows first, with a ratio of 1.5, and those that last at a third then.
+    # 30 rows. The logs are at two thirds of the rows first, with a ratio of densities of 1.5, then half of them at a
+    # third, with as much. Whoever always turns right is at a third of the rows at either step, with a ratio of 3.
     left = np.repeat([1.0, 0.0], 10)
-    lengths = [1] * 10 + [2] * 10
     state = np.concatenate([np.zeros(10, int), np.tile([0, 1], 10)])
     following = np.concatenate([np.full(10, 2), np.tile([1, 2], 10)])
     action = np.concatenate([left[:10], np.zeros(20)])[:, None]
     one_hot, ends = np.eye(3), np.concatenate([np.ones(10), np.zeros(20)])
+    lengths = [1] * 10 + [2] * 10
     logs = logs_of(one_hot[state], action, 1.0 * state, one_hot[following], lengths, terminated=ends)
-    decisions = fqe.Decisions(jnp.zeros((30, 1)), jnp.zeros((20, 1)))
-    got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 2, 1.0, 10, 0.0)
-    np.testing.assert_allclose(got.value[0], 1.0, rtol=1e-8)
-    np.testing.assert_allclose(got.amplification, 2 * np.sqrt(3) / (np.sqrt(1.5) + np.sqrt(3)), rtol=1e-8)
+    nothing = jnp.zeros((30, 1))
+    for first, value, expected in (
+        (jnp.asarray(left[:, None]), 0.5, 1.0),
+        (jnp.zeros((20, 1)), 1.0, 2 * np.sqrt(3) / (np.sqrt(1.5) + np.sqrt(0.75))),
+    ):
+        decisions = fqe.Decisions(nothing, first)
+        got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 2, 1.0, 10, 0.0)
+        np.testing.assert_allclose(got.value[0], value, rtol=1e-8)
+        np.testing.assert_allclose(got.amplification, expected, rtol=1e-8)

@@ -354,7 +354,7 @@ def test_a_guess_that_is_the_same_everywhere_counts_for_nothing() -> None:
         for value in (39.4994, 0.0)
     )
     constant = constant._replace(following=constant.following * 1.001)
-    found, expected = (fqe.evaluate(logs, decisions, each, KEY, 100, 0.99, 11) for each in (constant, none))
+    found, expected = (fqe.evaluate(logs, decisions, each, KEY, 20, 0.99, 11) for each in (constant, none))
     np.testing.assert_allclose(found.value, expected.value, rtol=1e-4)
     assert bool(found.supported)
 

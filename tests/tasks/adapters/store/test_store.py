@@ -161,6 +161,25 @@ def test_an_append_names_old_shards_and_copies_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_splits_survive_appends_and_hold_out_about_the_share_asked_for(tmp_path: Path) -> None:
+    old = write(tmp_path, make_rows(200, steps=5))
+    new = write(tmp_path, make_rows(203, steps=5, seed=1), parent=old)
+    train, held_out = new.split(0.2)
+    assert sorted([*train, *held_out]) == list(range(403))
+    np.testing.assert_array_equal(held_out[held_out < 200], old.split(0.2)[1])
+    # Nor does it matter where an episode stands: here the 203 new ones come before the 200 old ones.
+    turned = write(tmp_path / "turned", make_rows(203, steps=5, seed=1), make_rows(200, steps=5))
+    np.testing.assert_array_equal(np.sort((turned.split(0.2)[1] - 203) % 403), held_out)
+    # 4 standard deviations of a binomial with n = 403, p = 0.2 around its mean.
+    assert 81 - 32 < len(held_out) < 81 + 32
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_split_of_few_episodes_leaves_no_side_empty(tmp_path: Path, seed: int) -> None:
+    train, held_out = write(tmp_path, make_rows(2, seed=seed)).split(0.01)
+    assert (len(train), len(held_out)) == (1, 1)
+
+
 def test_the_view_shows_all_shards_as_one_file(tmp_path: Path) -> None:
     rows = make_rows(40)
     held = write(tmp_path, *sliced(rows, 50))
