@@ -145,7 +145,7 @@ def check_training(run: RunConfig, config: Path) -> None:
     from neorl_core.algorithms import check_actions
     from neorl_core.networks import body_of
     from neorl_core.training.loop import schedule
-    from neorl_core.training.population import configure, warm_up_updates
+    from neorl_core.training.population import configure, in_range, warm_up_updates
     from tasks.adapters.code.algorithms import algorithm_of
     from tasks.adapters.plants.known import plant_of
     from tasks.adapters.store.histories import observed_spec
@@ -158,6 +158,9 @@ def check_training(run: RunConfig, config: Path) -> None:
             algorithm = algorithm_of(learner).algorithm
             check_actions(algorithm, spec)
             settings = configure(algorithm, {**learner.hyperparameters, **varied}, learner.updates)
+            for name, values in learner.grid.items():
+                for value in values:
+                    in_range(algorithm, name, value)
             schedule(learner.updates, 1, algorithm.batches_per_update, warm_up_updates(algorithm, settings))
             asked = {name: getattr(settings, name, 0) for name in ("gru", "graph")}
             body_of(observed_spec(run), getattr(settings, "hidden", ()), **asked)

@@ -20,6 +20,16 @@ from neorl_core.training.preparation import prepare as prepare
 from neorl_core.training.preparation import successors as successors
 from neorl_core.types import Params, PlantSpec, Transition
 
+ABOVE_ZERO = frozenset({"huber", "tau", "temperature", "actor_lr", "critic_lr", "clone_lr", "model_lr"})
+"""Floats that leave nothing to learn, or no number, at 0."""
+AT_LEAST_ZERO = frozenset(
+    {"alpha", "beta", "noise", "noise_clip", "diversity", "penalty", "actor_penalty", "critic_penalty", "support"}
+    | {"alpha_lr", "temperature_lr"}
+)
+"""Floats of which 0 switches something off."""
+SHARES = frozenset({"discount", "tau", "expectile", "real", "entropy_backup"})
+"""Floats from 0 to 1. These names mean the same in all algorithms, and in one from outside that has them."""
+
 Metrics = dict[str, Float[Array, "..."]]
 Hyperparameters = dict[str, Float[Array, ""]]
 """The numeric hyper-parameters, as arrays: they live in the state, so that members of a population may differ."""
@@ -96,7 +106,7 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int |
         A `Config`.
 
     Raises:
-        ValueError: on an unknown field or a value of another type.
+        ValueError: on an unknown field, and a value of another type or out of range.
     """
     defaults = algorithm.Config()._asdict()
     for name, given in overrides.items():
@@ -105,7 +115,7 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int |
             raise ValueError(f"expected a hyper-parameter of {algorithm.name} ({', '.join(defaults)}), got {name!r}.")
         kind = type(defaults[name])
         if kind is float and type(value) in (int, float) and np.isfinite(value):
-            defaults[name] = float(value)
+            defaults[name] = in_range(algorithm, name, float(value))
         elif kind is int and type(value) is int and (value > 0 or value == defaults[name]):
             defaults[name] = value
         elif kind is tuple and isinstance(value, list | tuple) and all(type(v) is int and v > 0 for v in value):
@@ -120,6 +130,30 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int |
     if updates is not None and algorithm.usual_updates:
         defaults |= _fitted(algorithm, defaults, updates, given=set(overrides))
     return algorithm.Config(**defaults)
+
+
+def in_range(algorithm: Algorithm, name: str, value: float) -> float:
+    """A value of a float hyper-parameter, where it is one that can be learned with.
+
+    Args:
+        algorithm: whose it is.
+        name: of the field.
+        value: that was asked for.
+
+    Raises:
+        ValueError: when it cannot.
+
+    Example:
+        >>> in_range(ALGORITHMS["iql"], "discount", 1.5)  # doctest: +SKIP
+        ValueError: expected discount of iql from 0 to 1, got 1.5.
+    """
+    if name in SHARES and not 0.0 <= value <= 1.0:
+        raise ValueError(f"expected {name} of {algorithm.name} from 0 to 1, got {value:g}.")
+    if name in ABOVE_ZERO and value <= 0.0:
+        raise ValueError(f"expected {name} of {algorithm.name} above 0, got {value:g}.")
+    if name in AT_LEAST_ZERO and value < 0.0:
+        raise ValueError(f"expected {name} of {algorithm.name} to be at least 0, got {value:g}.")
+    return value
 
 
 def _fitted(algorithm: Algorithm, config: Mapping[str, Any], updates: int, given: set[str]) -> dict[str, Any]:
@@ -194,7 +228,7 @@ def init_population(algorithm: Algorithm, spec: PlantSpec, config: Any, populati
         A state whose every array has the leading axis P.
 
     Raises:
-        ValueError: when there are none, or members differ in what is not a float of the config.
+        ValueError: when there are none, or members differ in what is not a float of the config, or is out of range.
     """
     if not population:
         raise ValueError("expected at least one member, got none: give a seed, and values of what a grid names.")
@@ -203,7 +237,10 @@ def init_population(algorithm: Algorithm, spec: PlantSpec, config: Any, populati
     for name in varied:
         if name not in floats:
             raise ValueError(f"expected a grid over floats of {algorithm.name} ({', '.join(floats)}), got {name!r}.")
-    values = {name: jnp.asarray([m.hyperparameters[name] for m in population]) for name in varied}
+    values = {
+        name: jnp.asarray([in_range(algorithm, name, member.hyperparameters[name]) for member in population])
+        for name in varied
+    }
     keys = jnp.stack([jax.random.key(m.seed, impl="threefry2x32") for m in population])
     return _make_init(algorithm, spec, config)(keys, values)
 

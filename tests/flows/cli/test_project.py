@@ -114,6 +114,8 @@ def test_a_process_needs_what_its_log_cannot_tell(
     assert any("expected an algorithm among" in said for said in checked(capsys)[1].values())
     config.write_text(given + "train: {algorithm: bptt, updates: 9, hyperparameters: {warm_up_updates: 9}}\n")
     assert "expected more updates than the 9 that come before" in checked(capsys)[1]["training"]
+    config.write_text(given + "train: {algorithm: td3_bc, grid: {alpha: [1, -2]}}\n")
+    assert "expected alpha of td3_bc to be at least 0, got -2" in checked(capsys)[1]["training"]
     config.write_text(given + "tarin: {}\n")
     assert "expected a known key" in checked(capsys)[1]["configuration"]
     config.write_text(given)

@@ -235,3 +235,12 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         fit(log, SPEC, "cqll", updates=2)
     with pytest.raises(ValueError, match="expected a hyper-parameter of bc"):
         fit(log, SPEC, "bc", updates=2, overrides={"alpha": 1})
+    for name, overrides, says in (
+        ("bc", {"huber": 0.0}, "expected huber of bc above 0, got 0"),
+        ("iql", {"discount": 1.5}, "expected discount of iql from 0 to 1, got 1.5"),
+        ("td3_bc", {"alpha": -1}, "expected alpha of td3_bc to be at least 0, got -1"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            fit(log, SPEC, name, updates=2, overrides=overrides)
+        with pytest.raises(ValueError, match=says):
+            fit(log, SPEC, name, updates=2, grid={key: [0.5, value] for key, value in overrides.items()})
