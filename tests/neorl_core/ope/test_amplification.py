@@ -83,3 +83,21 @@ def test_whoever_outlives_logged_episodes_carries_errors_further() -> None:
         got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 2, 1.0, 10, 0.0)
         np.testing.assert_allclose(got.value[0], value, rtol=1e-8)
         np.testing.assert_allclose(got.amplification, expected, rtol=1e-8)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("action", "supported"), [(1.0, True), (1.2, False)])
+def test_a_value_that_rewards_do_not_allow_is_not_supported_though_errors_are_carried_little(
+    action: float, supported: bool
+) -> None:
+    # Worked by hand: r = a of a between 0 and 1, one step. No logged reward is 1.2, and the ratio of densities that a
+    # linear feature takes a single action for has a root mean square of sqrt(1 + z^2), that of the logs of 1.
+    a = np.linspace(0.0, 1.0, 101)[:, None]
+    logs = logs_of(np.zeros_like(a), a, a[:, 0], np.zeros_like(a), [1] * 101)
+    decisions = fqe.Decisions(jnp.zeros((101, 1)), jnp.full((101, 1), action))
+    nothing = fqe.Guesses(*(jnp.zeros((101, 1)),) * 3)
+    got = fqe.evaluate(logs, decisions, nothing, KEY, 1, 1.0, 10, 0.0)
+    expected = np.sqrt(1 + ((action - a.mean()) / a.std()) ** 2)
+    np.testing.assert_allclose(got.amplification, expected, rtol=1e-6)
+    assert expected < fqe.MOST_AMPLIFIED
+    assert bool(got.supported) is supported
