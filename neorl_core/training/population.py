@@ -20,13 +20,13 @@ from neorl_core.training.preparation import prepare as prepare
 from neorl_core.training.preparation import successors as successors
 from neorl_core.types import Params, PlantSpec, Transition
 
-ABOVE_ZERO = frozenset({"huber", "tau", "temperature", "actor_lr", "critic_lr", "clone_lr", "model_lr"})
+ABOVE_ZERO = frozenset({"huber", "tau", "temperature"})
 """Floats that leave nothing to learn, or no number, at 0."""
 AT_LEAST_ZERO = frozenset(
     {"alpha", "beta", "noise", "noise_clip", "diversity", "penalty", "actor_penalty", "critic_penalty", "support"}
-    | {"alpha_lr", "temperature_lr"}
+    | {"actor_lr", "critic_lr", "clone_lr", "model_lr", "alpha_lr", "temperature_lr"}
 )
-"""Floats of which 0 switches something off."""
+"""Floats of which 0 switches something off; what learns at a rate of 0 stands still."""
 SHARES = frozenset({"discount", "tau", "expectile", "real", "entropy_backup"})
 """Floats from 0 to 1. These names mean the same in all algorithms, and in one from outside that has them."""
 

@@ -88,8 +88,7 @@ def test_two_retrainings_of_a_fleet_share_one_after_the_other(sites: Sites, caps
 def test_a_sites_further_learner_begins_with_it_and_goes_on(sites: Sites) -> None:
     home, run, datasets = sites
     start = pooled_start(home, "reactors", dict.fromkeys(datasets, run), datasets)
-    standing = {**SHARED, "hyperparameters": {"hidden": [8], "actor_lr": 1e-30}}
-    still = run.model_copy(update={"shared": Shared(**standing)})
+    still = run.model_copy(update={"shared": Shared(**{**SHARED, "hyperparameters": {"hidden": [8], "actor_lr": 0.0}})})
     # Of a learner that makes no steps nothing but its beginning is left; the site's own members stay beside it.
     population = train(home, with_shared(home, still), datasets["east"])
     assert [member.algorithm for member in population.members] == ["bc", "bc"]
