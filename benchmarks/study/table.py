@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "results.md"
 RUNS = {"medium": 5, "pid": 2, "mixed": 2, "official": 10}
 """Runs of a cell; `official` is double_mass on the episodes that NeoRL-2 publishes."""
 OFFICIAL = "double_mass", "official"
-FRESH_SEED, OFFICIAL_SEED = 3600, 9000
+FRESH_SEED, OFFICIAL_SEED = 3800, 9000
 """From here on seeds count up over the runs of the plants that took no part in the development, and over those on
 NeoRL-2's own episodes; the study of estimates has others."""
 FEW = 3
