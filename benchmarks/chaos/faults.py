@@ -208,12 +208,12 @@ FAULTS: dict[str, Fault | WorkersFault] = {
     "flow killed": Fault(_flow, test=f"{FLOWS}test_retrain.py::test_kill_9_between_checkpoints_changes_nothing"),
     "everything killed": Fault(_everything),
     "Prefect killed": _server(
-        "flows.services.guard:prefect",
+        "flows.services.asgi.guard:prefect",
         "Prefect",
         f"{FLOWS}test_faults.py::test_servers_that_die_mid_run_cost_one_sentence_and_the_same_command_then_completes",
     ),
     "MLflow killed": _server(
-        "flows.services.guard:mlflow",
+        "flows.services.asgi.guard:mlflow",
         "MLflow",
         f"{TASKS}adapters/registry/test_registry.py::test_a_kill_at_any_request_leaves_one_version",
     ),

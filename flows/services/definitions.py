@@ -12,8 +12,8 @@ from typing import NamedTuple
 from configs.environment import ARTIFACTS, MLFLOW_DATABASE, PREFECT_DATABASE, REDIS, TELEMETRY_OFF, setting, with_driver
 from configs.home import Home
 from flows.services import deployments, processes, rest
+from flows.services.asgi.guard import LOGIN, LOOPBACK, NAMES
 from flows.services.deployments import POOL, Deployments, worker_is_online
-from flows.services.guard import LOGIN, LOOPBACK, NAMES
 from flows.services.processes import HOST, TOKEN
 from flows.services.state import Service, Services, home_login, metrics_token, mlflow_login, prefect_login
 
@@ -108,7 +108,7 @@ def _server(start: Start, application: str) -> list[str]:
     # uvicorn is called directly: the servers' own commands import everything twice and keep a parent process.
     where = ["--host", start.host, "--port", str(start.port)]
     options = [*where, "--log-level", "warning", "--timeout-graceful-shutdown", "3"]
-    return ["-m", "uvicorn", *options, "--factory", f"flows.services.guard:{application}"]
+    return ["-m", "uvicorn", *options, "--factory", f"flows.services.asgi.guard:{application}"]
 
 
 def _prefect(start: Start) -> Command:

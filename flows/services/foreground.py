@@ -10,8 +10,8 @@ from typing import NoReturn
 from configs.errors import BadInput
 from configs.home import Home
 from flows.services import automations, definitions, deployments
+from flows.services.asgi.guard import LOGIN
 from flows.services.definitions import SERVERS, Start
-from flows.services.guard import LOGIN
 from flows.services.servers import connect
 from flows.services.state import home_login
 

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from benchmarks.pictures.browser import Page, chromium
-from flows.services.page import BEGINS, HEADERS, FirstPage
+from flows.services.asgi.page import BEGINS, HEADERS, FirstPage
 
 if TYPE_CHECKING:
     from flows.services.state import Services

@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flows.services.page import FirstPage
+from configs.environment import PREFECT_DATABASE, setting
+from flows.services.asgi.page import FirstPage
+from flows.services.asgi.patience import Patience
 from flows.services.rest import basic
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -80,7 +82,9 @@ def prefect() -> ASGIApp:
     """The Prefect server, which asks for its login itself."""
     from prefect.server.api.server import create_app
 
-    return Guard(create_app(), names=_names())
+    application: ASGIApp = create_app()
+    # A PostgreSQL that does not answer is gone, which no further try at once would mend.
+    return Guard(application if setting(PREFECT_DATABASE) else Patience(application), names=_names())
 
 
 def mlflow() -> ASGIApp:

@@ -1,0 +1,1 @@
+"""ASGI applications around the servers: who may speak to them, what pages begin with, and writes that wait."""

@@ -1,0 +1,99 @@
+"""Writes that SQLite refuses at once: a real snapshot that is out of date, answered as Prefect's server answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sql
+from fastapi import FastAPI, Request
+from httpx import ASGITransport, AsyncClient, Response
+from starlette.types import ASGIApp
+
+from flows.services.asgi.patience import LONGEST, PAUSES, Patience
+
+AT_ONCE = [0.0] * len(PAUSES)
+
+
+class Counter:
+    """A server with Prefect's own answers to errors, that notes a number: its first `conflicts` writes collide."""
+
+    def __init__(self, path: Path, conflicts: int) -> None:
+        from prefect.server.api.server import custom_internal_exception_handler
+
+        self.engine = sql.create_engine(f"sqlite:///{path}")
+        self.tries = 0
+        with self.engine.begin() as db:
+            db.execute(sql.text("PRAGMA journal_mode=WAL"))
+            db.execute(sql.text("CREATE TABLE noted (number INTEGER)"))
+            db.execute(sql.text("CREATE TABLE other (number INTEGER)"))
+        self.application = FastAPI(exception_handlers={Exception: custom_internal_exception_handler})
+
+        @self.application.api_route("/noted", methods=["POST", "GET"])
+        async def note(request: Request) -> dict[str, int]:
+            self.tries += 1
+            body = await request.body()
+            with self.engine.connect() as reader:
+                reader.exec_driver_sql("BEGIN")
+                reader.execute(sql.text("SELECT count(*) FROM noted")).scalar()
+                if self.tries <= conflicts:
+                    with self.engine.begin() as writer:
+                        writer.execute(sql.text("INSERT INTO other VALUES (1)"))
+                number = json.loads(body)["number"] if body else 0
+                reader.execute(sql.text("INSERT INTO noted VALUES (:number)"), {"number": number})
+                reader.commit()
+            return {"number": number}
+
+    def noted(self) -> list[int]:
+        with self.engine.connect() as db:
+            return [row[0] for row in db.exec_driver_sql("SELECT number FROM noted")]
+
+
+def ask(application: ASGIApp, method: str = "POST", raising: bool = False) -> Response:
+    async def asked() -> Response:
+        transport = ASGITransport(app=application, raise_app_exceptions=raising)
+        async with AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, "/noted", json={"number": 7} if method == "POST" else None)
+
+    return asyncio.run(asked())
+
+
+def test_the_server_alone_refuses_the_write_that_collides(tmp_path: Path) -> None:
+    server = Counter(tmp_path / "a.db", conflicts=1)
+    assert ask(server.application).status_code == 503
+    assert server.noted() == []
+
+
+@pytest.mark.parametrize("conflicts", [0, 1, len(PAUSES)])
+def test_a_write_that_collides_is_given_again_and_done_once(tmp_path: Path, conflicts: int) -> None:
+    server = Counter(tmp_path / "a.db", conflicts)
+    answer = ask(Patience(server.application, AT_ONCE))
+    assert (answer.status_code, answer.json(), server.noted()) == (200, {"number": 7}, [7])
+    assert server.tries == conflicts + 1
+
+
+def test_what_stays_refused_is_told(tmp_path: Path) -> None:
+    server = Counter(tmp_path / "a.db", conflicts=100)
+    assert ask(Patience(server.application, AT_ONCE)).status_code == 503
+    assert (server.tries, server.noted()) == (len(PAUSES) + 1, [])
+
+
+def test_reads_and_other_errors_are_handed_on_once(tmp_path: Path) -> None:
+    server = Counter(tmp_path / "a.db", conflicts=100)
+    assert ask(Patience(server.application, AT_ONCE), "GET").status_code == 503
+    assert server.tries == 1
+    with server.engine.begin() as db:
+        db.exec_driver_sql("DROP TABLE noted")
+    assert ask(Patience(server.application, AT_ONCE)).status_code == 500
+    assert server.tries == 2
+    # The server's own log tells of what it could not do.
+    with pytest.raises(sql.exc.OperationalError, match="no such table"):
+        ask(Patience(server.application, AT_ONCE), raising=True)
+
+
+def test_after_the_longest_wait_no_try_is_begun(tmp_path: Path) -> None:
+    server = Counter(tmp_path / "a.db", conflicts=100)
+    assert ask(Patience(server.application, [2 * LONGEST])).status_code == 503
+    assert server.tries == 1
