@@ -114,8 +114,8 @@ def _server(start: Start, application: str) -> list[str]:
 def _prefect(start: Start) -> Command:
     variables = {
         "PREFECT__SERVER_FINAL": "1",
-        # SQLite waits this long for a lock; the default of 10 s is short on a busy machine. Now and then the server
-        # answers nobody until that wait ends, so that it must be shorter than the minute for which its clients wait.
+        # How long a command of PostgreSQL may take; the default of 10 s is short on a busy machine. For a lock of
+        # SQLite Prefect waits a minute, whatever is set here.
         "PREFECT_SERVER_DATABASE_TIMEOUT": "30",
         "PREFECT_SERVER_API_HOST": start.host,
         "PREFECT_SERVER_API_PORT": str(start.port),

@@ -23,8 +23,8 @@ BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 0.0)
 SOON = 10.0
 """Seconds within which a server answers whoever only wants to know."""
 SILENT = 90.0
-"""Seconds for which a run bears a server that took its question and says nothing: Prefect's sometimes does so for as
-long as it waits for a lock of its SQLite database (PREFECT_SERVER_DATABASE_TIMEOUT)."""
+"""Seconds for which a run bears a server that took its question and says nothing: Prefect's does so while it waits
+for a lock of its SQLite database, for a minute at most."""
 
 
 def request(

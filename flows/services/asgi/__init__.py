@@ -1,1 +1,1 @@
-"""ASGI applications around the servers: who may speak to them, what pages begin with, and writes that wait."""
+"""Around the servers: who may speak to them, what pages begin with, writes that wait, and garbage."""

@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.environment import PREFECT_DATABASE, setting
+from flows.services.asgi.garbage import collect_beside
 from flows.services.asgi.page import FirstPage
 from flows.services.asgi.patience import Patience
 from flows.services.rest import basic
@@ -84,7 +85,10 @@ def prefect() -> ASGIApp:
 
     application: ASGIApp = create_app()
     # A PostgreSQL that does not answer is gone, which no further try at once would mend.
-    return Guard(application if setting(PREFECT_DATABASE) else Patience(application), names=_names())
+    if not setting(PREFECT_DATABASE):
+        collect_beside()
+        application = Patience(application)
+    return Guard(application, names=_names())
 
 
 def mlflow() -> ASGIApp:
