@@ -115,7 +115,7 @@ def test_a_run_that_no_worker_begins_goes_back_to_the_queue(
         beat(borrowed, begun)
         if len(taken) < 20:
             taken.append(entered("PENDING"))
-            time.sleep(1)
+        time.sleep(1)
         return any(state(run) == "SCHEDULED" for run in taken)
 
     begun = entered("RUNNING")
