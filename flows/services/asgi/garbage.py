@@ -1,11 +1,14 @@
-"""Garbage collection by a thread of its own, so that none of it can hold up a server's event loop.
+"""Garbage collection by a thread of its own, so that no finaliser which waits can hold up a server's event loop.
 
 A cursor of SQLite whose write was refused keeps its statement, and resets it when it is freed, for which it waits until
 its connection is idle. Where the collector comes to such a cursor on the event loop's thread, while another thread
 waits for a lock on the same connection, the loop stands still until that wait ends, after a minute by Prefect's
-setting; and who holds the lock waits for the loop. A thread that collects may wait as long as it likes.
+setting; and who holds the lock waits for the loop. A thread that collects may wait: the loop goes on, the lock comes
+free, and so does the thread, until when no other garbage is collected.
 
-Source: CPython's `Modules/_sqlite/cursor.c` (`cursor_dealloc`); seen so in Prefect 3.8.8 with aiosqlite on SQLite.
+Finalisers run on that thread, as they run on any thread that allocates otherwise.
+
+Source: CPython 3.11's `Modules/_sqlite/cursor.c` (`cursor_clear`); seen so in Prefect 3.8.8 with aiosqlite on SQLite.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ MIDDLE, OLDEST = 10, 600
 
 
 def collect_beside() -> None:
-    """Take garbage collection over from the threads that allocate; what is there by now is never looked at again."""
+    """Take garbage collection over from the threads that allocate, once; what is there by now is kept."""
     gc.disable()
     gc.collect()
     gc.freeze()

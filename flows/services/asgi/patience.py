@@ -2,8 +2,8 @@
 
 A transaction of Prefect that reads before it writes is refused by SQLite at once, without any wait, where another
 transaction wrote in between (SQLITE_BUSY_SNAPSHOT). Prefect answers 503 then, and expects its clients to ask again,
-which they do two to four seconds later: on a busy machine a few such tries in a row fail, and a run with them. Tries
-that follow at once are over before the next transaction comes.
+which they do two to four seconds later: on a busy machine a few such tries in a row fail, and a run with them. A try
+that follows at once is usually over before the next transaction comes.
 
 Source: SQLite, Result and error codes, SQLITE_BUSY_SNAPSHOT; Prefect's `is_client_retryable_exception`.
 """
@@ -19,18 +19,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 PAUSES = 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2
 """Seconds before each further try."""
 LONGEST = 10.0
-"""Seconds after the first try from which on none is begun: a client bears a minute without an answer, and a try that
-waits for a lock takes as long as that may last."""
+"""Seconds after the first try from which on none is begun: one that waited for a lock of SQLite, for a minute by
+Prefect's setting, is not followed by another."""
+LARGEST = 4 << 20
+"""Bytes of a request that are kept for a further try; a larger one has none."""
 UNAVAILABLE = 503
 
 
 class Patience:
-    """Hands a write on again that the server answers with 503; what it answers at last is the answer.
+    """Hands a write on again that SQLite refuses while it is busy; what the server answers at last is the answer.
 
-    What failed was rolled back, and a client would send it again.
+    The transaction that failed was rolled back. What a request did before that it does again, as it would if its client
+    asked again. A client that has left is not waited for, and nothing is read that the server does not ask for.
 
     Args:
-        application: the server behind it.
+        application: the server behind it, which answers such a refusal with 503 and raises what caused it.
         pauses: seconds before each further try.
     """
 
@@ -42,22 +45,61 @@ class Patience:
         if scope["type"] != "http" or scope["method"] in {"GET", "HEAD", "OPTIONS"}:
             await self._application(scope, receive, send)
             return
-        body, end = await _body(receive), asyncio.get_running_loop().time() + LONGEST
+        request, clock = _Request(receive), asyncio.get_running_loop().time
+        end = clock() + LONGEST
         for pause in (*self._pauses, math.inf):
             answer = _Answer(send)
             try:
-                await self._application(dict(scope), _again(body, receive), answer)
-            except Exception:
-                # Once it has answered 503, the server hands on what caused it, to be logged.
-                if not answer.refused:
+                await self._application(dict(scope), request.again(), answer)
+            except Exception as error:
+                tried = _is_busy(error) and answer.kept and request.is_whole
+                if not tried or clock() + pause > end:
+                    await answer.send_on()
                     raise
-            if not answer.refused:
+            else:
+                await answer.send_on()
                 return
-            if asyncio.get_running_loop().time() + pause > end:
-                break
-            await asyncio.sleep(pause)
-        for message in answer.refused:
-            await send(message)
+            if await request.is_left_within(pause):
+                return
+
+
+class _Request:
+    """What the server read of a request, to be read once more."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._read: list[Message] = []
+        self._size = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was read and kept."""
+        last = self._read[-1] if self._read else {"type": ""}
+        return last["type"] == "http.request" and not last.get("more_body", False)
+
+    def again(self) -> Receive:
+        """What was read so far, and then what follows."""
+        kept = iter(list(self._read))
+
+        async def receive() -> Message:
+            known = next(kept, None)
+            if known is not None:
+                return known
+            message = await self._receive()
+            self._size += len(message.get("body", b""))
+            if self._size <= LARGEST:
+                self._read.append(message)
+            return message
+
+        return receive
+
+    async def is_left_within(self, seconds: float) -> bool:
+        """Whether the client of a whole request leaves meanwhile, of which alone the server is still told."""
+        try:
+            await asyncio.wait_for(self._receive(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
 
 class _Answer:
@@ -65,28 +107,20 @@ class _Answer:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.refused: list[Message] = []
+        self.kept: list[Message] = []
 
     async def __call__(self, message: Message) -> None:
-        if self.refused or message.get("status") == UNAVAILABLE:
-            self.refused.append(message)
+        if self.kept or message.get("status") == UNAVAILABLE:
+            self.kept.append(message)
         else:
             await self._send(message)
 
-
-async def _body(receive: Receive) -> list[Message]:
-    """A request's messages up to its end, or to where its client leaves."""
-    messages = [await receive()]
-    while messages[-1].get("more_body", False):
-        messages.append(await receive())
-    return messages
+    async def send_on(self) -> None:
+        """Send what was kept."""
+        for message in self.kept:
+            await self._send(message)
 
 
-def _again(body: Sequence[Message], receive: Receive) -> Receive:
-    """The same messages once more, and what follows them."""
-    rest = iter(body)
-
-    async def next_message() -> Message:
-        return next(rest, None) or await receive()
-
-    return next_message
+def _is_busy(error: Exception) -> bool:
+    """Whether an error of SQLAlchemy is SQLite's that another transaction writes, or wrote in between."""
+    return str(getattr(getattr(error, "orig", None), "sqlite_errorname", "")).startswith("SQLITE_BUSY")

@@ -102,27 +102,33 @@ def test_a_run_that_no_worker_begins_goes_back_to_the_queue(
     def state(run: str) -> str:
         return str(borrowed.ask_prefect(f"flow_runs/{run}")["state_type"])
 
-    def entered(name: str) -> str:
+    def enter(run: str, name: str) -> None:
+        state = {"type": name, "name": name.capitalize()}
+        borrowed.ask_prefect(f"flow_runs/{run}/set_state", {"state": state, "force": True})
+
+    def made(name: str) -> str:
         run = str(borrowed.ask_prefect("flow_runs/", {"flow_id": flow})["id"])
-        borrowed.ask_prefect(f"flow_runs/{run}/set_state", {"state": {"type": name, "name": name.capitalize()}})
+        enter(run, name)
         return run
 
     # The automation is loaded by the server's triggers some time after it was made.
     taken: list[str] = []
 
     def gone_back() -> bool:
-        # A process sends heartbeats: of single events Prefect loses one where its database is locked too often.
-        beat(borrowed, begun)
+        # Prefect drops an event whose write SQLite refuses too often: of many the loss of one does no harm.
+        enter(begun, "RUNNING")
         if len(taken) < 20:
-            taken.append(entered("PENDING"))
+            taken.append(made("PENDING"))
         time.sleep(1)
         return any(state(run) == "SCHEDULED" for run in taken)
 
-    begun = entered("RUNNING")
+    begun = made("RUNNING")
     wait_until(gone_back, 200)
     (run, *_) = (run for run in taken if state(run) == "SCHEDULED")
     assert "no worker began it within 10 seconds" in borrowed.ask_prefect(f"flow_runs/{run}")["state"]["message"]
-    assert state(begun) == "RUNNING"
+    kept = borrowed.ask_prefect(f"flow_run_states/?flow_run_id={begun}")
+    assert {each["type"] for each in kept} == {"PENDING", "RUNNING"}
+    enter(begun, "COMPLETED")
 
 
 @pytest.mark.slow

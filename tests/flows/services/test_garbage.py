@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 LOOP = """
-import asyncio, sqlite3, sys, threading
+import asyncio, sqlite3, sys, threading, weakref
 from flows.services.asgi.garbage import collect_beside
 
 def connect(seconds):
     return sqlite3.connect(sys.argv[1], isolation_level=None, check_same_thread=False, timeout=seconds)
+
+class Ring:
+    pass
 
 async def main():
     holder, waiter = connect(0), connect(0)
@@ -32,13 +35,16 @@ async def main():
     waiting = asyncio.get_running_loop().run_in_executor(None, lambda: begun.set() or waiter.execute("BEGIN IMMEDIATE"))
     begun.wait()
     await asyncio.sleep(1)
-    ring = [refused]
-    ring.append(ring)
+    ring = Ring()
+    ring.items = [refused, ring]
+    gone = weakref.ref(ring)
     del refused, ring
     kept = [[] for _ in range(100_000)]
     await asyncio.sleep(0.5)
     holder.execute("ROLLBACK")
     await waiting
+    while gone() is not None:
+        await asyncio.sleep(0.1)
 
 asyncio.run(main())
 """
@@ -49,6 +55,8 @@ def test_a_loop_goes_on_where_its_garbage_waits_for_a_lock_that_it_has(
     tmp_path: Path, who: str, milliseconds: int, said: str
 ) -> None:
     words = [sys.executable, "-c", LOOP, str(tmp_path / "a.db"), who, str(milliseconds)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, timeout=120, cwd=Path(__file__).parents[3]
+    )
     assert done.returncode == bool(said), done.stderr
     assert said in done.stderr

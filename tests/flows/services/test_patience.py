@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sql
 from fastapi import FastAPI, Request
 from httpx import ASGITransport, AsyncClient, Response
-from starlette.types import ASGIApp
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flows.services.asgi.patience import LONGEST, PAUSES, Patience
+from flows.services.asgi.patience import LARGEST, LONGEST, PAUSES, Patience
 
 AT_ONCE = [0.0] * len(PAUSES)
 
@@ -78,6 +81,9 @@ def test_what_stays_refused_is_told(tmp_path: Path) -> None:
     server = Counter(tmp_path / "a.db", conflicts=100)
     assert ask(Patience(server.application, AT_ONCE)).status_code == 503
     assert (server.tries, server.noted()) == (len(PAUSES) + 1, [])
+    # The server's own log tells of what it could not do.
+    with pytest.raises(sql.exc.OperationalError, match="database is locked"):
+        ask(Patience(server.application, AT_ONCE), raising=True)
 
 
 def test_reads_and_other_errors_are_handed_on_once(tmp_path: Path) -> None:
@@ -86,14 +92,69 @@ def test_reads_and_other_errors_are_handed_on_once(tmp_path: Path) -> None:
     assert server.tries == 1
     with server.engine.begin() as db:
         db.exec_driver_sql("DROP TABLE noted")
-    assert ask(Patience(server.application, AT_ONCE)).status_code == 500
-    assert server.tries == 2
-    # The server's own log tells of what it could not do.
     with pytest.raises(sql.exc.OperationalError, match="no such table"):
         ask(Patience(server.application, AT_ONCE), raising=True)
+    assert server.tries == 2
+
+
+def test_a_503_of_another_cause_is_handed_on_once() -> None:
+    tries = []
+
+    async def full(scope: Scope, receive: Receive, send: Send) -> None:
+        tries.append(await Request(scope, receive).body())
+        await PlainTextResponse("full", 503)(scope, receive, send)
+        cause = sqlite3.OperationalError("database or disk is full")
+        cause.sqlite_errorname = "SQLITE_FULL"
+        raise sql.exc.OperationalError("INSERT", {}, cause)
+
+    assert (ask(Patience(full, AT_ONCE)).text, tries) == ("full", [b'{"number":7}'])
 
 
 def test_after_the_longest_wait_no_try_is_begun(tmp_path: Path) -> None:
     server = Counter(tmp_path / "a.db", conflicts=100)
     assert ask(Patience(server.application, [2 * LONGEST])).status_code == 503
     assert server.tries == 1
+
+
+def test_a_body_in_parts_is_read_again_unless_it_is_too_large(tmp_path: Path) -> None:
+    async def asked(parts: list[bytes]) -> tuple[int, int]:
+        server = Counter(tmp_path / f"{len(parts)}.db", conflicts=1)
+        told: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        told.append({"type": "http.request", "body": b""})
+        status = await sent(Patience(server.application, AT_ONCE), told)
+        return status, server.tries
+
+    assert asyncio.run(asked([b'{"num', b'ber":', b" 7}"])) == (200, 2)
+    assert asyncio.run(asked([b'{"number": 7', b" " * LARGEST, b" ", b"}"])) == (503, 1)
+
+
+def test_a_client_that_has_left_gets_no_further_try(tmp_path: Path) -> None:
+    server = Counter(tmp_path / "a.db", conflicts=100)
+    told: list[Message] = [{"type": "http.request", "body": b'{"number": 7}'}, {"type": "http.disconnect"}]
+    assert asyncio.run(sent(Patience(server.application, [5.0] * 3), told)) == 0
+    assert server.tries == 1
+
+
+def test_nothing_is_read_that_the_server_does_not_ask_for() -> None:
+    async def forbidden(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("who are you", 401)(scope, receive, send)
+
+    assert asyncio.run(sent(Patience(forbidden, AT_ONCE), [])) == 401
+
+
+async def sent(application: ASGIApp, told: list[Message]) -> int:
+    """The status of an answer to messages of a request, or 0 without one; more must not be asked for."""
+    answered, waiting = [0], iter(told)
+
+    async def receive() -> Message:
+        message = next(waiting, None)
+        return await asyncio.Event().wait() and {} if message is None else message
+
+    async def send(message: Message) -> None:
+        answered.append(message.get("status", answered[-1]))
+
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/noted", "query_string": b"", "headers": headers}
+    with contextlib.suppress(sql.exc.OperationalError):
+        await asyncio.wait_for(application(scope, receive, send), 60)
+    return answered[-1]
