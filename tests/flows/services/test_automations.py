@@ -57,17 +57,6 @@ def test_up_installs_them_once_and_one_that_is_switched_off_stays_off(
     assert install(borrowed, None) == [LOST]
 
 
-def beat(services: Services, run: str) -> None:
-    """A heartbeat of a run's process."""
-    event = {
-        "id": str(uuid.uuid4()),
-        "event": "prefect.flow-run.heartbeat",
-        "occurred": datetime.now(UTC).isoformat(),
-        "resource": {"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.name": "run"},
-    }
-    services.ask_prefect("events", [event])
-
-
 @pytest.mark.slow
 def test_a_run_that_falls_silent_is_ended(borrowed: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect waits for whole periods, so the period is short here; else it is the automation that ships."""
@@ -79,7 +68,13 @@ def test_a_run_that_falls_silent_is_ended(borrowed: Services, monkeypatch: pytes
     )
     borrowed.ask_prefect(f"flow_runs/{ended}/set_state", {"state": {"type": "COMPLETED", "name": "Completed"}})
     for run in (silent, ended):
-        beat(borrowed, run)
+        beat = {
+            "id": str(uuid.uuid4()),
+            "event": "prefect.flow-run.heartbeat",
+            "occurred": datetime.now(UTC).isoformat(),
+            "resource": {"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.name": "silent"},
+        }
+        borrowed.ask_prefect("events", [beat])
 
     def state(run: str) -> str:
         return str(borrowed.ask_prefect(f"flow_runs/{run}")["state_type"])

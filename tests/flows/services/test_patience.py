@@ -15,6 +15,8 @@ from httpx import ASGITransport, AsyncClient, Response
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from configs.environment import PREFECT_DATABASE
+from flows.services.asgi import guard
 from flows.services.asgi.patience import LARGEST, LONGEST, PAUSES, Patience
 
 AT_ONCE = [0.0] * len(PAUSES)
@@ -140,6 +142,18 @@ def test_nothing_is_read_that_the_server_does_not_ask_for() -> None:
         await PlainTextResponse("who are you", 401)(scope, receive, send)
 
     assert asyncio.run(sent(Patience(forbidden, AT_ONCE), [])) == 401
+
+
+@pytest.mark.parametrize(("database", "answer", "beside"), [("", 200, 1), ("postgresql://a:b@db/prefect", 503, 0)])
+def test_prefects_server_has_it_and_collects_beside_its_loop_on_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, answer: int, beside: int
+) -> None:
+    server, collectors = Counter(tmp_path / "a.db", conflicts=1), []
+    monkeypatch.setenv(PREFECT_DATABASE, database)
+    monkeypatch.setattr("prefect.server.api.server.create_app", lambda: server.application)
+    # The collector of this process, with which other tests run, stays as it is.
+    monkeypatch.setattr(guard, "collect_beside", lambda: collectors.append(1))
+    assert (ask(guard.prefect()).status_code, len(collectors)) == (answer, beside)
 
 
 async def sent(application: ASGIApp, told: list[Message]) -> int:
