@@ -38,7 +38,7 @@ def retrain_process(home: Home, run: RunConfig, sources: tuple[Path, ...]) -> Ou
     proceed(validation)
     fallback = protect(home, run.part("fallback", "support", "shield", "data.held_out"), dataset)
     population = train(home, run.for_training(), dataset, protection=fallback)
-    champion = incumbent(home, run, population, fallback)
+    champion = incumbent(home, run, dataset, fallback)
     evaluation = evaluate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, champion)
     model = fit_model(home, run.part("evaluate", "history", "data.held_out"), dataset)
     about = run.part("fallback", "support", "shield", "data.held_out")

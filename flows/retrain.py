@@ -62,7 +62,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         constants = identify(home, run.part("identify", "data.held_out"), dataset)
         population = train(home, run.for_training(), dataset, identification=constants)
         fallback = fallback_composite(home, run.part("shield"), identification=constants)
-        champion = incumbent(home, run, population, fallback)
+        champion = incumbent(home, run, dataset, fallback)
         evaluation = evaluate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, champion)
         simulated = run.part("evaluate", "certify.domain", "shield")
         rollouts = simulate(home, simulated, population, evaluation, champion, identification=constants)

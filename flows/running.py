@@ -37,13 +37,10 @@ from tasks.decisions.policy import hold_run
 from tasks.fleet.shared import with_shared
 from tasks.progress import StageProgress
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
-from tasks.stages import Session, config_digest, failed, path_content, session
+from tasks.stages import FLOW, Session, config_digest, failed, path_content, session
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
-
-FLOW = "flows.retrain"
-"""The flow's module, whose source and imports a decision depends on; a worker may load it under another name."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

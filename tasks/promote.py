@@ -9,6 +9,7 @@ from pathlib import Path
 from configs.errors import Refused
 from configs.home import Home, login
 from configs.run import RunConfig
+from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.ledger import champions, shadows
 from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
 from tasks.adapters.ledger.people import approvals, verdicts
@@ -29,7 +30,6 @@ from tasks.references import (
     Decision,
     DriftReference,
     Learned,
-    Population,
     ProcessFindings,
     Proposal,
     Role,
@@ -37,7 +37,7 @@ from tasks.references import (
     Verdict,
     Version,
 )
-from tasks.stages import config_digest, effect
+from tasks.stages import FLOW, config_digest, effect
 
 
 @effect()
@@ -56,17 +56,26 @@ def drift_reference(home: Home, run: RunConfig, dataset: Dataset) -> DriftRefere
 
 
 @effect()
-def incumbent(home: Home, run: RunConfig, population: Population, fallback: Bundle) -> Champion:
-    """The champion to compare with: the one in force before any of the run's own composites.
+def incumbent(home: Home, run: RunConfig, dataset: Dataset, fallback: Bundle) -> Champion:
+    """The champion to compare with: the one in force before this run put one into force itself, if it did.
 
     A run that is repeated after it promoted its candidate compares with the same champion as before, so that its
-    results stay the same.
+    results stay the same. A repetition has the same configuration, data and sources: a run of another configuration
+    may have trained the champion too, among its own members, and compares the one that it selects with it. The plant's
+    own controller is no trained champion: what it replaced counts.
     """
-    own = {member.bundle.digest for member in population.members} | {fallback.digest}
     entries = Ledger.open(home).entries()
     by_digest = {entry.digest: entry for entry in entries}
+    same = (config_digest(run), dataset.digest, sources_digest(FLOW))
+
+    def steps_back(entry: Entry) -> bool:
+        if entry.kind == VOID or entry.body["composite"] == fallback.digest:
+            return True
+        record = record_of(by_digest[entry.body["candidate"]])
+        return (record.config, record.dataset.digest, record.sources) == same
+
     found = champions.champion(entries, run.plant)
-    while found is not None and (found.kind == VOID or found.body["composite"] in own):
+    while found is not None and steps_back(found):
         found = by_digest.get(found.body["replaces"] or "")
     if found is None:
         return Champion()
@@ -120,6 +129,7 @@ def record_candidate(
         served=served,
         dataset=dataset,
         config=config_digest(findings.run),
+        sources=sources_digest(FLOW),
         author=login(),
         champion=current.digest if current else None,
         shadow_days=findings.run.shadow.days if isinstance(findings, ProcessFindings) else None,

@@ -201,6 +201,8 @@ class CandidateRecord(Reference):
     dataset: Dataset
     config: str
     """Digest of the configuration."""
+    sources: str = ""
+    """Digest of the source files of the flow; empty in entries from before it was recorded."""
     author: str = ""
     """Who ran the retraining: the login of the machine that it ran on."""
     champion: str | None

@@ -10,20 +10,23 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from configs.run import RunConfig
 from configs.strict import Approvers
 from neorl_core.plants import PLANTS
 from tasks import promote
 from tasks.adapters.files.canonical import sha256_hex
+from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.ledger import champions
 from tasks.adapters.ledger.ledger import Entry, Ledger
 from tasks.adapters.ledger.people import approvals, queue, verdicts
 from tasks.decisions.aliases import reconcile
 from tasks.decisions.policy import check_run, draft_of_run, sign
-from tasks.references import Bundle, Candidate, Proposal
+from tasks.references import Bundle, Candidate, Dataset, Proposal
+from tasks.stages import FLOW, config_digest
 from tests import judged
 from tests.evidence import PLANT, POLICY, candidate_record, certificate_of, certify, forge, signer_at
 from tests.sample_record import write_bundle
-from tests.small_data import reactor_run, untrained
+from tests.small_data import reactor_run
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
@@ -187,27 +190,38 @@ def test_the_rule_says_promoted_only_where_it_promoted(ledger: Ledger) -> None:
         check_run(lax, run)
 
 
-def test_the_incumbent_is_the_champion_before_the_runs_own(ledger: Ledger, tmp_path: Path) -> None:
-    def incumbent(*own: str, plant: str = PLANT) -> str | None:
-        bundles = [Bundle(digest=digest_of(name), plant=PLANT, folder=tmp_path) for name in own]
-        population = untrained(bundles[1:], tmp_path)
-        return promote.incumbent(
-            ledger.home, reactor_run().model_copy(update={"plant": plant}), population, bundles[0]
-        ).digest
+def test_a_run_compares_with_the_champion_before_it_put_one_into_force_itself(ledger: Ledger, tmp_path: Path) -> None:
+    run = reactor_run()
+    inputs = {"config": config_digest(run), "sources": sources_digest(FLOW)}
+    certify(ledger, digest_of("z"))
+    logged = candidate_record(ledger, digest_of("z")).dataset
+    other = logged.model_copy(update={"digest": digest_of("other data")})
 
-    assert incumbent("a") is None
-    reigns: list[Entry] = []
-    for name in ("a", "b", "c"):
-        before = reigns[-1].digest if reigns else None
+    def incumbent(fallback: str = "f", run: RunConfig = run, dataset: Dataset = logged) -> str | None:
+        own = Bundle(digest=digest_of(fallback), plant=PLANT, folder=tmp_path)
+        return promote.incumbent(ledger.home, run, dataset, own).digest
+
+    def promoted(name: str, **said: object) -> None:
+        now = current(ledger)
         # A bundle of other limits cannot be run here, but it is the champion all the same.
         write_bundle(ledger.home.folder("bundles", PLANT) / digest_of(name)[:24])
-        found = candidate(ledger, name, champion=before)
-        reigns.append(promote.promote_candidate(ledger.home, found, "a reviewer", ""))
-    assert incumbent("a") == incumbent("x") == incumbent("x", "a") == digest_of("c")
-    assert incumbent("c") == incumbent("c", "a") == incumbent("a", "c") == digest_of("b")
-    assert incumbent("c", "b") == digest_of("a")
-    assert incumbent("a", "b", "c") is None
-    assert incumbent("a", plant="double_mass") is None
+        entry = candidate(ledger, name, champion=now.digest if now else None, **said)
+        promote.promote_candidate(ledger.home, entry, "a reviewer", "")
+
+    assert incumbent() is None
+    promoted("a", **inputs, dataset=other)
+    assert incumbent() == digest_of("a")
+    assert incumbent(dataset=other) is None
+    promoted("b", **inputs)
+    # A repetition of the run that promoted b, and runs that may have trained it too: other settings, data or code.
+    assert incumbent() == digest_of("a")
+    assert incumbent(dataset=other) == digest_of("b")
+    discounted = run.model_copy(update={"evaluate": run.evaluate.model_copy(update={"discount": 0.9})})
+    assert incumbent(run=discounted) == digest_of("b")
+    promoted("c", **inputs | {"sources": ""})
+    assert incumbent() == digest_of("c")
+    assert incumbent(fallback="c") == digest_of("a")
+    assert incumbent(run=run.model_copy(update={"plant": "double_mass"})) is None
 
 
 @pytest.mark.parametrize(
