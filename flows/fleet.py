@@ -21,7 +21,6 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 from prefect.transactions import CommitMode, transaction
 
-from configs.environment import DASK, setting
 from configs.errors import NeoRLError, Refused, ServiceMissing
 from configs.fleet.model import Fleet
 from configs.fleet.reading import load_fleet, site_logs, site_run
@@ -36,6 +35,7 @@ from flows.services.servers import connect, reap_dead_runs
 from flows.watch import arrivals
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.conclusion import show_artifact
+from tasks.evaluation.cluster import check_workers, cluster, scheduler
 from tasks.fleet.compare import outliers, ranked
 from tasks.fleet.model import FleetOutcome, SiteEnded, Standing
 from tasks.fleet.page import write_page
@@ -229,19 +229,25 @@ def runner_of(sites: int, at_once: int | None) -> Iterator[TaskRunner[Any]]:
 
     Yields:
         The started task runner of Prefect.
+
+    Raises:
+        BadInput, ServiceMissing: as `cluster`.
+        Refused: as `check_workers`.
     """
     from prefect.task_runners import ProcessPoolTaskRunner
 
     runner: TaskRunner[Any]
-    if address := setting(DASK):
-        from prefect_dask.task_runners import DaskTaskRunner
+    with cluster() as client:
+        if client is None:
+            most = at_once or len(cores())
+            runner = ProcessPoolTaskRunner(max_workers=min(sites, most), initializer=end_with_parent)
+        else:
+            from prefect_dask.task_runners import DaskTaskRunner
 
-        runner = DaskTaskRunner(address=address)
-    else:
-        most = at_once or len(cores())
-        runner = ProcessPoolTaskRunner(max_workers=min(sites, most), initializer=end_with_parent)
-    with runner as started:
-        yield started
+            check_workers(client)
+            runner = DaskTaskRunner(address=scheduler())
+        with runner as started:
+            yield started
 
 
 def end_with_parent() -> None:

@@ -35,12 +35,14 @@ def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
         What came of each.
 
     Raises:
-        NeoRLError: as the flow does; a wrong file or site, or that no site has its logs, is found before any server
-            is started.
+        NeoRLError: as the flow does; a wrong file, site or address of a cluster, or that no site has its logs, is
+            found before any server is started.
     """
     from configs.fleet.reading import load_fleet
     from configs.strict import MARK
+    from tasks.evaluation.cluster import scheduler
 
+    scheduler()
     fleet = load_fleet(config)
     runs = {site: checked_run(Path(f"{config}{MARK}{site}")) for site in fleet.sites}
     for site in sites or ():

@@ -32,6 +32,21 @@ CALL = "10s"
 """How long to wait for the scheduler."""
 
 
+def scheduler() -> str:
+    """The address that NEORL_DASK_SCHEDULER names; empty where it names none.
+
+    Raises:
+        BadInput: when the address is none, or that of another machine without TLS.
+    """
+    address = setting(DASK)
+    if address and urlsplit(address).scheme != "tls" and not is_loopback(f"{urlsplit(address).hostname}:0"):
+        raise BadInput(
+            f"expected {DASK} to begin with tls:// where the scheduler is on another machine, got {address}: "
+            "start scheduler and workers with certificates (docs/scale-out.md)."
+        )
+    return address
+
+
 @contextmanager
 def cluster() -> Iterator[Client | None]:
     """The cluster that NEORL_DASK_SCHEDULER names; None where it names none, or in one of its own tasks.
@@ -40,18 +55,13 @@ def cluster() -> Iterator[Client | None]:
     come to wait, and nobody would work.
 
     Raises:
-        BadInput: when the address is none, or that of another machine without TLS.
+        BadInput: as `scheduler`.
         ServiceMissing: when no scheduler answers, or it has no workers.
     """
-    address = setting(DASK)
+    address = scheduler()
     if not address or _in_a_worker():
         yield None
         return
-    if urlsplit(address).scheme != "tls" and not is_loopback(f"{urlsplit(address).hostname}:0"):
-        raise BadInput(
-            f"expected {DASK} to begin with tls:// where the scheduler is on another machine, got {address}: "
-            "start scheduler and workers with certificates (docs/scale-out.md)."
-        )
     from distributed import Client
 
     try:
@@ -104,14 +114,26 @@ def in_order(
             except KilledWorker:
                 theirs, result = ours, None
             futures.popleft()
-            if theirs != ours:
-                raise Refused(
-                    "expected Dask workers with this machine's sources, pinned packages and kind of processor, got "
-                    f"others ({', '.join(_differences(ours, theirs))}): start the workers from the same image."
-                )
+            _refuse_another(ours, theirs)
             yield result
     finally:
         client.cancel(list(futures), force=True)  # type: ignore[no-untyped-call]
+
+
+def check_workers(client: Client) -> None:
+    """Refuse a cluster that has a worker now whose results might differ, for tasks that others hand out.
+
+    Args:
+        client: of the cluster.
+
+    Raises:
+        Refused, ServiceMissing: as `in_order`.
+    """
+    ours = identity()
+    with _while_it_lasts():
+        found = client.run(identity)
+    for theirs in found.values():
+        _refuse_another(ours, theirs)
 
 
 @contextmanager
@@ -137,9 +159,13 @@ def _with_identity(function: Callable[..., Result], *arguments: object) -> tuple
     return identity(), function(*arguments)
 
 
-def _differences(ours: Identity, theirs: Identity) -> list[str]:
+def _refuse_another(ours: Identity, theirs: Identity) -> None:
     names = ("sources", "lock file", "processor")
-    return [name for name, one, other in zip(names, ours, theirs, strict=True) if one != other]
+    if differences := [name for name, one, other in zip(names, ours, theirs, strict=True) if one != other]:
+        raise Refused(
+            "expected Dask workers with this machine's sources, pinned packages and kind of processor, got "
+            f"others ({', '.join(differences)}): start the workers from the same image."
+        )
 
 
 def _in_a_worker() -> bool:

@@ -75,7 +75,9 @@ def test_a_path_may_begin_with_the_home_wherever_it_is_and_the_usual_log_is_made
         run_retrain(config, [own])
 
 
-def test_a_fleet_starts_no_server_where_no_site_has_its_logs(no_servers: Home, tmp_path: Path) -> None:
+def test_a_fleet_starts_no_server_where_no_site_has_its_logs(
+    no_servers: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text("fleet: masses\nplant: double_mass\nlogs: ['{site}.hdf5']\nsites: {east: , west: }\n")
     with pytest.raises(BadInput, match=f"expected a source at {re.escape(str(tmp_path / 'east.hdf5'))}, got none"):
@@ -85,4 +87,8 @@ def test_a_fleet_starts_no_server_where_no_site_has_its_logs(no_servers: Home, t
         run_fleet(fleet, ["east"])
     # The flow refuses a site by itself, which stops no other.
     with pytest.raises(Started):
+        run_fleet(fleet, None)
+    # Nor where it would speak to another machine's cluster in the clear.
+    monkeypatch.setenv("NEORL_DASK_SCHEDULER", "tcp://10.0.0.7:8786")
+    with pytest.raises(BadInput, match="to begin with tls://"):
         run_fleet(fleet, None)

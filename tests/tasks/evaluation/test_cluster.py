@@ -115,6 +115,29 @@ def test_addresses_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         assert client is None
 
 
+def test_a_fleet_asks_of_the_cluster_what_others_ask(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect_dask.task_runners import DaskTaskRunner
+
+    from flows.fleet import runner_of
+
+    monkeypatch.setattr(cluster, "CALL", "1s")
+    for refused, told in (
+        ("tcp://10.0.0.7:8786", r"expected NEORL_DASK_SCHEDULER to begin with tls://"),
+        (f"tcp://127.0.0.1:{free_port()}", "start it, or unset the variable"),
+    ):
+        monkeypatch.setenv("NEORL_DASK_SCHEDULER", refused)
+        with pytest.raises((BadInput, ServiceMissing), match=told), runner_of(2, None):
+            pass
+    monkeypatch.setenv("NEORL_DASK_SCHEDULER", address)
+    with runner_of(2, None) as runner:
+        assert isinstance(runner, DaskTaskRunner)
+        assert runner.client.scheduler is not None
+        assert runner.client.scheduler.address == address
+    monkeypatch.setattr(cluster, "lock_digest", lambda: "0" * 64)
+    with pytest.raises(Refused, match=r"got others \(lock file\)"), runner_of(2, None):
+        pass
+
+
 def test_a_task_of_the_cluster_waits_for_no_other(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A fleet's site is retrained by such a task: were all workers to wait for further tasks, nobody would work.
     monkeypatch.setenv("NEORL_DASK_SCHEDULER", address)
