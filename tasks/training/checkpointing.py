@@ -30,6 +30,19 @@ def sole_training(folder: Path) -> AbstractContextManager[None]:
     return exclusive(folder / "lock", refuse)
 
 
+def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
+    """Wait until no other process trains in a folder, for the one that comes second goes on from what is left there.
+
+    What two write into one folder of checkpoints neither can read: each would take the other's, while it is written,
+    for what a killed run left.
+    """
+
+    def held() -> None:
+        print(f"  train: waits for another training in {folder}", file=sys.stderr, flush=True)
+
+    return exclusive(folder / "lock", held)
+
+
 class Checkpointing:
     """What `neorl_core.training.loop.train` takes as `resume` and `report`: it restores and saves one run.
 

@@ -36,7 +36,7 @@ from tasks.adapters.store.episodes import read_logs
 from tasks.adapters.store.histories import observed_spec, past_of
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, lasting, logged_steps, windows
 from tasks.references import Dataset, Reference
-from tasks.training.checkpointing import Checkpointing
+from tasks.training.checkpointing import Checkpointing, one_at_a_time
 from tasks.training.data import TrainingData, mesh_for, training_data
 from tasks.training.start import with_start
 
@@ -141,7 +141,7 @@ def train_members(
     observe: Callable[[float, int], None] | None = None,
     log: CurveLog | None = None,
 ) -> tuple[RunState, float]:
-    """All members in one program, or one of them alone.
+    """All members in one program, or one of them alone; by one process at a time, which others wait for.
 
     Args:
         training: what to train.
@@ -161,7 +161,7 @@ def train_members(
     run, (algorithm, fresh) = training.run, _fresh(training, only)
     folder = training.folder if only is None else training.folder / f"member-{only}"
     identity = training.identity.model_copy(update={"member": only})
-    with Checkpoints(folder, identity.model_dump_json()) as checkpoints:
+    with one_at_a_time(folder), Checkpoints(folder, identity.model_dump_json()) as checkpoints:
         saved = Checkpointing(
             checkpoints, progress, updates=run.train.checkpoint_every, score=_score(training), log=log
         )

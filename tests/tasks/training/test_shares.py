@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -15,13 +17,15 @@ import pytest
 from configs.home import Home
 from flows.checks import checked_run
 from flows.cli.main import run as neorl
+from neorl_core.training.loop import RunState
 from neorl_core.training.population import policies
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.synthetic.plant_log import generate
 from tasks.ingest import ingest
 from tasks.training.population import train_members, training_run
 from tasks.training.train import train
-from tests.small_data import MAPPING, PLANT
+from tests.flows.services.waiting import wait_until
+from tests.small_data import MAPPING, PLANT, reactor_dataset, reactor_run
 
 PROJECT = Path(__file__).parents[3]
 RUN = """\
@@ -81,6 +85,37 @@ def test_two_processes_train_what_one_does_to_the_last_bit(tmp_path: Path) -> No
         for one, other in zip(*map(jax.tree.leaves, (policy, alone)), strict=True):
             np.testing.assert_array_equal(one, other)
     assert len({member.bundle.digest for member in gathered.members}) == 2
+
+
+def test_of_two_that_train_a_member_at_once_one_waits_and_finds_it_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path / "home")
+    dataset, said, told = reactor_dataset(home, tmp_path, 0.1), [""], []
+    found: list[RunState] = []
+
+    def trained(progress: Callable[..., None]) -> None:
+        training = training_run(home, reactor_run(train={"members": "processes"}), dataset)
+        with training.data.open(None) as rows:
+            found.append(train_members(training, rows, only=0, progress=progress)[0])
+
+    second = threading.Thread(target=trained, args=[lambda done, *_: told.append(done)])
+
+    def waits() -> bool:
+        said[0] += capsys.readouterr().err
+        return "waits for another training in" in said[0] or not second.is_alive()
+
+    def begin_second(done: int, *_: object) -> None:
+        if done == 20:
+            second.start()
+            wait_until(waits)
+
+    trained(begin_second)
+    second.join()
+    assert said[0].count("waits for another training in") == 1
+    assert told == [40], "the second trained nothing"
+    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_members_of_one_program_cannot_be_shared(
