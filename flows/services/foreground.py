@@ -13,7 +13,7 @@ from flows.services import automations, definitions, deployments
 from flows.services.asgi.guard import LOGIN
 from flows.services.definitions import SERVERS, Start
 from flows.services.servers import connect
-from flows.services.state import home_login
+from flows.services.state import home_login, needing_prefect
 
 
 def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -> NoReturn:
@@ -62,13 +62,14 @@ def register(home: Home, timeout: float) -> list[str]:
 
     Raises:
         BadInput: when prefect.yaml is malformed, or Prefect refuses one of them.
-        ServiceMissing: when a server does not answer.
+        ServiceMissing: when a server does not answer, or Prefect with an error.
     """
     services = connect(home)
     deadline = time.monotonic() + timeout
-    due = deployments.due(services)
-    changed = automations.install(services, automations.notification_block(services))
-    if due is None:
-        return changed
-    deployments.finish(due, services, deadline)
-    return [*due.names, *changed]
+    with needing_prefect(services):
+        due = deployments.due(services)
+        changed = automations.install(services, automations.notification_block(services))
+        if due is None:
+            return changed
+        deployments.finish(due, services, deadline)
+        return [*due.names, *changed]

@@ -27,6 +27,7 @@ from flows.services.state import (
     environment,
     home_login,
     mlflow_login,
+    needing_prefect,
     read_services,
     running,
     team_service,
@@ -134,16 +135,18 @@ class _Startup:
             self._wait(waited)
             answering.add(waited)
             if waited == "prefect" and worker and local:
-                due = deployments.due(self.services())
-                self.told = automations.notification_block(self.services())
-                for name in automations.install(self.services(), self.told):
-                    self.say(f"automation '{name}'")
-                if "worker" not in self.found:
-                    for line in release_stranded(self.services()):
-                        self.say(line)
+                with needing_prefect(self.services()):
+                    due = deployments.due(self.services())
+                    self.told = automations.notification_block(self.services())
+                    for name in automations.install(self.services(), self.told):
+                        self.say(f"automation '{name}'")
+                    if "worker" not in self.found:
+                        for line in release_stranded(self.services()):
+                            self.say(line)
         if due:
             registers = self.found["worker"].process if "worker" in self.started else None
-            deployments.finish(due, self.services(), self.deadline, registers)
+            with needing_prefect(self.services()):
+                deployments.finish(due, self.services(), self.deadline, registers)
             self.say(f"registered the deployments of {due.path}")
         _write_profile(self.services())
         return self.services()

@@ -6,8 +6,10 @@ import json
 import os
 import secrets
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from typing import Any, Literal
 
 from configs.environment import TELEMETRY_OFF, past_proxies
@@ -169,6 +171,28 @@ def login_refused(prefect: Service, status: int) -> ServiceMissing:
     """
     cure = "'neorl down', then 'neorl up'" if prefect.process else "set PREFECT_API_AUTH_STRING to its name:password"
     return ServiceMissing(f"expected Prefect at {prefect.url} to take the login, got it refused ({status}): {cure}.")
+
+
+@contextmanager
+def needing_prefect(services: Services) -> Iterator[None]:
+    """Tell of a Prefect that fails a request, in a sentence, where nothing goes on without its answer.
+
+    Args:
+        services: whose Prefect server is asked.
+
+    Raises:
+        ServiceMissing: when it answers with an error, or does not answer in time.
+    """
+    try:
+        yield
+    # No other OSError, for one of a file has a cure of its own.
+    except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
+        log = services.home.root / "logs" / "prefect.log"
+        cure = f"read {log}" if services.prefect.process else "look into its log"
+        raise ServiceMissing(
+            f"expected Prefect at {services.prefect.url} to do as asked, got '{error}': {cure}, then give the same "
+            "command again."
+        ) from error
 
 
 def mlflow_login(home: Home, service: Service) -> str:

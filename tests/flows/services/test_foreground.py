@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from configs.errors import ServiceMissing
+from configs.home import Home
 from flows.cli.main import run
+from flows.services.definitions import SERVERS
+from flows.services.processes import ProcessId
+from flows.services.servers import _Startup
+from flows.services.state import Service
 from tests.flows.services.waiting import foreign_server, use_as_team
 
 NO_LOGIN = "no-colon-in-it"
@@ -38,3 +45,21 @@ def test_a_login_that_prefect_does_not_take_is_one_sentence(
     said = capsys.readouterr().err
     assert f"to take the login, got it refused ({status}): set PREFECT_API_AUTH_STRING to its name:password." in said
     assert said.count("\n") == 1
+
+
+def test_an_error_that_prefect_answers_with_is_one_sentence(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with foreign_server(500) as port:
+        with monkeypatch.context() as team:
+            use_as_team(port, team)
+            assert run(["register"]) == 3
+            said = capsys.readouterr().err
+            assert f"expected Prefect at http://127.0.0.1:{port} to do as asked, got 'HTTP Error 500: Inter" in said
+            assert said.endswith("': look into its log, then give the same command again.\n")
+            assert said.count("\n") == 1
+        startup = _Startup(Home(home), {}, time.monotonic() + 60, lambda _: None)
+        for name in SERVERS:
+            startup.found[name] = Service(name, f"http://127.0.0.1:{port}", port, ProcessId.current(), "t")
+        with pytest.raises(ServiceMissing, match=r"do as asked, got 'HTTP Error 500.*': read .*/logs/prefect\.log"):
+            startup.run(worker=True)
