@@ -151,6 +151,10 @@ class Home:
         """The private key (PEM, encrypted PKCS #8, mode 0600)."""
         return self.root / "keys" / "signing.pem"
 
+    def lock_of(self, plant: str) -> Path:
+        """The lock of a plant, in a folder that no other lock lies in: a plant may have any name."""
+        return self.folder("locks", "plants") / f"{plant}.lock"
+
     @property
     def services(self) -> Path:
         """Which servers this home uses, and their processes."""

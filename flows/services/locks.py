@@ -72,7 +72,7 @@ def plant_lock(
     Raises:
         Refused: when another run holds the plant and the policy is `refuse`.
     """
-    path = home.folder("locks") / f"{plant}.lock"
+    path = home.lock_of(plant)
 
     def held() -> None:
         holder = _patient_read(path) or "one that has just started"
@@ -119,7 +119,7 @@ def dead_runs(home: Home) -> list[tuple[Path, RunRecord]]:
 
 def holders(home: Home) -> list[RunRecord]:
     """Who holds each plant now, and what dead holders left behind (`alive` tells them apart)."""
-    records = [_read(path) for path in sorted((home.root / "locks").glob("*.lock"))]
+    records = [_read(path) for path in sorted((home.root / "locks" / "plants").glob("*.lock"))]
     return [record for record in records if record]
 
 

@@ -104,7 +104,7 @@ def prune(home: Home, ages: Ages, *, remove: bool) -> Pruned:
     done([*_leftovers(home, ages.leftovers), *_logs(home, ages.logs)])
     for plant in _plants(home):
         try:
-            with exclusive(home.folder("locks") / f"{plant}.lock", _busy):
+            with exclusive(home.lock_of(plant), _busy):
                 done(_checkpoints(home, plant, ages.checkpoints))
                 done(_windows(home, plant, ages.windows, needed))
                 if ages.datasets is not None:

@@ -34,7 +34,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cure(home: Path) -> None:
     dead = killed_process()
     record = RunRecord("reactor", dead.pid, dead.created, "now", "r", "r")
     write_json(place.folder("locks", "runs") / "r.json", asdict(record))
-    write_json(place.folder("locks") / "reactor.lock", asdict(record))
+    write_json(place.lock_of("reactor"), asdict(record))
     home.chmod(0o755)
     found = {finding.name: finding for finding in examine(place)}
     assert not found["keys"].ok

@@ -18,6 +18,7 @@ import pytest
 from configs.errors import Refused
 from configs.home import Home
 from flows.services.locks import RunRecord, dead_runs, holders, plant_lock, recorded_run
+from tasks.adapters.files.locks import exclusive
 
 PROJECT = Path(__file__).parents[3]
 HOLD = """
@@ -68,6 +69,17 @@ def test_a_second_run_may_wait(home: Path) -> None:
             first.wait()
     assert said
     assert f"waiting for run first, process {first.pid}" in said[0]
+
+
+@pytest.mark.parametrize("plant", ["seeds", "signer", "keys", "services", "backup", "witness", "trust"])
+def test_a_plant_may_have_the_name_of_any_other_lock(plant: str, home: Path) -> None:
+    """A run takes the locks of seeds and signer while it holds its plant: it would wait for itself."""
+
+    def held() -> None:
+        raise AssertionError("the plant's lock is another's")
+
+    with plant_lock(Home(home), plant), exclusive(Home(home).folder("locks") / f"{plant}.lock", held):
+        assert [holder.plant for holder in holders(Home(home))] == [plant]
 
 
 def test_a_run_that_ends_leaves_no_record(home: Path) -> None:

@@ -118,7 +118,7 @@ def test_windows_of_backfills_and_logs_of_sites_go_and_what_came_to_the_watched_
     ledger = open_ledger(home)
     files = [artefact(home, old / "b.csv", "what was looked at")]
     ledger.append("note", NoteBody(text="looked at"), plant=PLANT, artefacts=files)
-    with exclusive(home.folder("locks") / f"{PLANT}.lock"):
+    with exclusive(home.lock_of(PLANT)):
         assert paths(home) == ["logs/sites/site_01.log"]
     assert paths(home, remove=True) == ["logs/sites/site_01.log", f"backfill/{PLANT}/a.parquet"]
     assert paths(home) == []
@@ -155,8 +155,7 @@ def test_a_plant_that_a_run_holds_and_a_backup_that_goes_on_are_left_alone(home:
     write_atomic(home.root / "checkpoints" / PLANT / "aaaa-2000" / "state", b"x")
     aged(write_atomic(home.root / "runs" / PLANT / "populations" / "aaaa" / "curves.npz", b"curves"))
     write_atomic(home.root / ".backup.x1y2z3" / "ledger.db", b"123")
-    locks = home.folder("locks")
-    with exclusive(locks / f"{PLANT}.lock"), exclusive(locks / "backup.lock"):
+    with exclusive(home.lock_of(PLANT)), exclusive(home.folder("locks") / "backup.lock"):
         found = prune(home, Ages(), remove=True)
     assert (found.pieces, found.busy) == ((), (PLANT,))
     assert paths(home) == [".backup.x1y2z3", f"checkpoints/{PLANT}/aaaa-2000"]
