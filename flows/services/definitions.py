@@ -13,7 +13,7 @@ from configs.environment import ARTIFACTS, MLFLOW_DATABASE, PREFECT_DATABASE, RE
 from configs.home import Home
 from flows.services import deployments, processes, rest
 from flows.services.asgi.guard import LOGIN, LOOPBACK, NAMES
-from flows.services.deployments import POOL, Deployments, worker_is_online
+from flows.services.deployments import POOL, Deployments, worker_is_online, worker_name
 from flows.services.processes import HOST, TOKEN
 from flows.services.state import Service, Services, home_login, metrics_token, mlflow_login, prefect_login
 
@@ -181,7 +181,7 @@ def _metrics_answers(home: Home, services: Mapping[str, Service], timeout: float
 
 def _worker(start: Start) -> Command:
     first = deployments.arguments(start.home, start.due) if start.due else []
-    work = ["--worker", "--pool", POOL, "--type", "process", "--name", _worker_name(start.token), "--limit", "1"]
+    work = ["--worker", "--pool", POOL, "--type", "process", "--name", worker_name(start.token), "--limit", "1"]
     variables = deployments.variables(Services(start.home, start.others["prefect"], start.others["mlflow"]))
     if start.port:
         # It answers there whether it still asks for work.
@@ -196,12 +196,8 @@ def _worker(start: Start) -> Command:
 
 def _worker_answers(home: Home, services: Mapping[str, Service], timeout: float) -> bool:
     prefect = services["prefect"]
-    name, login = _worker_name(services["worker"].token), prefect_login(home, prefect)
-    return worker_is_online(f"{prefect.url}/api", name, login, timeout)
-
-
-def _worker_name(token: str) -> str:
-    return f"neorl-{token[:8]}"
+    login = prefect_login(home, prefect)
+    return worker_is_online(f"{prefect.url}/api", services["worker"].token, login, timeout)
 
 
 SERVICES: Mapping[str, Definition] = {

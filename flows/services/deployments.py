@@ -6,6 +6,7 @@ It runs in the background, in the process that is to be the home's worker: `flow
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 import urllib.error
@@ -148,12 +149,30 @@ def variables(services: Services) -> dict[str, str]:
     return kept | environment(services) | {"PREFECT_DEFAULT_WORK_POOL_NAME": POOL}
 
 
-def worker_is_online(api: str, worker: str, login: str, timeout: float = rest.SOON) -> bool:
-    """Whether a worker of this name polls the pool of the deployments.
+def worker_name(token: str) -> str:
+    """What Prefect calls a worker that this machine starts: Prefect itself does not tell where a worker runs."""
+    return f"neorl-{socket.gethostname()}-{token[:8]}"
+
+
+def workers_elsewhere(services: Services) -> list[str]:
+    """Names of the pool's workers that are online, by Prefect's last look, and of another machine as far as one knows.
+
+    One that was started without `neorl`, whose name may say nothing of its machine, counts as such.
+
+    Args:
+        services: whose Prefect server.
+    """
+    online = services.ask_prefect(f"work_pools/{POOL}/workers/filter", {"workers": {"status": {"any_": ["ONLINE"]}}})
+    here = worker_name("").rpartition("-")[0]
+    return sorted(worker["name"] for worker in online if worker["name"].rpartition("-")[0] != here)
+
+
+def worker_is_online(api: str, token: str, login: str, timeout: float = rest.SOON) -> bool:
+    """Whether the worker that was started with this token polls the pool of the deployments.
 
     Args:
         api: address of Prefect's API.
-        worker: the worker's name.
+        token: ends the worker's name, of which an earlier version's says nothing else.
         login: `name:password` for the API; empty for one without.
         timeout: seconds to wait for the answer.
     """
@@ -161,7 +180,7 @@ def worker_is_online(api: str, worker: str, login: str, timeout: float = rest.SO
         workers = rest.request(f"{api}/work_pools/{POOL}/workers/filter", {}, login=login, timeout=timeout)
     except urllib.error.HTTPError:
         return False
-    return any(w["name"] == worker and w["status"] == "ONLINE" for w in workers)
+    return any(w["name"].rpartition("-")[2] == token[:8] and w["status"] == "ONLINE" for w in workers)
 
 
 def _start(found: Deployments, services: Services) -> ProcessId:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import psutil
 
-from flows.services.deployments import POOL
+from flows.services.deployments import POOL, workers_elsewhere
 from flows.services.state import Services
 
 RUN = "PREFECT__FLOW_RUN_ID"
@@ -18,7 +18,9 @@ RUN = "PREFECT__FLOW_RUN_ID"
 def release_stranded(services: Services) -> list[str]:
     """Let runs begin anew that a worker took and no process executes, and end those that had just begun.
 
-    To be called while no worker of the home runs; it looks at the processes of this machine alone.
+    To be called while no worker of the home runs; it looks at the processes of this machine alone. While a worker of
+    another machine is online it changes nothing, for that one may have taken them: Prefect's automations
+    (`flows.services.automations`) tell which of its runs it has begun.
 
     Args:
         services: whose Prefect server.
@@ -32,10 +34,15 @@ def release_stranded(services: Services) -> list[str]:
     }
     found = services.ask_prefect("flow_runs/filter", wanted)
     executed = _executed() if found else frozenset()
+    elsewhere = workers_elsewhere(services) if found else []
     told = []
     for run in found:
         # What has a record is told of by `reap_dead_runs`, and may be on another machine.
         if run["id"] in executed or (services.home.root / "locks" / "runs" / f"{run['id']}.json").exists():
+            continue
+        if elsewhere:
+            names = ", ".join(elsewhere)
+            told.append(f"run {run['name']} is left as it is: a worker of another machine, {names}, may have taken it")
             continue
         pending = run["state_type"] == "PENDING"
         why = "its worker was killed before it began" if pending else "its worker and its process were killed"

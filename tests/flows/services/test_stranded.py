@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from flows.services.deployments import PROJECT
+from flows.services.deployments import POOL, PROJECT
 from flows.services.locks import recorded_run
 from flows.services.state import Services
 from flows.services.stranded import RUN, release_stranded
@@ -86,6 +86,19 @@ def test_what_a_killed_worker_took_begins_anew_and_gives_its_slot_back(
     (said,) = release_stranded(services)
     assert "stays as it is: Prefect does not let it go (HTTP Error 500" in said
     services.ask_prefect(f"flow_runs/{another}", method="DELETE")
+
+
+def test_what_a_worker_of_another_machine_may_have_taken_is_left_alone(services: Services, enter: Enter) -> None:
+    taken = enter("PENDING")
+    workers = f"work_pools/{POOL}/workers"
+    services.ask_prefect(f"{workers}/heartbeat", {"name": "neorl-another-0123abcd", "heartbeat_interval_seconds": 30})
+    (said,) = release_stranded(services)
+    assert said.endswith("left as it is: a worker of another machine, neorl-another-0123abcd, may have taken it")
+    assert state_of(services, taken) == "PENDING"
+    services.ask_prefect(f"{workers}/neorl-another-0123abcd", method="DELETE")
+    (said,) = release_stranded(services)
+    assert "begins anew" in said
+    services.ask_prefect(f"flow_runs/{taken}", method="DELETE")
 
 
 def test_what_had_just_begun_has_crashed_and_what_is_executed_or_recorded_is_left_alone(
