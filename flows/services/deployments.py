@@ -45,7 +45,8 @@ def declared(project: Path | None = None) -> Deployments | None:
         project: its folder; the working directory when not given, or where that has none, the folder of this package.
 
     Raises:
-        BadInput: when it is not a list of deployments, each with a name and an entrypoint.
+        BadInput: when it is not a list of deployments, each with a name and an entrypoint, or parameters are no
+            mapping.
     """
     path = (project or _project()) / FILE
     if not path.is_file():
@@ -55,6 +56,9 @@ def declared(project: Path | None = None) -> Deployments | None:
         names = [_text(entry, "name") for entry in entries]
         sources = sorted({_source(path.parent, _text(entry, "entrypoint")) for entry in entries})
         pools = {(entry.get("work_pool") or {}).get("name") or POOL for entry in entries}
+        for entry in entries:
+            if not isinstance(entry.get("parameters") or {}, Mapping):
+                raise ValueError(f"{entry['parameters']!r} as parameters, which is no mapping")
     except (AttributeError, TypeError, LookupError, ValueError) as error:
         said = " ".join(str(error).split())
         raise BadInput(
@@ -69,15 +73,20 @@ def deployed_data(config: Path) -> list[Path]:
     """The logs that the deployment of a run's file reads, of the working directory's prefect.yaml; none without one.
 
     Raises:
-        BadInput: when that file is malformed.
+        BadInput: when that file is malformed, or the logs are no list of paths.
     """
-    if declared(Path.cwd()) is None:
+    if (found := declared(Path.cwd())) is None:
         return []
-    for entry in read_yaml(Path.cwd() / FILE, aliases=True).get("deployments") or []:
+    for entry in read_yaml(found.path, aliases=True).get("deployments") or []:
         given = entry.get("parameters") or {}
         # Of the deployments of a run's file the retraining names its logs.
-        if Path(str(given.get("config"))).resolve() == config.resolve() and given.get("data"):
-            return [Path(str(path)) for path in given["data"]]
+        if Path(str(given.get("config"))).resolve() == config.resolve() and (data := given.get("data")):
+            if not (isinstance(data, list) and all(isinstance(path, str) for path in data)):
+                raise BadInput(
+                    f"expected 'data' of deployment {entry['name']} in {found.path} as a list of paths, got {data!r}: "
+                    "write each path as an item of a list."
+                )
+            return [Path(path) for path in data]
     return []
 
 

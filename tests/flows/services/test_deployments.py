@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import BadInput
-from flows.services.deployments import PROJECT, declared, due
+from flows.services.deployments import PROJECT, declared, deployed_data, due
 from flows.services.servers import up
 from flows.services.state import Services
 from tests.flows.services.waiting import forget_deployments, pause_schedules, register, wait_until
@@ -143,6 +143,7 @@ def test_what_prefect_refuses_is_one_sentence(services: Services, project: Path)
         "deployments: [{name: x}]",
         "deployments: [{name: [x], entrypoint: flows/retrain.py:retrain}]",
         "deployments: [{name: x, entrypoint: flows/retrain.py:retrain, work_pool: neorl}]",
+        "deployments: [{name: x, entrypoint: flows/retrain.py:retrain, parameters: [a]}]",
         "",
     ],
 )
@@ -151,6 +152,19 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadInput, match=r"expected a list of deployments in .*prefect\.yaml") as told:
         declared(tmp_path)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("data", ["logs.csv", "[5]", "{a: b}"])
+def test_the_logs_of_a_deployment_are_a_list_of_texts(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entry = "{{name: {}, entrypoint: flows/retrain.py:retrain, parameters: {{config: {}.yaml, data: {}}}}}"
+    entries = ", ".join([entry.format("own", "own", 5), entry.format("x", "x", data), entry.format("y", "y", "[a, b]")])
+    (tmp_path / "prefect.yaml").write_text(f"deployments: [{entries}]")
+    with pytest.raises(BadInput, match=r"expected 'data' of deployment x in .*prefect\.yaml as a list of paths, got"):
+        deployed_data(Path("x.yaml"))
+    assert deployed_data(Path("y.yaml")) == [Path("a"), Path("b")]
 
 
 @pytest.mark.parametrize(
