@@ -265,8 +265,9 @@ def withdraw(
     key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the champion out of service at once; the plant's own controller takes over.
+    """Take the champion out of force in the ledger and in MLflow at once; the plant's own controller takes its place.
 
+    A controller that has already loaded the bundle keeps running it until it is switched off at the plant.
     Example: neorl withdraw chemical_reactor 3 --why "the valve was replaced, it is another plant"
     """
     from flows.promote import withdraw as decide
