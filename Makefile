@@ -117,7 +117,7 @@ tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 redteam: $(READY)  ## attacks that once went unnoticed, on copies of the home; writes docs/threat-model.md
 	$(BIN)/python -m benchmarks.redteam
 
-certification: $(READY)  ## the smallest p0 that certifies for every plant, and episodes per second; writes a table into docs/pipeline.md
+certification: $(READY)  ## the first p0 of a ladder that certifies for every plant, and episodes per second; writes a table into docs/pipeline.md
 	$(BIN)/python -m benchmarks.certification --home "$${NEORL_HOME:-.neorl}"
 	$(BIN)/python -m benchmarks.plants_pipeline --page
 

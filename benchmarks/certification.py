@@ -6,7 +6,7 @@
 
 p0 = 1e-3 at 99 %, and where that is not certified the next p0 that is: each try is an attempt of its own, at its share
 of the error probability. The reactor's composite is then certified at p0 = 1e-5 and 95 %, as attempt 2 of its lineage,
-or at the smallest p0 that certifies.
+or at the next p0 of its ladder that certifies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RARE_PLANT = "chemical_reactor"
 
 
 class Shown(NamedTuple):
-    """The smallest p0 of a ladder that was certified, and what it took."""
+    """The first p0 of a ladder that was certified, and what it took."""
 
     plant: str
     composite: str
@@ -128,8 +128,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What is kept, as lines of Markdown."""
     lines = [
         "Made by `make certification` with the champions of a home, and the tuned controllers of plants without one "
-        "there: the smallest p0 that was certified, each try an attempt of its own; seconds are of all attempts with "
-        "compilation, episodes per second without.",
+        f"there: the first p0 that was certified of a ladder that begins at {SELDOM[0]:g}, and for {RARE_PLANT} of a "
+        f"second one that begins at {RARE[0]:g}; nothing below a ladder's beginning was tried. Each try is an attempt "
+        "of its own; seconds are of all attempts with compilation, episodes per second without.",
         "",
         "| plant | what | p0 | confidence | attempt | violations | episodes | seconds | episodes/s |",
         "|---|---|---|---|---|---|---|---|---|",
