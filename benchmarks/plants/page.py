@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -44,8 +46,9 @@ def page() -> str:
         limits = "; ".join(f"{c.name} {c.low:g} to {c.high:g} {c.unit}".removesuffix(" 1") for c in spec.constraints)
         sizes = f"{spec.observation.size} | {spec.action.size} | {spec.dt:.4g} {spec.time_unit}"
         lines.append(f"| [{name}](#{name}) | {sizes} | {spec.horizon} | {limits} |")
-    lines += scores.lines_of(json.loads(SCORES.read_text()) if SCORES.exists() else {})
-    lines += report.table(report.kept())
+    measured, searched = json.loads(SCORES.read_text()) if SCORES.exists() else {}, report.kept()
+    lines += [*scores.lines_of(measured), *without_row(measured)]
+    lines += [*report.table(searched), *without_row(searched)]
     lines += truths.lines_of(kept("truths") or [])
     lines += speed.lines_of(kept("speed"))
     lines += [
@@ -60,6 +63,12 @@ def page() -> str:
     for name in NAMES:
         lines += section(name)
     return "\n".join([*lines, ""])
+
+
+def without_row(kept: Mapping[str, Any]) -> list[str]:
+    """A sentence that names the plants of which a table has no row; nothing below a table that is left out."""
+    missing = [name for name in NAMES if name not in kept]
+    return ["", f"Not measured here so far: {', '.join(missing)}."] if kept and missing else []
 
 
 def section(name: str) -> list[str]:
