@@ -100,7 +100,11 @@ def options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns its exit code: 0 done, 1 refused, 2 bad usage or input, 3 a service is missing."""
+    """Run one command.
+
+    Returns:
+        Its exit code: 0 done, 1 refused, 2 bad usage or input, 3 a service is missing, 130 interrupted.
+    """
     try:
         code = int(app(args=list(arguments), prog_name="neorl", standalone_mode=False) or 0)
         # Typer makes this code of a KeyboardInterrupt, and says nothing.
