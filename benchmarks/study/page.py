@@ -186,9 +186,10 @@ def page(results: Results | None = None) -> str:
 
 HEAD = """# What retraining comes to
 
-Made by `make study`: on every plant and behaviour the default population of a run that names no learner is trained on
-50,000 generated steps, a member is selected by off-policy evaluation alone, and afterwards all members, the behaviour
-and the plant's own tuned controller are scored in the same 256 episodes of the simulator, without a shield. Scores are
+Made by `make study`: on the nine plants of continuous actions and every behaviour the default population of a run that
+names no learner is trained on 50,000 generated steps, a member is selected by off-policy evaluation alone, and
+afterwards all members, the behaviour and the plant's own tuned controller are scored in the same 256 episodes of the
+simulator, without a shield. Scores are
 points of the plant's scale, on which idling is 0 and the best known controller 100. A run is refused where the logs do
 not support the selected member's estimate, or where what it gains over the logged controller is not above 0 as
 estimated by held-out episodes that did not select it: by default the gate passes neither, nothing ships, and the run
