@@ -150,6 +150,8 @@ def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Rep
     if rule.privacy:
         change, control = clipped((change, control), rule.privacy.clip)
         reply = Reply(change, control, jnp.zeros_like(log_weight))
+        # The site keeps what it tells, or the server's control variate were no longer the mean of the sites'.
+        kept = kept._replace(control=jax.tree.map(jnp.add, site.control, control))
     return kept, reply, jax.tree.map(jnp.mean, metrics)
 
 

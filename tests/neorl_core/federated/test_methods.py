@@ -9,9 +9,10 @@ import pytest
 
 from neorl_core.federated.federate import fresh_sites
 from neorl_core.federated.methods import FEDAVG, SCAFFOLD, Method, fedprox
+from neorl_core.federated.privacy import Privacy
 from neorl_core.federated.rounds import Rule, Server, fresh_server, make_rounds
 from neorl_core.training.parameters import Parameters
-from tests.neorl_core.federated.toys import QUADRATIC, SPEC, QuadraticConfig, fresh, quadratic_rows
+from tests.neorl_core.federated.toys import QUADRATIC, SPEC, Quadratic, QuadraticConfig, fresh, quadratic_rows
 
 A = np.array([[1.0, 4.0], [3.0, 0.5], [0.2, 2.0]])
 B = np.array([[0.0, 1.0], [2.0, -3.0], [-5.0, 4.0]])
@@ -19,9 +20,11 @@ OPTIMUM = (A * B).sum(axis=0) / A.sum(axis=0)
 LR, STEPS = 0.1, 10
 
 
-def run(method: Method, rounds: int, participants: int | None = None, seed: int = 0) -> Server:
+def run(
+    method: Method, rounds: int, participants: int | None = None, seed: int = 0, privacy: Privacy | None = None
+) -> Server:
     train = fresh(QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig(lr=LR)))
-    rule = Rule(QUADRATIC, method, updates=STEPS, batch_size=2)
+    rule = Rule(QUADRATIC, method, updates=STEPS, batch_size=2, privacy=privacy)
     rounds_of = make_rounds(rule, rounds, 3, participants)
     sites = fresh_sites(train, method, 3)
     server, _, metrics = rounds_of(
@@ -77,6 +80,30 @@ def test_scaffold_takes_the_papers_steps() -> None:
     server = run(SCAFFOLD, 5)
     np.testing.assert_allclose(weight(server.parameters), x, atol=1e-5)
     np.testing.assert_allclose(weight(server.control), -LR * c, atol=1e-5)
+
+
+def test_scaffold_of_one_private_site_takes_its_plain_steps() -> None:
+    """By hand: of `y <- y - 1`, twenty times a round, the changes of weight and of control variate are -20 and -1.
+
+    Clipped to 1 they are -20 / |(20, 1)| and -1 / |(20, 1)|; with the same at server and site no step is corrected.
+    """
+    algorithm = QUADRATIC._replace(update=lambda y, batches, key: (Quadratic(y.weight - 1.0, y.hyper), {}))
+    train = fresh(Quadratic(jnp.zeros(1), {}))
+    server, site = fresh_server(train.learner, SCAFFOLD), fresh_sites(train, SCAFFOLD, 1)
+    one_round = make_rounds(Rule(algorithm, SCAFFOLD, updates=20, batch_size=2, privacy=Privacy(1.0, 0.0)), 1, 1)
+    for number in range(4):
+        began = weight(server.parameters)
+        server, site, _ = one_round(server, site, quadratic_rows(A[:1], B[:1]), jax.random.key(0))
+        np.testing.assert_allclose(site.train.learner.weight[0], began - 20.0, atol=1e-4)
+        np.testing.assert_allclose(weight(server.control), weight(site.control)[0], atol=1e-6)
+        if number == 0:
+            np.testing.assert_allclose(weight(server.parameters), -20.0 / np.hypot(20.0, 1.0), atol=1e-6)
+            np.testing.assert_allclose(weight(server.control), -1.0 / np.hypot(20.0, 1.0), atol=1e-6)
+
+
+def test_private_scaffold_reaches_the_optimum_though_its_first_changes_are_clipped() -> None:
+    found = weight(run(SCAFFOLD, 600, privacy=Privacy(0.1, 0.0)).parameters)
+    np.testing.assert_allclose(found, OPTIMUM, atol=1e-3)
 
 
 def test_sites_count_by_their_rows() -> None:
