@@ -70,7 +70,7 @@ def krum(hostile: int, keep: int = 1) -> Aggregate:
 
     Args:
         hostile: f, how many sites may lie; the paper's guarantee needs S > 2 f + 2.
-        keep: how many are kept, averaged by their weights.
+        keep: how many are kept, averaged by their weights, or equally where these have no sum above 0.
 
     Raises:
         ValueError: at the first use, when there are too few sites.
@@ -88,7 +88,10 @@ def krum(hostile: int, keep: int = 1) -> Aggregate:
         score = jnp.sum(jnp.sort(apart, axis=1)[:, : sites - hostile - 2], axis=1)
         kept = jnp.argsort(score, stable=True)[:keep]
         chosen = jax.tree.map(lambda x: x[kept], stacked)
-        return weighted_mean(chosen, weights[kept] / jnp.sum(weights[kept]))
+        # Beside the huge weight that a hostile site may tell, those of all others are 0 in float32.
+        total = jnp.sum(weights[kept])
+        known = jnp.isfinite(total) & (total > 0.0)
+        return weighted_mean(chosen, jnp.where(known, weights[kept] / jnp.where(known, total, 1.0), 1.0 / keep))
 
     return aggregate
 
