@@ -17,7 +17,7 @@ from neorl_core.federated import privacy as dp
 from neorl_core.federated.aggregate import Aggregate, weighted_mean
 from neorl_core.federated.methods import FEDAVG, Method, Offer, Rows, Site
 from neorl_core.federated.privacy import Privacy
-from neorl_core.federated.rounds import Rule, Server, at_site, fresh_server, fresh_site, make_rounds
+from neorl_core.federated.rounds import Rule, Server, at_site, fresh_server, fresh_site, looking, make_rounds
 from neorl_core.fit import check_transitions, known_algorithm
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.training.optimisers import Recipe
@@ -34,9 +34,6 @@ from neorl_core.training.population import (
 )
 from neorl_core.training.preparation import Scaling, merged, moments, scaled, scaling
 from neorl_core.types import PlantSpec, Transition
-
-LOOKING = FEDAVG._replace(name="looking", step=lambda before, after, offer, site: offer.parameters)
-"""Updates that move no weight: what stays of them is what a learned model keeps of rows."""
 
 
 class Federated(NamedTuple):
@@ -134,7 +131,8 @@ def federate(
         rounds: of exchanging weights; those of a warm-up come first and count among them.
         updates: gradient steps of a site in each round.
         aggregate: how the server makes one change of many.
-        participants: sites of a round, drawn anew each time; all by default.
+        participants: sites of a round, drawn anew each time; all by default. Sites that a warm-up leaves out look at
+            their rows after it, in the steps of a round, without moving a weight.
         privacy: clip norm and noise of whole sites.
         insist: whether noise that is larger than every signal is wanted all the same.
         secure: bound of a site's numbers where the server sees their sum alone.
@@ -171,6 +169,8 @@ def federate(
         )
     for number, (warming, length) in enumerate([(True, warm), (False, rounds - warm)]):
         if length:
+            if warm and not warming:
+                every = _seen_by_all(rule, server.parameters, every, rows)
             run = make_rounds(rule._replace(algorithm=phase(learner, warming)), length, len(sites), participants)
             server, every, metrics = run(server, every, rows, jax.random.fold_in(jax.random.key(seed), number))
             curves.append(metrics)
@@ -204,8 +204,8 @@ def fine_tuned(
     train = member(init_population(found.algorithm, found.spec, found.config, members([seed], {})), 0)
     every = fresh_sites(train, FEDAVG, len(sites))
     if found.algorithm.warm_up:
-        looking = Rule(phase(found.algorithm, True), LOOKING, updates=int(steps.max()), batch_size=batch_size)
-        every = make_apart(looking)(found.server.parameters, every, rows)
+        look = looking(Rule(found.algorithm, updates=int(steps.max()), batch_size=batch_size))
+        every = make_apart(look)(found.server.parameters, every, rows)
     policies: dict[int, Policy] = {}
     for count in np.unique(steps):
         which = np.flatnonzero(steps == count)
@@ -215,6 +215,17 @@ def fine_tuned(
         normalisers = [found.scaling.normaliser] * len(which)
         policies |= dict(zip(which.tolist(), policies_of(found.algorithm, learners, normalisers), strict=True))
     return [policies[i] for i in range(len(sites))]
+
+
+def _seen_by_all(rule: Rule, parameters: Parameters, every: Site, rows: Rows) -> Site:
+    """The sites, of which those that no round of the warm-up drew have looked at their rows."""
+    missed = np.flatnonzero(np.asarray(every.train.step) == 0)
+    if not missed.size:
+        return every
+    some, theirs = jax.tree.map(itemgetter(missed), (every, rows))
+    looked = make_apart(looking(rule))(parameters, some, theirs)
+    found: Site = jax.tree.map(lambda x, new: x.at[missed].set(new), every, looked)
+    return found
 
 
 def _check_sites(sites: Sequence[Transition], spec: PlantSpec) -> None:

@@ -110,6 +110,8 @@ def weighted_by_rows(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
 
 FEDAVG = Method("fedavg", no_control, rows_as_they_are, step_as_it_is, weighted_by_rows)
 """Local updates and a mean (McMahan et al. 2017, arXiv 1602.05629, algorithm 1)."""
+LOOKING = FEDAVG._replace(name="looking", step=lambda before, after, offer, site: offer.parameters)
+"""Updates that move no weight: what stays of them is what a learned model keeps of rows."""
 
 
 @cache

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.federated.aggregate import Aggregate, weighted_mean
-from neorl_core.federated.methods import FEDAVG, Ended, Method, Offer, Reply, Rows, Site
+from neorl_core.federated.methods import FEDAVG, LOOKING, Ended, Method, Offer, Reply, Rows, Site
 from neorl_core.federated.privacy import Privacy, clipped, noised
 from neorl_core.federated.secure import secure_mean
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.parameters import Parameters, difference, parameters_of, with_parameters
-from neorl_core.training.population import Algorithm, Metrics, TrainState, Update, drawn_update
+from neorl_core.training.population import Algorithm, Metrics, TrainState, Update, drawn_update, phase
 from neorl_core.types import Transition
 
 SAMPLE = 1024
@@ -153,6 +153,18 @@ def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Rep
         # The site keeps what it tells, or the server's control variate were no longer the mean of the sites'.
         kept = kept._replace(control=jax.tree.map(jnp.add, site.control, control))
     return kept, reply, jax.tree.map(jnp.mean, metrics)
+
+
+def looking(rule: Rule) -> Rule:
+    """How a site whose learned model has seen none of its rows looks at them, before it learns from rollouts.
+
+    The range, the support and the errors that hold rollouts near the rows are never sent: a site that took part in no
+    round of the warm-up has none, though the shared model is trained.
+
+    Args:
+        rule: of the federation, with the algorithm as it is after its warm-up.
+    """
+    return Rule(phase(rule.algorithm, True), LOOKING, updates=rule.updates, batch_size=rule.batch_size)
 
 
 def at_server(

@@ -16,7 +16,7 @@ from configs.errors import BadInput, Refused
 from configs.federation import Site as SiteFile
 from configs.federation.terms import Terms
 from neorl_core.federated.methods import Offer, Reply, Rows, Site
-from neorl_core.federated.rounds import Rule, at_site, fresh_site
+from neorl_core.federated.rounds import Rule, at_site, fresh_site, looking
 from neorl_core.federated.secure import FixedPoint, encoded
 from neorl_core.networks import Policy
 from neorl_core.training.parameters import parameters_of, with_parameters
@@ -121,6 +121,9 @@ class Participant:
             weights_of("offer", message.arrays, parameters_of(site.train.learner)),
             weights_of("control", message.arrays, site.control),
         )
+        if 0 < work.learning.warm_up < question.number and not int(site.train.step):
+            # It was not there in the warm-up, and its model knows no range of its rows.
+            site = compiled(looking(work.learning.rule))(offer, site, work.rows)[0]
         site, reply, metrics = compiled(work.learning.rule_of(question.number))(offer, site, work.rows)
         self._keep(question, site)
         told = ", ".join(f"{name} {float(value):.4g}" for name, value in sorted(metrics.items())[:4])

@@ -175,6 +175,19 @@ def test_a_learner_with_a_model_is_fine_tuned_within_its_rows() -> None:
         assert cloning_error(policy, [site]) < 3 * cloning_error(shared.policy, [site])
 
 
+def test_sites_that_were_not_drawn_in_the_warm_up_look_at_their_rows_after_it() -> None:
+    """Of six sites two at most take part in it; what their models keep of rows is never sent."""
+    small = SMALL | {"model_hidden": (8,), "horizon": 3, "warm_up_updates": 8}
+    found = federate(linear_sites(6, 40), SPEC, "bptt", SCAFFOLD, rounds=4, updates=4, participants=1, overrides=small)
+    learner, steps = found.sites.train.learner, np.asarray(found.sites.train.step)
+    assert np.all(learner.model.low <= learner.model.high)
+    assert np.all(learner.support.batches > 0)
+    assert np.all(learner.model.error != 0)
+    # Four rounds of one site each, and four steps of looking at every site that the first two left out.
+    assert (steps > 0).all()
+    assert steps.sum() in (16 + 4 * 4, 16 + 5 * 4)
+
+
 def test_rows_that_no_learner_can_take_are_refused_at_every_site() -> None:
     good, bad = linear_sites(2, 20)
     unknown = bad._replace(reward=np.full_like(bad.reward, np.nan))

@@ -20,6 +20,7 @@ from neorl_core.federated.federate import federated_scaling
 from neorl_core.networks import policy_act
 from neorl_core.training.preparation import merged, moments
 from tasks.adapters.federation.network import Lost, Message, Within
+from tasks.adapters.files.arrays import read_npz
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.federations.bodies import RoundBody, rounds_of
 from tasks.adapters.ledger.ledger import Ledger
@@ -225,6 +226,25 @@ def test_noise_is_in_the_weights_and_another_each_time(tmp_path: Path) -> None:
 def test_a_key_for_noise_has_more_than_the_bits_of_a_seed() -> None:
     drawn = np.stack([jax.random.key_data(coordinator.secret_key()) for _ in range(8)])
     assert len(set(drawn[:, 0].tolist())) == len(set(drawn[:, 1].tolist())) == 8
+
+
+def test_a_site_that_has_nothing_of_the_warm_up_looks_at_its_rows_before_it_learns_in_the_model(place: Place) -> None:
+    """Nobody sends it the range of its rows."""
+
+    def lose(name: str, number: int, answer: Message) -> Message | Lost:
+        if name == "south" and number < 3:
+            for path in (place.folder / name / "kept").glob("*/site-*.npz"):
+                path.unlink()
+            return Lost("absent", "it is not connected")
+        return answer
+
+    small = {"hidden": [8], "model_hidden": [8], "horizon": 3, "warm_up_updates": 8}
+    place.run(federation(NAMES, algorithm="bptt", hyperparameters=small, rounds=3), lose)
+    for name, steps in {"north": 12, "south": 8}.items():
+        (path,) = (place.folder / name / "kept").glob("*/site-000003.npz")
+        kept = read_npz(path)
+        assert kept["train/step"] == steps
+        assert np.all(kept["train/learner/model/low"] < kept["train/learner/model/high"])
 
 
 def test_a_site_keeps_to_its_own_terms(place: Place) -> None:
