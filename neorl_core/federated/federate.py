@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PRNGKeyArray
 
 from neorl_core.algorithms import check_actions
 from neorl_core.federated import privacy as dp
@@ -167,16 +167,28 @@ def federate(
         raise ValueError(
             f"expected more rounds than the {warm} of the warm-up of {learner.name}, got {rounds}: ask for more."
         )
-    for number, (warming, length) in enumerate([(True, warm), (False, rounds - warm)]):
+    for warming, length in [(True, warm), (False, rounds - warm)]:
         if length:
             if warm and not warming:
                 every = _seen_by_all(rule, server.parameters, every, rows)
             run = make_rounds(rule._replace(algorithm=phase(learner, warming)), length, len(sites), participants)
-            server, every, metrics = run(server, every, rows, jax.random.fold_in(jax.random.key(seed), number))
+            server, every, metrics = run(server, every, rows, key_of_rounds(seed, warming))
             curves.append(metrics)
     told = {name: np.concatenate([np.asarray(part[name]) for part in curves]) for name in curves[0]}
     shipped = Policy(learner.actor(with_parameters(train.learner, server.parameters)), how.normaliser)
     return Federated(learner, config, spec, how, shipped, server, every, told)
+
+
+def key_of_rounds(seed: int, warming: bool) -> PRNGKeyArray:
+    """What rounds draw participants, noise and masks by; apart from whatever learners and sites draw by.
+
+    Args:
+        seed: of the federation.
+        warming: whether these are the rounds of the warm-up.
+    """
+    # `init_population` splits the same key in two, and `split(key)[i]` is `fold_in(key, i)`: with 0 and 1 the rounds'
+    # keys were those of the first networks and of the sites' gradient steps.
+    return jax.random.fold_in(jax.random.key(seed), 2 if warming else 3)
 
 
 def fine_tuned(

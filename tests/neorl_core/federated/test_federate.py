@@ -12,7 +12,15 @@ import pytest
 
 from neorl_core.algorithms import ALGORITHMS, NAMES
 from neorl_core.federated.aggregate import Aggregate, krum, median, trimmed_mean, weighted_mean
-from neorl_core.federated.federate import Federated, federate, federated_scaling, fine_tuned, fresh_sites, stacked_rows
+from neorl_core.federated.federate import (
+    Federated,
+    federate,
+    federated_scaling,
+    fine_tuned,
+    fresh_sites,
+    key_of_rounds,
+    stacked_rows,
+)
 from neorl_core.federated.fedora import fedora
 from neorl_core.federated.methods import FEDAVG, SCAFFOLD, fedprox
 from neorl_core.federated.privacy import Privacy
@@ -186,6 +194,28 @@ def test_sites_that_were_not_drawn_in_the_warm_up_look_at_their_rows_after_it() 
     # Four rounds of one site each, and four steps of looking at every site that the first two left out.
     assert (steps > 0).all()
     assert steps.sum() in (16 + 4 * 4, 16 + 5 * 4)
+
+
+def test_no_key_of_a_round_is_a_sites() -> None:
+    """By none of the keys that rounds draw participants, noise and masks by does a site draw its batches."""
+    algorithm, count = ALGORITHMS["bc"], 20
+    train = member(init_population(algorithm, SPEC, configure(algorithm, SMALL), members([3], {})), 0)
+
+    def split(keys: jax.Array) -> jax.Array:
+        return jax.vmap(lambda key: jax.random.split(key, count))(keys).reshape(-1)
+
+    def told(*keys: jax.Array) -> set[tuple[int, ...]]:
+        return {tuple(x) for x in np.concatenate([jax.random.key_data(each) for each in keys]).tolist()}
+
+    sites = jax.random.wrap_key_data(fresh_sites(train, FEDAVG, count).train.key, impl="threefry2x32")
+    steps = jax.vmap(lambda key: jax.vmap(lambda step: jax.random.fold_in(key, step))(jnp.arange(count)))(sites)
+    phases = jnp.stack([key_of_rounds(3, True), key_of_rounds(3, False)])
+    rounds = split(phases)
+    beginnings = jax.random.split(jax.random.key(3))
+    ours = told(phases, rounds, split(rounds))
+    assert len(ours) == 2 + 2 * count + 2 * count**2
+    steps = steps.reshape(-1)
+    assert ours.isdisjoint(told(beginnings, split(beginnings), sites, steps, split(steps)))
 
 
 def test_rows_that_no_learner_can_take_are_refused_at_every_site() -> None:
