@@ -173,10 +173,10 @@ class Checkpoints:
             digest = restored["extra"]["digest"]
             state: State = restored["state"]
         except (ValueError, KeyError, TypeError, OSError) as error:
+            said = " ".join(str(error).split())[:300] or type(error).__name__
             raise Refused(
-                f"expected checkpoint {found} to be whole and of this run's structure, got "
-                f"'{str(error).splitlines()[0]}': delete {self.folder / 'steps' / str(found)} to resume from the one "
-                "before."
+                f"expected checkpoint {found} to be whole and of this run's structure, got '{said}': delete "
+                f"{self.folder / 'steps' / str(found)} to resume from the one before."
             ) from error
         if state_digest(state) != digest:
             raise Refused(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -126,6 +127,18 @@ def test_damaged_arrays_are_refused(tmp_path: Path) -> None:
             file.write_bytes(file.read_bytes()[:-40])
         with pytest.raises(Refused, match="delete"):
             checkpoints.restore({"x": jnp.arange(256.0)})
+
+
+def test_a_failure_without_a_text_is_named_by_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError
+
+    with Checkpoints(tmp_path, IDENTITY) as checkpoints:
+        checkpoints.save(1, {"x": jnp.float32(1)})
+        # It stands for Orbax, whose failures have all kinds of texts.
+        monkeypatch.setattr(checkpoints._manager, "restore", fail)
+        with pytest.raises(Refused, match="got 'KeyError': delete"):
+            checkpoints.restore({"x": jnp.float32(0)})
 
 
 def test_typed_keys_are_a_programming_error(tmp_path: Path) -> None:
