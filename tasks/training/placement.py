@@ -27,7 +27,7 @@ from configs.run import RunConfig
 from neorl_core.training.loop import RunState, TrainingRows
 from neorl_core.training.population import init_population, make_train_chunk, members
 from tasks.adapters.files.canonical import write_json
-from tasks.adapters.plants.known import plant_of
+from tasks.adapters.store.histories import observed_spec
 from tasks.references import Dataset, Placement, Reference
 from tasks.training.population import TrainingRun, train_members, training_run
 
@@ -160,7 +160,12 @@ def _measured(training: TrainingRun, rate: float, left: int) -> Placement:
     if together < TRIAL_PAYS:
         return Placement(processes=False, reason=f"{together:.0f} s are left, too few to try processes")
     started = time.monotonic()
-    told = _run_each(training, range(min(count, len(available))), None, trial=True)
+    try:
+        told = _run_each(training, range(min(count, len(available))), None, trial=True)
+    except (Refused, OSError) as error:
+        # A trial may want more memory, or what only processes lack: a measurement is no reason to end a run.
+        why = str(error).removesuffix(": see above.")
+        return Placement(processes=False, reason=f"a trial of processes failed: {why}")
     slowest, start = min(float(words[-1]) for words in told), time.monotonic() - started
     return faster(count, len(available), training.data.plan.updates, together, slowest, start)
 
@@ -259,7 +264,7 @@ def _end_with_parent() -> None:
 def _rate(training: TrainingRun, rows: TrainingRows) -> float:
     """Gradient steps per second of a member alone, once compiled."""
     plan, algorithm = training.data.plan, training.algorithm
-    state = init_population(algorithm, plant_of(training.run).spec, training.config, members([0], {}))
+    state = init_population(algorithm, observed_spec(training.run), training.config, members([0], {}))
     advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, training.run.train.batch_size)
     data = rows.at(0)
     state, _ = jax.block_until_ready(advance(state, data))  # type: ignore[no-untyped-call]

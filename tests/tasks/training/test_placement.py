@@ -1,10 +1,17 @@
-"""The choice of a placement by numbers; `test_train.py` holds both placements to the same members."""
+"""The choice of a placement, by numbers and by a trial; `test_train.py` holds both placements to the same members."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tasks.training.placement import faster
+from configs.home import Home
+from neorl_core.plants import PLANTS
+from tasks.references import Dataset
+from tasks.training.placement import _measured, faster
+from tasks.training.population import training_run
+from tests.small_data import PLANT, reactor_dataset, reactor_run
 
 
 @pytest.mark.parametrize(
@@ -16,3 +23,29 @@ def test_the_choice_worked_by_hand(members: int, cores: int, rate: float, proces
     found = faster(members, cores, 100_000, together=5000.0, rate=rate, start=10.0)
     assert found.processes == processes
     assert f"{members} members take 5000 s in one program" in found.reason
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A dataset of seventeen hours of the reactor's log."""
+    folder = tmp_path_factory.mktemp("placement")
+    return reactor_dataset(Home(folder / "home"), folder, 0.1)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_history_is_tried_in_processes(reference: Dataset, tmp_path: Path) -> None:
+    """One program of which hours are left, which processes of 40 updates end sooner."""
+    run = reactor_run(history={PLANTS[PLANT].spec.observation.names[0]: 9})
+    found = _measured(training_run(Home(tmp_path), run, reference), rate=1e-3, left=40)
+    assert found.processes
+    assert "2 members take 40000 s in one program" in found.reason
+
+
+@pytest.mark.slow
+def test_a_trial_that_fails_ends_no_run(reference: Dataset, tmp_path: Path) -> None:
+    training = training_run(Home(tmp_path), reactor_run(), reference)
+    lost = training._replace(dataset=reference.model_copy(update={"store": tmp_path / "gone"}))
+    found = _measured(lost, rate=1e-3, left=40)
+    assert not found.processes
+    assert "a trial of processes failed" in found.reason
+    assert "exit code 1" in found.reason
