@@ -240,12 +240,16 @@ def _start(training: TrainingRun, index: int, trial: bool, core: int) -> subproc
 
 def main() -> None:
     """A member's process: its job is the first line that it reads; it prints the steps made, or its rate."""
+    # Whatever else prints, such as a user's own algorithm, does so where errors go: here only numbers are read. It is
+    # never closed, for its end is that of the process to the parent, which then ends what still runs.
+    numbers = os.dup(1)
+    os.dup2(2, 1)
     job = Job.model_validate_json(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     training = training_run(Home(job.home), job.run, job.dataset)
 
     def tell(done: float, *_: object) -> None:
-        print(done, flush=True)
+        os.write(numbers, f"{done}\n".encode())
 
     with training.data.open(None) as rows:
         if job.trial:

@@ -8,10 +8,14 @@ import pytest
 
 from configs.home import Home
 from neorl_core.plants import PLANTS
-from tasks.references import Dataset
+from tasks.adapters.code.algorithms import opened_learner
+from tasks.references import Dataset, Placement
 from tasks.training.placement import _measured, faster
 from tasks.training.population import training_run
+from tasks.training.train import train
 from tests.small_data import PLANT, reactor_dataset, reactor_run
+
+OWN = Path(__file__).parents[2] / "own_project" / "algorithms" / "median_cloning.py"
 
 
 @pytest.mark.parametrize(
@@ -49,3 +53,22 @@ def test_a_trial_that_fails_ends_no_run(reference: Dataset, tmp_path: Path) -> N
     assert not found.processes
     assert "a trial of processes failed" in found.reason
     assert "exit code 1" in found.reason
+
+
+@pytest.mark.slow
+def test_an_algorithm_that_prints_is_trained_in_processes(
+    reference: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it prints goes where a member's errors go, and is not taken for its progress."""
+    file = tmp_path / "project" / "algorithms" / "talkative.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{OWN.read_text()}\nprint('begins to clone')\n")
+    settings = {"algorithm": "algorithms/talkative.py", "members": "processes", "hyperparameters": {"hidden": [8]}}
+    run = reactor_run(train=settings)
+    opened = run.model_copy(update={"train": opened_learner(run.train, tmp_path / "project")})
+    told: list[int] = []
+    found = train(Home(tmp_path / "home"), opened, reference, lambda done, *_: told.append(done))
+    assert found.learners[0].placement == Placement(processes=True, reason="the run's configuration says so")
+    assert [member.index for member in found.members] == [0, 1]
+    assert set(told) <= {0, 10, 20, 30, 40}
+    assert capfd.readouterr().err.count("begins to clone") == 2
