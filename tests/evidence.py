@@ -111,13 +111,13 @@ def open_ledger(home: Home, clock: Callable[[], datetime] = lambda: datetime.now
 
 
 @contextmanager
-def signer_at(home: Home) -> Iterator[None]:
+def signer_at(home: Home) -> Iterator[Signer]:
     """A home's signer on its socket, in a thread of this process, for code under test that opens the ledger itself."""
     server = Server(Signer.open(home), 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield
+        yield server.signer
     finally:
         server.shutdown()
         thread.join()

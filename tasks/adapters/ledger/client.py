@@ -9,7 +9,7 @@ import sys
 import tempfile
 from base64 import b64decode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ def ask(home: Home, request: Request) -> Answer:
     Raises:
         Refused: when a rule or check refuses the request, or the key cannot be used.
         BadInput: when it cannot be done with what there is.
-        ConnectionError: when the signer was lost before it answered, and asking again could append twice.
+        ConnectionError: when the signer was lost, or is slow, before it answered, and asking again could append twice.
     """
     lost = replaced = False
     while True:
@@ -120,18 +120,17 @@ def start(home: Home) -> None:
 
 
 def stop(home: Home) -> bool:
-    """End a home's signer, if one runs, and wait until it has ended; returns whether one ran."""
+    """End a home's signer, if one runs, and wait until it has ended; returns whether one ran.
+
+    Raises:
+        Refused: when it does not end in time.
+    """
     connection = _connect(home)
     if connection is None:
         return False
-    with connection:
-        try:
-            _exchange(connection, Stop())
-            # Its answer is followed by the end of the process, which closes the connection.
-            while connection.recv(1024):
-                pass
-        except ConnectionError:
-            pass  # it has ended
+    # Its answer is followed by the end of the process, which closes the connection; one that is lost has ended, too.
+    with connection, suppress(ConnectionError):
+        _exchange(connection, Stop())
     return True
 
 
@@ -178,8 +177,11 @@ def _exchange(connection: socket.socket, request: Request) -> Answer:
     try:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
-        received = b"".join(iter(lambda: connection.recv(65536), b"")) if not isinstance(request, Stop) else b"{}"
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
     except TimeoutError as error:
+        if isinstance(request, Append):
+            # It goes on, and may write the entry yet, as one that is lost may have written it.
+            raise ConnectionError(f"no answer within {PATIENCE:g} s") from error
         raise Refused(
             f"expected an answer of the signer within {PATIENCE:g} s, got none: see logs/signer.log."
         ) from error

@@ -30,7 +30,7 @@ ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
 EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')
 """In the canonical envelopes of ledgers of earlier versions, whose seeds no witness had a part in."""
 LOST_ANSWERS = 5
-"""Times in a row that the signer may be lost during one append before it is an error."""
+"""Times that the signer may be lost, or give no answer in time, during one append before it is an error."""
 
 
 class Body(BaseModel):
@@ -178,9 +178,15 @@ class Ledger:
             Refused: when the ledger does not verify, was opened to read, or the entry breaks a rule of its kind.
             BadInput: when the ledger cannot be written.
         """
-        lost = 0
+        lost, why = list[Append](), ""
         while True:
             history = self.entries()
+            # A signer that was killed, or is slow, may have written what it gave no answer about.
+            found = (entry for entry in self._entries if any(_is_of(entry, request) for request in lost))
+            if lost and (ours := next(found, None)) is not None:
+                return ours
+            if len(lost) == LOST_ANSWERS:
+                raise Refused(f"expected the signer to append an entry, got '{why}': see logs/signer.log.")
             said = body(history) if callable(body) else body
             request = Append(
                 kind=kind,
@@ -194,14 +200,8 @@ class Ledger:
                 if not self.request(request).stale:
                     return self._refresh()[len(history)]
             except ConnectionError as error:
-                # The signer was killed, before or after it wrote the entry: if the next one is ours, it was after.
-                lost += 1
-                if len(self._refresh()) > len(history) and _is_of(self._entries[len(history)], request):
-                    return self._entries[len(history)]
-                if lost == LOST_ANSWERS:
-                    raise Refused(
-                        f"expected the signer to append an entry, got '{error}': see logs/signer.log."
-                    ) from error
+                lost.append(request)
+                why = str(error)
 
     def head(self) -> HeadNow:
         """The head of the ledger now."""
@@ -378,4 +378,5 @@ def folder_artefacts(home: Home, folder: Path, name: str) -> list[Artefact]:
 
 
 def _is_of(entry: Entry, request: Append) -> bool:
-    return all(getattr(entry, name) == getattr(request, name) for name in ("kind", "plant", "body", "artefacts"))
+    same = ("predecessor", "kind", "plant", "body", "artefacts")
+    return all(getattr(entry, name) == getattr(request, name) for name in same)

@@ -41,6 +41,7 @@ from tests.evidence import (
     open_ledger,
     outcome,
     put,
+    signer_at,
     verdict,
 )
 
@@ -249,11 +250,12 @@ def test_a_killed_signer_is_started_again(place: Home) -> None:
 @pytest.mark.parametrize("written", [True, False])
 def test_an_answer_that_was_lost_appends_once(home: Path, written: bool) -> None:
     """The signer is lost after it wrote the entry, or before: in both cases there is one entry."""
-    signer, lost = Signer.open(Home(home)), list[Request]()
+    signer, left = Signer.open(Home(home)), 1
 
     def losing(request: Request) -> Answer:
-        if isinstance(request, Append) and not lost:
-            lost.append(request)
+        nonlocal left
+        if isinstance(request, Append) and left:
+            left -= 1
             if written:
                 signer.answer(request)
             raise ConnectionError("gone")
@@ -261,16 +263,24 @@ def test_an_answer_that_was_lost_appends_once(home: Path, written: bool) -> None
 
     ledger = Ledger.open(Home(home), ask=losing)
     entry = ledger.append("note", NoteBody(text="once"))
-    assert lost
+    assert not left
     assert ledger.entries() == [entry]
-
-    def always_lost(request: Request) -> Answer:
-        if isinstance(request, Append):
-            raise ConnectionError("gone")
-        return signer.answer(request)
-
+    left, written = 9, False
     with pytest.raises(Refused, match="expected the signer to append an entry, got 'gone'"):
-        Ledger.open(Home(home), ask=always_lost).append("note", NoteBody(text="twice"))
+        ledger.append("note", NoteBody(text="twice"))
+
+
+def test_a_signer_that_is_slow_appends_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes when its client has asked again, which then finds the entry; and one that does not end is named."""
+    monkeypatch.setattr(client, "PATIENCE", 0.5)
+    with signer_at(Home(home)) as signer:
+        ledger = Ledger.open(Home(home))
+        signer._one_at_a_time.acquire()
+        with pytest.raises(Refused, match=r"expected an answer of the signer within 0\.5 s, got none"):
+            stop(Home(home))
+        threading.Timer(0.8, signer._one_at_a_time.release).start()
+        entry = ledger.append("note", NoteBody(text="once"))
+        assert ledger.entries() == [entry]
 
 
 @pytest.mark.slow
