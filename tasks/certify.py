@@ -31,6 +31,7 @@ from tasks.adapters.ledger.attempts import (
     lineage_of,
     next_number,
     open_attempt,
+    unfinished,
     witnesses_of,
 )
 from tasks.adapters.ledger.certificate import Repeat, make_certificate
@@ -177,15 +178,17 @@ def certify(
     expired = known and policy and expires(known, policy.certificate_days) < datetime.now(UTC)
     if known is not None and not expired:
         return _reused(home, known)
-    number = next_number(ledger.entries(), lineage)
-    claim = claim_of(plant, run, identification, number)
-    least = betting_episodes(claim.p0, 0, attempt_alpha(claim.confidence, number))
-    if claim.max_episodes < least:
-        raise BadInput(
-            f"expected certify.max_episodes of at least {least}, which attempt {number} needs without a violation, "
-            f"got {claim.max_episodes}: raise it; nothing was spent."
-        )
-    attempt = open_attempt(ledger, inputs, claim)
+    attempt = unfinished(ledger, inputs, claim)
+    if attempt is None:
+        number = next_number(ledger.entries(), lineage)
+        claim = claim_of(plant, run, identification, number)
+        least = betting_episodes(claim.p0, 0, attempt_alpha(claim.confidence, number))
+        if claim.max_episodes < least:
+            raise BadInput(
+                f"expected certify.max_episodes of at least {least}, which attempt {number} needs without a violation, "
+                f"got {claim.max_episodes}: raise it; nothing was spent."
+            )
+        attempt = open_attempt(ledger, inputs, claim)
     claim, seed = attempt.body.scope, draw_seed(ledger, attempt)
     counts = _count(plant, composite, claim, seed, attempt.alpha, bundle.folder, run.source, progress)
     materials = Materials(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
+from neorl_core.safety.bounds import betting_episodes
+from tasks.adapters.ledger.attempts import attempt_alpha
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.certificate import read_certificate, verify_certificate
 from tasks.adapters.ledger.ledger import Ledger
@@ -100,6 +103,26 @@ def test_an_attempt_that_cannot_pass_spends_nothing(bundled: tuple[Home, Bundle]
     with pytest.raises(BadInput, match="nothing was spent"):
         certify(home, weak(p0=0.05, max_episodes=20), bundle)
     assert len(Ledger.open(home).entries("attempt")) == count
+
+
+def test_a_killed_attempt_goes_on_where_a_new_one_would_lack_episodes(tmp_path: Path) -> None:
+    """As many episodes as the first attempt needs are too few for the second, which would spend less."""
+    home, folder = Home(tmp_path / "home"), tmp_path / "bundle"
+    bundle = Bundle(digest=write_bundle(folder), plant=PLANT, folder=folder)
+    run = weak(max_episodes=betting_episodes(0.3, 0, attempt_alpha(0.95, 1)))
+    with signer_at(home):
+        with pytest.raises(InterruptedError):
+            certify(home, run, bundle, progress=_die)
+        found = certify(home, run, bundle)
+        assert (found.attempt, found.reused) == (1, False)
+        assert len(Ledger.open(home).entries("attempt")) == 1
+        with pytest.raises(BadInput, match="which attempt 2 needs without a violation"):
+            certify(home, weak(max_episodes=run.certify.max_episodes, p0=0.299), bundle)
+
+
+def _die(*_: object) -> None:
+    """Stands for SIGKILL: nothing of ours catches it."""
+    raise InterruptedError
 
 
 def test_another_bundle_than_the_named_one_is_refused(bundled: tuple[Home, Bundle]) -> None:

@@ -109,6 +109,21 @@ def next_number(history: Sequence[Entry], lineage: str) -> int:
     return 1 + len([entry for entry in history if entry.kind == "attempt" and entry.body["lineage"] == lineage])
 
 
+def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
+    """The attempt that can go on: the last one with the same inputs, where it is at this claim and has no result.
+
+    Args:
+        ledger: which is only read.
+        inputs: digests.
+        scope: what is to be shown; how many episodes it may take follows from the attempt's number.
+    """
+    history = ledger.entries()
+    last = _latest(history, "attempt", inputs)
+    if last is not None and _same_claim(_attempt(last), scope) and _can_go_on(ledger.home, history, last):
+        return _attempt(last)
+    return None
+
+
 def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
     """Log an attempt before its seed exists, or resume the one with the same inputs that has no result yet.
 
@@ -118,10 +133,8 @@ def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
         scope: what is to be shown; its confidence is that of the whole lineage.
     """
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
-        history = ledger.entries()
-        last = _latest(history, "attempt", inputs)
-        if last is not None and _same_claim(_attempt(last), scope) and _can_go_on(ledger.home, history, last):
-            return _attempt(last)
+        if (begun := unfinished(ledger, inputs, scope)) is not None:
+            return begun
 
         def counted(history: Sequence[Entry]) -> AttemptBody:
             number = next_number(history, inputs.lineage)
@@ -277,7 +290,7 @@ def _can_go_on(home: Home, history: Sequence[Entry], attempt: Entry) -> bool:
 
 
 def _same_claim(attempt: Attempt, scope: Claim) -> bool:
-    """Whether an attempt is at this claim; how many episodes it may take follows from its number."""
+    """Whether an attempt is at this claim, however many episodes it may take."""
     return attempt.body.scope == scope.model_copy(update={"max_episodes": attempt.body.scope.max_episodes})
 
 
