@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from configs.errors import BadInput
+from configs.errors import BadInput, Refused
 from configs.load import load_yaml
 from configs.run import RunConfig
 from configs.strict import Approvers
@@ -27,6 +27,7 @@ from tasks.adapters.ledger.policies.policy import (
     expires,
     lacking,
     pinned_file,
+    pinned_policy,
     policy_entry,
     policy_of,
     said_of_policy,
@@ -122,11 +123,15 @@ def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: S
     last = policy_entry(ledger.entries(), plant)
     if last is None or policy_of(ledger.entries(), plant) != policy:
         last = ledger.append("policy", body, plant=plant)
-    path = pinned_file(ledger.trust, plant)
+    _pin(ledger, policy)
+    return last
+
+
+def _pin(ledger: Ledger, policy: SafetyPolicy) -> Path:
+    path = pinned_file(ledger.trust, policy.plant)
     if path.parent.parent == ledger.home.root:
         ledger.home.folder(path.parent.name)  # nobody but its owner looks into it
-    write_atomic(path, policy_yaml(policy))
-    return last
+    return write_atomic(path, policy_yaml(policy))
 
 
 def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Signatory) -> str:
@@ -194,7 +199,7 @@ def hold_run(ledger: Ledger, run: RunConfig) -> SafetyPolicy | None:
 
     Raises:
         BadInput: naming what the run would have to say.
-        Refused: when another policy is pinned than the ledger has.
+        Refused: when another policy is pinned than the ledger has, or than the one that is drafted.
     """
     if plant_of(run).plant is None:
         return None
@@ -203,8 +208,30 @@ def hold_run(ledger: Ledger, run: RunConfig) -> SafetyPolicy | None:
         check_pinned(ledger.entries(), ledger.trust, run.plant)
     check_run(policy, run)
     if whence:
-        sign(ledger, policy, by="neorl retrain", why=f"drafted from {whence}, for there was none")
+        _sign_first(ledger, policy, f"drafted from {whence}, for there was none")
     return policy
+
+
+def _sign_first(ledger: Ledger, policy: SafetyPolicy, why: str) -> None:
+    """Pin a drafted policy, then log it.
+
+    In this order, for a file that is missing beside an entry was taken away, and is never replaced. A run that is ended
+    between the two leaves a file that the same run agrees with.
+    """
+    pinned = pinned_policy(ledger.trust, policy.plant)
+    if pinned not in (None, policy):
+        path = pinned_file(ledger.trust, policy.plant)
+        raise Refused(
+            f"expected the policy that this first run drafts in {path}, got another: remove the file where it is of a "
+            f"run that was ended, or sign it with 'neorl policy sign {policy.plant} {path}'."
+        )
+    path = _pin(ledger, policy)
+    try:
+        sign(ledger, policy, by="neorl retrain", why=why)
+    except Refused:
+        if pinned is None and policy_entry(ledger.entries(), policy.plant) is None:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def check_run(policy: SafetyPolicy, run: RunConfig) -> None:

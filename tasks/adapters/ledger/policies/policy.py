@@ -244,16 +244,29 @@ def check_pinned(history: Sequence[Entry], trust: TrustRoot, plant: str) -> None
         Refused: saying which.
     """
     policy, path = policy_of(history, plant), pinned_file(trust, plant)
-    cure = f"restore the one that is right, or sign it with 'neorl policy sign {plant} FILE'"
     if policy is None:
         raise Refused(
             f"expected a safety policy of {plant}, got none: 'neorl retrain' drafts one from its claim, or sign one "
             f"with 'neorl policy sign {plant} FILE'."
         )
-    try:
-        pinned = load_yaml(path, SafetyPolicy) if path.is_file() else None
-    except BadInput as error:
-        raise Refused(f"{str(error).removesuffix('.')}, or {cure}.") from error
+    pinned = pinned_policy(trust, plant)
     if pinned != policy:
         got = "another" if pinned else "none"
-        raise Refused(f"expected the policy of {plant} that the ledger has in {path}, got {got}: {cure}.")
+        raise Refused(f"expected the policy of {plant} that the ledger has in {path}, got {got}: {_cure(plant)}.")
+
+
+def pinned_policy(trust: TrustRoot, plant: str) -> SafetyPolicy | None:
+    """The policy of a plant as it is pinned, if any is.
+
+    Raises:
+        Refused: when the file holds none.
+    """
+    path = pinned_file(trust, plant)
+    try:
+        return load_yaml(path, SafetyPolicy) if path.is_file() else None
+    except BadInput as error:
+        raise Refused(f"{str(error).removesuffix('.')}, or {_cure(plant)}.") from error
+
+
+def _cure(plant: str) -> str:
+    return f"restore the one that is right, or sign it with 'neorl policy sign {plant} FILE'"

@@ -24,6 +24,8 @@ from tasks.adapters.ledger.people.approvals import VerdictBody, approvers, open_
 from tasks.adapters.ledger.people.verdicts import approve, reject
 from tasks.adapters.ledger.policies.model import RULE, SafetyPolicy
 from tasks.adapters.ledger.policies.policy import PolicyBody, lacking, pinned_file, policy_of
+from tasks.adapters.ledger.protocol import Answer, Append, Request
+from tasks.adapters.ledger.signer import Signer
 from tasks.decisions.policy import draft_of_champion, hold_run, policy_yaml, read_policy, sign
 from tasks.gates import REQUIRED
 from tests.evidence import CLAIM, PLANT, POLICY, candidate_record, certify, crown, open_ledger, propose, put, signer_at
@@ -313,6 +315,36 @@ def test_a_run_may_be_stricter_and_never_laxer(home: Path) -> None:
         pinned_file(ledger.trust, PLANT).unlink()
         with pytest.raises(Refused, match="expected the policy of chemical_reactor that the ledger has in"):
             hold_run(ledger, reactor_run())
+
+
+def test_a_first_run_that_is_ended_between_file_and_entry_is_resumed(home: Path) -> None:
+    signer = Signer.open(Home(home))
+
+    def dies(request: Request) -> Answer:
+        if isinstance(request, Append):
+            raise KeyboardInterrupt
+        return signer.answer(request)
+
+    (home / "policies").write_text("stands where the folder of policies is to be")
+    ledger = Ledger.open(Home(home), ask=signer.answer)
+    with pytest.raises((BadInput, OSError)):
+        hold_run(ledger, reactor_run())
+    (home / "policies").unlink()
+    # A draft that is refused leaves nothing behind that the next one would have to agree with.
+    with pytest.raises(Refused, match="expected at least one approver"):
+        hold_run(ledger, reactor_run(approval="auto", approvers={"count": 0, "keys": True}))
+    assert not pinned_file(ledger.trust, PLANT).exists()
+    with pytest.raises(KeyboardInterrupt):
+        hold_run(Ledger.open(Home(home), ask=dies), reactor_run())
+    assert ledger.entries() == []
+    pinned = pinned_file(ledger.trust, PLANT).read_bytes()
+    # What is pinned is not replaced by what another run would draft.
+    with pytest.raises(Refused, match=r"expected the policy that this first run drafts in .* got another"):
+        hold_run(ledger, reactor_run(certify={"p0": 0.01}))
+    assert hold_run(ledger, reactor_run()) == policy_of(ledger.entries(), PLANT)
+    assert pinned_file(ledger.trust, PLANT).read_bytes() == pinned
+    assert len(ledger.entries()) == 1
+    hold_run(ledger, reactor_run())
 
 
 def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
