@@ -179,7 +179,8 @@ def check_met(
         faults.append(lacking(policy, claim) or (old if expired else None))
     if None not in faults:
         got = faults[-1] if faults else "expected a passed certification, got none"
-        raise Refused(f"{got}: {cure}, and certify again.")
+        # A retraining on the inputs of an earlier one finds what that one found, an expired certificate included.
+        raise Refused(f"{got}: {cure}, and retrain on newer logs or with another seed, which certifies anew.")
     if record.role == "candidate":
         passed = {gate.name for gate in record.gates if gate.passed is True}
         if missing := [name for name in policy.gates if name not in passed]:
