@@ -85,6 +85,19 @@ def begun(fresh: TrainState, parameters: Parameters) -> TrainState:
     return fresh._replace(learner=with_parameters(fresh.learner, placed))
 
 
+def with_optimisers(learner: Any, fresh: Any) -> Any:
+    """The state with the optimisers of a fresh one: their recipes, and nothing remembered.
+
+    All else stays, so that it goes on from what it has learned, of its data too; a schedule begins anew, for it is of
+    one training's length.
+
+    Args:
+        learner: an algorithm's state.
+        fresh: another of the same algorithm and layers.
+    """
+    return jax.tree.map(lambda own, new: new if _is_optimiser(own) else own, learner, fresh, is_leaf=_is_optimiser)
+
+
 def tuning_updates(updates: int, rows: int, batch_size: int, batches: int = 1) -> int:
     """Gradient steps of a training that goes on from weights of more rows: at most `TUNING_PASSES` over its own.
 

@@ -92,7 +92,9 @@ class TrainState(NamedTuple):
     """Gradient steps made."""
 
 
-def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int | None = None) -> Any:
+def configure(
+    algorithm: Algorithm, overrides: Mapping[str, Any], updates: int | None = None, warmed: bool = False
+) -> Any:
     """The algorithm's defaults with some values replaced.
 
     Args:
@@ -101,6 +103,7 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int |
             what `optimisers.parse` reads for recipes.
         updates: gradient steps of the whole run, to which a warm-up and the schedules that fall over it and over what
             follows are fitted where they are not given; None for the run that the defaults are of.
+        warmed: whether the run goes on from another, and has no warm-up of its own.
 
     Returns:
         A `Config`.
@@ -128,7 +131,7 @@ def configure(algorithm: Algorithm, overrides: Mapping[str, Any], updates: int |
         else:
             raise ValueError(f"expected {name} of {algorithm.name} to be like {defaults[name]!r}, got {value!r}.")
     if updates is not None and algorithm.usual_updates:
-        defaults |= _fitted(algorithm, defaults, updates, given=set(overrides))
+        defaults |= _fitted(algorithm, defaults, updates, set(overrides), warmed)
     return algorithm.Config(**defaults)
 
 
@@ -156,10 +159,15 @@ def in_range(algorithm: Algorithm, name: str, value: float) -> float:
     return value
 
 
-def _fitted(algorithm: Algorithm, config: Mapping[str, Any], updates: int, given: set[str]) -> dict[str, Any]:
+def _fitted(
+    algorithm: Algorithm, config: Mapping[str, Any], updates: int, given: set[str], warmed: bool
+) -> dict[str, Any]:
     """The warm-up of a run of this length, and the schedules of what learns in it (the model) and after it."""
-    warm_up, found = config["warm_up_updates"], {}
-    if "warm_up_updates" not in given:
+    warm_up: int = config["warm_up_updates"]
+    found: dict[str, Any] = {}
+    if warmed:
+        warm_up = found["warm_up_updates"] = 0
+    elif "warm_up_updates" not in given:
         share = warm_up / algorithm.usual_updates
         warm_up = found["warm_up_updates"] = max(min(round(share * updates), updates - 1), 1)
     for name, recipe in config.items():

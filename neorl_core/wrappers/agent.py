@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from neorl_core.history import History, begins, stacked_spec, stacked_transition
 from neorl_core.networks import Policy, policy_act
 from neorl_core.safety.composite import Composite, composite_controller, first_applied
 from neorl_core.training.loop import resident, schedule, train
+from neorl_core.training.parameters import with_optimisers
 from neorl_core.training.population import (
     Algorithm,
     TrainState,
@@ -80,7 +81,7 @@ class Agent:
         self.config = configure(self.algorithm, self._hyperparameters)
         shielded = isinstance(params, Composite) and plant is not None
         self._controller = composite_controller(plant) if shielded and plant else POLICY_ALONE
-        self._learner: TrainState | None = None
+        self._begun: _Begun | None = None
         self.reset()
 
     @property
@@ -141,9 +142,10 @@ class Agent:
         """Go on training the policy on logged transitions; what it scales by stays as it is, so its weights keep
         their meaning.
 
-        The first call begins with the policy's weights and fresh critics (or model); later ones go on with what the
-        last has learned. A composite keeps its shield and fallback, but what comes of it is no longer what was
-        certified.
+        The first call begins with the policy's weights and fresh critics (or a fresh model, which it teaches first;
+        `bptt` has the policy clone the logged actions meanwhile). Later ones go on with what the last has learned, with
+        fresh optimisers, schedules of their own length and new draws. A composite keeps its shield and fallback, but
+        what comes of it is no longer what was certified.
 
         Args:
             dataset: (N, ...), physical units; a composite's has plain observations, in the order of time.
@@ -160,22 +162,22 @@ class Agent:
         """
         policy, algorithm, spec = self.policy, self.algorithm, stacked_spec(self.spec, self.history)
         check_actions(algorithm, spec)
-        dataset = self._stacked(dataset)
-        begun = self._learner is not None
-        if not begun:
-            self.config = configure(algorithm, self._hyperparameters, updates)
+        dataset, begun = self._stacked(dataset), self._begun
+        config = configure(algorithm, self._hyperparameters, updates, warmed=begun is not None)
         alone = members([seed], {})
-        fresh = init_population(algorithm, spec, self.config, alone)
-        learner = (
-            jax.tree.map(jnp.copy, self._learner.learner) if self._learner else _with_policy(algorithm, fresh, policy)
-        )
-        warm_up = 0 if begun else warm_up_updates(algorithm, self.config)
+        fresh = init_population(algorithm, spec, config, alone)
+        if begun is None:
+            warm_up = warm_up_updates(algorithm, config)
+            start = fresh._replace(learner=_with_policy(algorithm, fresh, policy))
+        else:
+            warm_up, start = 0, _onward(begun, fresh)
         plan = schedule(updates, 500, algorithm.batches_per_update, warm_up)
         how = scaling(moments(dataset), spec)
         data = scaled(how._replace(normaliser=policy.normaliser), dataset)
-        reached = train(algorithm, TrainState(learner, fresh.key, fresh.step), resident(data), plan, batch_size)
-        self._learner = reached.population
-        found = fitted(algorithm, self.config, alone, policy.normaliser, plan, reached)
+        reached = train(algorithm, start, resident(data), plan, batch_size)
+        self.config = config
+        self._begun = _Begun(reached.population.learner, (begun.updates if begun else 0) + reached.done)
+        found = fitted(algorithm, config, alone, policy.normaliser, plan, reached)
         (trained,) = found.policies
         self.params = self.params._replace(policy=trained) if isinstance(self.params, Composite) else trained
         self.reset()
@@ -189,6 +191,20 @@ class Agent:
         seen = jnp.asarray(np.asarray(dataset.observation)[starts])
         applied = jax.vmap(partial(first_applied, self.plant, self.params))(seen)
         return stacked_transitions(self.history, dataset, starts, np.asarray(applied))
+
+
+class _Begun(NamedTuple):
+    """What earlier calls of `Agent.train` have come to."""
+
+    learner: Any
+    updates: int
+    """Gradient steps of all of them."""
+
+
+def _onward(begun: _Begun, fresh: TrainState) -> TrainState:
+    """What has been learned, under fresh optimisers and a key that no earlier call has drawn by."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(fresh.key[0], impl="threefry2x32"), begun.updates)
+    return fresh._replace(learner=with_optimisers(begun.learner, fresh.learner), key=jax.random.key_data(key)[None])
 
 
 def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from configs.errors import BadInput
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.fit import fit
+from neorl_core.fit import Fitted, fit
 from neorl_core.networks import Policy, actor_init, policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollout
@@ -246,6 +247,37 @@ def test_an_agent_goes_on_learning_where_its_policy_stands(log: Transition, clon
     assert loss[0] < 0.9 * fresh[0]
     assert error(cloned) > error(first.policies[0]) > error(again.policies[0]) == error(agent.policy)
     assert agent.policy.normaliser is cloned.normaliser
+
+
+def test_a_later_call_runs_the_whole_schedule_and_clones_no_more(log: Transition, cloned: Policy) -> None:
+    small = {**SMALL, "model_hidden": (4,), "members": 1, "elites": 1, "horizon": 1, "starts": 4}
+    agent = CoreAgent(cloned, MASSES.spec, algorithm="bptt", hyperparameters=small)
+    first, second = (agent.train(log, updates=20, batch_size=16) for _ in range(2))
+    moved = [np.abs(x - y).max() for x, y in zip(weights(first), weights(second), strict=True)]
+    # A step of Adam is as long as the rate, of which the whole schedule makes ten.
+    assert max(moved) > 5e-3
+    assert np.all(second.curves["actor_loss"] != 0.0), "which is what cloning counts as"
+    assert [(x.config.warm_up_updates, x.config.actor_recipe.steps) for x in (first, second)] == [(16, 4), (0, 20)]
+    # What the model has learned stays with it.
+    np.testing.assert_array_equal(np.unique(second.curves["model_error"]), first.curves["model_error"][0, -1])
+
+
+def weights(found: Fitted) -> list[Any]:
+    return jax.tree.leaves(found.policies[0].params)
+
+
+def test_later_calls_draw_other_batches(log: Transition, cloned: Policy) -> None:
+    """With rates and a discount of 0 nothing learns, and the mean target of a batch is that of its rewards."""
+    still = {**SMALL, "discount": 0.0, "actor_lr": 0.0, "critic_lr": 0.0}
+
+    def curves(logs: Sequence[Transition], seed: int = 0) -> list[Any]:
+        agent = CoreAgent(cloned, MASSES.spec, algorithm="td3_bc", hyperparameters=still)
+        return [agent.train(rows, updates=20, seed=seed, batch_size=64).curves["q"][0] for rows in logs]
+
+    one, two = curves([log, log])
+    np.testing.assert_array_equal(curves([log, log]), [one, two])
+    assert not np.any(np.isclose(one, two)), "a later call goes on with new draws"
+    assert not np.any(np.isclose(two, curves([log, log], seed=1)[1])), "which are its seed's"
 
 
 def test_a_composite_keeps_its_shield_and_fallback_in_training(log: Transition, cloned: Policy) -> None:

@@ -146,6 +146,8 @@ def test_the_defaults_fit_a_run_of_any_length() -> None:
     assert configure(MOPO, {}, 900).warm_up_updates == configure(MOPO, {}, 900).model_recipe.steps == 300
     assert configure(COMBO, {}, 900).warm_up_updates == 450
     assert configure(BC, {}, 7) == BC.Config()
+    onward = configure(BPTT, {"warm_up_updates": 30}, 100, warmed=True)
+    assert (onward.warm_up_updates, onward.actor_recipe.steps) == (0, 100), "what goes on warms up no more"
 
 
 @pytest.mark.slow
