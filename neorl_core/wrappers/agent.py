@@ -26,7 +26,7 @@ from neorl_core.training.population import (
     members,
     warm_up_updates,
 )
-from neorl_core.training.preparation import moments, scaled, scaling
+from neorl_core.training.preparation import Scaling, moments, scaled, scaling
 from neorl_core.types import Controller, Params, Plant, PlantSpec, Process, Transition
 
 
@@ -144,8 +144,9 @@ class Agent:
 
         The first call begins with the policy's weights and fresh critics (or a fresh model, which it teaches first;
         `bptt` has the policy clone the logged actions meanwhile). Later ones go on with what the last has learned, with
-        fresh optimisers, schedules of their own length and new draws. A composite keeps its shield and fallback, but
-        what comes of it is no longer what was certified.
+        fresh optimisers, schedules of their own length and new draws. They scale rewards as the first did, so that
+        critics keep their meaning, too, and they do not teach a learned model, which another agent would have to learn
+        from new logs. A composite keeps its shield and fallback, but what comes of it is no longer what was certified.
 
         Args:
             dataset: (N, ...), physical units; a composite's has plain observations, in the order of time.
@@ -169,14 +170,13 @@ class Agent:
         if begun is None:
             warm_up = warm_up_updates(algorithm, config)
             start = fresh._replace(learner=_with_policy(algorithm, fresh, policy))
+            how = scaling(moments(dataset), spec)._replace(normaliser=policy.normaliser)
         else:
-            warm_up, start = 0, _onward(begun, fresh)
+            warm_up, start, how = 0, _onward(begun, fresh), begun.scaling
         plan = schedule(updates, 500, algorithm.batches_per_update, warm_up)
-        how = scaling(moments(dataset), spec)
-        data = scaled(how._replace(normaliser=policy.normaliser), dataset)
-        reached = train(algorithm, start, resident(data), plan, batch_size)
+        reached = train(algorithm, start, resident(scaled(how, dataset)), plan, batch_size)
         self.config = config
-        self._begun = _Begun(reached.population.learner, (begun.updates if begun else 0) + reached.done)
+        self._begun = _Begun(reached.population.learner, how, (begun.updates if begun else 0) + reached.done)
         found = fitted(algorithm, config, alone, policy.normaliser, plan, reached)
         (trained,) = found.policies
         self.params = self.params._replace(policy=trained) if isinstance(self.params, Composite) else trained
@@ -197,6 +197,8 @@ class _Begun(NamedTuple):
     """What earlier calls of `Agent.train` have come to."""
 
     learner: Any
+    scaling: Scaling
+    """That of the first call, whose rewards critics and models have learned."""
     updates: int
     """Gradient steps of all of them."""
 

@@ -266,7 +266,9 @@ def weights(found: Fitted) -> list[Any]:
     return jax.tree.leaves(found.policies[0].params)
 
 
-def test_later_calls_draw_other_batches(log: Transition, cloned: Policy) -> None:
+def test_later_calls_draw_other_batches_and_keep_the_first_ones_scale_of_rewards(
+    log: Transition, cloned: Policy
+) -> None:
     """With rates and a discount of 0 nothing learns, and the mean target of a batch is that of its rewards."""
     still = {**SMALL, "discount": 0.0, "actor_lr": 0.0, "critic_lr": 0.0}
 
@@ -274,10 +276,14 @@ def test_later_calls_draw_other_batches(log: Transition, cloned: Policy) -> None
         agent = CoreAgent(cloned, MASSES.spec, algorithm="td3_bc", hyperparameters=still)
         return [agent.train(rows, updates=20, seed=seed, batch_size=64).curves["q"][0] for rows in logs]
 
-    one, two = curves([log, log])
-    np.testing.assert_array_equal(curves([log, log]), [one, two])
+    raised = log._replace(reward=log.reward + 5 * log.reward.std())
+    one, two, three = curves([log, log, raised])
+    for repeated, again in zip((one, two, three), curves([log, log, raised]), strict=True):
+        np.testing.assert_array_equal(repeated, again)
     assert not np.any(np.isclose(one, two)), "a later call goes on with new draws"
     assert not np.any(np.isclose(two, curves([log, log], seed=1)[1])), "which are its seed's"
+    assert float(np.mean(one)) == pytest.approx(0.0, abs=0.2)
+    assert float(np.mean(three)) == pytest.approx(5.0, abs=0.2)
 
 
 def test_a_composite_keeps_its_shield_and_fallback_in_training(log: Transition, cloned: Policy) -> None:
