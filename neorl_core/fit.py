@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
 from neorl_core.algorithms import ALGORITHMS, check_actions
-from neorl_core.networks import Normaliser, Policy
+from neorl_core.networks import Policy
 from neorl_core.training import sharding
 from neorl_core.training.loop import Plan, RunState, on_host, resident, schedule, train
 from neorl_core.training.population import (
@@ -23,9 +23,9 @@ from neorl_core.training.population import (
     init_population,
     members,
     policies,
-    prepare,
     warm_up_updates,
 )
+from neorl_core.training.preparation import Scaling, moments, scaled, scaling
 from neorl_core.types import PlantSpec, Transition
 
 
@@ -103,20 +103,21 @@ def fit(
     found = members(seeds, grid or {})
     fresh = init_population(learner, spec, config, found)
     plan = schedule(updates, chunk, learner.batches_per_update, warm_up_updates(learner, config))
-    normaliser, data = prepare(transitions, spec)
+    how = scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
+    data = scaled(how, transitions)
     if mesh is not None:
         learner, fresh = sharding.split(learner, mesh), sharding.placed(mesh, fresh)
         data = sharding.replicated(mesh, data)
-    state = train(learner, fresh, resident(data), plan, batch_size, resume=resume, report=report)
+    state = train(learner, fresh, resident(data), plan, batch_size, limit=how.limit, resume=resume, report=report)
     population = state.population if mesh is None else jax.tree.map(jnp.asarray, on_host(state.population))
-    return fitted(learner, config, found, normaliser, plan, state._replace(population=population))
+    return fitted(learner, config, found, how, plan, state._replace(population=population))
 
 
 def fitted(
     algorithm: Algorithm,
     config: Any,
     population: Sequence[Member],
-    normaliser: Normaliser,
+    how: Scaling,
     plan: Plan,
     end: RunState,
 ) -> Fitted:
@@ -126,16 +127,16 @@ def fitted(
         algorithm: what was trained.
         config: its `Config`.
         population: the members.
-        normaliser: scale of the training data.
+        how: the training data were scaled.
         plan: how the run was cut.
         end: the run's last state.
     """
     return Fitted(
         algorithm=algorithm.name,
         config=config,
-        policies=tuple(policies(algorithm, end.population, normaliser)),
+        policies=tuple(policies(algorithm, end.population, how.normaliser)),
         members=tuple(population),
-        sound=~np.asarray(diverged(end.curves)),
+        sound=~np.asarray(diverged(end.curves, how.limit)),
         steps=plan.steps,
         curves=end.curves,
     )

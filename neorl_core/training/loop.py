@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Float, Int
 
 from neorl_core.training.population import Algorithm, TrainState, diverged, make_train_chunk, phase
+from neorl_core.training.preparation import LARGEST
 from neorl_core.types import Transition
 
 CURVE_ROWS = 200
@@ -102,6 +103,7 @@ def train(
     plan: Plan,
     batch_size: int,
     *,
+    limit: float = LARGEST,
     resume: Callable[[RunState], RunState] | None = None,
     report: Callable[[RunState, int], None] | None = None,
 ) -> RunState:
@@ -113,6 +115,7 @@ def train(
         data: prepared transitions.
         plan: how the run is cut, from `schedule`.
         batch_size: transitions per gradient step.
+        limit: beyond which a metric has diverged, as the rows' `Scaling` has it.
         resume: given the fresh start, returns where to begin: itself, or what an earlier run's `report` was told.
         report: told of the progress and of the updates in all, at the start and after every chunk. Saving, evaluating
             and showing are its affair; what it raises ends the run.
@@ -139,7 +142,7 @@ def train(
         advance = make_train_chunk(phase(algorithm, done < plan.warm_up), plan.chunk, plan.log_every, batch_size)
         population, metrics = advance(state.population, data.at(done))
         told = on_host(metrics)
-        if np.asarray(diverged(told)).all():
+        if np.asarray(diverged(told, limit)).all():
             raise FloatingPointError(
                 f"expected training to stay finite, got divergence of every member by update {done + plan.chunk}: "
                 "lower the learning rates."

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.training import optimisers
+from neorl_core.training.preparation import LARGEST
 from neorl_core.training.preparation import prepare as prepare
 from neorl_core.training.preparation import successors as successors
 from neorl_core.types import Params, PlantSpec, Transition
@@ -315,8 +316,8 @@ def make_train_chunk(
     return jax.jit(jax.vmap(member, in_axes=(0, None)))
 
 
-def diverged(metrics: Mapping[str, Any], limit: float = 1e6) -> Bool[Array, " P"]:
-    """Which members diverged: a metric is not finite, or beyond `limit` (prepared rewards have deviation 1)."""
+def diverged(metrics: Mapping[str, Any], limit: float = LARGEST) -> Bool[Array, " P"]:
+    """Which members diverged: a metric is not finite, or beyond the limit, which a `Scaling` has for its rewards."""
     bad = [~(jnp.abs(x) <= limit) for x in jax.tree.leaves(metrics)]
     return jnp.any(jnp.stack(bad), axis=(0, 2))
 

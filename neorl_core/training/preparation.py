@@ -14,6 +14,8 @@ from neorl_core.networks import Normaliser, normalise, to_unit
 from neorl_core.types import PlantSpec, Transition, moves
 
 Vector = Float[np.ndarray, " D"]
+LARGEST = 1e6
+"""Largest metric of a training that has not diverged, where prepared rewards have a mean square of 1."""
 
 
 class Moments(NamedTuple):
@@ -39,6 +41,8 @@ class Scaling(NamedTuple):
     reward_shift: float
     reward_scale: float
     spec: PlantSpec
+    limit: float = LARGEST
+    """Beyond which a metric has diverged: `LARGEST` times the mean square of prepared rewards: losses are squares."""
 
 
 def moments(transitions: Transition) -> Moments:
@@ -122,12 +126,9 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
         choices=jnp.arange(spec.acting, dtype=dtype) if discrete else None,
     )
     shift = 0.0 if known.terminates or spec.clock is not None else known.reward_mean
-    return Scaling(
-        stacked_normaliser(spec.history, normaliser),
-        shift,
-        known.reward_deviation if moves(known.reward_mean, known.reward_deviation) else 1.0,
-        spec,
-    )
+    scale = known.reward_deviation if moves(known.reward_mean, known.reward_deviation) else 1.0
+    limit = LARGEST * (1.0 + ((known.reward_mean - shift) / scale) ** 2)
+    return Scaling(stacked_normaliser(spec.history, normaliser), shift, scale, spec, limit)
 
 
 def scaled(how: Scaling, transitions: Transition) -> Transition:

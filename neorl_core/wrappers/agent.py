@@ -174,10 +174,10 @@ class Agent:
         else:
             warm_up, start, how = 0, _onward(begun, fresh), begun.scaling
         plan = schedule(updates, 500, algorithm.batches_per_update, warm_up)
-        reached = train(algorithm, start, resident(scaled(how, dataset)), plan, batch_size)
+        reached = train(algorithm, start, resident(scaled(how, dataset)), plan, batch_size, limit=how.limit)
         self.config = config
         self._begun = _Begun(reached.population.learner, how, (begun.updates if begun else 0) + reached.done)
-        found = fitted(algorithm, config, alone, policy.normaliser, plan, reached)
+        found = fitted(algorithm, config, alone, how, plan, reached)
         (trained,) = found.policies
         self.params = self.params._replace(policy=trained) if isinstance(self.params, Composite) else trained
         self.reset()

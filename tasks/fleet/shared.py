@@ -117,7 +117,8 @@ def _pooled(trainings: list[TrainingRun]) -> TrainingRun:
                 raise Refused(f"expected sites of one plant to share a policy, got other signals than those of {spec}.")
             yield resident(jax.tree.map(lambda *x: jnp.asarray(np.concatenate(x)), *parts))
 
-    data = first.data._replace(moments=reduce(merged, (data.moments for data in datas)), open=together)
+    scaling = first.data.scaling._replace(limit=max(data.scaling.limit for data in datas))
+    data = first.data._replace(moments=reduce(merged, (data.moments for data in datas)), scaling=scaling, open=together)
     identity = first.identity.model_copy(
         update={"dataset": digest_json([training.identity.digest() for training in trainings])}
     )

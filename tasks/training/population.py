@@ -171,9 +171,9 @@ def train_members(
             if observe and saved.rate():
                 observe(saved.rate(), updates - state.done)
 
-        settings = (training.data.plan, run.train.batch_size)
+        settings, limit = (training.data.plan, run.train.batch_size), training.data.scaling.limit
         try:
-            end = train(algorithm, fresh, rows, *settings, resume=saved.resume, report=report)
+            end = train(algorithm, fresh, rows, *settings, limit=limit, resume=saved.resume, report=report)
         except FloatingPointError as error:
             left = saved.leave()
             if only is None or saved.last is None:

@@ -174,7 +174,7 @@ def _trained(
     with learning(_told(training)) if learning else nullcontext() as log:
         trained = train_population(training, progress, log)
         # What has diverged once is left out, whatever it came to later; the curves, saved with the state, remember it.
-        sound = ~np.asarray(diverged(trained.state.curves))
+        sound = ~np.asarray(diverged(trained.state.curves, training.data.scaling.limit))
         if log is not None:
             log.log(trained.state.curves, plan.updates)
             log.end(sound)

@@ -218,6 +218,19 @@ def test_divergence_ends_a_run_and_the_last_good_state_is_kept(tmp_path: Path) -
     assert 8**6 < float(states[0].population.learner.size[0]) < 1.01 * 8**6
 
 
+def test_rewards_far_from_zero_are_no_divergence() -> None:
+    """Where an episode terminates their mean stays, and fresh critics err by its square: here by a million each."""
+    log = logged()
+    reward = 1.001 + 1e-3 * (log.reward - log.reward.mean()) / log.reward.std()
+    ended = np.arange(200) == 199
+    log = log._replace(reward=reward.astype(np.float32), terminated=ended.astype(np.float32))
+    found = fit(log, SPEC, "td3_bc", updates=4, overrides=SMALL, batch_size=16)
+    assert found.curves["critic_loss"].max() > 1e6
+    assert found.sound.all()
+    with pytest.raises(FloatingPointError, match="got divergence of every member"):
+        fit(log, SPEC, "td3_bc", updates=4, overrides=SMALL | {"critic_lr": 1e9}, batch_size=16)
+
+
 def test_what_does_not_fit_is_one_sentence() -> None:
     log = logged()
     nan = log.reward.copy()
