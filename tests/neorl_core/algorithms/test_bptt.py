@@ -114,6 +114,26 @@ def test_over_a_horizon_of_one_the_policy_is_greedy(monkeypatch: pytest.MonkeyPa
     assert size[0] < 1e-3 * size[1]
 
 
+def test_the_loss_rises_by_the_way_outside_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `support` times the discounted excess, in the mean of a rollout's steps; nothing ends in the linear plant."""
+    linear_plant(monkeypatch)
+    actor = {"Dense_0": {"kernel": -jnp.ones((2, 1)), "bias": jnp.zeros(1)}}
+    starts = jax.random.normal(jax.random.key(0), (1, 8, 2))
+    inside = 0.1 * jax.random.normal(jax.random.key(2), (64, 3))
+    edge = jax.jit(lambda x: support.edge(support.seen(support.init(jax.random.key(1), 3), x), x))(inside)
+
+    @jax.jit
+    def loss(weight: jax.Array) -> tuple[Any, Any]:
+        hyper = {"discount": jnp.float32(0.9), "penalty": jnp.float32(1.0), "support": weight}
+        return bptt.actor_loss(actor, ({},), FAR, edge, starts, 5, hyper)
+
+    (nothing, steps), (double, _) = loss(jnp.float32(0.0)), loss(jnp.float32(2.0))
+    outside = support.excess(edge, jnp.concatenate([steps.observation, steps.action], axis=-1))
+    way = float(jnp.mean(outside * 0.9 ** jnp.arange(5.0)))
+    assert way > 0.1
+    assert float(double - nothing) == pytest.approx(2.0 * way, rel=1e-4)
+
+
 def test_chunks_end_where_the_warm_up_does() -> None:
     for updates, chunk, batches, warm_up in ((1000, 300, 1, 700), (999, 50, 4, 123), (77, 500, 2, 50)):
         log_every, cut, whole, first = schedule(updates, chunk, batches, warm_up)

@@ -17,6 +17,8 @@ from tests.by_hand import batch_of, start
 
 SMALL: dict[str, Any] = {"hidden": (4,), "model_hidden": (4,), "members": 2, "elites": 2, "horizon": 2}
 
+LINEAR = {**SMALL, "hidden": (), "model_hidden": ()}
+
 
 def single(seed: int, *shape: int) -> Transition:
     return jax.tree.map(jnp.float32, batch_of(np.random.default_rng(seed), *shape))
@@ -45,12 +47,8 @@ def test_the_loss_of_combo_by_hand() -> None:
     mixed, logged, modelled = (single(seed, 5) for seed in (3, 4, 5))
     target = jnp.arange(5.0)
 
-    def q(batch: Transition) -> np.ndarray:
-        x = np.concatenate([batch.observation, batch.action], axis=1)
-        return np.stack([x @ c["Dense_0"]["kernel"] + c["Dense_0"]["bias"] for c in state.sac.critics])[..., 0]
-
-    error = np.mean(np.sum((q(mixed) - np.arange(5.0)) ** 2, axis=0))
-    gap = np.mean(np.sum(q(modelled) - q(logged), axis=0))
+    error = np.mean(np.sum((linear_q(state, mixed) - np.arange(5.0)) ** 2, axis=0))
+    gap = np.mean(np.sum(linear_q(state, modelled) - linear_q(state, logged), axis=0))
     loss, metrics = combo.critic_loss(state.sac.critics, state.sac, mixed, target, logged, modelled)
     assert float(metrics["gap"]) == pytest.approx(gap, rel=1e-5)
     assert float(loss) == pytest.approx(error + 0.7 * gap, rel=1e-5)
@@ -63,6 +61,49 @@ def test_the_loss_of_combo_by_hand() -> None:
     after = critics_apply(moved, modelled.observation, modelled.action)
     after = after - critics_apply(moved, logged.observation, logged.action)
     assert float(jnp.mean(jnp.sum(after, axis=0))) < gap
+
+
+def drawn_in_the_model(state: mopo.State, logged: Transition, key: jax.Array) -> tuple[Transition, np.ndarray, Any]:
+    """The rows of one gradient step that the update draws from its rollouts, their uncertainty, and the next noise."""
+    of_rollouts, of_steps = jax.random.split(key)
+    fresh, uncertainty = jax.jit(mopo.model_rollouts)(state, logged, of_rollouts)
+    of_rows, of_noise = jax.random.split(jax.random.split(of_steps, 1)[0])
+    rows = logged.reward.shape[0]
+    drawn = jax.random.randint(of_rows, (rows,), 0, fresh.reward.shape[0])
+    noise = jax.random.normal(of_noise, (2, *logged.action.shape))
+    return jax.tree.map(lambda x: x[drawn], fresh), np.asarray(uncertainty[drawn]), noise[0]
+
+
+def linear_q(state: mopo.State, batch: Transition) -> np.ndarray:
+    x = np.concatenate([batch.observation, batch.action], axis=1)
+    return np.stack([x @ c["Dense_0"]["kernel"] + c["Dense_0"]["bias"] for c in state.sac.critics])[..., 0]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 3.0])
+def test_mopos_critics_learn_of_penalised_rewards(penalty: float) -> None:
+    """One update on steps in the model alone, of linear networks, with its loss in NumPy."""
+    state = start(MOPO, mopo.Config(**LINEAR, real=0.0, penalty=penalty))
+    batches, key = single(8, 1, 8), jax.random.key(4)
+    _, metrics = jax.jit(MOPO.update)(state, batches, key)
+    rows, uncertain, noise = drawn_in_the_model(state, jax.tree.map(lambda x: x[0], batches), key)
+    assert np.all(uncertain > 0.1)
+    paid = rows._replace(reward=rows.reward - penalty * uncertain)
+    target = np.asarray(sac_n.targets(state.sac, paid, noise, jnp.ones(())))
+    error = np.mean(np.sum((linear_q(state, rows) - target) ** 2, axis=0))
+    assert float(metrics["critic_loss"]) == pytest.approx(error, rel=1e-4)
+    assert float(metrics["q"]) == pytest.approx(np.mean(target), rel=1e-4)
+
+
+def test_combo_pushes_the_models_steps_down_and_the_logged_ones_up() -> None:
+    """Half of the mixed rows are logged ones: of these nothing is pushed down."""
+    state = start(COMBO, combo.Config(**LINEAR, real=0.5))
+    batches, key = single(9, 1, 8), jax.random.key(5)
+    _, metrics = jax.jit(COMBO.update)(state, batches, key)
+    logged = jax.tree.map(lambda x: x[0], batches)
+    modelled, _, _ = drawn_in_the_model(state, logged, key)
+    gap = np.mean(np.sum(linear_q(state, modelled) - linear_q(state, logged), axis=0))
+    assert abs(gap) > 0.01
+    assert float(metrics["gap"]) == pytest.approx(gap, rel=1e-4)
 
 
 @pytest.mark.slow
