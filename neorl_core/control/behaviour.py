@@ -61,6 +61,9 @@ def idle(plant: Plant) -> Controller:
 def blended(base: Controller, plant: Plant) -> Controller:
     """a = (1 − ρ) (r + (1 − β) (clip(base(o)) − r)) + ρ u + σ h w, u ~ U(low, high), w ~ N(0, 1), h half of the range.
 
+    At ρ = 1 the action is u alone, whatever σ is. To add noise there as well would make another program, which rounds
+    other blends otherwise in the last bit, and so changes data that are made by it.
+
     Choices cannot be blended: a discrete action is a random one with probability ρ + σ, else r with probability β, else
     the controller's.
 
