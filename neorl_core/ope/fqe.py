@@ -203,7 +203,9 @@ def evaluate(
     Returns:
         Value of reward and cost, draws, and what tells whether the logs support them, none of them beyond what rewards
         allow; they do not where the amplification exceeds `MOST_AMPLIFIED`. The interval covers what another set of
-        episodes would have given; it does not cover what the features cannot express.
+        episodes would have given; it does not cover what the features cannot express. Windows of one long episode are
+        resampled as if each were an episode of its own: where they resemble their neighbours, as under a disturbance
+        that outlasts a window, they say less than so many episodes, and the interval is too narrow.
 
     Source: Duan, Jia & Wang 2020 (arXiv 2002.09516); Hao et al. 2021, bootstrapping FQE (arXiv 2102.03607).
     """
@@ -290,7 +292,8 @@ def logged(
 ) -> Evaluation:
     """The logged controller's own value: the mean return of the `whole` windows.
 
-    Nothing has to be fitted for it. The resamples are those of `evaluate` with the same key.
+    Nothing has to be fitted for it. The resamples are those of `evaluate` with the same key, and like those too narrow
+    where windows of one long episode resemble their neighbours.
 
     Args:
         logs: (N, ...) rows in E windows.
