@@ -36,8 +36,9 @@ from tasks.conclusion import show_artifact
 from tasks.decisions.policy import hold_run
 from tasks.fleet.shared import with_shared
 from tasks.progress import StageProgress
+from tasks.promote import FLOW
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
-from tasks.stages import FLOW, Session, config_digest, failed, path_content, session
+from tasks.stages import Session, config_digest, failed, path_content, session
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State

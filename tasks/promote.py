@@ -37,7 +37,10 @@ from tasks.references import (
     Verdict,
     Version,
 )
-from tasks.stages import FLOW, config_digest, effect
+from tasks.stages import config_digest, effect
+
+FLOW = "flows.retrain"
+"""The flow's module, whose source and imports a decision depends on; a worker may load it under another name."""
 
 
 @effect()

@@ -49,9 +49,6 @@ class Stage(NamedTuple):
     cached: bool
 
 
-FLOW = "flows.retrain"
-"""The flow's module, whose source and imports a decision depends on; a worker may load it under another name."""
-
 STAGES: dict[str, Stage] = {}
 """Stages by their function's full name, filled as their modules are imported."""
 

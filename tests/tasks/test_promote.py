@@ -22,7 +22,7 @@ from tasks.adapters.ledger.people import approvals, queue, verdicts
 from tasks.decisions.aliases import reconcile
 from tasks.decisions.policy import check_run, draft_of_run, sign
 from tasks.references import Bundle, Candidate, Dataset, Proposal
-from tasks.stages import FLOW, config_digest
+from tasks.stages import config_digest
 from tests import judged
 from tests.evidence import PLANT, POLICY, candidate_record, certificate_of, certify, forge, signer_at
 from tests.sample_record import write_bundle
@@ -192,7 +192,7 @@ def test_the_rule_says_promoted_only_where_it_promoted(ledger: Ledger) -> None:
 
 def test_a_run_compares_with_the_champion_before_it_put_one_into_force_itself(ledger: Ledger, tmp_path: Path) -> None:
     run = reactor_run()
-    inputs = {"config": config_digest(run), "sources": sources_digest(FLOW)}
+    inputs = {"config": config_digest(run), "sources": sources_digest(promote.FLOW)}
     certify(ledger, digest_of("z"))
     logged = candidate_record(ledger, digest_of("z")).dataset
     other = logged.model_copy(update={"digest": digest_of("other data")})
