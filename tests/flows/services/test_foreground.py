@@ -12,7 +12,7 @@ from configs.home import Home
 from flows.cli.main import run
 from flows.services.definitions import SERVERS
 from flows.services.processes import ProcessId
-from flows.services.servers import _Startup
+from flows.services.servers import _Startup, down
 from flows.services.state import Service
 from tests.flows.services.waiting import foreign_server, use_as_team
 
@@ -63,3 +63,5 @@ def test_an_error_that_prefect_answers_with_is_one_sentence(
             startup.found[name] = Service(name, f"http://127.0.0.1:{port}", port, ProcessId.current(), "t")
         with pytest.raises(ServiceMissing, match=r"do as asked, got 'HTTP Error 500.*': read .*/logs/prefect\.log"):
             startup.run(worker=True)
+        # What was started already goes on, for the same command again.
+        assert down(Home(home)) == ["metrics"]

@@ -11,6 +11,7 @@ from configs.home import Home
 from tasks.adapters.ledger.protocol import Head, Seal
 from tasks.adapters.ledger.results import result_file, seal_result, verify_result
 from tasks.adapters.ledger.signer import Signer
+from tests.evidence import signer_at
 
 A, B = "a" * 64, "b" * 64
 
@@ -35,6 +36,13 @@ def test_a_sealed_result_is_known_again(home: Path, tmp_path: Path) -> None:
     seal_result(other, "evaluate", "key", A, Signer.open(other).answer)
     path.write_bytes(result_file(other, "evaluate", "key").read_bytes())
     assert not verify_result(place, "evaluate", "key", A)
+
+
+def test_a_result_is_sealed_by_the_signer_that_is_asked(home: Path) -> None:
+    with signer_at(Home(home)):
+        seal_result(Home(home), "train", "k", A)
+    assert verify_result(Home(home), "train", "k", A)
+    assert not verify_result(Home(home), "train", "k", B)
 
 
 def test_other_signed_envelopes_are_no_seals(home: Path) -> None:

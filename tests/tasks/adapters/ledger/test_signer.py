@@ -27,7 +27,6 @@ from tasks.adapters.ledger.keys import open_keys
 from tasks.adapters.ledger.ledger import ENTRY_TYPE, Ledger, artefact
 from tasks.adapters.ledger.people.approvals import VerdictBody
 from tasks.adapters.ledger.protocol import LARGEST, Answer, Append, Head, Request
-from tasks.adapters.ledger.results import seal_result, verify_result
 from tasks.adapters.ledger.rules import NoteBody, RefusalBody
 from tasks.adapters.ledger.signer import Server, Signer
 from tasks.adapters.ledger.table import GENESIS
@@ -390,12 +389,6 @@ def test_what_stands_in_the_way_of_a_start_is_one_sentence(place: Home) -> None:
     place.trust.write_text("keys: []")
     with pytest.raises(BadInput, match="non-empty list"):
         start(place)
-
-
-def test_a_stages_result_is_sealed_by_the_process(served: Home) -> None:
-    seal_result(served, "train", "k", A)
-    assert verify_result(served, "train", "k", A)
-    assert not verify_result(served, "train", "k", B)
 
 
 def test_the_entry_is_the_signers_own(served: Home) -> None:
