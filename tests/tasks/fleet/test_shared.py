@@ -16,7 +16,7 @@ from configs.run import RunConfig, Shared
 from tasks.adapters.files.arrays import read_npz
 from tasks.adapters.files.locks import exclusive
 from tasks.adapters.models.bundle import load_bundle
-from tasks.fleet.shared import current_start, pooled_start, shared_run, with_shared
+from tasks.fleet.shared import _pooled, current_start, pooled_start, shared_run, with_shared
 from tasks.references import Dataset, Member
 from tasks.training.population import training_run
 from tasks.training.start import start_file
@@ -57,6 +57,14 @@ def test_shared_by_one_site_it_is_that_sites_own_training(sites: Sites) -> None:
     alone = train(home, shared_run(run), datasets["east"])
     assert same(actor(home, start), policy(alone.members[0]))
     assert current_start(home, "reactors") == start
+
+
+def test_shared_rows_have_diverged_beyond_the_largest_limit_of_a_site(sites: Sites) -> None:
+    home, run, datasets = sites
+    east, west = (training_run(home, shared_run(run), dataset) for dataset in datasets.values())
+    wide = west.data.scaling._replace(limit=2.0 * east.data.scaling.limit)
+    west = west._replace(data=west.data._replace(scaling=wide))
+    assert {_pooled(pair).data.scaling.limit for pair in ([east, west], [west, east])} == {wide.limit}
 
 
 def test_two_sites_share_another_policy_which_is_found_again(sites: Sites) -> None:

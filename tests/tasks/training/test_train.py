@@ -23,7 +23,7 @@ from tasks.adapters.store.episodes import read_logs
 from tasks.evaluation.model_based import fit_learned_model, logged_steps, windows
 from tasks.references import Dataset, Member, Placement, Population
 from tasks.training.population import Diverged, train_members, training_run
-from tasks.training.train import keep_bundle, train
+from tasks.training.train import _trained, keep_bundle, train
 from tests.small_data import PLANT, altered, reactor_dataset, reactor_run
 
 
@@ -273,9 +273,14 @@ def test_a_population_that_diverged_is_refused(reference: Dataset, tmp_path: Pat
 def test_what_counts_as_divergence_is_scaled_as_the_rewards_are(reference: Dataset, tmp_path: Path) -> None:
     run = reactor_run(train={"algorithm": "bc", "updates": 20, "seeds": 1, "hyperparameters": {"hidden": [8]}})
     training = training_run(Home(tmp_path), run, reference)
-    strict = training.data.scaling._replace(limit=1e-9)
-    with training.data.open(None) as rows, pytest.raises(Diverged, match="divergence of every member by update"):
-        train_members(training._replace(data=training.data._replace(scaling=strict)), rows)
+    strict = training._replace(data=training.data._replace(scaling=training.data.scaling._replace(limit=1e-9)))
+    with training.data.open(None) as rows:
+        with pytest.raises(Diverged, match="divergence of every member by update"):
+            train_members(strict, rows)
+        train_members(training, rows)
+    # The same of a training that is over, of which the curves alone tell.
+    with pytest.raises(Diverged, match="whose training stayed finite, got none"):
+        _trained(strict, 0, None, None)
 
 
 def test_learners_side_by_side_are_what_they_are_alone(
