@@ -112,6 +112,7 @@ def test_a_users_own_plant_gets_a_certified_champion(
     assert command("history", "tank")["champions"][-1]["composite"] == promoted
     again = command("retrain", "run.yaml", "--data", "logs.hdf5")
     assert (again["exit"], again["verdict"]) == (0, "unchanged")
+    assert again["headline"].startswith("Nothing new to promote"), "it compares with the champion before its own"
 
 
 def test_changed_physics_are_another_simulator(

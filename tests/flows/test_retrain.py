@@ -17,9 +17,11 @@ import pytest
 
 from configs.home import Home
 from configs.load import load_run
+from tasks.adapters.files.provenance import sources_digest
 from tasks.adapters.ledger.audit import audit
 from tasks.adapters.ledger.ledger import Ledger
 from tasks.gates import REQUIRED
+from tasks.promote import FLOW
 from tests.flows.services.waiting import shown_graph, wait_until
 
 if TYPE_CHECKING:
@@ -92,6 +94,8 @@ def test_a_log_becomes_a_certified_registered_champion(first: dict[str, Any], se
     entries = Ledger.open(services.home, write=False).entries()
     promotions = [entry for entry in entries if entry.kind == "promotion" and entry.plant == PLANT]
     assert [entry.body["composite"] for entry in promotions] == [first["champion"]["composite"]]
+    # By its sources, among others, a repetition of this run is told from another that trained the same champion.
+    assert {e.body["sources"] for e in entries if (e.kind, e.plant) == ("candidate", PLANT)} == {sources_digest(FLOW)}
     # The fallback is certified whatever becomes of the candidate, and no certificate came before its attempt.
     assert next(gate for gate in first["gates"] if gate["name"] == "fallback")["passed"]
     kinds = [entry.kind for entry in entries if entry.kind in ("attempt", "seed", "result")]
