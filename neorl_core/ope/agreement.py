@@ -108,7 +108,7 @@ def together(
     rounds: Sequence[Sequence[fqe.Evaluation]],
     models: ModelValue,
     allowed: tuple[float, float],
-    windows: int,
+    windows: float,
     confidence: float,
 ) -> Estimate:
     """What fitted Q evaluation makes of the guesses of both families of models.
@@ -128,7 +128,7 @@ def together(
         rounds: fitted Q evaluation on networks' guesses, and on regressions', as many of both.
         models: values in the models themselves, and how far the policy's steps lie outside.
         allowed: the lowest and the highest value that logged rewards allow.
-        windows: logged windows behind the draws.
+        windows: logged windows behind the draws, as `model.effective_windows` counts them.
         confidence: of the intervals that are compared.
     """
     wider = spread(windows, confidence)

@@ -27,8 +27,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from neorl_core.ope.logged import Decisions as Decisions
 from neorl_core.ope.logged import Guesses as Guesses
 from neorl_core.ope.logged import LoggedSteps as LoggedSteps
+from neorl_core.ope.logged import counts_of as counts_of
 from neorl_core.ope.logged import known_rows as known_rows
-from neorl_core.ope.logged import whole as whole
 
 REWARD, COST = 0, 1
 """Positions in a value."""
@@ -179,10 +179,10 @@ def evaluate(
     """Value of one policy over the horizon from the initial states, with a bootstrap over episodes.
 
     With features whitened on the logs `theta_h` solves `mean phi (r + discount (1 - terminated) phi'^T theta_{h-1} -
-    phi^T theta_h) = ridge theta_h`, `theta_0 = 0`, and the value is `mean phi_0^T theta_H` over the `whole` windows,
-    whose returns are the logged controller's value. A resample with episode counts w has, to first order,
-    `V + sum_e (w_e - 1) psi_e` with `psi_e` the influence of an episode: its TD errors in all rounds, weighted by what
-    its features count there, and its own initial state.
+    phi^T theta_h) = ridge theta_h`, `theta_0 = 0`, and the value is `mean phi_0^T theta_H` over the windows by their
+    `window_counts`, whose mean return is the logged controller's value. A resample with episode counts w has, to first
+    order, `V + sum_e (w_e - 1) psi_e` with `psi_e` the influence of an episode: its TD errors in all rounds, weighted
+    by what its features count there, and its own initial state.
 
     What the features cannot express of a round, `e_t`, moves the value by `sum_t mean d_t^T phi e_t`, which on whitened
     features is at most `sum_t |d_t| rms(e_t)` (Cauchy and Schwarz). `phi^T d_t` is what the features take for the
@@ -227,7 +227,7 @@ def evaluate(
     gram, cross = weighted.T @ phi, weighted.T @ phi_next
     # Directions without power have a zero row in both; the identity there gives them a zero weight.
     padding = ridge + jnp.where(jnp.diag(gram) > 0, 0.0, 1.0)
-    counts = whole(logs, horizon).astype(phi.dtype)
+    counts = counts_of(logs, horizon).astype(phi.dtype)
     share = counts / counts.sum()
     start = share @ phi_0
     found = _rounds(gram + jnp.diag(padding).astype(gram.dtype), cross, weighted.T @ signal, start, horizon)
@@ -290,7 +290,7 @@ def reachable(
 def logged(
     logs: LoggedSteps, key: PRNGKeyArray, horizon: int, discount: float = 0.99, bootstraps: int = 1000
 ) -> Evaluation:
-    """The logged controller's own value: the mean return of the `whole` windows.
+    """The logged controller's own value: the mean return of the windows, by their `window_counts`.
 
     Nothing has to be fitted for it. The resamples are those of `evaluate` with the same key, and like those too narrow
     where windows of one long episode resemble their neighbours.
@@ -307,7 +307,7 @@ def logged(
     weight = jnp.asarray(discount, logs.reward.dtype) ** at
     signal = jnp.stack([logs.reward, logs.cost], axis=-1) * weight[:, None]
     returns = jax.ops.segment_sum(signal, logs.episode, windows)
-    counts = whole(logs, horizon).astype(signal.dtype)
+    counts = counts_of(logs, horizon).astype(signal.dtype)
     value = counts @ returns / counts.sum()
 
     def draw(key: PRNGKeyArray) -> Float[Array, " 2"]:

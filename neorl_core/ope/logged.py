@@ -44,19 +44,43 @@ class Guesses(NamedTuple):
     """Of the policy's actions at the first observation of each episode."""
 
 
-def whole(logs: LoggedSteps, horizon: int) -> Bool[Array, " E"]:
-    """Which windows last the horizon or terminate: the return of the others is that of fewer steps.
+def window_counts(lasts: Int[Array, " E"], ended: Bool[Array, " E"], horizon: int) -> Float[Array, " E"]:
+    """What each window counts for in a mean of returns: `1 / G(n)` if it is whole with n steps, and 0 if it was cut.
 
-    Where there is none of them, all count.
+    Whole are windows that last the horizon or terminate; the return of the others is that of fewer steps. One that
+    terminated had less time to be cut, so that among the whole ones too many are such: `G(n)` is the share of windows
+    that no cut meets in their first n - 1 steps, `prod_{t<n} 1 - c_t / (c_t + r_t)` with `c_t` windows cut after step t
+    and `r_t` that go on (Kaplan & Meier 1958, of being cut), and dividing by it makes up for those that it took
+    (inverse probability of censoring, Robins & Rotnitzky 1992). Cuts must not depend on what would have come.
+
+    Where no window is whole, all count alike.
+
+    Args:
+        lasts: steps of each window, at most the horizon.
+        ended: which terminated.
+        horizon: steps H of an episode.
+    """
+    whole = ended | (lasts >= horizon)
+    last = jax.ops.segment_sum(jnp.stack([jnp.ones_like(whole), ~whole], -1).astype(float), lasts, horizon + 1)
+    cut = last[:, 1]
+    going_on = lasts.shape[0] - jnp.cumsum(last[:, 0])
+    kept = jnp.where(cut > 0, going_on / jnp.maximum(cut + going_on, 1.0), 1.0)
+    uncut = jnp.concatenate([jnp.ones(1), jnp.cumprod(kept)])[lasts]
+    counts = jnp.where(whole, 1.0 / jnp.where(whole, uncut, 1.0), 0.0)
+    return jnp.where(jnp.any(whole), counts, 1.0)
+
+
+def counts_of(logs: LoggedSteps, horizon: int) -> Float[Array, " E"]:
+    """`window_counts` of logged windows.
 
     Args:
         logs: in E windows.
         horizon: steps of an episode.
     """
-    at = jnp.arange(logs.reward.shape[0]) - logs.starts[logs.episode]
-    lasts = jnp.where(logs.terminated > 0, horizon, at + 1)
-    found = jax.ops.segment_max(lasts, logs.episode, logs.starts.shape[0]) >= horizon
-    return found | ~jnp.any(found)
+    windows = logs.starts.shape[0]
+    lasts = jax.ops.segment_sum(jnp.ones_like(logs.episode), logs.episode, windows)
+    ended = jax.ops.segment_max((logs.terminated > 0).astype(jnp.int32), logs.episode, windows) > 0
+    return window_counts(jnp.minimum(lasts, horizon), ended, horizon)
 
 
 def known_rows(logs: LoggedSteps) -> Bool[Array, " N"]:

@@ -26,6 +26,7 @@ from scipy.special import ndtri, stdtrit
 from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import ridge as regression
+from neorl_core.ope.logged import window_counts
 from neorl_core.ope.ridge import Ridge
 from neorl_core.ope.support import INSIDE, Ranges, ranges, weighted_quantile
 from neorl_core.training.optimisers import Recipe
@@ -66,6 +67,8 @@ class Windows(NamedTuple):
     """False beyond a window's end."""
     known: Bool[Array, "W H"]
     """Beyond a window that terminated there are steps of other windows, as long as one reaches as far."""
+    counts: Float[Array, " W"] | None = None
+    """What each counts for in a mean, 1 on average; without them each is one."""
 
 
 class ModelValue(NamedTuple):
@@ -169,12 +172,25 @@ def side_by_side(data: Transition, starts: npt.NDArray[np.int64], plain: int, ho
 
 
 def whole(found: Windows) -> Windows:
-    """The windows that last as long as the longest, or terminated: the return of the others is that of fewer steps."""
-    kept = np.flatnonzero(
-        np.asarray(found.logged[:, -1]) | (np.asarray(found.terminated * found.logged) > 0).any(axis=1)
-    )
-    every: Windows = jax.tree.map(lambda x: x[kept], found)
+    """The windows that last as long as the longest, or terminated, with what they count for (`window_counts`)."""
+    ended = jnp.any(found.terminated * found.logged > 0, axis=1)
+    counts = window_counts(jnp.sum(found.logged, axis=1), ended, found.logged.shape[1])
+    kept = np.flatnonzero(np.asarray(counts) > 0)
+    every: Windows = jax.tree.map(lambda x: x[kept], found._replace(counts=counts / jnp.mean(counts[kept])))
     return every
+
+
+def effective_windows(found: Windows) -> float:
+    """How many windows that count alike tell as much: `(sum c)^2 / sum c^2` (Kish 1965, Survey sampling)."""
+    if found.counts is None:
+        return float(len(found.reward))
+    counts = np.asarray(found.counts, np.float64)
+    return float(counts.sum() ** 2 / (counts**2).sum())
+
+
+def counted(of_windows: Float[Array, "*n W"], found: Windows) -> Float[Array, "*n W"]:
+    """Numbers of windows, each times what its window counts for, so that their mean is that by counts."""
+    return of_windows if found.counts is None else of_windows * found.counts.astype(of_windows.dtype)
 
 
 def logged_returns(found: Windows, discount: float) -> Float[Array, " W"]:
@@ -294,7 +310,8 @@ def _replayed(
             return _Carried(following, left, alive * (1.0 - ending), weight * discount), told
 
         begun = _Carried(window.observation[0], jnp.zeros((), bool), *jnp.ones((2,), low.dtype))
-        sums: _Step = jax.tree.map(jnp.sum, jax.lax.scan(step, begun, window)[1])
+        rows = window._replace(counts=None)
+        sums: _Step = jax.tree.map(jnp.sum, jax.lax.scan(step, begun, rows)[1])
         return _Replay(
             sums.reward, sums.outside / jnp.maximum(sums.counts, np.finfo(low.dtype).tiny), sums.below, sums.above
         )
@@ -326,6 +343,7 @@ def evaluate(
     """
     came = _replayed(learned, normaliser, policy, found, discount)
     logged = jnp.maximum(jnp.std(logged_returns(found, discount)), np.finfo(np.float32).tiny)
+    came = jax.tree.map(lambda x: counted(x, found), came)
     apart = jnp.std(jnp.mean(came.ret, axis=2)) / logged
     outside, below, above = (jnp.mean(x[0]) for x in (came.outside, came.below, came.above))
     return ModelValue(jnp.mean(came.ret, axis=(1, 2)), outside, below, above, apart)
@@ -334,18 +352,18 @@ def evaluate(
 def logged_value(found: Windows, discount: float = 0.99) -> ModelValue:
     """The logged controller's value: the mean logged return, all of whose steps lie inside the logs."""
     nothing = jnp.zeros((), found.reward.dtype)
-    value = jnp.broadcast_to(jnp.mean(logged_returns(found, discount)), (2,))
+    value = jnp.broadcast_to(jnp.mean(counted(logged_returns(found, discount), found)), (2,))
     return ModelValue(value, nothing, nothing, nothing, nothing)
 
 
-def spread(count: int, confidence: float = 0.95) -> float:
+def spread(count: float, confidence: float = 0.95) -> float:
     """How much wider than a bootstrap's an interval must be whose draws come from few.
 
     `sqrt(n / (n - 1)) t / z`, with Student's and the normal quantile (Hesterberg 2015, What teachers should know about
     the bootstrap, section 3.3).
 
     Args:
-        count: n windows that are resampled.
+        count: n windows that are resampled (`effective_windows`).
         confidence: two-sided.
 
     Returns:

@@ -15,7 +15,7 @@ from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import fqe
 from neorl_core.ope.agreement import Estimate, together
-from neorl_core.ope.model import ModelValue
+from neorl_core.ope.model import ModelValue, effective_windows
 from tasks.adapters.plants.known import plant_of
 from tasks.adapters.store.episodes import Logs
 from tasks.adapters.store.histories import Past
@@ -96,7 +96,7 @@ class Estimators(NamedTuple):
         return [[fqe.Guesses(*jnp.split(guessed, [rows, 2 * rows])) for guessed in family] for family in families]
 
     def _together(self, rounds: list[list[fqe.Evaluation]], models: ModelValue) -> Estimate:
-        windows = len(self.learned.windows.reward)
+        windows = effective_windows(self.learned.windows)
         return together(
             jax.device_get(rounds), models, self.episodes.allowed, windows, self.episodes.run.evaluate.confidence
         )

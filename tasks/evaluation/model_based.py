@@ -72,7 +72,7 @@ def fit_learned_model(
         steps: logged steps of held-out windows, with their history.
         normaliser: scale by which `steps` are normalised.
         history: which earlier values stand behind the observations.
-        horizon: steps whose return is estimated; of shorter windows only those count that terminated.
+        horizon: steps whose return is estimated; what windows count for in it `window_counts` tells.
         progress: told of gradient steps made.
     """
     of_weights, of_resample, of_batches, of_ridge = jax.random.split(jax.random.key(run.seed + 2), 4)
@@ -106,14 +106,17 @@ def windows(logs: Logs, horizon: int) -> Logs:
 def lasting(logs: Logs, horizon: int) -> int:
     """The steps that at least half of the windows last: no longer return is seen in enough of them to be estimated.
 
+    Those that terminated tell nothing of that: they might have been cut soon after.
+
     Args:
-        logs: in the order of time; a window that terminated lasts as long as any.
+        logs: in the order of time.
         horizon: steps of an episode of the plant, and the most.
     """
     cut = windows(logs, horizon)
     ends = np.append(cut.starts[1:], len(cut.episode))
-    lengths = np.where(np.asarray(cut.transitions.terminated)[ends - 1] > 0, horizon, ends - cut.starts)
-    return int(np.sort(lengths)[len(lengths) // 2])
+    survived = np.asarray(cut.transitions.terminated)[ends - 1] <= 0
+    lengths = np.sort((ends - cut.starts)[survived])
+    return int(lengths[len(lengths) // 2]) if len(lengths) else horizon
 
 
 def logged_steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:

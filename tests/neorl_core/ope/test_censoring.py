@@ -1,0 +1,79 @@
+"""Logs that are cut before their horizon and logs that terminate: a mean return is not that of who ended early."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from neorl_core.ope import fqe
+from neorl_core.ope import model as model_based
+from neorl_core.ope.logged import window_counts
+from neorl_core.types import Transition
+
+HORIZON, DISCOUNT, TRIP = 20, 0.95, 0.06
+
+
+def test_windows_count_by_how_rarely_they_are_not_cut() -> None:
+    # Worked by hand: of four windows one is cut after its first step, so that 3/4 are not; one terminates with its
+    # second; of the two that are then at risk one is cut, so that 3/8 are not; the last survives.
+    lasts, ended = jnp.asarray([1, 2, 2, 3]), jnp.asarray([False, True, False, False])
+    np.testing.assert_allclose(window_counts(lasts, ended, 3), [0.0, 4 / 3, 0.0, 8 / 3], rtol=1e-6)
+    # Source: Kaplan and Meier's survival of three at risk, of whom one terminates with the second step.
+    counts = window_counts(lasts, ended, 3)
+    assert float(counts[3] / counts.sum()) == np.float32(2 / 3)
+
+
+def test_windows_that_nothing_cuts_count_alike_to_the_last_bit() -> None:
+    ended = jnp.asarray([False, True, True, False, True])
+    assert window_counts(jnp.asarray([3, 1, 2, 3, 3]), ended, 3).tolist() == [1.0] * 5
+    # Where all are cut there is nothing else to take a mean of.
+    assert window_counts(jnp.asarray([1, 2]), jnp.asarray([False, False]), 3).tolist() == [1.0] * 2
+
+
+def tripping(episodes: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Steps of episodes that trip with the same probability at every step, and are cut after 10 to 29."""
+    draw = np.random.default_rng(seed)
+    life, cut = draw.geometric(TRIP, episodes), draw.integers(10, 30, episodes)
+    return np.minimum(np.minimum(life, cut), HORIZON), life <= np.minimum(cut, HORIZON)
+
+
+def test_the_logged_controller_is_worth_the_same_however_its_survivors_are_cut() -> None:
+    # Source: a reward of 1 a step while a geometric life lasts, sum_{t<H} (discount (1 - p))^t.
+    true = sum((DISCOUNT * (1 - TRIP)) ** step for step in range(HORIZON))
+    lasts, ended = tripping(20_000, 0)
+    returns = (1 - DISCOUNT**lasts) / (1 - DISCOUNT)
+    whole = ended | (lasts >= HORIZON)
+    error = 3 * returns.std() / np.sqrt(whole.sum())
+    # Of those that are whole alone too many tripped.
+    assert returns[whole].mean() < true - 3 * error
+
+    rows, starts = int(lasts.sum()), np.cumsum(lasts) - lasts
+    column, zero, terminated = jnp.zeros((rows, 1)), jnp.zeros(rows), np.zeros(rows, np.float32)
+    terminated[(starts + lasts - 1)[ended]] = 1.0
+    episode = jnp.asarray(np.repeat(np.arange(len(lasts)), lasts))
+    logs = fqe.LoggedSteps(
+        column, column, zero + 1, zero, column, jnp.asarray(terminated), episode, jnp.asarray(starts)
+    )
+    found = fqe.logged(logs, jax.random.key(0), HORIZON, DISCOUNT, 10)
+    assert abs(float(found.value[fqe.REWARD]) - true) < error
+
+
+def test_models_count_windows_as_fitted_q_evaluation_does() -> None:
+    lasts, ended = tripping(300, 1)
+    rows, starts = int(lasts.sum()), np.cumsum(lasts) - lasts
+    column, terminated = np.zeros((rows, 1), np.float32), np.zeros(rows, np.float32)
+    terminated[(starts + lasts - 1)[ended]] = 1.0
+    reward = np.arange(rows, dtype=np.float32) % 7
+    data = Transition(column, column, reward, 0 * reward, column, terminated)
+    windows = model_based.whole(model_based.side_by_side(data, starts, 1, HORIZON))
+    of_models = model_based.logged_value(windows, DISCOUNT)
+    episode = jnp.asarray(np.repeat(np.arange(len(lasts)), lasts))
+    logs = fqe.LoggedSteps(*(jnp.asarray(x) for x in data[:6]), episode=episode, starts=jnp.asarray(starts))
+    found = fqe.logged(logs, jax.random.key(0), HORIZON, DISCOUNT, 10)
+    np.testing.assert_allclose(of_models.value, np.full(2, found.value[fqe.REWARD]), rtol=1e-5)
+    # Windows that count for several tell less than as many of them.
+    assert model_based.effective_windows(windows) < 0.95 * len(windows.reward)
+    alike = windows._replace(counts=jnp.ones(len(windows.reward)))
+    assert model_based.effective_windows(alike) == len(windows.reward)
