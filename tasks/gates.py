@@ -291,6 +291,9 @@ def _champion(evidence: Evidence) -> Gate:
         return _gate("champion", True, "not compared: the champion was made for other limits")
     if evidence.champion is None:
         return _gate("champion", True, "no trained champion to compare with")
+    if evidence.champion_unsupported:
+        detail = f"the held-out logs support no estimate of the gain over the champion: {evidence.champion_unsupported}"
+        return _gate("champion", False, detail)
     found = [("estimated gain over the champion", evidence.champion)]
     if evidence.champion_rollouts is not None:
         found.append(("return per episode on the simulator against it", evidence.champion_rollouts))

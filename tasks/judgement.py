@@ -53,6 +53,7 @@ def screen(
         rollouts=rollouts.differences["plant controller"],
         fallback_share=rollouts.controllers["candidate"].fallback_share,
         champion=evaluation.champion_difference,
+        champion_unsupported=evaluation.champion_unsupported,
         champion_rollouts=rollouts.differences.get("champion") if evaluation.champion_difference else None,
         incomparable=champion.incomparable,
         fallback=protection,

@@ -87,9 +87,10 @@ def evaluate(
         supported = members[selected].supported and gain.supported
         if theirs is not None and supported and not alike:
             _, others = ask(episodes_of(run, claim, its_past, theirs.normaliser), [theirs])
-    champion_difference = None
+    champion_difference, unsupported = None, ""
     if theirs is not None:
-        champion_difference = _interval(best.less(others[0]), confidence) if supported else NOTHING
+        unsupported = (members[selected].reason or gain.reason) if not supported else others[0].reason
+        champion_difference = NOTHING if unsupported else _interval(best.less(others[0]), confidence)
     return Evaluation(
         selected=selected,
         members=members,
@@ -98,6 +99,7 @@ def evaluate(
         supported=supported,
         reason=members[selected].reason or gain.reason,
         champion_difference=champion_difference,
+        champion_unsupported=unsupported,
         discount=run.evaluate.discount,
         horizon=to_claim.horizon,
         episodes=len(claim.starts),

@@ -101,6 +101,8 @@ class Evidence(Reference):
     """Share of the candidate's steps on the simulator that the fallback decided."""
     champion: Interval | None = None
     """Gain over the champion, by held-out logs; none where it has no policy to compare, or there is none."""
+    champion_unsupported: str = ""
+    """Why the logs do not support that estimate; empty where they do, and in entries from before it was recorded."""
     champion_rollouts: Interval | None = None
     """Return against that champion, on the simulator; none as above, and in entries from before it was asked for."""
     incomparable: bool = False

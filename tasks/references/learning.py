@@ -174,6 +174,9 @@ class Evaluation(Reference):
     reason: str = ""
     """Why they do not; empty where they do."""
     champion_difference: Interval | None = None
+    """Gain over the champion; NaN where the logs do not support the estimate of either."""
+    champion_unsupported: str = ""
+    """Why they do not; empty where they do."""
     discount: float
     horizon: int = 0
     """Steps whose return is estimated: an episode's, or what half of the logged ones last; 0 if it is not recorded."""

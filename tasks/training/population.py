@@ -32,7 +32,7 @@ from tasks.adapters.files.canonical import digest_json
 from tasks.adapters.models.checkpoints import Checkpoints
 from tasks.adapters.plants.known import run_sources
 from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.episodes import halves, read_logs
 from tasks.adapters.store.histories import observed_spec, past_of
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, lasting, logged_steps, windows
 from tasks.references import Dataset, Reference
@@ -118,10 +118,13 @@ def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
     found = [replace(each, seed=run.seed + each.index) for each in members(range(run.train.seeds), run.train.grid)]
     jax.eval_shape(lambda: init_population(algorithm, spec, config, found))
     mesh = mesh_for(run, len(found))
+    # How often a checkpoint is written, and whether members share a program, change a result to no more than the last
+    # bits, unless the best of the checkpoints that there are is what ships.
+    alike = {"checkpoint_every": 1, "members": "auto"} if run.train.ships == "last" else {}
     identity = Identity(
         dataset=dataset.digest,
-        # Neither of the first two changes a result to more than the last bits; code counts by its digest, below.
-        train=run.train.model_copy(update={"checkpoint_every": 1, "members": "auto", "source": None}),
+        # Code counts by its digest, below.
+        train=run.train.model_copy(update={**alike, "source": None}),
         evaluate=run.evaluate if run.train.ships == "best" else None,
         history=run.history,
         held_out=run.data.held_out,
@@ -209,7 +212,9 @@ def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
     def evaluator() -> LearnedModelEvaluator:
         # A run that is resumed at its end has nothing to compare, and fits no model.
         store = reader.StoredDataset.open(training.dataset.store, training.dataset.digest)
-        held_out = past_of(run, store).stacked(read_logs(store, store.split(run.data.held_out)[1]))
+        # Of the held-out episodes only those that select: the others say what the selected member gains.
+        select, _ = halves(read_logs(store, store.split(run.data.held_out)[1]))
+        held_out = past_of(run, store).stacked(select)
         horizon = lasting(held_out, spec.horizon)
         steps = logged_steps(windows(held_out, horizon), normaliser)
         return fit_learned_model(run, steps, normaliser, spec.history, horizon)

@@ -167,6 +167,14 @@ def test_without_a_comparable_champion_the_gate_says_why() -> None:
     assert other == Gate(name="champion", passed=True, detail="not compared: the champion was made for other limits")
 
 
+def test_what_the_logs_do_not_tell_of_the_champion_has_a_reason_and_no_number() -> None:
+    nothing = evidence(champion=interval(NAN, NAN), champion_unsupported="too few", champion_rollouts=interval(1, 2))
+    detail = "the held-out logs support no estimate of the gain over the champion: too few"
+    assert found("champion", nothing) == Gate(name="champion", passed=False, detail=detail)
+    # The audit derives the line of an entry anew that was written before the reason was.
+    assert "+nan" in found("champion", evidence(champion=interval(NAN, NAN))).detail
+
+
 def test_certificates() -> None:
     for passed in (True, False):
         for name in ("fallback", "statistical"):

@@ -95,6 +95,9 @@ def test_what_is_estimated_is_the_return_of_as_many_steps_as_half_of_the_windows
     assert lasting(logs(8, 8, 2, 2), 10) == 8
     assert lasting(logs(2, 9, 3, terminated=0), 10) == 9
     assert lasting(logs(3, 3, 9, terminated=0), 10) == 9
+    # Two that terminated say nothing of how long others are watched: of three that survived two last 7.
+    assert lasting(logs(8, 7, 6, 1, terminated=3), 10) == 7
+    assert lasting(logs(4, terminated=0), 10) == 10
 
 
 def test_rewards_allow_as_many_steps_as_are_estimated_however_short_the_logs_are() -> None:
@@ -299,3 +302,15 @@ def test_a_member_without_a_finite_estimate_is_never_selected(
     assert np.isnan(found.members[place].gain.lower)
     assert found.members[place].reason == "no finite estimate"
     assert found.selected == 1 - place
+
+
+@pytest.mark.slow
+def test_a_champion_that_the_logs_say_nothing_of_is_compared_by_no_number(
+    home: Home, reference: Dataset, sound: list[Bundle]
+) -> None:
+    broken = _bundle(home, reference, 0, np.nan)
+    champion = Champion(digest=broken.digest, bundle=broken)
+    found = evaluate(home, reactor_run(), reference, untrained([sound[2]], sound[2].folder), champion)
+    assert found.champion_difference is not None
+    assert np.isnan([found.champion_difference.lower, found.champion_difference.upper]).all()
+    assert found.champion_unsupported == (found.reason or "no finite estimate")

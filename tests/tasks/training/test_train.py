@@ -19,7 +19,7 @@ from neorl_core.safety.composite import make_composite
 from tasks.adapters.files.provenance import modules_of
 from tasks.adapters.models.bundle import load_bundle
 from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import read_logs
+from tasks.adapters.store.episodes import halves, read_logs
 from tasks.evaluation.model_based import fit_learned_model, logged_steps, windows
 from tasks.references import Dataset, Member, Placement, Population
 from tasks.training.population import Diverged, train_members, training_run
@@ -219,12 +219,16 @@ def test_a_grid_varies_the_members(reference: Dataset, tmp_path: Path) -> None:
 
 
 def test_what_checkpoints_are_compared_by_counts_where_the_best_ships(reference: Dataset, tmp_path: Path) -> None:
-    def key(ships: str, updates: int) -> str:
-        run = reactor_run(train={"ships": ships}, evaluate={"model_updates": updates})
+    def key(ships: str, updates: int = 40, **how: object) -> str:
+        run = reactor_run(train={"ships": ships, **how}, evaluate={"model_updates": updates})
         return training_run(Home(tmp_path), run, reference).key
 
     assert key("last", 40) == key("last", 60)
     assert len({key("last", 40), key("best", 40), key("best", 60)}) == 3
+    # Which checkpoints there are to compare, and whether of all members or of each, counts only there.
+    apart: dict[str, object] = {"members": "processes"}
+    assert key("last") == key("last", checkpoint_every=10) == key("last", **apart)
+    assert len({key("best"), key("best", checkpoint_every=10), key("best", **apart)}) == 3
 
 
 def test_a_file_that_a_bundle_lost_is_written_again(tmp_path: Path) -> None:
@@ -326,9 +330,9 @@ def test_the_best_checkpoint_ships_where_the_run_says_so(
     half = train(Home(tmp_path / "half"), reactor_run(train={"updates": 20}), reference)
     found = train(Home(tmp_path / "best"), reactor_run(train={"ships": "best", "checkpoint_every": 20}), reference)
     store = reader.StoredDataset.open(reference.store, reference.digest)
-    logs = windows(
-        read_logs(store, store.split(reactor_run().data.held_out)[1]), PLANTS["chemical_reactor"].spec.horizon
-    )
+    # Those that select a member: the others are for the claim alone.
+    select, _ = halves(read_logs(store, store.split(reactor_run().data.held_out)[1]))
+    logs = windows(select, PLANTS["chemical_reactor"].spec.horizon)
     policies = {
         name: [load_bundle(m.bundle.folder, m.bundle.digest)[1].policy for m in run.members]
         for name, run in (("half", half), ("whole", undisturbed))
