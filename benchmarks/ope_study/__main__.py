@@ -10,7 +10,17 @@ from pathlib import Path
 from benchmarks import ope_study
 from benchmarks.ope_study.cell import FULL, cell
 from benchmarks.ope_study.page import page
-from benchmarks.ope_study.table import BEHAVIOURS, DEVELOPMENT, OTHERS, PAGE, missing, path_of, seed_of, summary
+from benchmarks.ope_study.table import (
+    BEHAVIOURS,
+    DEVELOPMENT,
+    OTHERS,
+    PAGE,
+    known_plant,
+    missing,
+    path_of,
+    seed_of,
+    summary,
+)
 from benchmarks.setting import commit
 from configs.errors import BadInput
 from configs.home import Home
@@ -25,7 +35,8 @@ BESIDE_PEERS = (("water_treatment", "mixed"), ("double_mass", "mixed"))
 
 def main() -> None:
     known = argparse.ArgumentParser(description=ope_study.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known.add_argument("plants", nargs="*", default=(*DEVELOPMENT, *OTHERS), help="all plants by default")
+    every = (*DEVELOPMENT, *OTHERS)
+    known.add_argument("plants", nargs="*", type=known_plant, default=every, help="all plants by default")
     known.add_argument("--behaviours", nargs="*", default=BEHAVIOURS, choices=BEHAVIOURS)
     known.add_argument("--table", action="store_true", help="write the page alone")
     known.add_argument("--peers", type=Path, help="a folder for the logs of the cells that d3rlpy evaluates too")
@@ -39,13 +50,15 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Every cell that is asked for and has no result yet."""
-    at = commit(SOURCES)
-    for plant, behaviour in missing(options.plants, options.behaviours):
-        beside = options.peers and (plant, behaviour) in BESIDE_PEERS
-        logs = options.peers / f"{plant}-{behaviour}.npz" if beside else None
+    """Every cell that has no result yet, or whose logs are to be written for others; kept results stay."""
+    at, asked = commit(SOURCES), list(missing(options.plants, options.behaviours))
+    beside = [one for one in BESIDE_PEERS if one[0] in options.plants and one[1] in options.behaviours]
+    peers = {one: options.peers / f"{'-'.join(one)}.npz" for one in beside} if options.peers else {}
+    for plant, behaviour in dict.fromkeys([*asked, *(one for one, logs in peers.items() if not logs.exists())]):
+        logs = peers.get((plant, behaviour))
         found = cell(plant, behaviour, Home.locate(), FULL, seed_of(plant, behaviour), logs) | {"commit": at}
-        write_json(path_of(plant, behaviour), found)
+        if (plant, behaviour) in asked:
+            write_json(path_of(plant, behaviour), found)
         print(plant, behaviour, json.dumps(summary(found)), file=sys.stderr, flush=True)
         forget_programs()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,6 +129,18 @@ def by_plant(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 def path_of(plant: str, behaviour: str) -> Path:
     """Where a finished cell is kept."""
     return RESULTS / f"{plant}-{behaviour}.json"
+
+
+def known_plant(name: str) -> str:
+    """A plant of the study, by its name.
+
+    Raises:
+        ArgumentTypeError: when it has none of that name.
+    """
+    known = (*DEVELOPMENT, *OTHERS)
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got '{name}': correct the name.")
+    return name
 
 
 def missing(plants: Sequence[str], behaviours: Sequence[str]) -> Iterator[tuple[str, str]]:

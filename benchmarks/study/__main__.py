@@ -8,6 +8,7 @@ import sys
 import time
 
 from benchmarks import study
+from benchmarks.ope_study.table import known_plant
 from benchmarks.score import official
 from benchmarks.setting import commit
 from benchmarks.study.cell import one_run
@@ -36,7 +37,8 @@ SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/study", "benchmarks/ope
 
 def main() -> None:
     known = argparse.ArgumentParser(description=study.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known.add_argument("plants", nargs="*", default=(*DEVELOPMENT, *OTHERS), help="all plants by default")
+    every = (*DEVELOPMENT, *OTHERS)
+    known.add_argument("plants", nargs="*", type=known_plant, default=every, help="all plants by default")
     known.add_argument("--behaviours", nargs="*", default=BEHAVIOURS, choices=BEHAVIOURS)
     known.add_argument("--official", action="store_true", help="double_mass on the episodes that NeoRL-2 publishes")
     known.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many minutes")
