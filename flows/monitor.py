@@ -120,14 +120,13 @@ def _announce(services: Services, event: Event) -> None:
 
 
 def numbers_of(finding: DriftRecord) -> dict[str, float]:
-    """A finding as metrics: the evidence as a share of what an alarm takes, and each signal's shift."""
+    """A finding as metrics: the evidence as a share of what an alarm takes, and those of watched signals."""
     bar = max(finding.log_threshold, 1e-12)
-    told = {
-        "drift/alarm": float(finding.alarm is not None),
-        "drift/evidence": finding.log_evidence / bar,
-        "drift/rows": float(finding.rows),
-    }
-    for signal in finding.signals:
+    watched = [signal for signal in finding.signals if signal.watched or finding.alarm is not None]
+    told = {"drift/rows": float(finding.rows), "drift/watched": len(watched) / len(finding.signals)}
+    if finding.watched:
+        told |= {"drift/alarm": float(finding.alarm is not None), "drift/evidence": finding.log_evidence / bar}
+    for signal in watched:
         name = f"{signal.group}/{signal.name}".replace("[", "_").replace("]", "")
         told[f"drift/evidence/{name}"] = signal.log_evidence / bar
         told[f"drift/shift/{name}"] = signal.shift

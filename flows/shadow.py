@@ -109,9 +109,9 @@ def in_words(found: ShadowComparison) -> str:
 
 def _drift_in_words(drift: DriftFinding) -> str:
     """An alarm, none, or that none could be: where there is next to nothing to compare, silence says nothing."""
-    if drift.alarm is None and not drift.blocks:
+    if not drift.watched and not drift.blocks:
         return f"**Drift not watched**: no episode of the newer logs is as long as a block of {drift.block_steps} steps"
-    if drift.alarm is None and drift.reference_blocks < LEAST_REFERENCE:
+    if not drift.watched:
         return (
             f"**Drift not watched**: the held-out episodes hold {drift.reference_blocks} whole blocks of "
             f"{drift.block_steps} steps to compare with, and {LEAST_REFERENCE} are needed: hold out more or longer ones"

@@ -77,10 +77,10 @@ METRICS: dict[str, Definition] = {
     "neorl_retraining_timestamp_seconds": Definition("gauge", PLANT, "When a retraining last came to a decision."),
     "neorl_decisions_total": Definition("counter", ("plant", "kind"), "Decisions about versions by kind of entry."),
     "neorl_drift_evidence_ratio": Definition(
-        "gauge", PLANT, "Evidence of drift in the newest window, as a share of what raises an alarm."
+        "gauge", PLANT, "Evidence of drift in the newest window that was watched, as a share of what raises an alarm."
     ),
-    "neorl_drift_alarm": Definition("gauge", PLANT, "1 where the newest window raised an alarm."),
-    "neorl_drift_window_timestamp_seconds": Definition("gauge", PLANT, "When a window was last looked at."),
+    "neorl_drift_alarm": Definition("gauge", PLANT, "1 where the newest window that was watched raised an alarm."),
+    "neorl_drift_window_timestamp_seconds": Definition("gauge", PLANT, "When a window was last watched."),
     "neorl_drift_alarms_total": Definition("counter", PLANT, "Windows that raised an alarm, of all champions."),
     "neorl_dataset_info": Definition(
         "info", ("plant", "data", "dataset"), "Digest of the dataset ingested last, and of the one in force; always 1."

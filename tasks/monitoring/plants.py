@@ -183,15 +183,17 @@ def _quality(scene: Scene, data: str, found: Quality | None, made: float) -> Ite
 
 
 def _windows(entries: Sequence[Entry]) -> Iterator[_Window]:
+    """Those in which an alarm was possible: of the others that there was none takes no alarm back."""
     for entry in entries:
         if entry.kind == "drift":
             found = entry.read(DriftRecord)
-            alarm = found.alarm is not None
-            yield _Window(entry, found.against, found.log_evidence, found.log_threshold, alarm)
+            if found.watched:
+                alarm = found.alarm is not None
+                yield _Window(entry, found.against, found.log_evidence, found.log_threshold, alarm)
         elif entry.kind == "comparison":
             compared = entry.read(ShadowComparison)
             seen = compared.drift
-            if seen.blocks:
+            if seen.watched:
                 alarm = seen.alarm is not None
                 yield _Window(entry, compared.shadow, seen.log_evidence, seen.log_threshold, alarm)
 

@@ -30,7 +30,7 @@ from tasks.period.model import (
     RunRow,
 )
 from tasks.record import verdict_text
-from tasks.references import CandidateRecord, DecisionRecord, DriftRecord, ShadowComparison, Source
+from tasks.references import CandidateRecord, DecisionRecord, DriftFinding, DriftRecord, ShadowComparison, Source
 
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -175,7 +175,7 @@ def drift_in(entries: Sequence[Entry], period: Period) -> Iterator[DriftRow]:
                 support=found.support,
                 interventions=found.interventions,
                 model_error=found.model_error,
-                evidence=f"{drift.log_evidence:.1f} of {drift.log_threshold:.1f}" if drift.blocks else "not watched",
+                evidence=_evidence(drift),
                 alarms_per_year=drift.alarms_per_year,
                 alarm=drift.alarm or "none",
             )
@@ -189,10 +189,14 @@ def drift_in(entries: Sequence[Entry], period: Period) -> Iterator[DriftRow]:
                 dataset=watched.dataset,
                 rows=watched.rows,
                 model_error=next((1.0 + s.shift for s in watched.signals if s.group == "model"), 1.0),
-                evidence=f"{watched.log_evidence:.1f} of {watched.log_threshold:.1f}",
+                evidence=_evidence(watched),
                 alarms_per_year=watched.alarms_per_year,
                 alarm=watched.alarm or "none",
             )
+
+
+def _evidence(found: DriftFinding | DriftRecord) -> str:
+    return f"{found.log_evidence:.1f} of {found.log_threshold:.1f}" if found.watched else "not watched"
 
 
 def datasets_in(

@@ -143,10 +143,7 @@ def shadow_of(ledger: Ledger, plant: str) -> tuple[shadows.ShadowInForce, Candid
     watched = shadows.shadow(ledger.entries(), plant)
     if watched is None:
         raise Refused(f"expected a shadow of {plant}, got none: retrain it, and approve what passes.")
-    record = record_of(ledger.entry(watched.entry.body["candidate"]))
-    # The ledger names files where the home was then, which may have moved since.
-    own = record.dataset.at(ledger.home.root / "datasets" / record.dataset.plant)
-    return watched, record.model_copy(update={"dataset": own})
+    return watched, record_of(ledger.entry(watched.entry.body["candidate"])).at(ledger.home.root)
 
 
 def proposals(spec: PlantSpec, composite: Composite, logs: Logs) -> Proposals:

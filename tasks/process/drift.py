@@ -93,10 +93,7 @@ def watched_of(ledger: Ledger, plant: str) -> Watched:
         found = shadow.entry
     if found is None:
         raise Refused(f"expected a champion or a shadow of {plant} to hold new logs against, got none: retrain it.")
-    record = record_of(ledger.entry(found.body["candidate"]))
-    # The ledger names files where the home was then, which may have moved since.
-    own = record.dataset.at(ledger.home.root / "datasets" / record.dataset.plant)
-    return Watched(found, record.model_copy(update={"dataset": own}))
+    return Watched(found, record_of(ledger.entry(found.body["candidate"])).at(ledger.home.root))
 
 
 def watch(home: Home, run: RunConfig, dataset: Dataset, alarms_per_year: float) -> Logged:
@@ -208,7 +205,11 @@ def _watch_stream(stream: Stream, new: Logs) -> tuple[Floats, SignalDrift]:
     """(N,) log evidence of one signal after each step, in steps, and its finding."""
     rows = len(new.episode)
     length = block_length(stream.known)
-    length *= math.ceil(rows / MOST_BLOCKS / length)
+    times = math.ceil(rows / MOST_BLOCKS / length)
+    # A reference that is short beside the newer logs needs its blocks more than they need to be few.
+    while times > 1 and len(_blocks(stream.known[0], stream.known_episode, times * length)[0]) < LEAST_REFERENCE:
+        times //= 2
+    length *= times
     own, blocks, known = np.full(rows, -np.inf), 0, 0
     for before, after in zip(stream.known, stream.new, strict=True):
         reference, _ = _blocks(before, stream.known_episode, length)
@@ -245,7 +246,7 @@ def _blocks(scores: Floats, episode: npt.NDArray[np.int64], length: int) -> tupl
             begin = last + 1
     if not ends:
         return np.empty(0), np.empty(0, np.int64)
-    starts = np.concatenate([[0], np.asarray(ends[:-1]) + 1])
+    starts = np.asarray([0, *(end + 1 for end in ends[:-1])])
     sums = np.add.reduceat(scores[: ends[-1] + 1], starts)
     return sums / np.diff(np.append(starts, ends[-1] + 1)), np.asarray(ends)
 

@@ -123,8 +123,14 @@ def load_model(reference: LearnedModel, spec: PlantSpec) -> FittedModel:
     """A learned model from its file.
 
     Raises:
-        Refused: when its files are not those that the reference names, or do not fit the plant.
+        Refused: when its files are missing or not those that the reference names, or do not fit the plant.
     """
+    missing = next((path for path in (reference.weights, reference.residuals) if not path.is_file()), None)
+    if missing is not None:
+        raise Refused(
+            f"expected the learned model {reference.digest[:12]} in {missing.parent}, got no {missing.name}: restore "
+            "it from a backup, or retrain."
+        )
     if _digest(reference.weights, reference.residuals) != reference.digest:
         raise Refused(
             f"expected the learned model {reference.digest[:12]} in {reference.weights.parent}, got another: retrain."

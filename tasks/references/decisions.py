@@ -213,6 +213,12 @@ class CandidateRecord(Reference):
     model: LearnedModel | None = None
     """What the drift of such a process is watched with."""
 
+    def at(self, root: Path) -> CandidateRecord:
+        """The same record with its files in another home: the ledger names them where theirs was then."""
+        plant = self.dataset.plant
+        model = self.model and self.model.at(root / "runs" / plant / "models")
+        return self.model_copy(update={"dataset": self.dataset.at(root / "datasets" / plant), "model": model})
+
 
 class Candidate(Reference):
     """A candidate in the registry and in the ledger."""

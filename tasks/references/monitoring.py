@@ -8,6 +8,24 @@ from pydantic import Field
 
 from tasks.references.base import Reference
 
+
+def watchable(blocks: int, reference_blocks: int) -> bool:
+    """Whether blocks of newer logs can raise an alarm beside so many of the reference.
+
+    Args:
+        blocks: of the newer logs.
+        reference_blocks: that they are ranked among.
+    """
+    return blocks > 0 and reference_blocks >= _least_reference()
+
+
+def _least_reference() -> int:
+    # It brings NumPy, which who reads references needs not wait for.
+    from neorl_core.safety.drift import LEAST_REFERENCE
+
+    return LEAST_REFERENCE
+
+
 DriftGroup = Literal["observations", "actions", "rewards", "model"]
 """What is watched: the three that are logged, and the errors of one-step predictions."""
 
@@ -27,6 +45,11 @@ class SignalDrift(Reference):
     """Blocks of the reference that they were ranked among."""
     block_steps: int
     """Steps of a block, over which the signal has lost its memory."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether an alarm was possible."""
+        return watchable(self.blocks, self.reference_blocks)
 
 
 class DriftRecord(Reference):
@@ -58,12 +81,30 @@ class DriftRecord(Reference):
     signals: tuple[SignalDrift, ...] = Field(min_length=1)
 
     @property
+    def unwatched(self) -> tuple[SignalDrift, ...]:
+        """Signals of which no alarm was possible, whatever they did."""
+        return tuple(signal for signal in self.signals if not signal.watched)
+
+    @property
+    def watched(self) -> bool:
+        """Whether an alarm was possible of any signal: where none was, that there is none says nothing."""
+        return self.alarm is not None or len(self.unwatched) < len(self.signals)
+
+    @property
     def found(self) -> str:
         """The finding in one sentence."""
-        watched = f"{self.rows:,} steps of {self.episodes} episodes"
+        seen = f"{self.rows:,} steps of {self.episodes} episodes"
+        if not self.watched:
+            length = min(signal.block_steps for signal in self.signals)
+            own, newer = (max(n) for n in zip(*((s.reference_blocks, s.blocks) for s in self.signals), strict=True))
+            return (
+                f"drift not watched in {seen}: expected a block of newer logs beside {_least_reference()} of the "
+                f"reference, got at most {newer} beside {own}, of {length} steps or more: learn from longer logs, or "
+                "wait for more"
+            )
         worst = max(self.signals, key=lambda signal: signal.log_evidence)
         least = f"log evidence {self.log_evidence:.1f} of {self.log_threshold:.1f}"
         rate = f"at most {self.alarms_per_year:g} false alarms a year on average"
-        if self.alarm is None:
-            return f"no drift in {watched}: {least}, most in {worst.name} of the {worst.group}, {rate}"
-        return f"drift at {self.alarm} of {watched}: {least}, most in {worst.name} of the {worst.group}, {rate}"
+        drift = "no drift in" if self.alarm is None else f"drift at {self.alarm} of"
+        left = f"; not watched: {', '.join(signal.name for signal in self.unwatched)}" if self.unwatched else ""
+        return f"{drift} {seen}: {least}, most in {worst.name} of the {worst.group}, {rate}{left}"

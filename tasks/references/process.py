@@ -8,6 +8,7 @@ from pydantic import Field
 
 from tasks.references.base import Interval, Reference
 from tasks.references.evidence import Servability
+from tasks.references.monitoring import watchable
 
 NO_CLAIM = "no statistical safety claim"
 """The first line of what is claimed of a policy without a simulator."""
@@ -42,6 +43,13 @@ class LearnedModel(Reference):
     residuals: Path
     """Scores of its one-step errors on the held-out rows, for the drift alarm of a shadow."""
     prediction: PredictionErrors
+
+    def at(self, models: Path) -> LearnedModel:
+        """The same model with its files in another folder of models."""
+        folder = models / self.weights.parent.name
+        return self.model_copy(
+            update={"weights": folder / self.weights.name, "residuals": folder / self.residuals.name}
+        )
 
     @property
     def found(self) -> str:
@@ -162,6 +170,11 @@ class DriftFinding(Reference):
     """Log of the blocks that pass on average, at least, before a false alarm."""
     alarm: str | None = None
     """Where the threshold was reached first: episode and step."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether an alarm was possible: where there is next to nothing to compare, silence says nothing."""
+        return self.alarm is not None or watchable(self.blocks, self.reference_blocks)
 
 
 class ShadowComparison(Reference):

@@ -146,7 +146,15 @@ def test_drift_is_told_of_the_newest_window_against_what_is_in_force(ledger: Led
     ledger.append("drift", drift(second.digest, 18.0, "episode 2, step 5"), plant=PLANT)
     told = look(readings)
     assert (told["neorl_drift_alarm", PLANT], told["neorl_drift_alarms_total", PLANT]) == (1, 2)
-    assert told["neorl_drift_window_timestamp_seconds", PLANT] == clock.seconds()
+    alarmed = clock.seconds()
+    assert told["neorl_drift_window_timestamp_seconds", PLANT] == alarmed
+    # A window without a block in it could raise none, so it takes none back.
+    clock.set(11, 15)
+    empty = drift(second.digest, 0.0)
+    unwatched = empty.signals[0].model_copy(update={"blocks": 0})
+    ledger.append("drift", empty.model_copy(update={"signals": (unwatched,)}), plant=PLANT)
+    told = look(readings)
+    assert (told["neorl_drift_alarm", PLANT], told["neorl_drift_window_timestamp_seconds", PLANT]) == (1, alarmed)
 
 
 def process_home(ledger: Ledger, folder: Path) -> None:

@@ -9,12 +9,13 @@ import numpy.typing as npt
 import pytest
 
 from neorl_core.plants import PLANTS
-from neorl_core.safety.drift import POWERS
+from neorl_core.safety.drift import LEAST_REFERENCE, POWERS
 from neorl_core.types import Transition
 from tasks.adapters.store.episodes import Logs
 from tasks.process import drift
 from tasks.process.drift import Stream, evidence_of, step_seconds
 from tasks.references import DriftGroup
+from tests import judged
 
 Floats = npt.NDArray[np.float64]
 STEPS = 60
@@ -62,6 +63,40 @@ def test_blocks_are_whole_episodes_and_parts_of_long_ones() -> None:
     means, ends = drift._blocks(np.arange(9.0), np.array([0, 0, 1, 2, 2, 2, 2, 2, 3]), 2)
     assert ends.tolist() == [1, 3, 5, 7]
     assert means.tolist() == [0.5, 2.5, 4.5, 6.5]
+
+
+@pytest.mark.parametrize("episode", [[0] * 10, [0] * 5 + [1] * 5])
+def test_a_window_of_a_single_block_is_watched(episode: list[int]) -> None:
+    means, ends = drift._blocks(np.arange(10.0), np.asarray(episode), 7)
+    assert (means.tolist(), ends.tolist()) == ([4.5], [9])
+
+
+def test_no_drift_is_told_only_where_one_could_have_been_found() -> None:
+    draw = np.random.default_rng(11)
+    calm, far = draw.normal(size=3000), 30.0 + draw.normal(size=6000)
+    # All is far away, but ranked among thirty rows, or in a window that ends before the first block does.
+    slow = np.repeat(draw.normal(size=60), 50)
+    for known, new in ((calm[:30], far), (slow, slow[:4] + 30.0)):
+        rows = Logs(logs_of(1).transitions, np.zeros(len(new), np.int64), np.zeros(1, np.int64), new > 0)
+        _, (found,) = evidence_of([Stream("level", "rewards", (known,), known.astype(int) * 0, (new,), 30.0)], rows)
+        assert not found.watched
+        told = judged.drift_record("0", "1", "2", signals=(found,))
+        assert not told.watched
+        assert told.found.startswith("drift not watched in 100 steps of 2 episodes: expected a block of newer logs")
+    told = judged.drift_record("0", "1", "2")
+    assert told.found.startswith("no drift in")
+    assert "not watched" not in told.found
+    unseen = told.signals[0].model_copy(update={"name": "slow", "blocks": 0})
+    assert told.model_copy(update={"signals": (*told.signals, unseen)}).found.endswith("; not watched: slow")
+
+
+def test_many_newer_logs_leave_the_reference_blocks_enough_to_be_ranked_among() -> None:
+    draw = np.random.default_rng(12)
+    known, new = draw.normal(size=1000), 30.0 + draw.normal(size=250_000)
+    rows = Logs(logs_of(1).transitions, np.zeros(len(new), np.int64), np.zeros(1, np.int64), new > 0)
+    evidence, (found,) = evidence_of([Stream("x", "rewards", (known,), np.zeros(1000, np.int64), (new,), 30.0)], rows)
+    assert found.reference_blocks >= LEAST_REFERENCE
+    assert evidence.max() > math.log(1e7)
 
 
 def test_blocks_are_as_long_as_a_signals_memory_and_whole_periods() -> None:

@@ -42,6 +42,21 @@ def test_neither_weights_nor_errors_may_be_others(altered: str, tmp_path: Path) 
         load_model(model, SPEC)
 
 
+def test_a_model_is_found_in_a_home_that_moved_and_missed_in_a_sentence(tmp_path: Path) -> None:
+    before, now = tmp_path / "old", tmp_path / "new"
+    model = LearnedModel(
+        digest="0" * 64,
+        weights=before / "runs" / "vessel" / "models" / "abc" / "model.npz",
+        residuals=before / "runs" / "vessel" / "models" / "abc" / "residuals.npz",
+        prediction=process_evidence().model,
+    )
+    moved = model.at(now / "runs" / "vessel" / "models")
+    assert moved.weights == now / "runs" / "vessel" / "models" / "abc" / "model.npz"
+    assert moved.residuals == now / "runs" / "vessel" / "models" / "abc" / "residuals.npz"
+    with pytest.raises(Refused, match=r"expected the learned model 000000000000 in .*, got no model\.npz: restore"):
+        load_model(moved, SPEC)
+
+
 @pytest.mark.slow
 def test_a_model_that_is_kept_is_never_written_over_by_another(tmp_path: Path) -> None:
     o, a = SPEC.observation.size, SPEC.action.size
