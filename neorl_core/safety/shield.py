@@ -13,6 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.types import Params, Plant, PlantSpec
 
+ROUNDING = 2.0**-20
+"""Share of a value by which it may differ from itself: eight times the precision of single numbers."""
+
 
 class Limits(Protocol):
     """What any shield limits an action by."""
@@ -109,12 +112,18 @@ def envelope_of(
 ) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
     """The range of the training data, widened by `sigmas` of its standard deviations on both sides.
 
+    Of a signal that never moved it is that value, but for rounding: of what its move would do the data say nothing.
+
     Args:
         lowest, highest: (O,) range of the training observations.
         scale: (O,) their standard deviations (`Normaliser.scale`).
         sigmas: how far beyond its data a policy is trusted.
     """
-    return lowest - sigmas * scale, highest + sigmas * scale
+    # A deviation is at most half of the range (Popoviciu), which the scale of one that never moved, 1, is not.
+    deviation = jnp.minimum(scale, (highest - lowest) / 2)
+    rounding = ROUNDING * jnp.maximum(jnp.abs(lowest), jnp.abs(highest))
+    widening = jnp.maximum(sigmas * deviation, rounding)
+    return lowest - widening, highest + widening
 
 
 def inside_envelope(shield: ShieldParams, observation: Float[Array, " O"]) -> Bool[Array, ""]:

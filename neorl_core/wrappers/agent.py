@@ -116,12 +116,17 @@ class Agent:
             applied: what the actuators really did since the last call; by default what was commanded then.
 
         Raises:
-            ValueError: on an observation of another shape.
+            ValueError: on an observation or an applied action of another shape.
         """
         seen = jnp.asarray(observation, self.policy_dtype)
         if seen.shape != (self.spec.observation.size,):
             raise ValueError(
                 f"expected an observation ({self.spec.observation.size},), got {seen.shape}: pass one row."
+            )
+        done = None if applied is None else jnp.asarray(applied, seen.dtype)
+        if done is not None and done.shape != (self.spec.action.size,):
+            raise ValueError(
+                f"expected an applied action ({self.spec.action.size},), got {done.shape}: pass that of every actuator."
             )
         if self._memory is None:
             self._memory = self._controller.init(self.params, seen)
@@ -129,7 +134,7 @@ class Agent:
                 self._action = first_applied(self.plant, self.params, seen)
             else:
                 self._action = jnp.zeros(self.spec.action.size, seen.dtype)
-        before = self._action if applied is None else jnp.asarray(applied, seen.dtype)
+        before = self._action if done is None else done
         self._memory, self._action = _act(self._controller)(self.params, self._memory, seen, before)
         return np.array(self._action)
 

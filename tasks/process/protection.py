@@ -76,7 +76,10 @@ def calibrated_shield(run: RunConfig, spec: PlantSpec, training: Logs, calibrati
     """
     points, unseen = _points(training), _points(calibration)
     centre, deviation = points.mean(axis=0), points.std(axis=0)
-    scale = np.where(moves(centre, deviation), deviation, 1.0)
+    # An observation that never moved is judged by the envelope alone: a distance has no unit for it, and one held-out
+    # episode that moves it would make the radius as long as its unit is short.
+    unmoved = np.where(np.arange(len(centre)) < spec.observation.size, np.inf, 1.0)
+    scale = np.where(moves(centre, deviation), deviation, unmoved)
     scaled = jnp.asarray((_thinned(points) - centre) / scale, dtype=float)
     chosen = choose_references(jax.random.key(run.seed), scaled, min(REFERENCES, len(scaled)))
     observed, known = spec.observation.size, training.transitions
@@ -152,6 +155,11 @@ def check_fallback(run: RunConfig, spec: PlantSpec) -> None:
             f"expected a 'range' of action {name}, got none or one side: say at its tag in "
             f"{run.data.mapping or 'the mapping'} what the actuator can do, such as range: [0, 100]."
         )
+    if run.shield.dwell > 1:
+        raise BadInput(
+            f"expected no 'shield.dwell' in the run of process {run.plant}, whose actions are continuous, got "
+            f"{run.shield.dwell}: limit their rates by shield.rate_limits."
+        )
     predicting = [name for name in ("look_ahead", "buffers", "return_buffers") if name in run.shield.model_fields_set]
     if predicting:
         raise BadInput(
@@ -167,6 +175,20 @@ def check_fallback(run: RunConfig, spec: PlantSpec) -> None:
             raise BadInput(
                 f"expected 'fallback' and 'shield' to name an {what} among {', '.join(known)}, got '{unknown}': "
                 "correct the name."
+            )
+    _check_safe_values(given, spec)
+
+
+def _check_safe_values(given: Fallback, spec: PlantSpec) -> None:
+    """Refuse what is in another unit than its action's, for the bounds would make an end of the range of it."""
+    ranges = {name: (low, high) for name, low, high in zip(spec.action.names, *spec.action[2:], strict=True)}
+    values = [("safe value", name, value) for name, value in given.toward.items()]
+    values += [("bias", loop.action, loop.bias) for loop in given.loops if loop.bias is not None]
+    for what, name, value in values:
+        low, high = ranges[name]
+        if not low <= value <= high:
+            raise BadInput(
+                f"expected a {what} of {name} within {low:g} to {high:g}, got {value:g}: give it in the action's unit."
             )
 
 

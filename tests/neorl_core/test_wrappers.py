@@ -325,6 +325,10 @@ def test_an_agent_comes_back_from_its_file(tmp_path: Path, cloned: Policy, log: 
         Agent.load(tmp_path / "nothing.npz")
     with pytest.raises(ValueError, match=r"expected an observation \(6,\), got \(2, 6\)"):
         found(log.observation[:2])
+    # One actuator's readback is not that of all of them.
+    size = found.spec.action.size
+    with pytest.raises(ValueError, match=rf"expected an applied action \({size},\), got \({size + 1},\)"):
+        found(log.observation[0], np.zeros(size + 1))
 
 
 def test_a_bundles_agent_is_its_shielded_controller(tmp_path: Path) -> None:

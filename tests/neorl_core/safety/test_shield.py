@@ -155,6 +155,18 @@ def test_outside_its_envelope_the_policy_is_not_asked() -> None:
     assert drive(0.0, [1.8], envelope=envelope, buffer=-5.0) == [(True, -1.0)]
 
 
+def test_the_envelope_of_what_never_moved_has_no_width_in_any_unit() -> None:
+    # One deviation for a signal that moves; the scale of those that never did is 1, in whatever unit they come.
+    lowest, highest = jnp.array([-1.0, 0.0, 0.25, 1000.0]), jnp.array([1.0, 0.0, 0.25, 1000.0])
+    low, high = envelope_of(lowest, highest, jnp.array([0.5, 1.0, 1.0, 1.0]), 1.0)
+    np.testing.assert_allclose(high, [1.5, 0.0, 0.25, 1000.0], rtol=2e-6)
+    np.testing.assert_allclose(low, [-1.5, 0.0, 0.25, 1000.0], rtol=2e-6)
+    # Rounding is no move.
+    around = np.asarray([1000.0, np.nextafter(np.float32(1000), np.float32(2000))], np.float32)
+    assert (around <= float(high[3])).all()
+    assert (around >= float(low[3])).all()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_policy_that_is_not_finite_hands_over(bad: float) -> None:
     assert drive(bad, [1.6], buffer=-5.0) == [(True, -1.0)]

@@ -15,6 +15,7 @@ from configs.run import RunConfig
 from neorl_core.control.fallbacks import FALLBACK, Hold, LinearLaw, PIDLoops
 from neorl_core.networks import Policy, policy_act
 from neorl_core.safety.composite import Composite
+from neorl_core.safety.support import inside_support
 from neorl_core.types import PlantSpec, Process, Space, Transition
 from tasks.adapters.models.bundle import load_bundle, save_bundle
 from tasks.adapters.plants.known import KnownPlant
@@ -77,6 +78,25 @@ def test_the_distance_to_the_logs_has_no_unit(shield: Any) -> None:
     found = calibrated_shield(run(None), SPEC, small(0), small(1))
     np.testing.assert_allclose(found.radius, shield.radius, rtol=1e-4)
     np.testing.assert_allclose(found.scale[:2], shield.scale[:2] * 2.0**-40, rtol=1e-5)
+
+
+@pytest.mark.parametrize("opened", [0.9, 90.0])
+def test_what_never_moved_in_the_logs_is_outside_them_in_any_unit(opened: float) -> None:
+    spec = SPEC._replace(observation=Space((*SPEC.observation.names, "bypass"), ("m", "m", "1"), *2 * ((0.0,) * 3,)))
+
+    def with_bypass(found: Logs, value: float) -> Logs:
+        x = np.column_stack([found.transitions.observation, np.full(len(found.episode), value)]).astype(np.float32)
+        return found._replace(transitions=found.transitions._replace(observation=x, next_observation=x))
+
+    # It moves in one step of a hundred of those that calibrate, which does not tell what its distance counts for.
+    calibrating = with_bypass(logs(seed=1), 0.0)
+    calibrating.transitions.observation[::100, 2] = opened
+    found = calibrated_shield(run(None), spec, with_bypass(logs(), 0.0), calibrating)
+    plain = calibrated_shield(run(None), SPEC, logs(), logs(seed=1))
+    x, u = jnp.asarray([2.0, 2.0, 0.0]), jnp.asarray([0.4, 1.0])
+    assert inside_support(found, x, u, found.radius)
+    assert not inside_support(found, x.at[2].set(opened), u, found.radius)
+    assert found.radius <= plain.radius
 
 
 def test_the_radius_holds_the_share_of_further_rows_that_it_was_calibrated_for(shield: Any) -> None:
@@ -151,6 +171,10 @@ def test_a_clone_explains_what_can_be_explained(shield: Any, law: str) -> None:
         ({"kind": "hold", "toward": {"fan": 1.0}}, {}, "got 'fan'"),
         ({"kind": "hold"}, {"rate_limits": {"fan": 1.0}}, "got 'fan'"),
         ({"kind": "hold"}, {"buffers": {"level": 0.1}}, "a shield that predicts nothing, got 'shield.buffers'"),
+        ({"kind": "hold"}, {"dwell": 100}, "no 'shield.dwell' in the run of process vessel"),
+        # Percent in the place of a fraction, which bounds would have made the end of the range.
+        ({"kind": "hold", "toward": {"valve": 20.0}}, {}, "safe value of valve within 0 to 1, got 20: give it in"),
+        ({"kind": "pid", "loops": [{**LOOP, "ki": 0.0, "bias": 50.0}]}, {}, "bias of valve within 0 to 1, got 50"),
     ],
 )
 def test_what_the_process_has_not_is_refused_before_anything_is_read(
