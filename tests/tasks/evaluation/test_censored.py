@@ -1,0 +1,58 @@
+"""A policy that is as good as the logged one gains nothing, however the logs that trips spared were cut."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.networks import Normaliser, Policy, actor_init
+from neorl_core.types import Transition
+from tasks.adapters.store.episodes import Logs
+from tasks.evaluation.estimators import Episodes, fit_estimators
+from tasks.evaluation.model_based import lasting, windows
+from tests.small_data import reactor_run
+
+HORIZON, DISCOUNT, TRIP, EPISODES = 20, 0.95, 0.06, 300
+
+
+def tripping(seed: int) -> Logs:
+    """Episodes cut after 10 to 19 steps, of which a step trips with probability `TRIP (1 - a)`; a step is worth 1."""
+    draw, rows, lengths = np.random.default_rng(seed), [], []
+    for cut in draw.integers(10, HORIZON, EPISODES):
+        observation, length = draw.normal(), 0
+        for _ in range(cut):
+            action, after = draw.uniform(-1, 1), 0.5 * observation + 0.5 * draw.normal()
+            tripped = draw.random() < TRIP * (1 - action)
+            rows.append((observation, action, after, tripped))
+            observation, length = after, length + 1
+            if tripped:
+                break
+        lengths.append(length)
+    x = np.asarray(rows, np.float32)
+    one = np.ones(len(x), np.float32)
+    starts = np.cumsum(lengths) - lengths
+    t = Transition(x[:, :1], x[:, 1:2], one, 0 * one, x[:, 2:3], x[:, 3])
+    return Logs(t, np.repeat(np.arange(EPISODES), lengths), starts, np.zeros(len(x), bool))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_who_trips_as_often_as_the_logged_controller_gains_nothing(seed: int) -> None:
+    # Source: actions are symmetric about 0, so who takes 0 trips as often; sum_{t<H} (discount (1 - p))^t of both.
+    every = tripping(seed)
+    horizon = lasting(every, HORIZON)
+    assert horizon < HORIZON
+    true = sum((DISCOUNT * (1 - TRIP)) ** step for step in range(horizon))
+    one = Normaliser(jnp.zeros(1), jnp.ones(1), jnp.zeros(1), jnp.ones(1))
+    run = reactor_run(evaluate={"model_updates": 300, "bootstraps": 200, "discount": DISCOUNT})
+    estimators = fit_estimators(Episodes(run, windows(every, horizon), horizon, one, None))
+    still = Policy(jax.tree.map(jnp.zeros_like, actor_init(jax.random.key(0), 1, 1, (4,))), one)
+    logged, same = estimators.logged(), estimators.of(still)
+    lower, upper = logged.bounds(0.95)
+    assert lower < true < upper
+    gain = same.gain(logged, 0.95)
+    lower, upper = gain.bounds(0.95)
+    assert gain.supported
+    assert lower < 0.0 < upper
