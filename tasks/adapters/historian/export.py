@@ -64,14 +64,14 @@ class Export:
     """Times that are too far from nearly all others to be believed."""
     ordered: bool = True
     rows: int = 0
-    """Rows that were read, of a wide table the cells with something in them."""
+    """Rows that were read, of a wide table the cells with something in them; an episode's name is in each row of it."""
     ignored: int = 0
     """Rows of tags that the mapping ignores."""
     tables: PlainTables = field(init=False)
     episodes: EpisodeNumbers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.episodes = EpisodeNumbers(self.mapping.episode)
+        self.episodes = EpisodeNumbers(self.mapping.episode, self.mapping.tags)
         self.tables, self.mapping = PlainTables(self.mapping), as_read(self.mapping)
 
     @classmethod
