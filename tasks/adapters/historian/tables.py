@@ -61,7 +61,7 @@ def _is_empty(name: str, kind: pl.DataType) -> pl.Expr:
 
 
 def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
-    """A wide batch as long rows, row after row; an empty cell is no row, for nothing was archived."""
+    """A wide batch as long rows, row after row; an empty cell without a status is no row, for nothing was archived."""
     columns = mapping.columns
     tags = [name for name in mapping.tags if name in batch.columns]
     texts = any(batch[tag].dtype == pl.String for tag in tags)
@@ -69,19 +69,20 @@ def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
     numbered = batch.with_row_index("row").with_columns(pl.col(tag).cast(kind) for tag in tags)
     names = pl.Enum([*mapping.tags, *mapping.ignore])
     long = numbered.unpivot(tags, index=["row", columns.timestamp], variable_name="tag", value_name="value")
+    empty = _is_empty("value", long.schema["value"])
     if columns.status_suffix is not None:
         kept = [f"{tag}{columns.status_suffix}" for tag in tags]
-        none = [pl.lit(None, pl.String).alias(name) for name in kept if name not in batch.columns]
-        statuses = numbered.with_columns(none).with_columns(pl.col(name).cast(pl.String) for name in kept)
-        long = long.with_columns(statuses.unpivot(kept, value_name="status")["status"])
         # A tag without a status column is Good, one with an empty cell has no status; an episode's name always counts.
         lacking = [tag for tag, name in zip(tags, kept, strict=True) if name not in batch.columns]
         lacking += [mapping.episode] if mapping.episode is not None else []
-        long = long.with_columns(
-            status=pl.when(pl.col("tag").is_in(lacking)).then(pl.lit("Good")).otherwise(pl.col("status"))
-        )
+        none = [pl.lit(None, pl.String).alias(name) for name in kept if name not in batch.columns]
+        statuses = numbered.with_columns(none).with_columns(pl.col(name).cast(pl.String) for name in kept)
+        long = long.with_columns(statuses.unpivot(kept, value_name="status")["status"])
+        unmarked = pl.col("tag").is_in(lacking)
+        empty &= unmarked | _is_empty("status", long.schema["status"])
+        long = long.with_columns(status=pl.when(unmarked).then(pl.lit("Good")).otherwise(pl.col("status")))
     return (
-        long.filter(~_is_empty("value", long.schema["value"]))
+        long.filter(~empty)
         .sort("row", maintain_order=True)
         .with_columns(
             code=pl.col("tag").cast(names).to_physical().cast(pl.UInt16),
