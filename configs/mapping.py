@@ -52,8 +52,8 @@ class Clock(Strict):
     zone: str = "UTC"
     """IANA zone of timestamps that name none, such as Europe/Berlin."""
     ambiguous: Literal["quarantine", "earlier", "later", "order"] = "quarantine"
-    """What becomes of the hour that comes twice when summer ends: refuse it, take either, or tell by the rows' order. A
-    time that a zone skips is always refused."""
+    """What becomes of the hour that comes twice when summer ends: refuse it, take either, or tell by the rows' order,
+    which must be that of time. A time that a zone skips is always refused."""
     epoch: Literal["s", "ms", "us", "ns"] | None = None
     """Unit of timestamps that are numbers since 1970."""
     format: str | None = None
