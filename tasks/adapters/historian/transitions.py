@@ -100,7 +100,7 @@ class HistorianStream:
         if mapping.origin is None:
             origin = self.export.first_time(self.acting[0])
         else:
-            origin = round(mapping.origin.timestamp() * SECOND)
+            origin = mapping.clock.moment(mapping.origin)
         self.next = self.first = begin + (origin - begin) % self.period
         if self.next + self.period > end:
             raise BadInput(
