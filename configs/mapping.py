@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
@@ -52,20 +52,25 @@ class Clock(Strict):
     zone: str = "UTC"
     """IANA zone of timestamps that name none, such as Europe/Berlin."""
     ambiguous: Literal["quarantine", "earlier", "later", "order"] = "quarantine"
-    """What becomes of the hour that comes twice when summer ends: refuse it, take either, or tell by the rows' order. A
-    time that a zone skips is always refused."""
+    """What becomes of the hour that comes twice when summer ends: refuse it, take either, or tell by the rows' order,
+    which must be that of time. A time that a zone skips is always refused."""
     epoch: Literal["s", "ms", "us", "ns"] | None = None
     """Unit of timestamps that are numbers since 1970."""
     format: str | None = None
     """How timestamps are written, by the directives of strptime such as %d.%m.%Y %H:%M; ISO 8601 needs none."""
     start: datetime | None = Field(default=None, strict=False)
-    """The time of the first row, of a table that has no timestamps."""
+    """The time of the first row, of a table that has no timestamps; in `zone` where it names none."""
     period_seconds: Annotated[float, Field(gt=0.0)] | None = None
     """Time between the rows of such a table; the mapping's period when not given."""
     late_seconds: Seconds = 300.0
     """How far a row may come after younger ones and still be put in its place; later ones go to the quarantine."""
     same_time: Literal["reject", "first", "last"] = "reject"
     """Which of several rows of a tag with one timestamp and different values counts."""
+
+    def moment(self, time: datetime) -> int:
+        """A time of the mapping as ns since 1970, UTC; one that names no zone is in the clock's, not the machine's."""
+        zoned = time if time.tzinfo is not None else time.replace(tzinfo=ZoneInfo(self.zone))
+        return (zoned - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
 
     @model_validator(mode="after")
     def _known(self) -> Clock:
@@ -187,7 +192,8 @@ class HistorianMapping(Strict):
     period_seconds: float = Field(gt=0)
     """The period to which all tags are resampled: the plant's control period."""
     origin: datetime | None = Field(default=None, strict=False)
-    """A moment at which a control step began; when not given, the first row of the first action's tag."""
+    """A moment at which a control step began, in the clock's zone where it names none; when not given, the first row of
+    the first action's tag."""
     layout: Literal["long", "wide", "transposed"] = "long"
     """Rows of (tag, timestamp, value, status), one column per tag, or one row per tag."""
     dialect: Dialect = Dialect()

@@ -64,14 +64,14 @@ class Export:
     """Times that are too far from nearly all others to be believed."""
     ordered: bool = True
     rows: int = 0
-    """Rows that were read, of a wide table the cells with something in them."""
+    """Rows that were read, of a wide table the cells with something in them; an episode's name is in each row of it."""
     ignored: int = 0
     """Rows of tags that the mapping ignores."""
     tables: PlainTables = field(init=False)
     episodes: EpisodeNumbers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.episodes = EpisodeNumbers(self.mapping.episode)
+        self.episodes = EpisodeNumbers(self.mapping.episode, self.mapping.tags)
         self.tables, self.mapping = PlainTables(self.mapping), as_read(self.mapping)
 
     @classmethod
@@ -173,15 +173,15 @@ class Export:
             clock = TimestampReader(self.mapping.clock)
             astray = self.times_of[number].astray if self.ordered else np.zeros(0, np.int64)
             base = 0
-            for frame, count in self._batches(file):
+            for frame, stamps in self._batches(file):
                 rows, rejects, unknown = decoder.read(
-                    frame, clock, file.name, (number << FILE_BITS) + base, astray - base
+                    frame, stamps, clock, file.name, (number << FILE_BITS) + base, astray - base
                 )
                 if unknown and not checked:
                     # Those that a pattern ignores are known after all.
                     self._check_tags()
                     checked = True
-                base += count
+                base += len(stamps)
                 self.rows, self.ignored = self.rows + len(frame), decoder.ignored
                 if not seen.all():
                     seen[rows.codes] = True
@@ -195,8 +195,8 @@ class Export:
                     "delete the tag from the mapping and list it under 'ignore'."
                 )
 
-    def _batches(self, file: Path) -> Iterator[tuple[pl.DataFrame, int]]:
-        """A file's rows as tag codes, timestamps, values and statuses, a chunk at a time, and how many rows it had."""
+    def _batches(self, file: Path) -> Iterator[tuple[pl.DataFrame, pl.Series]]:
+        """A file's rows as tag codes, timestamps, values and statuses, a chunk at a time, and each row's timestamp."""
         columns = self.mapping.columns
         names = [*self.mapping.tags, *self.mapping.ignore]
         with _reading(file):
@@ -205,10 +205,11 @@ class Export:
                 chosen = [columns.timestamp, *(n for n in table.collect_schema().names() if self._wanted(n))]
                 size = max(CHUNK_ROWS // len(self.mapping.tags), 1)
                 for batch in batches(table.select(chosen), size):
-                    yield long_rows(self.episodes.number(batch), self.mapping), len(batch)
+                    yield long_rows(self.episodes.number(batch), self.mapping), batch[columns.timestamp]
                 return
             if (parquet := self.tables.parquet(file)) is not None:
-                yield from ((batch, len(batch)) for batch in coded_batches(parquet, columns, names, CHUNK_ROWS))
+                coded = coded_batches(parquet, columns, names, CHUNK_ROWS)
+                yield from ((batch, batch["timestamp"]) for batch in coded)
                 return
             tag = pl.col(columns.tag)
             if table.collect_schema()[columns.tag] != pl.String:
@@ -222,7 +223,7 @@ class Export:
             if columns.status is not None:
                 picked.append(pl.col(columns.status).alias("status"))
             for batch in batches(table.select(picked), CHUNK_ROWS):
-                yield batch, len(batch)
+                yield batch, batch["timestamp"]
 
     def _wanted(self, column: str) -> bool:
         suffix = self.mapping.columns.status_suffix
@@ -267,7 +268,8 @@ class Export:
         earliest, behind, rows, top = NEVER, 0, 0, UNKNOWN_TIME
         astray: list[Times] = []
         parts: list[Stretches] = []
-        for times, numbers, settled in self._stamps(file, self.tables.scan(file)):
+        clock = TimestampReader(self.mapping.clock)
+        for times, numbers, settled in self._stamps(file, self.tables.scan(file), clock):
             rows += settled
             known = in_time = times[:settled]
             if (top == UNKNOWN_TIME or times[0] >= top) and (times[1:] >= times[:-1]).all():
@@ -286,6 +288,11 @@ class Export:
                 earliest, top = min(earliest, int(in_time.min(initial=NEVER))), max(top, int(known.max()))
             if len(parts) > MOST_PARTS:
                 parts = [Stretches.joined(parts)]
+        if clock.second_pass.met and behind > UNORDERED * rows:
+            raise BadInput(
+                f"expected the rows of {file.name} in order of time where clock.ambiguous is order and clocks were set "
+                f"back, got {behind:,} of {rows:,} behind younger ones: sort them, or export times with their offset."
+            )
         joined = np.concatenate(astray) if astray else np.zeros(0, np.int64)
         return FileTimes(Stretches.joined(parts), earliest, rows, behind, joined)
 
@@ -301,9 +308,9 @@ class Export:
         # Files of one export are written alike: of all but one, some rows are enough.
         most = rows if file == self.files[0] else FOOTER_CHECK_ROWS
         first, last = (min(int(count), most) for count in (groups.rows[0], groups.rows[-1]))
-        ends = []
+        ends, clock = [], TimestampReader(self.mapping.clock)
         for start, count in ((0, first), (rows - last, last)):
-            for times, _, _ in self._stamps(file, self.tables.scan(file).slice(start, count)):
+            for times, _, _ in self._stamps(file, self.tables.scan(file).slice(start, count), clock):
                 # Where the clock may be wrong at an end, every row is looked at.
                 if (times[1:] < times[:-1]).any() or Stretches.of(times).apart > MONTH:
                     return None
@@ -317,11 +324,12 @@ class Export:
             return None
         return FileTimes(stretches, stretches.first[0], rows, 0, np.zeros(0, np.int64))
 
-    def _stamps(self, file: Path, table: pl.LazyFrame) -> Iterator[tuple[Times, Times, int]]:
+    def _stamps(self, file: Path, table: pl.LazyFrame, clock: TimestampReader) -> Iterator[tuple[Times, Times, int]]:
         """Times and row numbers of the mapped tags, and how many of them are followed by enough others to be judged."""
-        columns, clock = self.mapping.columns, TimestampReader(self.mapping.clock)
-        ignoring = self.mapping.layout == "long" and bool(self.mapping.ignore)
-        names = [columns.timestamp]
+        columns = self.mapping.columns
+        long = self.mapping.layout == "long"
+        ignoring, by_order = long and bool(self.mapping.ignore), long and self.mapping.clock.ambiguous == "order"
+        names = [columns.timestamp, *([columns.tag] if by_order else [])]
         if ignoring:
             table = table.with_row_index("number")
             table = table.filter(pl.col(columns.tag).cast(pl.String).is_in(list(self.mapping.tags)))
@@ -329,7 +337,7 @@ class Export:
         times, numbers, seen = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
         with _reading(file):
             for batch in batches(table.select(names), CHUNK_ROWS):
-                found, _ = clock.read(batch[columns.timestamp], file.name)
+                found, _ = clock.read(batch[columns.timestamp], file.name, batch[columns.tag] if by_order else None)
                 times = np.concatenate([times, found])
                 given = batch["number"].to_numpy().astype(np.int64) if ignoring else np.arange(seen, seen + len(found))
                 numbers, seen = np.concatenate([numbers, given]), seen + len(found)

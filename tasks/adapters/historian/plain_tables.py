@@ -15,10 +15,8 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO
-from zoneinfo import ZoneInfo
 
 import polars as pl
 
@@ -279,11 +277,10 @@ def _unpacked(file: Path, target: Path) -> Path:
 
 def _start_and_period(mapping: HistorianMapping) -> tuple[int, int]:
     """ns since 1970, UTC, of the first row, and ns between rows."""
-    start = mapping.clock.start
-    assert start is not None
-    known = start if start.tzinfo is not None else start.replace(tzinfo=ZoneInfo(mapping.clock.zone))
-    since = (known - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
-    return since, round((mapping.clock.period_seconds or mapping.period_seconds) * SECOND)
+    assert mapping.clock.start is not None
+    return mapping.clock.moment(mapping.clock.start), round(
+        (mapping.clock.period_seconds or mapping.period_seconds) * SECOND
+    )
 
 
 def _check_kind(file: Path, dialect: Dialect, parquet: bool, workbook: bool) -> None:

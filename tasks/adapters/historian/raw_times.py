@@ -41,6 +41,8 @@ FOLLOWERS = 64
 """Rows that follow one that jumped ahead, and decide whether it is an outlier."""
 FIRST_YEAR, LAST_YEAR = "1685", "2254"
 """Years that 64 bits hold in ns."""
+LEAST_FALL_SECONDS = 60.0
+"""A row that is less behind is late by a scan's jitter, and tells of no clock that was set back."""
 MAX_MICROSECONDS = 9_000_000_000_000_000
 """About the year 2255, a bit less than what 64 bits hold in ns; historians write 9999 for 'never'."""
 
@@ -56,6 +58,73 @@ ASTRAY = "timestamp is more than a day ahead of the rows around it"
 FAR = "timestamp is implausibly far from those of nearly all rows"
 
 
+class SecondPass:
+    """Tells by the order of rows which of them a clock that was set back wrote in the second of two equal hours.
+
+    The second pass begins with the row that falls back further than a row may come late. Where rows come so rarely that
+    either pass may hold one moment alone, as every hour, it also begins with the row of a tag that has one there. What
+    then comes from the hour's end is a late row of the first pass, until the second one is under way.
+
+    Args:
+        late_seconds: how late a row may come; half of the hour always tells.
+    """
+
+    def __init__(self, late_seconds: float) -> None:
+        self.late = round(max(late_seconds, LEAST_FALL_SECONDS) * 1e9)
+        self.met = False
+        """Whether there was such an hour."""
+        self._first = self._crest = UNKNOWN_TIME
+        self._begun = self._again = UNKNOWN_TIME
+        """Where the second pass began, and how far it has come; not yet where unknown."""
+        self._single: set[object] | None = None
+        """The tags of the hour's first moment, as long as there is no other one; None where that tells nothing."""
+
+    def of(self, earlier: Times, width: int, before: Times, tags: pl.Series) -> Mask:
+        """Which rows belong to the second pass (n,), in the order of the file; calls go on from each other.
+
+        Args:
+            earlier: the earlier of the two times of each row (n,), ns.
+            width: ns between the two.
+            before: time of the row before each (n,).
+            tags: whose rows they are (n,).
+        """
+        self.met = True
+        second = np.zeros(len(earlier), bool)
+        starts = np.flatnonzero(np.abs(np.diff(earlier)) > DAY) + 1
+        for start, end in zip([0, *starts], [*starts, len(earlier)], strict=True):
+            at = earlier[start:end]
+            if self._crest == UNKNOWN_TIME or abs(int(at[0]) - self._crest) > DAY:  # another autumn
+                self._first = self._crest = int(at[0])
+                self._begun = self._again = UNKNOWN_TIME
+                self._single = set() if self._first - int(before[start]) >= width // 2 else None
+            second[start:end] = self._hour(at, width, tags[start:end])
+        return second
+
+    def _hour(self, at: Times, width: int, tags: pl.Series) -> Mask:
+        fall = np.maximum.accumulate(np.append(self._crest, at))[:-1] - at
+        begins = (fall > self.late) | (fall >= width // 2)
+        if self._single is not None:
+            alone = int(np.argmin(np.append(at == self._first, False)))
+            for i, tag in enumerate(tags[:alone]):
+                if tag in self._single:
+                    begins[i] = True
+                    break
+                self._single.add(tag)
+            self._single = self._single if alone == len(at) and not begins.any() else None
+        self._crest = max(self._crest, int(at.max()))
+        second: Mask = np.logical_or.accumulate(begins) | (self._begun != UNKNOWN_TIME)
+        if second.any():
+            after = at[second]
+            if self._begun == UNKNOWN_TIME:
+                self._begun = self._again = int(after[0])
+            ahead = width - min(self.late, width // 2)
+            near = np.where(after <= self._begun + ahead, after, self._begun)
+            reached = np.maximum.accumulate(np.append(self._again, near))
+            second[second] = after <= reached[:-1] + ahead
+            self._again = int(reached[-1])
+        return second
+
+
 class TimestampReader:
     """Reads the timestamps of one file, batch after batch; the state is what tells the second of two equal hours.
 
@@ -65,12 +134,19 @@ class TimestampReader:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._crest = UNKNOWN_TIME
-        self._second = False
+        self.second_pass = SecondPass(clock.late_seconds)
+        self._last = UNKNOWN_TIME
         self._any = False
 
-    def read(self, column: pl.Series, file: str) -> tuple[Times, npt.NDArray[np.uint8] | None]:
+    def read(
+        self, column: pl.Series, file: str, tags: pl.Series | None = None
+    ) -> tuple[Times, npt.NDArray[np.uint8] | None]:
         """Times (n,), and why each could not be read (0 where it could), or None where all could.
+
+        Args:
+            column: timestamps (n,), in the order of the file.
+            file: for messages.
+            tags: whose rows they are (n,), null where nobody's; None where each row is one of all tags.
 
         Raises:
             BadInput: when the column holds no times, or none can be read.
@@ -90,6 +166,8 @@ class TimestampReader:
             raise BadInput(
                 f"expected times in {file}, got numbers: say what they count since 1970 in the mapping's clock.epoch."
             )
+        if self.clock.ambiguous != "quarantine":
+            times, reasons = self._told_apart(times, reasons, tags)
         if given and reasons is None:
             reasons = np.zeros(len(times), np.uint8)
         if given and reasons is not None:
@@ -97,6 +175,30 @@ class TimestampReader:
         if reasons is not None:
             times = np.where(reasons == 0, times, UNKNOWN_TIME)
         return times, reasons
+
+    def _told_apart(
+        self, times: Times, reasons: npt.NDArray[np.uint8] | None, tags: pl.Series | None
+    ) -> tuple[Times, npt.NDArray[np.uint8] | None]:
+        """The same times with those that come twice, of which the earlier is given, by the clock's rule."""
+        own = np.arange(len(times)) if tags is None else np.flatnonzero(tags.is_not_null().to_numpy())
+        before = np.append(self._last, times[own])
+        self._last = int(before[-1])
+        if reasons is None or not (twice := reasons == AMBIGUOUS).any():
+            return times, reasons
+        later, times, zone = times.copy(), times.copy(), self.clock.zone
+        shown = pl.Series(times[twice]).cast(pl.Datetime("ns", "UTC")).dt.convert_time_zone(zone)
+        again = shown.dt.replace_time_zone(None).dt.replace_time_zone(zone, ambiguous="latest")
+        later[twice] = again.to_physical().to_numpy()
+        if self.clock.ambiguous == "later":
+            times = later
+        elif self.clock.ambiguous == "order" and (mine := twice[own]).any():
+            where = own[mine]
+            whose = pl.repeat(0, len(where), eager=True) if tags is None else tags.gather(where)
+            width = int(later[where[0]] - times[where[0]])
+            second = self.second_pass.of(times[where], width, before[:-1][mine], whose)
+            times[where] = np.where(second, later[where], times[where])
+        reasons[twice] = 0
+        return times, reasons if reasons.any() else None
 
     def _numbers(self, column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
         unit = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[str(self.clock.epoch)]
@@ -123,14 +225,16 @@ class TimestampReader:
         if odd.any():
             mask = odd.to_numpy()
             times[mask], reasons[mask] = self._iso(_respelt(text.filter(odd)))
-        if len(text) and not self._any and (reasons != 0).all() and column.null_count() < len(text):
+        # A time that comes twice was read, whatever becomes of it.
+        read = (reasons == 0) | (reasons == AMBIGUOUS)
+        if len(text) and not self._any and not read.any() and column.null_count() < len(text):
             shown = str(column.drop_nulls()[0])[:MOST_SHOWN]
             raise BadInput(
                 f"expected timestamps such as 2026-01-31T23:59:59.5Z in {file}, got '{shown}', which "
                 "can be read in more than one way: say which in the mapping's clock.format, such as %d.%m.%Y, or "
                 "export ISO 8601."
             )
-        self._any |= bool((reasons == 0).any())
+        self._any |= bool(read.any())
         return times, reasons if reasons.any() else None
 
     def _iso(self, text: pl.Series) -> tuple[Times, npt.NDArray[np.uint8]]:
@@ -187,8 +291,8 @@ class TimestampReader:
         return times, reasons
 
     def _local(self, column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """Times that name no zone: the mapping says which."""
-        zone, rule = self.clock.zone, self.clock.ambiguous
+        """Times that name no zone: the mapping says which. Of those that come twice the earlier, as AMBIGUOUS."""
+        zone = self.clock.zone
         if zone == "UTC":
             return _in_range(column.dt.replace_time_zone("UTC"))
         first = column.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
@@ -198,34 +302,11 @@ class TimestampReader:
         skipped = (first.is_null() & column.is_not_null()).to_numpy()
         twice = (earlier != later) & ~skipped
         if not (skipped.any() or twice.any() or reasons is not None):
-            self._crest, self._second = UNKNOWN_TIME, False
             return earlier, None
         why = np.zeros(len(earlier), np.uint8) if reasons is None else reasons
         why[skipped] = SKIPPED
-        times = earlier
-        if rule == "quarantine":
-            why[twice] = AMBIGUOUS
-        elif rule == "later":
-            times = later
-        elif rule == "order":
-            times = np.where(twice & self._in_second_pass(earlier, twice), later, earlier)
-        return times, why if why.any() else None
-
-    def _in_second_pass(self, earlier: Times, twice: Mask) -> Mask:
-        """Where a clock that was set back runs through the same hour again: once it fell back by half an hour."""
-        second = np.zeros(len(earlier), bool)
-        where = np.flatnonzero(twice)
-        if not len(where):
-            return second
-        local = earlier[where]
-        crest = np.maximum.accumulate(np.concatenate([[self._crest], local]))[:-1]
-        if local[0] > self._crest + DAY:
-            self._second = False  # another autumn
-            crest[0] = local[0]
-        fell = (crest != UNKNOWN_TIME) & (local < crest - DAY // 48)
-        second[where] = np.logical_or.accumulate(fell) | self._second
-        self._crest, self._second = int(max(self._crest, local.max())), bool(second[where[-1]])
-        return second
+        why[twice] = AMBIGUOUS
+        return earlier, why
 
 
 def _respelt(text: pl.Series) -> pl.Series:

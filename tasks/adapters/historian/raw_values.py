@@ -46,12 +46,19 @@ class Decoder:
         self._ranged = bool(np.isfinite(self._low).any() or np.isfinite(self._high).any())
 
     def read(
-        self, frame: pl.DataFrame, clock: TimestampReader, file: str, base: int, astray: npt.NDArray[np.int64]
+        self,
+        frame: pl.DataFrame,
+        stamps: pl.Series,
+        clock: TimestampReader,
+        file: str,
+        base: int,
+        astray: npt.NDArray[np.int64],
     ) -> tuple[RawRows, list[Rejects], bool]:
         """The rows of the mapped tags, those that do not count, and whether there were tags the mapping does not know.
 
         Args:
             frame: code, nameless, timestamp, value, perhaps status and row.
+            stamps: the timestamp of each row; of a wide table `row` says whose they are.
             clock: reads the timestamps.
             file: for messages.
             base: id of the first row.
@@ -61,7 +68,7 @@ class Decoder:
             Rows with a time: those whose value is unusable have status Bad.
         """
         count = len(frame)
-        times, unreadable = clock.read(frame["timestamp"], file)
+        times, unreadable = self._times(frame, stamps, clock, file)
         texts = frame["value"] if frame["value"].dtype == pl.String else None
         values = _numbers(frame["value"])
         statuses, missing = self._statuses(frame, file)
@@ -89,19 +96,8 @@ class Decoder:
         where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
         if len(where):
             some = rows.take(where)
-            timeless = np.zeros(len(where), bool)
-            reasons = np.full(len(where), None, object)
-            if strange:
-                reasons[nameless[where]] = NAMELESS
-                timeless |= nameless[where]
-            if unreadable is not None:
-                for code, reason in REASONS.items():
-                    _note(reasons, unreadable[where] == code, reason)
-                timeless |= unreadable[where] != 0
-            for wrong, reason in ((lost, ASTRAY), (far, FAR)):
-                if wrong is not None:
-                    _note(reasons, wrong[where], reason)
-                    timeless |= wrong[where]
+            reasons = _misplaced(where, nameless if strange else None, unreadable, lost, far)
+            timeless = reasons != None  # noqa: E711  (elementwise)
             if texts is not None:
                 states = _states(texts.gather(where))
                 odd = np.flatnonzero(states.is_not_null().to_numpy() & np.isnan(some.values) & (reasons == None))  # noqa: E711
@@ -117,6 +113,19 @@ class Decoder:
             self.ignored += int((~mapped & ~nameless).sum() if strange else (~mapped).sum())
             rows = rows.take(keep)
         return rows, rejects, unknown
+
+    def _times(
+        self, frame: pl.DataFrame, stamps: pl.Series, clock: TimestampReader, file: str
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]:
+        """Times (n,), and why each could not be read, or None where all could."""
+        if "row" in frame.columns:
+            row = frame["row"].to_numpy()
+            times, unreadable = clock.read(stamps, file)
+            return times[row], None if unreadable is None else unreadable[row]
+        tags = None
+        if self.mapping.clock.ambiguous == "order":
+            tags = frame.select(pl.when(pl.col("code") < len(self.mapping.tags)).then("code")).to_series()
+        return clock.read(stamps, file, tags)
 
     def _suspects(self, rows: RawRows) -> npt.NDArray[np.bool_]:
         """Rows whose value or status needs a second look."""
@@ -238,6 +247,26 @@ class Decoder:
                 if unreadable[row]:
                     shown[i] = None if stamps[i] is None else str(stamps[i])[:LONGEST_TEXT]
         return shown
+
+
+def _misplaced(
+    where: npt.NDArray[np.int64],
+    nameless: npt.NDArray[np.bool_] | None,
+    unreadable: npt.NDArray[np.uint8] | None,
+    lost: npt.NDArray[np.bool_] | None,
+    far: npt.NDArray[np.bool_] | None,
+) -> npt.NDArray[Any]:
+    """Why some rows do not count for their tag or their time; None where they do."""
+    reasons = np.full(len(where), None, object)
+    if nameless is not None:
+        reasons[nameless[where]] = NAMELESS
+    if unreadable is not None:
+        for code, reason in REASONS.items():
+            _note(reasons, unreadable[where] == code, reason)
+    for wrong, reason in ((lost, ASTRAY), (far, FAR)):
+        if wrong is not None:
+            _note(reasons, wrong[where], reason)
+    return reasons
 
 
 def _numbers(column: pl.Series) -> npt.NDArray[np.float64]:

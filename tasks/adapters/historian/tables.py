@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +23,45 @@ def batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
 
 
 class EpisodeNumbers:
-    """Numbers the episodes of a table with a row per step: 0, 1, … where its column changes, and no value elsewhere.
+    """Gives each row of a table with a row per step the number of its episode: equal names, equal numbers.
 
-    An empty cell goes on with the episode before.
+    Where an episode begins is decided in order of time, among the rows whose time counts: none of them stands for the
+    others. An empty cell goes on with the episode before, and a row without any value is in none. The numbers are
+    hashes, so that neither their memory nor the pieces in which a table is read matter.
 
     Args:
         column: its name, which may hold numbers or texts; None where there is none.
+        tags: the columns that hold values.
     """
 
-    def __init__(self, column: str | None) -> None:
+    def __init__(self, column: str | None, tags: Iterable[str]) -> None:
         self.column = column
+        self._others = [tag for tag in tags if tag != column]
         self._last: str | None = None
-        self._next = 0
 
     def number(self, batch: pl.DataFrame) -> pl.DataFrame:
         """The same rows with numbers in that column."""
         if self.column is None:
             return batch
-        names = batch[self.column].cast(pl.String).str.strip_chars()
-        given = names.set(names == "", None).to_frame("now")
-        known = given.select(pl.col("now").forward_fill().fill_null(pl.lit(self._last, pl.String)))["now"]
-        changed = known.ne_missing(known.shift(1, fill_value=self._last)) & known.is_not_null()
-        counted = changed.cast(pl.Int64).cum_sum() - 1 + self._next
-        self._next += int(changed.sum())
+        name = pl.col(self.column).cast(pl.String).str.strip_chars()
+        valued = pl.any_horizontal(~_is_empty(tag, batch.schema[tag]) for tag in self._others if tag in batch.columns)
+        rows = batch.select(given=pl.when(name != "").then(name), valued=valued)
+        known = rows.select(pl.col("given").forward_fill().fill_null(pl.lit(self._last, pl.String)))["given"]
         self._last = known[-1] if len(known) else self._last
-        return batch.with_columns(pl.when(changed).then(counted).cast(pl.Float64).alias(self.column))
+        counted = known.is_not_null() & (rows["given"].is_not_null() | rows["valued"])
+        # As many bits as a double holds.
+        numbers = (known.hash() // 2**11).cast(pl.Float64)
+        return batch.with_columns(numbers.set(~counted, None).alias(self.column))
+
+
+def _is_empty(name: str, kind: pl.DataType) -> pl.Expr:
+    """Whether a cell of a column holds nothing."""
+    nothing = pl.col(name).is_null()
+    return nothing | (pl.col(name).str.strip_chars() == "") if kind == pl.String else nothing
 
 
 def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
-    """A wide batch as long rows, row after row; an empty cell is no row, for nothing was archived."""
+    """A wide batch as long rows, row after row; an empty cell without a status is no row, for nothing was archived."""
     columns = mapping.columns
     tags = [name for name in mapping.tags if name in batch.columns]
     texts = any(batch[tag].dtype == pl.String for tag in tags)
@@ -59,19 +69,18 @@ def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
     numbered = batch.with_row_index("row").with_columns(pl.col(tag).cast(kind) for tag in tags)
     names = pl.Enum([*mapping.tags, *mapping.ignore])
     long = numbered.unpivot(tags, index=["row", columns.timestamp], variable_name="tag", value_name="value")
+    empty = _is_empty("value", long.schema["value"])
     if columns.status_suffix is not None:
         kept = [f"{tag}{columns.status_suffix}" for tag in tags]
+        # A tag without a status column is Good, one with an empty cell has no status; an episode's name always counts.
+        lacking = [tag for tag, name in zip(tags, kept, strict=True) if name not in batch.columns]
+        lacking += [mapping.episode] if mapping.episode is not None else []
         none = [pl.lit(None, pl.String).alias(name) for name in kept if name not in batch.columns]
         statuses = numbered.with_columns(none).with_columns(pl.col(name).cast(pl.String) for name in kept)
         long = long.with_columns(statuses.unpivot(kept, value_name="status")["status"])
-        # A tag without a status column is Good, one with an empty cell has no status.
-        lacking = [name.removesuffix(columns.status_suffix) for name in kept if name not in batch.columns]
-        long = long.with_columns(
-            status=pl.when(pl.col("tag").is_in(lacking)).then(pl.lit("Good")).otherwise(pl.col("status"))
-        )
-    empty = pl.col("value").is_null()
-    if texts:
-        empty |= pl.col("value").str.strip_chars() == ""
+        unmarked = pl.col("tag").is_in(lacking)
+        empty &= unmarked | _is_empty("status", long.schema["status"])
+        long = long.with_columns(status=pl.when(unmarked).then(pl.lit("Good")).otherwise(pl.col("status")))
     return (
         long.filter(~empty)
         .sort("row", maintain_order=True)

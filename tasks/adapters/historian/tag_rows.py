@@ -47,6 +47,12 @@ class Chunk(NamedTuple):
     rejects: list[Rejects]
 
 
+def changes(values: npt.NDArray[np.float64]) -> Mask:
+    """Which values differ from the one before; the first does."""
+    found: Mask = np.append(True, values[1:] != values[:-1])[: len(values)]
+    return found
+
+
 def portions(items: Iterable[tuple[RawRows, list[Rejects]]]) -> Iterator[tuple[RawRows, list[Rejects]]]:
     """The same rows, at most `PORTION_ROWS` at a time."""
     for rows, rejects in items:
@@ -138,10 +144,11 @@ class TagHistory:
         tags: how many.
         clock: how late a row may come, and which of several rows of one time counts.
         quarantine: takes rows that come twice.
+        episode: the tag whose value changes where an episode begins, of which that moment is kept; None without one.
     """
 
-    def __init__(self, tags: int, clock: Clock, quarantine: RawQuarantine) -> None:
-        self.clock, self.quarantine = clock, quarantine
+    def __init__(self, tags: int, clock: Clock, quarantine: RawQuarantine, episode: int | None = None) -> None:
+        self.clock, self.quarantine, self.episode = clock, quarantine, episode
         self.late = round(clock.late_seconds * 1e9)
         self.top = UNKNOWN_TIME
         self._parts: list[list[RawRows]] = [[] for _ in range(tags)]
@@ -216,13 +223,17 @@ class TagHistory:
         return self._samples[code]
 
     def trim(self, to: int) -> None:
-        """Forget what no moment from `to` on needs: all before a tag's last value, and all but the first Bad since."""
+        """Forget what no moment from `to` on needs: all before a tag's last value, and all but the first Bad since.
+
+        Of an episode all but its first row is forgotten.
+        """
         to = min(to, self.complete)
         for code, parts in enumerate(self._parts):
-            times, _, statuses = self.samples(code)
+            times, values, statuses = self.samples(code)
             past = int(np.searchsorted(times, to, side="right"))
-            usable = np.flatnonzero(severity(statuses[:past]) < 2)
-            anchor = int(usable[-1]) if len(usable) else 0
+            needed = changes(values[:past]) if code == self.episode else severity(statuses[:past]) < 2
+            last = np.flatnonzero(needed)
+            anchor = int(last[-1]) if len(last) else 0
             keep = np.concatenate([np.arange(anchor, min(anchor + 2, past)), np.arange(past, len(times))])
             ends = list(itertools.accumulate(len(part.ids) for part in parts))
             kept, low = [], 0

@@ -23,7 +23,7 @@ from tasks.adapters.historian.export import Export
 from tasks.adapters.historian.raw_rows import UNKNOWN_TIME, RawQuarantine
 from tasks.adapters.historian.resample import Rule, Times, Within, known_at
 from tasks.adapters.historian.steps import Cutter, Points, Scorer, StepOutcome, outcomes, single
-from tasks.adapters.historian.tag_rows import TagGrouper, TagHistory
+from tasks.adapters.historian.tag_rows import TagGrouper, TagHistory, changes
 from tasks.adapters.store.records import RawAccount, SampleCounts, StepAccount
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.scoring import BLOCK_ROWS
@@ -100,7 +100,7 @@ class HistorianStream:
         if mapping.origin is None:
             origin = self.export.first_time(self.acting[0])
         else:
-            origin = round(mapping.origin.timestamp() * SECOND)
+            origin = mapping.clock.moment(mapping.origin)
         self.next = self.first = begin + (origin - begin) % self.period
         if self.next + self.period > end:
             raise BadInput(
@@ -109,7 +109,8 @@ class HistorianStream:
             )
         held = [max_gap, *(rule.stale for rule in self.rules.values() if rule.stale is not None)]
         self.grouper = TagGrouper(len(mapping.tags), mapping.clock, max(SILENCE, SILENT_STEPS * self.period, *held))
-        self.history = TagHistory(len(mapping.tags), mapping.clock, quarantine)
+        episode = None if mapping.episode is None else self.codes[mapping.episode]
+        self.history = TagHistory(len(mapping.tags), mapping.clock, quarantine, episode)
         self._outcomes = np.zeros(len(StepOutcome), np.int64)
         self._trips = self._beyond = self._silent = 0
         self.alarms = mapping.alarms(spec)
@@ -215,7 +216,9 @@ class HistorianStream:
         """When the episode of each grid point began (G,), 0 where the export names none, and until when it lasts."""
         if self.mapping.episode is None:
             return np.zeros(len(grid), np.int64), None
-        starts = self.history.samples(self.codes[self.mapping.episode]).times
+        named = self.history.samples(self.codes[self.mapping.episode])
+        # Whatever its status says: where a name cannot be trusted, nothing may be held across it either.
+        starts = named.times[changes(named.values)]
         after = np.searchsorted(starts, grid, side="right")
         since = np.append(starts, UNKNOWN_TIME)[after - 1]
         return since, Within(since, np.append(starts, np.iinfo(np.int64).max)[after])

@@ -109,7 +109,11 @@ def _rows(
     kept: list[list[pl.DataFrame]] = [[] for _ in windows]
     reader, spans = TimestampReader(mapping.clock), [window.span() for window in windows]
     for batch in batches(tables.scan(file), ROWS) if windows else ():
-        times, _ = reader.read(batch[mapping.columns.timestamp], file.name)
+        tags = None
+        if mapping.layout == "long":
+            tag = pl.col(mapping.columns.tag).cast(pl.String)
+            tags = batch.select(pl.when(tag.is_in(list(mapping.tags))).then(tag)).to_series()
+        times, _ = reader.read(batch[mapping.columns.timestamp], file.name, tags)
         for own, (begin, end) in zip(kept, spans, strict=True):
             # A time that cannot be read is the least of all, and in no window.
             if len(rows := batch.filter(pl.Series((times >= begin) & (times < end)))):

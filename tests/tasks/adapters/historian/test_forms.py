@@ -43,17 +43,47 @@ def test_wide_tables_say_the_same(tmp_path: Path, plain: HistorianLog) -> None:
     frame.write_csv(tmp_path / "wide.csv", datetime_format="%Y-%m-%dT%H:%M:%S%.3fZ")
     for name in ("wide.parquet", "wide.csv"):
         same(read(tmp_path / name, layout="wide"), plain)
-    holed = frame.with_columns(pl.when(pl.col("LI-1") != 105).then("LI-1"), pl.lit("Good").alias("LI-1.st"))
+    holed = frame.with_columns(
+        pl.when(pl.col("LI-1") != 105).then("LI-1"),
+        pl.when(pl.col("LI-1") != 105).then(pl.lit("Good")).alias("LI-1.st"),
+    )
     marked = holed.with_columns(
         pl.when(pl.col("LI-1") == 110).then(pl.lit("Bad")).otherwise("LI-1.st").alias("LI-1.st")
     )
     marked.write_parquet(tmp_path / "marked.parquet")
     quarantine = RawQuarantine()
     log = read(tmp_path / "marked.parquet", quarantine, layout="wide", columns={"status_suffix": ".st"}, causal=False)
-    # An empty cell is no row, a Bad one is; both are bridged.
+    # An empty cell without a status is no row, a Bad one is; both are bridged.
     same(log, read(tmp_path / "wide.parquet", layout="wide", causal=False))
     (record,) = quarantine.table().to_dicts()
     assert (record["row"], record["tag"], record["reason"]) == (10, "LI-1", "status is Bad (0x80000000)")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("written", ["7", "", "  "])
+def test_a_value_that_is_bad_counts_whether_its_cell_is_empty_or_not(tmp_path: Path, written: str, form: str) -> None:
+    # The valve is Bad from row 8 to 17, Good without a value in row 20, and not archived in row 22.
+    valve = [written if 8 <= k < 18 else "" if k in (20, 22) else str(k) for k in range(STEPS)]
+    statuses = ["Bad" if 8 <= k < 18 else None if k == 22 else "Good" for k in range(STEPS)]
+    table = wide().with_columns(pl.Series("FV-3", valve), pl.Series("FV-3.st", statuses))
+    rows = [
+        table.select("timestamp", tag=pl.lit(tag), value=pl.col(tag).cast(pl.String), status=pl.lit("Good"))
+        for tag in ("LI-1", "FI-2")
+    ]
+    rows.append(table.select("timestamp", tag=pl.lit("FV-3"), value="FV-3", status="FV-3.st").drop_nulls())
+    logs = []
+    for layout, frame in {"wide": table, "long": pl.concat(rows).sort("timestamp")}.items():
+        path, quarantine = tmp_path / f"{layout}.{form}", RawQuarantine()
+        frame.write_parquet(path) if form == "parquet" else frame.write_csv(path, datetime_format="%Y-%m-%dT%H:%M:%SZ")
+        logs.append(read(path, quarantine, layout=layout, columns={"status_suffix": ".st"} if layout == "wide" else {}))
+        assert quarantine.reasons == {"status is Bad (0x80000000)": 10, "value is missing or not a number": 1}
+    same(*logs)
+    assert logs[0].account.samples == logs[1].account.samples
+    # It holds for 30 s after it turned Bad at 80 s: at 85, 95 and 105 s, in the middle of steps 8 to 10.
+    assert np.flatnonzero(logs[0].rows["rejected"] != "").tolist() == [*range(11, 18)]
+    np.testing.assert_allclose(
+        logs[0].rows["actions"][[7, 8, 10, 18, 19, 20, 21, 22, 23], 0] * 100, [7, 7, 7, 18, 19, 19, 21, 21, 23]
+    )
 
 
 def test_folders_and_tables_in_another_order_say_the_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,21 @@ def test_the_grid_may_be_given(tmp_path: Path) -> None:
     log = read(tmp_path, origin="2023-11-14T22:13:25Z")  # START + 5 s
     assert log.rows["timestamps"][0] == START + 5 * SECOND
     np.testing.assert_allclose(log.rows["observations"][:2, 0], [293.65, 294.65])
+
+
+@pytest.mark.parametrize("machine", ["UTC", "Asia/Kolkata"])
+def test_a_moment_without_a_zone_is_in_the_clock_s_whatever_the_machine_s_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    monkeypatch.setenv("TZ", machine)
+    time.tzset()
+    try:
+        # 23:13:20 in Berlin's winter is 22:13:20 UTC, the log's begin. An hour is no whole number of steps of 7 s.
+        log = read(tmp_path, origin="2023-11-14T23:13:20", clock={"zone": "Europe/Berlin"}, period_seconds=7)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert log.rows["timestamps"][:2].tolist() == [START, START + 7 * SECOND]
 
 
 def test_a_gap_cuts_and_never_terminates(tmp_path: Path) -> None:
