@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from configs.errors import BadInput
 from configs.home import Home
+from configs.mapping import converted
 from configs.process import described_spec
 from configs.run import Data, RunConfig
 from neorl_core.types import Constraint
@@ -128,6 +130,55 @@ def test_formulas_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, A
 def test_a_mapping_describes_one_plant(changed: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         mapping(**changed)
+
+
+HEAD = {"expression": "level - quantity(0.5, 'm')", "unit": "cm"}
+MODE = {"role": "mode", "interpolation": "stepped", "running": [1]}
+
+
+@pytest.mark.parametrize(
+    ("tag", "changed", "says"),
+    [
+        ("LI-1", {"limits": [90, 20]}, "expected a low bound below the high one, got 90 and 20: correct them"),
+        ("LI-1", {"range": [150, 0]}, "expected a low bound below the high one, got 150 and 0: correct them"),
+        ("LI-1", {"alarms": [7, 7]}, "expected a low bound below the high one, got 7 and 7: correct them"),
+        (
+            "XS-4",
+            MODE | {"limits": [0, 1]},
+            "'limits' of a measured signal, got them on role mode: delete them",
+        ),
+        ("FV-3", {"limits": [0, 50]}, "got them on role action: delete them, for its 'range' bounds it"),
+    ],
+)
+def test_bounds_that_cannot_be_meant_are_refused(tag: str, changed: dict[str, Any], says: str) -> None:
+    tags = MAPPING["tags"] | {tag: MAPPING["tags"].get(tag, {}) | changed}
+    with pytest.raises(ValueError, match=re.escape(says)):
+        mapping(tags=tags)
+
+
+def test_a_derived_quantity_s_bounds_are_held_to_the_same_order() -> None:
+    head = HEAD | {"limits": [60, None]}
+    assert described_spec(mapping(derived={"head": head})).constraints == (Constraint("head", "cm", 60.0, np.inf),)
+    with pytest.raises(ValueError, match="expected a low bound below the high one, got 60 and 0: correct them"):
+        mapping(derived={"head": head | {"limits": [60, 0]}})
+
+
+def test_a_unit_that_turns_the_scale_round_swaps_the_bounds_with_it() -> None:
+    # A conversion v -> 1 - 2 v leads [20, 90] to [-179, -39], and an open upper side to an open lower one.
+    assert converted((20.0, 90.0), -2.0, 1.0) == (-179.0, -39.0)
+    assert converted((20.0, None), -2.0, 1.0) == (-np.inf, -39.0)
+    assert converted((None, 90.0), -2.0, 1.0) == (-179.0, np.inf)
+
+
+@pytest.mark.parametrize("where", ["tags", "derived"])
+def test_limits_beside_a_simulated_plant_are_refused(where: str) -> None:
+    limits = {"limits": [0, 60]}
+    given = {"LI-1": MAPPING["tags"]["LI-1"] | limits} if where == "tags" else {"x": HEAD | limits}
+    changed = {where: MAPPING[where] | given if where in MAPPING else given}
+    assert mapping(**changed).process is not None
+    says = f"expected no 'limits' beside 'plant', whose own hold, got them on '{next(iter(given))}'"
+    with pytest.raises(ValueError, match=re.escape(says)):
+        mapping(plant="chemical_reactor", process=None, **changed)
 
 
 def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path: Path, home: Path) -> None:
