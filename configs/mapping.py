@@ -222,7 +222,9 @@ class HistorianMapping(Strict):
     derived: dict[Name, Derived] = Field(default={})
     reward: Formula | None = None
     """Reward of a step: over signals, `next.<signal>` a period later, and actions; the plant's own when not given."""
-    ignore: tuple[str, ...] = Field(default=(), strict=False)
+    ignore: Annotated[tuple[str, ...], AfterValidator(lambda given: tuple(dict.fromkeys(given)))] = Field(
+        default=(), strict=False
+    )
     """Tags of the export that are left out on purpose: names, or patterns in which * stands for any text and ? for any
     sign."""
     treat_uncertain_as_bad: bool = False
@@ -246,6 +248,8 @@ class HistorianMapping(Strict):
         checked = extra if self.process is None else names
         if doubled := next((name for name in checked if names.count(name) > 1), None):
             raise ValueError(f"expected every signal once, got '{doubled}' twice: keep one tag of it")
+        if both := next((tag for tag in self.tags if tag in self.ignore), None):
+            raise ValueError(f"expected every tag once, got '{both}' under 'tags' and 'ignore': keep one")
         return self
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from configs.run import Data, RunConfig
 from neorl_core.types import Constraint
 from tasks.adapters.store.reader import StoredDataset
 from tasks.ingest import ingest
-from tests.small_tank import MAPPING, STEPS, long, mapping, read
+from tests.small_tank import MAPPING, STEPS, long, mapping, read, wide
 from tests.tasks.adapters.historian.whole import read_historian
 
 
@@ -179,6 +179,29 @@ def test_limits_beside_a_simulated_plant_are_refused(where: str) -> None:
     says = f"expected no 'limits' beside 'plant', whose own hold, got them on '{next(iter(given))}'"
     with pytest.raises(ValueError, match=re.escape(says)):
         mapping(plant="chemical_reactor", process=None, **changed)
+
+
+def test_a_tag_that_is_mapped_and_ignored_by_name_is_refused() -> None:
+    says = "expected every tag once, got 'FI-2' under 'tags' and 'ignore': keep one"
+    with pytest.raises(ValueError, match=says):
+        mapping(ignore=["X", "FI-2"])
+    # A pattern means those of its tags that have no role.
+    assert mapping(ignore=["F*"]).ignores("FX-9")
+
+
+@pytest.mark.parametrize("layout", ["long", "wide"])
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_a_tag_that_is_ignored_twice_is_ignored(tmp_path: Path, layout: str, suffix: str) -> None:
+    frame = wide().with_columns(X=pl.lit(7.0))
+    if layout == "long":
+        others = frame.select("timestamp", tag=pl.lit("X"), value=pl.col("X"), status=pl.lit(0, pl.UInt32))
+        frame = pl.concat([long(), others]).sort("timestamp")
+    path = tmp_path / f"log.{suffix}"
+    frame.write_parquet(path) if suffix == "parquet" else frame.write_csv(path)
+    columns = {"status": "status" if layout == "long" else None}
+    log = read(path, layout=layout, columns=columns, ignore=["X", "X"])
+    assert log.account.rows == STEPS - 1
+    assert log.account.raw.ignored == (STEPS if layout == "long" else 0)
 
 
 def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path: Path, home: Path) -> None:
