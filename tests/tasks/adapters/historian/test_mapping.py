@@ -69,6 +69,25 @@ def test_derived_quantities_rewards_and_limits(tmp_path: Path) -> None:
     assert log.rows["terminals"].tolist() == [False] * 10 + [True]
 
 
+def test_a_derived_quantity_without_a_value_fails_where_its_inputs_are_known(tmp_path: Path) -> None:
+    # No inflow at 70 and 80 s, which no quotient can have; and none archived from 200 to 230 s.
+    k = np.arange(STEPS)
+    inflow = pl.Series(np.where((k == 7) | (k == 8), 0.0, 5.0)).set(pl.Series((k >= 20) & (k <= 23)), None)
+    frame = long(wide().with_columns(inflow.alias("FI-2"))).drop_nulls("value")
+    frame.write_parquet(tmp_path / "quotient.parquet")
+    derived = {
+        "specific": {"expression": "level / inflow", "unit": "m*s/L"},
+        "twice": {"expression": "2 * specific", "unit": "m*s/L"},
+    }
+    log = read(tmp_path / "quotient.parquet", derived=derived)
+    # A step needs its signals at its begin and at its end.
+    rejected = log.rows["numbers"][log.rows["rejected"] != ""].tolist()
+    assert rejected == [6, 7, 8]
+    assert set(log.rows["rejected"][[6, 7, 8]]) == {"derived specific is not finite"}
+    assert sorted(set(range(STEPS - 1)) - set(log.rows["numbers"].tolist())) == [19, 20, 21, 22, 23]
+    assert (log.account.rows, log.account.rejected, log.account.gap) == (STEPS - 1 - 3 - 5, 3, 5)
+
+
 def test_a_process_that_makes_batches_has_a_clock() -> None:
     batches = MAPPING["process"] | {"ends": {"level": 2.0}}
     assert described_spec(mapping(process=batches)).clock == ("level", 2.0)
