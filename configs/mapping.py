@@ -9,7 +9,7 @@ from functools import cache
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from configs.dialect import Dialect, chrono_format
 from configs.expression import Expression, compile_expression
@@ -18,18 +18,31 @@ from configs.units import conversion
 from neorl_core.types import PlantSpec, Space
 
 Seconds = Annotated[float, Field(ge=0.0)]
-Bounds = Annotated[tuple[float | None, float | None], Field(strict=False)]
+
+
+def _in_order(given: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+    low, high = given
+    if low is not None and high is not None and not low < high:
+        raise ValueError(f"expected a low bound below the high one, got {low:g} and {high:g}: correct them")
+    return given
+
+
+Bounds = Annotated[tuple[float | None, float | None], Field(strict=False), AfterValidator(_in_order)]
+"""[low, high], where null leaves a side open."""
 Ends = Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=1)]
 """An observation that tells when an episode is over, and what it reads then and only then."""
 Role = Literal["observation", "set_point", "action", "mode", "input", "episode"]
 
 
 def converted(given: Bounds | None, scale: float, offset: float) -> tuple[float, float]:
-    """Bounds in another unit, where a value v becomes `scale * v + offset`; an open side is infinite."""
+    """Bounds in another unit, where a value v becomes `scale * v + offset`; an open side is infinite.
+
+    A negative scale turns the sides round: what was below the low bound is above the high one then.
+    """
     low, high = (None, None) if given is None else given
     edges = (
-        -math.inf if low is None else scale * low + offset,
-        math.inf if high is None else scale * high + offset,
+        scale * (-math.inf if low is None else low) + offset,
+        scale * (math.inf if high is None else high) + offset,
     )
     return min(edges), max(edges)
 
@@ -128,8 +141,10 @@ class Tag(Signal):
 
     @model_validator(mode="after")
     def _complete(self) -> Tag:
-        if self.alarms is not None and self.role in ("action", "mode", "episode"):
-            raise ValueError(f"expected 'alarms' of a measured signal, got them on a {self.role}: delete them")
+        for what in ("alarms", "limits"):
+            if getattr(self, what) is not None and self.role in ("action", "mode", "episode"):
+                cure = "delete them" if self.role != "action" else "delete them, for its 'range' bounds it"
+                raise ValueError(f"expected '{what}' of a measured signal, got them on role {self.role}: {cure}")
         if self.role == "mode":
             if not self.running or self.signal is not None:
                 raise ValueError("expected a mode to have 'running', its values while the plant runs, and no 'signal'")
@@ -213,7 +228,9 @@ class HistorianMapping(Strict):
     derived: dict[Name, Derived] = Field(default={})
     reward: Formula | None = None
     """Reward of a step: over signals, `next.<signal>` a period later, and actions; the plant's own when not given."""
-    ignore: tuple[str, ...] = Field(default=(), strict=False)
+    ignore: Annotated[tuple[str, ...], AfterValidator(lambda given: tuple(dict.fromkeys(given)))] = Field(
+        default=(), strict=False
+    )
     """Tags of the export that are left out on purpose: names, or patterns in which * stands for any text and ? for any
     sign."""
     treat_uncertain_as_bad: bool = False
@@ -225,11 +242,20 @@ class HistorianMapping(Strict):
             raise ValueError("expected 'plant', a simulated one, or 'process', which describes one, got both or none")
         if self.process is not None and self.reward is None:
             raise ValueError("expected a 'reward' beside 'process', got none: nobody else knows what is wanted")
+        sources: dict[str, Signal] = {**self.tags, **self.derived}
+        limited = [name for name, source in sources.items() if source.limits is not None]
+        if self.plant is not None and limited:
+            raise ValueError(
+                f"expected no 'limits' beside 'plant', whose own hold, got them on '{limited[0]}': delete them, or "
+                "give 'alarms', whose crossings are counted"
+            )
         extra = [tag.signal for tag in self.tags.values() if tag.role == "input"] + list(self.derived)
         names = [tag.signal for tag in self.tags.values() if tag.role in ("observation", "set_point")] + extra
         checked = extra if self.process is None else names
         if doubled := next((name for name in checked if names.count(name) > 1), None):
             raise ValueError(f"expected every signal once, got '{doubled}' twice: keep one tag of it")
+        if both := next((tag for tag in self.tags if tag in self.ignore), None):
+            raise ValueError(f"expected every tag once, got '{both}' under 'tags' and 'ignore': keep one")
         return self
 
     @model_validator(mode="after")

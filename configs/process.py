@@ -23,7 +23,7 @@ class Observed(Bounded):
 
     @model_validator(mode="after")
     def _sound(self) -> Observed:
-        _check(self.unit, self.range, self.limits)
+        _check(self.unit)
         return self
 
 
@@ -39,7 +39,7 @@ class Acting(Strict):
 
     @model_validator(mode="after")
     def _sound(self) -> Acting:
-        _check(self.unit, self.range)
+        _check(self.unit)
         if self.choices is not None and (self.unit or self.range is not None):
             raise ValueError("expected 'choices' without a unit and a range, got them beside each other: keep one")
         if self.choices is not None and len(set(self.choices)) < len(self.choices):
@@ -47,13 +47,9 @@ class Acting(Strict):
         return self
 
 
-def _check(unit: str, *bounds: Bounds | None) -> None:
+def _check(unit: str) -> None:
     if unit:
         conversion(unit, unit)
-    for given in bounds:
-        low, high = given or (None, None)
-        if low is not None and high is not None and not low < high:
-            raise ValueError(f"expected a low bound below the high one, got {low:g} and {high:g}: correct them")
 
 
 class FileSpec(Strict):
@@ -206,8 +202,6 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
         elif source.role == "action":
             acting[signal] = (target, converted(source.range, scale, offset))
         if source.limits is not None:
-            if source.role == "action":
-                raise ValueError(f"expected limits of a measured signal, got them on action {signal}: give its 'range'")
             limits.append(Constraint(signal, target, *converted(source.limits, scale, offset)))
     if not observed or not acting:
         raise ValueError("expected at least one observation and one action, got a process without: give tags a role")

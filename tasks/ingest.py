@@ -278,6 +278,11 @@ def _ingest(
     paths, records = list[Path](), list[IngestedSource]()
     with DatasetWriter(root, spec) as writer:
         for path, source in sources:
+            twins = [there for there, record in zip(paths, records, strict=True) if record.sha256 == source.sha256]
+            if twins:
+                raise BadInput(
+                    f"expected every source once, got {twins[0]} and {path} of one content: leave out one of the two."
+                )
             records.append(add_source(writer, source, spec, recipe))
             paths.append(path)
             if progress:
@@ -299,7 +304,8 @@ def _reference(
         format=str(recipe.format),
         store=held.root,
         manifest=held.manifest_path,
-        shards=tuple(map(held.shard_path, held.manifest.shards)),
+        # Files, each once: sources that begin with the same rows share shards.
+        shards=tuple(dict.fromkeys(map(held.shard_path, held.manifest.shards))),
         view=held.view_path,
         card=card.page,
         card_record=card.record,

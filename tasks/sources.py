@@ -140,7 +140,7 @@ def add_source(writer: DatasetWriter, source: OpenSource, spec: PlantSpec, recip
     source.check_unchanged()
     if (last := checker.flush()) is not None:
         writer.append(last)
-    writer.close_shard()
+    writer.end_source()
     quarantine.close()
     raw.close()
     found = IngestedSource(

@@ -22,7 +22,7 @@ from tasks.adapters.store.expectations import Check, check_episode_table, check_
 from tasks.adapters.store.losses import losses
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import SourceRecord, by_reason
-from tasks.adapters.store.row_checks import RANGE_TOLERANCE
+from tasks.adapters.store.row_checks import widened
 from tasks.adapters.store.statistics import Signal, Statistics, signal_bounds, summarise
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.stages import cached
@@ -328,15 +328,15 @@ def _expect_choices(found: Expectations, shares: Mapping[str, float]) -> None:
 
 def _range_checks(name: str, signal: Signal, low: float, high: float) -> list[Check]:
     """What is expected of a signal in every episode, whose bounds may be infinite."""
-    slack = RANGE_TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0
+    least, greatest = widened(low, high)
     cure = "correct its unit or its bounds in the mapping."
     checks = []
     if math.isfinite(low):
         reason = f"expected {name} within {low:g}..{high:g}, got {signal.least:g}: {cure}"
-        checks.append(Check("episodes", f"{name} min", low - slack, None, True, reason))
+        checks.append(Check("episodes", f"{name} min", least, None, True, reason))
     if math.isfinite(high):
         reason = f"expected {name} within {low:g}..{high:g}, got {signal.greatest:g}: {cure}"
-        checks.append(Check("episodes", f"{name} max", None, high + slack, True, reason))
+        checks.append(Check("episodes", f"{name} max", None, greatest, True, reason))
     return checks
 
 

@@ -73,7 +73,7 @@ def test_another_source_appends_and_reads_only_what_is_new(tmp_path: Path, home:
     assert opened(both).manifest.shards[:1] == opened(first).manifest.shards
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in shards.items())
     assert (both.rows, both.episodes) == (400, 20)
-    with pytest.raises(BadInput, match="second time"):
+    with pytest.raises(BadInput, match="expected every source once"):
         ingest(Home(home), run(), [old, old])
 
 

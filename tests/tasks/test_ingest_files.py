@@ -9,26 +9,29 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.mapping import HistorianMapping
+from configs.run import RunConfig
 from flows.checks import checked_run
 from tasks.adapters.formats.exports import FORMATS, export
 from tasks.adapters.formats.options import SourceOptions
 from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
 from tasks.adapters.plants.opening import mapping_of
+from tasks.adapters.store.episodes import read_logs
 from tasks.adapters.store.records import IngestedSource
 from tasks.adapters.store.row_checks import Quarantine, RowChecker
 from tasks.adapters.store.schema import ALWAYS, NO_SUCCESSOR
 from tasks.adapters.store.writer import DatasetWriter
-from tasks.ingest import ingest_file
+from tasks.ingest import ingest, ingest_file
 from tasks.sources import OpenSource, add_source, open_source, recipe_of
 from tests import small_process
 from tests.benchmark_files import walk, write_d4rl
-from tests.small_archives import SPEC, archive, opened, save
+from tests.small_archives import SPEC, STEPS, archive, opened, save
 
 Added = Callable[[OpenSource, KnownPlant, HistorianMapping | None], IngestedSource]
 
@@ -121,6 +124,36 @@ def test_every_file_beside_this_checkout_is_read_or_refused_for_a_reason(dmsd_tr
         "trace0.npz": "expected rewards and next observations in trace0.npz",
         "trace1.npz": "expected rewards and next observations in trace1.npz",
     }
+
+
+def test_an_export_that_has_grown_is_taken_beside_the_earlier_one(tmp_path: Path, home: Path) -> None:
+    """The first 32 MB of rows are the same shard of both: each row is there once for each source that has it."""
+    whole = archive(26_000)
+    head = {key: values[: 24_000 * STEPS] for key, values in whole.items()}
+    earlier, later = save(tmp_path / "week1.npz", head), save(tmp_path / "weeks12.npz", whole)
+    run = RunConfig(plant="double_mass")
+    both = ingest(Home(home), run, [earlier, later])
+    held = opened(both)
+    names = [shard.file for shard in held.manifest.shards]
+    assert (len(names), len(set(names)), len(both.shards)) == (4, 3, 3)
+    assert (both.rows, both.quarantined) == (50_000 * STEPS, 0)
+    held.verify()
+    every = np.concatenate([head["reward"], whole["reward"]])
+    np.testing.assert_array_equal(held.arrays(["rewards"])["rewards"], every)
+    with h5py.File(held.view_path) as view:
+        np.testing.assert_array_equal(view["rewards"][:], every)
+    # An episode of both is on one side of the split.
+    sides = np.zeros(50_000, bool)
+    sides[held.split()[1]] = True
+    np.testing.assert_array_equal(sides[:24_000], sides[24_000:48_000])
+    assert read_logs(held, np.array([3, 24_003])).transitions.reward.tolist() == every[60:80].tolist() * 2
+    assert ingest(Home(home), run, [earlier, later]) == both
+    with pytest.raises(BadInput, match=r"expected every source once, got .*week1\.npz and .*copy\.npz of one content"):
+        ingest(Home(home), run, [earlier, later, save(tmp_path / "copy.npz", head)])
+    # What is the same rows in another form is no new source either.
+    np.savez_compressed(tmp_path / "packed.npz", **head)
+    with pytest.raises(BadInput, match=r"got only those of shard .* a second time: give each source once"):
+        ingest(Home(home), run, [earlier, tmp_path / "packed.npz"])
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from tasks.adapters.store.drift import stability_index
 from tasks.adapters.store.expectations import check_episode_table
 from tasks.adapters.store.reader import StoredDataset
 from tasks.adapters.store.records import Provenance
+from tasks.adapters.store.row_checks import find_failures
 from tasks.adapters.store.schema import Rows
 from tasks.adapters.store.statistics import summarise
 from tasks.adapters.store.writer import DatasetWriter
@@ -171,6 +172,30 @@ def test_values_out_of_range_and_windows_of_one_step_are_refused(tmp_path: Path)
     reasons, _ = refusals(tmp_path, rows)
     assert any("expected action force_2 within -1..1, got 1.5" in reason for reason in reasons)
     assert any("two or more steps" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(("low", "high", "edge"), [(3.8, np.inf, 3.8), (-np.inf, 99.9, 99.9), (0.1, 1.0, 0.091)])
+def test_a_value_on_its_bound_passes_as_the_row_checks_pass_it(
+    tmp_path: Path, low: float, high: float, edge: float
+) -> None:
+    """By IEEE 754, 3.8 and 0.091 are kept a little below themselves in single precision, 99.9 a little above; 0.091 is
+    the bound 0.1 less the tolerance of 1 % of 0.9."""
+    spec = SPEC._replace(observation=SPEC.observation._replace(low=(low,) * 6, high=(high,) * 6))
+    kept = np.float32(edge)
+    assert float(kept) < edge if np.isfinite(low) else float(kept) > edge
+    rows = make_rows([20] * 30)
+    inwards = 1.0 if np.isfinite(low) else -1.0
+    rows["observations"] = (kept + inwards * np.abs(rows["observations"]) / 2).astype(np.float32)
+    rows["observations"][7, 2] = kept
+    rows["next_observations"] = np.append(rows["observations"][1:], rows["observations"][:1], axis=0)
+    assert set(find_failures(rows, spec)) == {""}
+    assert refusals(tmp_path / "on", rows, spec=spec)[0] == []
+    # The next number outwards is beyond, to either check.
+    rows["observations"] = rows["observations"].copy()
+    rows["observations"][7, 2] = np.nextafter(kept, np.float32(-inwards * np.inf))
+    assert find_failures(rows, spec)[7] == f"observations.velocity_1 is outside {low:g}..{high:g}"
+    (reason,) = refusals(tmp_path / "beyond", rows, spec=spec)[0]
+    assert reason.startswith(f"expected observation velocity_1 within {low:g}..{high:g}")
 
 
 def test_drift_of_the_same_data_is_none(tmp_path: Path) -> None:

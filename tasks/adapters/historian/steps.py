@@ -24,7 +24,8 @@ class StepOutcome(IntEnum):
 
     ROW = 0
     REJECTED = 1
-    """The step's values were archived, but as Bad for longer than a gap may be: it goes to the quarantine."""
+    """The step's values were archived, but as Bad for longer than a gap may be, or a derived quantity has none although
+    its inputs have: it goes to the quarantine."""
     GAP = 2
     """A signal was not archived."""
     NOT_RUNNING = 3

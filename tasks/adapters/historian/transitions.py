@@ -199,7 +199,8 @@ class HistorianStream:
         signals = {signal: values[:, i] for i, (signal, _) in enumerate(self._tagged())}
         for name, formula in self.derived.items():
             signals[name] = np.broadcast_to(np.asarray(formula.compute(signals), float), grid.shape)
-            gap |= ~np.isfinite(signals[name]) & (fault == "")
+            # Where an input is missing there is a gap or a fault already; elsewhere the formula itself has no value.
+            fault[~np.isfinite(signals[name]) & ~gap & (fault == "")] = f"derived {name} is not finite"
         observations = np.stack([signals[name] for name, _ in self.observed], axis=1)
         inputs = np.stack([signals[n] for n, _ in self.inputs], axis=1) if self.inputs else np.zeros((len(grid), 0))
         # The action of a step is what was in force at its middle, so that a scan's delay does not shift it by a step.

@@ -172,7 +172,7 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
     for key, space in spaces.items():
         for i, name in enumerate(space.names):
             values = rows[key][:, i]
-            low, high = _widened(space, i)
+            low, high = widened(space.low[i], space.high[i], values.dtype)
             note(~np.isfinite(values), f"{key}.{name} is not finite")
             note((values < low) | (values > high), f"{key}.{name} is outside {space.low[i]:g}..{space.high[i]:g}")
     note(~np.isfinite(rows["rewards"]), "rewards is not finite")
@@ -185,9 +185,19 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
     return reasons
 
 
-def _widened(space: Space, i: int) -> tuple[float, float]:
-    slack = RANGE_TOLERANCE * (space.high[i] - space.low[i])
-    return (space.low[i] - slack, space.high[i] + slack) if np.isfinite(slack) else (space.low[i], space.high[i])
+def widened(low: float, high: float, kind: np.dtype[Any] = ROW_KEYS["observations"]) -> tuple[float, float]:
+    """Bounds with their tolerance, rounded as values of a type are: a reading at its bound is within it however kept.
+
+    Args:
+        low: least value; of a range with an open side there is no tolerance.
+        high: greatest value.
+        kind: type of the values that are held against them; as the store keeps them when not given.
+    """
+    slack = RANGE_TOLERANCE * (high - low)
+    edges = (low - slack, high + slack) if np.isfinite(slack) else (low, high)
+    with np.errstate(over="ignore"):  # what single precision does not hold is no bound to its values
+        least, greatest = np.asarray(edges).astype(np.promote_types(kind, np.float32)).tolist()
+    return least, greatest
 
 
 def _continues(rows: Mapping[str, npt.NDArray[Any]], space: Space) -> Mask:

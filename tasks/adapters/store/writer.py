@@ -97,6 +97,7 @@ class DatasetWriter:
         self.provenance: list[Provenance] = list(parent.manifest.provenance) if parent else []
         self.keys: list[str] = list(parent.manifest.keys) if parent else []
         self._buffer = _Buffer()
+        self._written: list[ShardRecord] = []
         self._beside = ThreadPoolExecutor(IN_FLIGHT)
         self._waiting: deque[Future[ShardRecord]] = deque()
         if parent and not same_limits(parent.spec, spec):
@@ -151,20 +152,36 @@ class DatasetWriter:
             self._buffer = _Buffer()
 
     def _adopt(self, left: int) -> None:
-        """Name shards in their order until only so many are still being written."""
+        """Take shards in their order until only so many are still being written."""
         while len(self._waiting) > left:
-            self.adopt_shards([self._waiting.popleft().result()])
+            self._written.append(self._waiting.popleft().result())
 
-    def close_shard(self) -> None:
-        """Write the rows at hand as a shard."""
+    def end_source(self) -> None:
+        """Write the rows at hand as a shard, and name all that were written since the source before.
+
+        Raises:
+            BadInput: as `adopt_shards`.
+        """
         self._hand_over()
         self._adopt(0)
+        written, self._written = self._written, []
+        self.adopt_shards(written)
 
     def adopt_shards(self, records: Sequence[ShardRecord]) -> None:
-        """Name shards that are in the folder already; one that is named before is a mistake of the caller's sources."""
+        """Name the shards that a source became, which are in the folder already.
+
+        Exports of one log that begin at one moment begin with the same shards, which are named once for each: rows
+        count as often as sources have them. A source that has no others is the caller's mistake.
+
+        Raises:
+            BadInput: when every shard is named before.
+        """
         known = {record.sha256 for record in self.shards}
-        if doubled := [record.file for record in records if record.sha256 in known]:
-            raise BadInput(f"expected new rows, got those of shard {doubled[0]} a second time: give each source once.")
+        if records and all(record.sha256 in known for record in records):
+            raise BadInput(
+                f"expected new rows of every source, got only those of shard {records[0].file} a second time: give "
+                "each source once."
+            )
         self.shards.extend(records)
 
     def commit(self, provenance: Provenance) -> str:
@@ -179,7 +196,7 @@ class DatasetWriter:
         Raises:
             BadInput: when there are no rows, or no room to write.
         """
-        self.close_shard()
+        self.end_source()
         if not self.shards:
             raise BadInput("expected at least one row, got an empty dataset: check the sources and the mapping.")
         view = _virtual_view(self.root / "shards", self.shards, self.keys)

@@ -37,6 +37,8 @@ TAG_NAME = re.compile(
 )
 VALUE_NAME = re.compile(r"^(value|val|data|reading|measurement)$", re.IGNORECASE)
 STATUS_NAME = re.compile(r"^(status|quality|qual|q|state|good)$", re.IGNORECASE)
+TIME_OF_DAY = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
+DAY = 86_400 * 10**9
 
 
 class Look(NamedTuple):
@@ -95,17 +97,46 @@ def time_column(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
     """The column that tells the time, and how it is written; None where none does.
 
     Raises:
-        BadInput: when its dates are in different orders.
+        BadInput: when its dates are in different orders, or another column has their times of day.
     """
-    names = sorted(frame.columns, key=lambda name: not TIME_NAME.search(name))
-    for name in names:
+    told = _told(frame, log)
+    beside = next((name for name in frame.columns if _of_day(frame[name])), None)
+    if told is None or beside is None:
+        return told
+    name, guess = told
+    times = read_times(frame[name], guess)
+    # Daily rows may well have a time of day among their values.
+    if not (times % DAY).any() and (np.diff(times) == 0).any():
+        raise BadInput(
+            f"expected one column with date and time in {log.name}, got '{name}' and '{beside}': join them into one."
+        )
+    return told
+
+
+def _of_day(column: pl.Series) -> bool:
+    """Whether a column holds times of day and nothing else."""
+    if column.dtype != pl.String:
+        return column.dtype == pl.Time
+    first = _texts(column.drop_nulls().head(10))
+    return bool(len(first)) and all(bool(some.str.contains(TIME_OF_DAY).all()) for some in (first, _texts(column)))
+
+
+def _texts(column: pl.Series) -> pl.Series:
+    """What is written in a column."""
+    texts = column.drop_nulls().cast(pl.String).str.strip_chars()
+    return texts.filter(texts != "")
+
+
+def _told(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
+    # Times of day could be taken for days, months and years of two digits.
+    names = [name for name in frame.columns if not _of_day(frame[name])]
+    for name in sorted(names, key=lambda name: not TIME_NAME.search(name)):
         column = frame[name]
         if isinstance(column.dtype, pl.Datetime | pl.Date):
             return name, TimeGuess("its type is a time", zoned=getattr(column.dtype, "time_zone", None) is not None)
         if not (column.dtype == pl.String or column.dtype.is_integer() or TIME_NAME.search(name)):
             continue
-        texts = column.drop_nulls().cast(pl.String).str.strip_chars()
-        texts = texts.filter(texts != "")
+        texts = _texts(column)
         numeric = bool(len(texts)) and texts.head(100).cast(pl.Float64, strict=False).null_count() == 0
         if (numeric and not TIME_NAME.search(name)) or guess_times(texts.head(10).to_list()) is None:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 
 from configs.errors import BadInput
 from configs.home import Home
+from configs.mapping import converted
 from configs.process import described_spec
 from configs.run import Data, RunConfig
 from neorl_core.types import Constraint
 from tasks.adapters.store.reader import StoredDataset
 from tasks.ingest import ingest
-from tests.small_tank import MAPPING, STEPS, long, mapping, read
+from tests.small_tank import MAPPING, STEPS, long, mapping, read, wide
 from tests.tasks.adapters.historian.whole import read_historian
 
 
@@ -65,6 +67,25 @@ def test_derived_quantities_rewards_and_limits(tmp_path: Path) -> None:
     np.testing.assert_allclose(log.rows["rewards"], reward, rtol=1e-6)
     np.testing.assert_allclose(log.rows["constraint_costs"][:, 0], [0] * 10 + [0.5], atol=1e-5)
     assert log.rows["terminals"].tolist() == [False] * 10 + [True]
+
+
+def test_a_derived_quantity_without_a_value_fails_where_its_inputs_are_known(tmp_path: Path) -> None:
+    # No inflow at 70 and 80 s, which no quotient can have; and none archived from 200 to 230 s.
+    k = np.arange(STEPS)
+    inflow = pl.Series(np.where((k == 7) | (k == 8), 0.0, 5.0)).set(pl.Series((k >= 20) & (k <= 23)), None)
+    frame = long(wide().with_columns(inflow.alias("FI-2"))).drop_nulls("value")
+    frame.write_parquet(tmp_path / "quotient.parquet")
+    derived = {
+        "specific": {"expression": "level / inflow", "unit": "m*s/L"},
+        "twice": {"expression": "2 * specific", "unit": "m*s/L"},
+    }
+    log = read(tmp_path / "quotient.parquet", derived=derived)
+    # A step needs its signals at its begin and at its end.
+    rejected = log.rows["numbers"][log.rows["rejected"] != ""].tolist()
+    assert rejected == [6, 7, 8]
+    assert set(log.rows["rejected"][[6, 7, 8]]) == {"derived specific is not finite"}
+    assert sorted(set(range(STEPS - 1)) - set(log.rows["numbers"].tolist())) == [19, 20, 21, 22, 23]
+    assert (log.account.rows, log.account.rejected, log.account.gap) == (STEPS - 1 - 3 - 5, 3, 5)
 
 
 def test_a_process_that_makes_batches_has_a_clock() -> None:
@@ -128,6 +149,78 @@ def test_formulas_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, A
 def test_a_mapping_describes_one_plant(changed: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         mapping(**changed)
+
+
+HEAD = {"expression": "level - quantity(0.5, 'm')", "unit": "cm"}
+MODE = {"role": "mode", "interpolation": "stepped", "running": [1]}
+
+
+@pytest.mark.parametrize(
+    ("tag", "changed", "says"),
+    [
+        ("LI-1", {"limits": [90, 20]}, "expected a low bound below the high one, got 90 and 20: correct them"),
+        ("LI-1", {"range": [150, 0]}, "expected a low bound below the high one, got 150 and 0: correct them"),
+        ("LI-1", {"alarms": [7, 7]}, "expected a low bound below the high one, got 7 and 7: correct them"),
+        (
+            "XS-4",
+            MODE | {"limits": [0, 1]},
+            "'limits' of a measured signal, got them on role mode: delete them",
+        ),
+        ("FV-3", {"limits": [0, 50]}, "got them on role action: delete them, for its 'range' bounds it"),
+    ],
+)
+def test_bounds_that_cannot_be_meant_are_refused(tag: str, changed: dict[str, Any], says: str) -> None:
+    tags = MAPPING["tags"] | {tag: MAPPING["tags"].get(tag, {}) | changed}
+    with pytest.raises(ValueError, match=re.escape(says)):
+        mapping(tags=tags)
+
+
+def test_a_derived_quantity_s_bounds_are_held_to_the_same_order() -> None:
+    head = HEAD | {"limits": [60, None]}
+    assert described_spec(mapping(derived={"head": head})).constraints == (Constraint("head", "cm", 60.0, np.inf),)
+    with pytest.raises(ValueError, match="expected a low bound below the high one, got 60 and 0: correct them"):
+        mapping(derived={"head": head | {"limits": [60, 0]}})
+
+
+def test_a_unit_that_turns_the_scale_round_swaps_the_bounds_with_it() -> None:
+    # A conversion v -> 1 - 2 v leads [20, 90] to [-179, -39], and an open upper side to an open lower one.
+    assert converted((20.0, 90.0), -2.0, 1.0) == (-179.0, -39.0)
+    assert converted((20.0, None), -2.0, 1.0) == (-np.inf, -39.0)
+    assert converted((None, 90.0), -2.0, 1.0) == (-179.0, np.inf)
+
+
+@pytest.mark.parametrize("where", ["tags", "derived"])
+def test_limits_beside_a_simulated_plant_are_refused(where: str) -> None:
+    limits = {"limits": [0, 60]}
+    given = {"LI-1": MAPPING["tags"]["LI-1"] | limits} if where == "tags" else {"x": HEAD | limits}
+    changed = {where: MAPPING[where] | given if where in MAPPING else given}
+    assert mapping(**changed).process is not None
+    says = f"expected no 'limits' beside 'plant', whose own hold, got them on '{next(iter(given))}'"
+    with pytest.raises(ValueError, match=re.escape(says)):
+        mapping(plant="chemical_reactor", process=None, **changed)
+
+
+def test_a_tag_that_is_mapped_and_ignored_by_name_is_refused() -> None:
+    says = "expected every tag once, got 'FI-2' under 'tags' and 'ignore': keep one"
+    with pytest.raises(ValueError, match=says):
+        mapping(ignore=["X", "FI-2"])
+    # A pattern means those of its tags that have no role.
+    assert mapping(ignore=["F*"]).ignores("FX-9")
+
+
+@pytest.mark.parametrize("layout", ["long", "wide"])
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_a_tag_that_is_ignored_twice_is_ignored(tmp_path: Path, layout: str, suffix: str) -> None:
+    frame = wide().with_columns(X=pl.lit(7.0))
+    if layout == "long":
+        others = frame.select("timestamp", tag=pl.lit("X"), value=pl.col("X"), status=pl.lit(0, pl.UInt32))
+        frame = pl.concat([long(), others]).sort("timestamp")
+    path = tmp_path / f"log.{suffix}"
+    frame.write_parquet(path) if suffix == "parquet" else frame.write_csv(path)
+    columns = {"status": "status" if layout == "long" else None}
+    log = read(path, layout=layout, columns=columns, ignore=["X", "X"])
+    assert log.account.rows == STEPS - 1
+    assert log.account.raw.ignored == (STEPS if layout == "long" else 0)
 
 
 def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path: Path, home: Path) -> None:
