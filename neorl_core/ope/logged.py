@@ -44,14 +44,33 @@ class Guesses(NamedTuple):
     """Of the policy's actions at the first observation of each episode."""
 
 
+def uncut(lasts: Int[Array, " E"], cut: Bool[Array, " E"], horizon: int) -> Float[Array, " H+1"]:
+    """`G(n)`: share of windows that nothing cuts in their first n - 1 steps, had none of them terminated.
+
+    `G(n) = prod_{t<n} r_t / (c_t + r_t)` with `c_t` windows cut after step t and `r_t` that go on: Kaplan & Meier's
+    estimate (1958), where being cut is what is waited for, and who terminates is no longer watched.
+
+    Args:
+        lasts: steps of each window, at most the horizon.
+        cut: which neither last the horizon nor terminate.
+        horizon: steps H of an episode.
+
+    Returns:
+        `G(0)` to `G(H)`.
+    """
+    ends = jax.ops.segment_sum(jnp.stack([jnp.ones_like(cut), cut], -1).astype(float), lasts, horizon + 1)
+    cuts, going_on = ends[:, 1], lasts.shape[0] - jnp.cumsum(ends[:, 0])
+    kept = jnp.where(cuts > 0, going_on / jnp.maximum(cuts + going_on, 1.0), 1.0)
+    return jnp.concatenate([jnp.ones(1), jnp.cumprod(kept)[:-1]])
+
+
 def window_counts(lasts: Int[Array, " E"], ended: Bool[Array, " E"], horizon: int) -> Float[Array, " E"]:
     """What each window counts for in a mean of returns: `1 / G(n)` if it is whole with n steps, and 0 if it was cut.
 
     Whole are windows that last the horizon or terminate; the return of the others is that of fewer steps. One that
-    terminated had less time to be cut, so that among the whole ones too many are such: `G(n)` is the share of windows
-    that no cut meets in their first n - 1 steps, `prod_{t<n} 1 - c_t / (c_t + r_t)` with `c_t` windows cut after step t
-    and `r_t` that go on (Kaplan & Meier 1958, of being cut), and dividing by it makes up for those that it took
-    (inverse probability of censoring, Robins & Rotnitzky 1992). Cuts must not depend on what would have come.
+    terminated had less time to be cut, so that among the whole ones too many are such. Dividing by the share that is
+    `uncut` makes up for those that cuts took (inverse probability of censoring, Robins & Rotnitzky 1992). Cuts must not
+    depend on what would have come.
 
     Where no window is whole, all count alike.
 
@@ -61,12 +80,8 @@ def window_counts(lasts: Int[Array, " E"], ended: Bool[Array, " E"], horizon: in
         horizon: steps H of an episode.
     """
     whole = ended | (lasts >= horizon)
-    last = jax.ops.segment_sum(jnp.stack([jnp.ones_like(whole), ~whole], -1).astype(float), lasts, horizon + 1)
-    cut = last[:, 1]
-    going_on = lasts.shape[0] - jnp.cumsum(last[:, 0])
-    kept = jnp.where(cut > 0, going_on / jnp.maximum(cut + going_on, 1.0), 1.0)
-    uncut = jnp.concatenate([jnp.ones(1), jnp.cumprod(kept)])[lasts]
-    counts = jnp.where(whole, 1.0 / jnp.where(whole, uncut, 1.0), 0.0)
+    share = uncut(lasts, ~whole, horizon)[lasts]
+    counts = jnp.where(whole, 1.0 / jnp.where(whole, share, 1.0), 0.0)
     return jnp.where(jnp.any(whole), counts, 1.0)
 
 

@@ -171,10 +171,15 @@ def side_by_side(data: Transition, starts: npt.NDArray[np.int64], plain: int, ho
     return Windows(*(jnp.asarray(x) for x in (o, a, r, n[..., :plain], t, logged, known)))
 
 
-def whole(found: Windows) -> Windows:
-    """The windows that last as long as the longest, or terminated, with what they count for (`window_counts`)."""
+def whole(found: Windows, horizon: int) -> Windows:
+    """The windows that last the horizon or terminated, with what they count for (`window_counts`); all if none does.
+
+    Args:
+        found: windows.
+        horizon: steps of an episode.
+    """
     ended = jnp.any(found.terminated * found.logged > 0, axis=1)
-    counts = window_counts(jnp.sum(found.logged, axis=1), ended, found.logged.shape[1])
+    counts = window_counts(jnp.sum(found.logged, axis=1), ended, horizon)
     kept = np.flatnonzero(np.asarray(counts) > 0)
     every: Windows = jax.tree.map(lambda x: x[kept], found._replace(counts=counts / jnp.mean(counts[kept])))
     return every

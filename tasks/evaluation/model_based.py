@@ -16,6 +16,7 @@ from neorl_core.networks import Normaliser, Policy, normalise, to_unit
 from neorl_core.ope import model as model_based
 from neorl_core.ope.fqe import LoggedSteps
 from neorl_core.ope.guesses import action_values
+from neorl_core.ope.logged import uncut
 from neorl_core.types import Transition
 from neorl_core.world_model import bootstrap
 from tasks.adapters.store.episodes import Logs
@@ -85,7 +86,7 @@ def fit_learned_model(
     counts = bootstrap.resample(of_resample, steps.episode, len(starts), model_based.MEMBERS)
     report = None if progress is None else lambda done, of: progress(done, of, "updates of the learned model")
     model = bootstrap.train(model, of_batches, scaled, counts, updates, report)
-    found = model_based.whole(model_based.side_by_side(data, starts, len(model.low), horizon))
+    found = model_based.whole(model_based.side_by_side(data, starts, len(model.low), horizon), horizon)
     discount = run.evaluate.discount
     learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, steps.starts, discount)
     return LearnedModelEvaluator(learned, normaliser, found, discount)
@@ -104,19 +105,20 @@ def windows(logs: Logs, horizon: int) -> Logs:
 
 
 def lasting(logs: Logs, horizon: int) -> int:
-    """The steps that at least half of the windows last: no longer return is seen in enough of them to be estimated.
+    """The steps that nothing cuts in half of the windows: no longer return is seen in enough of them to be estimated.
 
-    Those that terminated tell nothing of that: they might have been cut soon after.
+    One that terminated counts as watched until then, and tells nothing of how long it would have been.
 
     Args:
         logs: in the order of time.
         horizon: steps of an episode of the plant, and the most.
     """
-    cut = windows(logs, horizon)
-    ends = np.append(cut.starts[1:], len(cut.episode))
-    survived = np.asarray(cut.transitions.terminated)[ends - 1] <= 0
-    lengths = np.sort((ends - cut.starts)[survived])
-    return int(lengths[len(lengths) // 2]) if len(lengths) else horizon
+    found = windows(logs, horizon)
+    ends = np.append(found.starts[1:], len(found.episode))
+    lasts, ended = ends - found.starts, np.asarray(found.transitions.terminated)[ends - 1] > 0
+    share = uncut(jnp.asarray(lasts), jnp.asarray(~ended & (lasts < horizon)), horizon)
+    # A product of shares that is a half may be a little less in single precision.
+    return int(np.flatnonzero(np.asarray(share) > 0.5 - 1e-4)[-1])
 
 
 def logged_steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:

@@ -302,11 +302,11 @@ def test_a_fragment_is_worth_less_than_a_window_and_is_left_out() -> None:
     # Worked by hand: of the windows above the last, two steps of four, was cut by time; the first two terminated.
     column, terminated = np.arange(9.0, dtype=np.float32), np.float32([1, 0, 1, 0, 0, 0, 0, 0, 0])
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, terminated)
-    rows = model_based.whole(model_based.side_by_side(data, np.array([0, 1, 3, 7]), 1, 10))
+    rows = model_based.whole(model_based.side_by_side(data, np.array([0, 1, 3, 7]), 1, 4), 4)
     assert rows.logged.sum(axis=1).tolist() == [1, 2, 4]
     # Rewards of 1 for four steps, undiscounted, are worth 4 however many fragments there are.
     data = data._replace(reward=np.ones(9, np.float32), terminated=np.zeros(9, np.float32))
-    rows = model_based.whole(model_based.side_by_side(data, np.array([0, 4, 5, 6]), 1, 4))
+    rows = model_based.whole(model_based.side_by_side(data, np.array([0, 4, 5, 6]), 1, 4), 4)
     assert float(model_based.logged_value(rows, 1.0).value.mean()) == 4.0
 
 

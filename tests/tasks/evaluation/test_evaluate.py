@@ -95,9 +95,14 @@ def test_what_is_estimated_is_the_return_of_as_many_steps_as_half_of_the_windows
     assert lasting(logs(8, 8, 2, 2), 10) == 8
     assert lasting(logs(2, 9, 3, terminated=0), 10) == 9
     assert lasting(logs(3, 3, 9, terminated=0), 10) == 9
-    # Two that terminated say nothing of how long others are watched: of three that survived two last 7.
+    # One that terminated says nothing of how long others are watched: of three that survived two last 7.
     assert lasting(logs(8, 7, 6, 1, terminated=3), 10) == 7
     assert lasting(logs(4, terminated=0), 10) == 10
+    # Of twenty that terminated and one that a gap cut soon, nineteen were watched for longer than that.
+    many = logs(*[4] * 20, 2)
+    ends = many.starts[:20] + 3
+    many.transitions.terminated[ends] = 1.0
+    assert lasting(many, 10) == 10
 
 
 def test_rewards_allow_as_many_steps_as_are_estimated_however_short_the_logs_are() -> None:
