@@ -126,7 +126,9 @@ def _logged(composite: Composite) -> Floats:
     """16 of the logged steps that a process's shield looks through: observations beside actions, physical units."""
     shield = composite.shield
     assert isinstance(shield, SupportShield)
-    logged: Floats = np.asarray(shield.references[:16] * shield.scale + shield.centre)
+    # What never moved has no scale, and stood at its centre.
+    moved = np.where(np.isfinite(shield.scale), shield.references[:16] * shield.scale, 0.0)
+    logged: Floats = np.asarray(moved + shield.centre, np.asarray(shield.centre).dtype)
     return logged
 
 

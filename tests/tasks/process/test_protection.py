@@ -81,7 +81,7 @@ def test_the_distance_to_the_logs_has_no_unit(shield: Any) -> None:
 
 
 @pytest.mark.parametrize("opened", [0.9, 90.0])
-def test_what_never_moved_in_the_logs_is_outside_them_in_any_unit(opened: float) -> None:
+def test_what_never_moved_in_the_logs_is_outside_them_in_any_unit(opened: float, tmp_path: Path) -> None:
     spec = SPEC._replace(observation=Space((*SPEC.observation.names, "bypass"), ("m", "m", "1"), *2 * ((0.0,) * 3,)))
 
     def with_bypass(found: Logs, value: float) -> Logs:
@@ -97,6 +97,12 @@ def test_what_never_moved_in_the_logs_is_outside_them_in_any_unit(opened: float)
     assert inside_support(found, x, u, found.radius)
     assert not inside_support(found, x.at[2].set(opened), u, found.radius)
     assert found.radius <= plain.radius
+    # The steps by which a bundle shows that it was loaded rightly are such as were logged.
+    hold = make_fallback(run({"kind": "hold"}), spec, with_bypass(logs(), 0.0), found)
+    save_bundle(tmp_path / "bundle", Composite(None, found, hold, ()), KnownPlant(spec, None, None))
+    recorded = np.load(tmp_path / "bundle" / "examples.npz")
+    assert all(np.isfinite(recorded[name]).all() for name in recorded.files)
+    assert (recorded["observations"][:, 2] == 0.0).all()
 
 
 def test_the_radius_holds_the_share_of_further_rows_that_it_was_calibrated_for(shield: Any) -> None:
