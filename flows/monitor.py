@@ -122,7 +122,7 @@ def _announce(services: Services, event: Event) -> None:
 def numbers_of(finding: DriftRecord) -> dict[str, float]:
     """A finding as metrics: the evidence as a share of what an alarm takes, and those of watched signals."""
     bar = max(finding.log_threshold, 1e-12)
-    watched = [signal for signal in finding.signals if signal.watched or finding.alarm is not None]
+    watched = [signal for signal in finding.signals if signal not in finding.unwatched]
     told = {"drift/rows": float(finding.rows), "drift/watched": len(watched) / len(finding.signals)}
     if finding.watched:
         told |= {"drift/alarm": float(finding.alarm is not None), "drift/evidence": finding.log_evidence / bar}

@@ -111,6 +111,11 @@ def _drift_in_words(drift: DriftFinding) -> str:
     """An alarm, none, or that none could be: where there is next to nothing to compare, silence says nothing."""
     if not drift.watched and not drift.blocks:
         return f"**Drift not watched**: no episode of the newer logs is as long as a block of {drift.block_steps} steps"
+    if not drift.watched and drift.reference_blocks >= LEAST_REFERENCE:
+        return (
+            f"**Drift not watched**: the newer logs hold {drift.blocks} blocks of {drift.block_steps} steps, too few for "
+            "an alarm: wait for more"
+        )
     if not drift.watched:
         return (
             f"**Drift not watched**: the held-out episodes hold {drift.reference_blocks} whole blocks of "

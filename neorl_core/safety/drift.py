@@ -51,6 +51,25 @@ def alarm_threshold(blocks_per_year: float, alarms_per_year: float) -> float:
     return max(blocks_per_year / alarms_per_year, 1.0)
 
 
+def fewest_to_alarm(reference: int, log_evidence: float) -> int:
+    """The fewest scores after which the evidence can be so large: each larger than all before it.
+
+    Args:
+        reference: n scores of the reference, at least `LEAST_REFERENCE`.
+        log_evidence: that is to be reached.
+
+    Example:
+        >>> fewest_to_alarm(50, 15.5)
+        11
+    """
+    powers, log_sums, scores = np.asarray(POWERS), np.full(len(POWERS), -np.inf), 0
+    while np.logaddexp.reduce(log_sums) - math.log(len(POWERS)) < log_evidence:
+        scores += 1
+        log_p = -math.log(reference + scores)
+        log_sums = np.logaddexp(log_sums, 0.0) + np.log(powers) + (powers - 1) * log_p
+    return max(scores, 1)
+
+
 def detect(reference: npt.ArrayLike, scores: npt.ArrayLike, threshold: float) -> Drift:
     """Watch scores that grow when a plant drifts.
 

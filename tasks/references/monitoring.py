@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Literal
 
 from pydantic import Field
@@ -9,18 +11,21 @@ from pydantic import Field
 from tasks.references.base import Reference
 
 
-def watchable(blocks: int, reference_blocks: int) -> bool:
-    """Whether blocks of newer logs can raise an alarm beside so many of the reference.
+def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
+    """The fewest blocks of newer logs that can raise an alarm, however far they drifted; None where hardly any can.
 
     Args:
-        blocks: of the newer logs.
         reference_blocks: that they are ranked among.
+        log_evidence: that raises it, of these blocks alone.
     """
-    return blocks > 0 and reference_blocks >= _least_reference()
-
-
-def _least_reference() -> int:
     # It brings NumPy, which who reads references needs not wait for.
+    from neorl_core.safety.drift import LEAST_REFERENCE, fewest_to_alarm
+
+    return fewest_to_alarm(reference_blocks, log_evidence) if reference_blocks >= LEAST_REFERENCE else None
+
+
+def least_reference() -> int:
+    """The fewest blocks of a reference beside which a drift is found."""
     from neorl_core.safety.drift import LEAST_REFERENCE
 
     return LEAST_REFERENCE
@@ -45,11 +50,6 @@ class SignalDrift(Reference):
     """Blocks of the reference that they were ranked among."""
     block_steps: int
     """Steps of a block, over which the signal has lost its memory."""
-
-    @property
-    def watched(self) -> bool:
-        """Whether an alarm was possible."""
-        return watchable(self.blocks, self.reference_blocks)
 
 
 class DriftRecord(Reference):
@@ -80,31 +80,49 @@ class DriftRecord(Reference):
     """Where the threshold was reached first: episode and step."""
     signals: tuple[SignalDrift, ...] = Field(min_length=1)
 
+    def needed(self, signal: SignalDrift) -> int | None:
+        """The fewest blocks of a signal that can raise an alarm by itself, or None: see `blocks_to_alarm`."""
+        groups = Counter(one.group for one in self.signals)
+        share = math.log(len(groups) * groups[signal.group])
+        return blocks_to_alarm(signal.reference_blocks, self.log_threshold + share - math.log(signal.block_steps))
+
     @property
     def unwatched(self) -> tuple[SignalDrift, ...]:
-        """Signals of which no alarm was possible, whatever they did."""
-        return tuple(signal for signal in self.signals if not signal.watched)
+        """Signals that could have raised no alarm by themselves, whatever they did; none where there is one."""
+        if self.alarm is not None:
+            return ()
+        needed = ((signal, self.needed(signal)) for signal in self.signals)
+        return tuple(signal for signal, blocks in needed if blocks is None or signal.blocks < blocks)
 
     @property
     def watched(self) -> bool:
-        """Whether an alarm was possible of any signal: where none was, that there is none says nothing."""
-        return self.alarm is not None or len(self.unwatched) < len(self.signals)
+        """Whether any signal could have raised an alarm: where none could, that there is none says nothing."""
+        return len(self.unwatched) < len(self.signals)
 
     @property
     def found(self) -> str:
         """The finding in one sentence."""
         seen = f"{self.rows:,} steps of {self.episodes} episodes"
         if not self.watched:
-            length = min(signal.block_steps for signal in self.signals)
-            own, newer = (max(n) for n in zip(*((s.reference_blocks, s.blocks) for s in self.signals), strict=True))
-            return (
-                f"drift not watched in {seen}: expected a block of newer logs beside {_least_reference()} of the "
-                f"reference, got at most {newer} beside {own}, of {length} steps or more: learn from longer logs, or "
-                "wait for more"
-            )
+            return f"drift not watched in {seen}: {self._lacking()}"
         worst = max(self.signals, key=lambda signal: signal.log_evidence)
         least = f"log evidence {self.log_evidence:.1f} of {self.log_threshold:.1f}"
         rate = f"at most {self.alarms_per_year:g} false alarms a year on average"
         drift = "no drift in" if self.alarm is None else f"drift at {self.alarm} of"
         left = f"; not watched: {', '.join(signal.name for signal in self.unwatched)}" if self.unwatched else ""
         return f"{drift} {seen}: {least}, most in {worst.name} of the {worst.group}, {rate}{left}"
+
+    def _lacking(self) -> str:
+        """What it takes to watch the signal that lacks least."""
+        known = [(blocks, signal) for signal in self.signals if (blocks := self.needed(signal)) is not None]
+        if known:
+            blocks, nearest = min(known, key=lambda one: (one[0] - one[1].blocks) * one[1].block_steps)
+            return (
+                f"expected at least {blocks} blocks of {nearest.block_steps} steps of {nearest.name}, got "
+                f"{nearest.blocks}: wait for more logs"
+            )
+        nearest = max(self.signals, key=lambda signal: signal.reference_blocks)
+        return (
+            f"expected a reference of {least_reference()} blocks of {nearest.block_steps} steps of {nearest.name}, got "
+            f"{nearest.reference_blocks}: learn from longer logs"
+        )

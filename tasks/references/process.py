@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tasks.references.base import Interval, Reference
 from tasks.references.evidence import Servability
-from tasks.references.monitoring import watchable
+from tasks.references.monitoring import blocks_to_alarm
 
 NO_CLAIM = "no statistical safety claim"
 """The first line of what is claimed of a policy without a simulator."""
@@ -174,7 +174,8 @@ class DriftFinding(Reference):
     @property
     def watched(self) -> bool:
         """Whether an alarm was possible: where there is next to nothing to compare, silence says nothing."""
-        return self.alarm is not None or watchable(self.blocks, self.reference_blocks)
+        needed = blocks_to_alarm(self.reference_blocks, self.log_threshold)
+        return self.alarm is not None or (needed is not None and self.blocks >= needed)
 
 
 class ShadowComparison(Reference):

@@ -14,6 +14,7 @@ from neorl_core.safety.drift import (
     autocorrelation_time,
     block_means,
     detect,
+    fewest_to_alarm,
 )
 
 
@@ -23,6 +24,14 @@ def test_the_first_step_by_hand() -> None:
     by_hand = np.mean([k * 0.25 ** (k - 1) for k in POWERS])
     assert math.isclose(found.log_evidence[0], math.log(by_hand))
     assert found.alarm is None
+
+
+@pytest.mark.parametrize(("reference", "bar"), [(50, 15.5), (50, 8.2), (365, 15.5), (1000, 0.0)])
+def test_no_fewer_scores_raise_an_alarm_than_the_largest_ones_take(reference: int, bar: float) -> None:
+    # Source: the detector itself on scores of which each is larger than all before it.
+    fewest = fewest_to_alarm(reference, bar)
+    found = detect(np.zeros(reference), np.arange(1, fewest + 2), math.exp(bar))
+    assert found.alarm == fewest - 1
 
 
 @pytest.mark.slow

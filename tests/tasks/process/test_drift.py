@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from flows.monitor import numbers_of
 from neorl_core.plants import PLANTS
 from neorl_core.safety.drift import LEAST_REFERENCE, POWERS
 from neorl_core.types import Transition
@@ -79,10 +80,14 @@ def test_no_drift_is_told_only_where_one_could_have_been_found() -> None:
     for known, new in ((calm[:30], far), (slow, slow[:4] + 30.0)):
         rows = Logs(logs_of(1).transitions, np.zeros(len(new), np.int64), np.zeros(1, np.int64), new > 0)
         _, (found,) = evidence_of([Stream("level", "rewards", (known,), known.astype(int) * 0, (new,), 30.0)], rows)
-        assert not found.watched
         told = judged.drift_record("0", "1", "2", signals=(found,))
         assert not told.watched
-        assert told.found.startswith("drift not watched in 100 steps of 2 episodes: expected a block of newer logs")
+        assert told.found.startswith("drift not watched in 100 steps of 2 episodes: expected ")
+        assert numbers_of(told).keys() == {"drift/rows", "drift/watched"}
+        # What raised an alarm was watched, however little there was of it.
+        alarmed = told.model_copy(update={"alarm": "episode 1, step 2"})
+        assert alarmed.found.startswith("drift at episode 1, step 2 of")
+        assert "not watched" not in alarmed.found
     told = judged.drift_record("0", "1", "2")
     assert told.found.startswith("no drift in")
     assert "not watched" not in told.found
