@@ -113,8 +113,8 @@ def _drift_in_words(drift: DriftFinding) -> str:
         return f"**Drift not watched**: no episode of the newer logs is as long as a block of {drift.block_steps} steps"
     if not drift.watched and drift.reference_blocks >= LEAST_REFERENCE:
         return (
-            f"**Drift not watched**: the newer logs hold {drift.blocks} blocks of {drift.block_steps} steps, too few for "
-            "an alarm: wait for more"
+            f"**Drift not watched**: the newer logs hold {drift.blocks} blocks of {drift.block_steps} steps, too few "
+            "for an alarm: wait for more"
         )
     if not drift.watched:
         return (
