@@ -201,9 +201,8 @@ over their episodes, which says nothing of what other runs would come to. Below,
 not refused: the interquartile mean, and where every cell has three such runs, a stratified bootstrap over runs (Agarwal
 et al. 2021).
 
-Most runs had one core, which they shared with other work at times, power_grid's had two: seconds are those of the
-processor, or of the clock where it took less. By the clock a run that has one core to itself takes a few seconds more,
-and on two less."""
+Runs had one core each, beside another run and other work at times. Seconds are those of the processor, or of the clock
+where it took less: on two cores the clock takes less."""
 LEARNERS = (
     """Mean score of each learner's members over the runs, lowest and highest, and how often each was selected."""
 )
@@ -219,16 +218,11 @@ chemical_reactor and water_treatment. That the clone's rate falls was found on o
 higher price on those of double_mass, supply_chain, robot_assembly, steel_annealing and hvac_control, and that runs are
 refused which expect no gain, or whose gain has an interval wider than half of what logged rewards allow, was found on
 the study's former runs, whose seeds are not used again but for the three plants that were developed on. The runs on
-NeoRL-2's own episodes have the seeds that they had before all that; nothing was found on them. Between 55d7e05 and
-81b0e06 ends of intervals that exceed what rewards allow came to be cut after differences are taken and no longer
-before: industrial_benchmark was run again with that, and its first run on medium is refused since, by an interval about
-half as wide as what rewards allow. No claim of another plant has one above .42 of it.
-From 81b0e06 to 37f0fb4 nothing changed that a run depends on, and to de18e9d only steps whose next observation no file
-tells of, which generated episodes do not have. Three runs were made again at de18e9d, for they had shared their core:
-hvac_control's third on medium is the same to the last bit, and the first ones of power_grid on medium and pid, on two
-cores in place of one, have the same policies to the last bit and the same estimates to five digits. A run of
-robot_assembly on pid episodes of a further seed has the same numbers to the last bit at 1e622fc and at 0b5c377, between
-which what does not move came to be told by rounding. All these runs are of a clone that squares its errors. Since
-then the default clone counts large ones linearly (docs/training.md), which moves no other member, but may move what is
-selected; runs with it are still to be made, with seeds of their own.
+NeoRL-2's own episodes have the seeds that they had before all that; nothing was found on them. That the default
+clone counts large errors linearly was found on other episodes of all plants ([training](training.md)), and how far
+fitted Q evaluation may carry errors on the study of estimates ([ope](ope.md)). After all that the seeds of the six
+plants were drawn anew, and nothing was changed by what these runs came to.
+
+Windows that are cut count otherwise since then ([research](research.md)), which generated episodes and NeoRL-2's do
+not have.
 """
