@@ -148,7 +148,7 @@ def official(one: Mapping[str, Any]) -> str:
         said = "" if table.ships(run) else ", refused"
         lines.append(
             f"| {run['seed']} | {table.learner(selected)}{said} | {selected['score']:.1f} | {table.learner(other)} "
-            f"| {other['score']:.1f} | {run['seconds']:.0f} |"
+            f"| {other['score']:.1f} | {table.seconds(run):.0f} |"
         )
     above = sum(score > 90 for score, run in zip(scores, one["runs"], strict=True) if table.ships(run))
     over = sum(score > 76 for score, supported in free if supported)
