@@ -13,6 +13,7 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.drift import LEAST_REFERENCE, POWERS
 from neorl_core.types import Transition
 from tasks.adapters.store.episodes import Logs
+from tasks.period.findings import _evidence
 from tasks.process import drift
 from tasks.process.drift import Stream, evidence_of, step_seconds
 from tasks.references import DriftGroup
@@ -84,6 +85,7 @@ def test_no_drift_is_told_only_where_one_could_have_been_found() -> None:
         assert not told.watched
         assert told.found.startswith("drift not watched in 100 steps of 2 episodes: expected ")
         assert numbers_of(told).keys() == {"drift/rows", "drift/watched"}
+        assert _evidence(told) == "not watched"
         # What raised an alarm was watched, however little there was of it.
         alarmed = told.model_copy(update={"alarm": "episode 1, step 2"})
         assert alarmed.found.startswith("drift at episode 1, step 2 of")

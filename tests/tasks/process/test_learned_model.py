@@ -21,6 +21,7 @@ from neorl_core.world_model import dynamics
 from tasks.adapters.store.episodes import Logs
 from tasks.process.learned_model import HIDDEN, MEMBERS, FittedModel, keep_model, load_model
 from tasks.references import LearnedModel
+from tests.evidence import judged_record
 from tests.judged import process_evidence
 
 SPEC = PLANTS["double_mass"].spec
@@ -50,7 +51,11 @@ def test_a_model_is_found_in_a_home_that_moved_and_missed_in_a_sentence(tmp_path
         residuals=before / "runs" / "vessel" / "models" / "abc" / "residuals.npz",
         prediction=process_evidence().model,
     )
-    moved = model.at(now / "runs" / "vessel" / "models")
+    known = judged_record("vessel", "0" * 64, process_evidence(), model=model)
+    found = known.model_copy(update={"dataset": known.dataset.at(before / "datasets" / "vessel")}).at(now)
+    assert found.dataset.store == now / "datasets" / "vessel"
+    moved = found.model
+    assert moved is not None
     assert moved.weights == now / "runs" / "vessel" / "models" / "abc" / "model.npz"
     assert moved.residuals == now / "runs" / "vessel" / "models" / "abc" / "residuals.npz"
     with pytest.raises(Refused, match=r"expected the learned model 000000000000 in .*, got no model\.npz: restore"):
