@@ -201,9 +201,9 @@ over their episodes, which says nothing of what other runs would come to. Below,
 not refused: the interquartile mean, and where every cell has three such runs, a stratified bootstrap over runs (Agarwal
 et al. 2021).
 
-Runs had one core each, beside another run and other work at times, but for the five of power_grid that were made again
-on two, by themselves. Seconds are those of the processor, or of the clock where it took less: on two cores it takes
-about two thirds."""
+Runs had one core each, beside another run and other work at times, but for the fifteen that took more than four minutes
+of it: those were made again on two, and two of them beside other work. Seconds are those of the processor, or of the
+clock where it took less: on two cores it takes about two thirds."""
 LEARNERS = (
     """Mean score of each learner's members over the runs, lowest and highest, and how often each was selected."""
 )
@@ -225,6 +225,6 @@ fitted Q evaluation may carry errors on the study of estimates ([ope](ope.md)). 
 plants were drawn anew, and nothing was changed by what these runs came to.
 
 Windows that are cut count otherwise since then ([research](research.md)), which generated episodes and NeoRL-2's do
-not have. Five runs of power_grid were made again at 7a29367, on two cores in place of one: every member has
-the same score, estimates differ by at most 0.15 %, and the same members are selected.
+not have. The fifteen runs were made again at 7a29367, on two cores in place of one: every member has the same score,
+estimates differ by at most 0.15 %, and the same members are selected.
 """

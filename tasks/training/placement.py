@@ -225,10 +225,16 @@ def _run_each(training: TrainingRun, indices: Sequence[int], progress: Report | 
 
 
 def _start(training: TrainingRun, index: int, trial: bool, core: int) -> subprocess.Popen[str]:
+    pinned = hasattr(os, "sched_setaffinity")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.training.placement"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tasks.training.placement"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A second thread on its one core would only cost time: a member in a process is always trained by one.
+        env={**os.environ, "PJRT_NPROC": "1"} if pinned else None,
     )
-    if hasattr(os, "sched_setaffinity"):
+    if pinned:
         os.sched_setaffinity(process.pid, {core})
     job = Job(home=training.home.root, run=training.run, dataset=training.dataset, member=index, trial=trial)
     assert process.stdin is not None

@@ -29,6 +29,8 @@ def test_a_run_says_only_what_differs(tmp_path: Path) -> None:
     # Defaults as the working agreement and design.md fix them.
     assert (run.train.algorithm, run.train.batch_size, run.evaluate.discount) == ("bptt", 256, 0.99)
     assert [learner.algorithm for learner in run.train.alone()] == ["bptt", "iql", "td3_bc", "bc"]
+    # Of several controllers the median action is one of theirs, the mean none: the clone counts large errors linearly.
+    assert run.train.beside[-1].hyperparameters["huber"] == 0.2
     clone = run.train.alone()[-1]
     recipe = clone.hyperparameters["actor_recipe"]
     assert isinstance(recipe, dict)

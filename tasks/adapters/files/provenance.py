@@ -133,7 +133,10 @@ def lock_digest() -> str:
 
 @cache
 def processor_class() -> str:
-    """The processor family on which counts repeat exactly: machine, and its widest vector extension."""
+    """The processor family on which counts repeat exactly: machine, and its widest vector extension.
+
+    How many cores there are makes no difference: `configs` sees to it that there are two threads at least.
+    """
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
     widest = next((name for name in ("avx512f", "avx2", "asimd") if name in flags), "scalar")
