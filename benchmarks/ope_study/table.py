@@ -41,7 +41,7 @@ SINCE = (
     "three times as far as for the logged controller, came to 8 of 9 plants, 2.3 %, 7 of 9, all clones of 7, and 8 "
     "plants whose intervals are narrow. Of robot_assembly intervals still miss: a peg that trips the limit at the face "
     "of the block is in no log. "
-    "Episodes are held out by their digests, which differ in their last bits with the number of cores: all cells had "
+    "Episodes are held out by their digests, and had other last bits on one core than on several then: all cells had "
     "one, beside other work."
 )
 """What else there is to say of the cells that are kept; empty where nothing is."""

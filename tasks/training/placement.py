@@ -231,7 +231,7 @@ def _start(training: TrainingRun, index: int, trial: bool, core: int) -> subproc
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # A second thread on its one core would only cost time: a member in a process is always trained by one.
+        # A second thread on its one core would only cost time: a member that is pinned is always trained by one.
         env={**os.environ, "PJRT_NPROC": "1"} if pinned else None,
     )
     if pinned:

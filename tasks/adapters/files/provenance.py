@@ -135,7 +135,7 @@ def lock_digest() -> str:
 def processor_class() -> str:
     """The processor family on which counts repeat exactly: machine, and its widest vector extension.
 
-    How many cores there are makes no difference: `configs` sees to it that there are two threads at least.
+    How many cores there are makes no difference: `configs` asks for two threads at least, unless `PJRT_NPROC` is set.
     """
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
