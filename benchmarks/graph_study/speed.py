@@ -41,18 +41,13 @@ def on_one_core(work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, A
     """
     if not hasattr(os, "sched_setaffinity"):
         return work(*given) | {"pinned": False}
-    ours, threads = os.sched_getaffinity(0), os.environ.get("PJRT_NPROC")
+    ours = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(ours)})
-    # One core has nobody to hand a computation to.
-    os.environ["PJRT_NPROC"] = "1"
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return pool.submit(work, *given).result() | {"pinned": True}
     finally:
         os.sched_setaffinity(0, ours)
-        del os.environ["PJRT_NPROC"]
-        if threads is not None:
-            os.environ["PJRT_NPROC"] = threads
 
 
 def rows(decisions: int, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +57,8 @@ def rows(decisions: int, overrides: dict[str, Any]) -> dict[str, Any]:
         decisions: how many are timed each.
         overrides: hyper-parameters of the policy, whose weights are drawn.
     """
-    # The thread that asks computes.
+    # One core has nobody to hand a computation to: the thread that asks computes. JAX reads both when it first computes.
+    os.environ["PJRT_NPROC"] = "1"
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     found: dict[str, Any] = {}
     for feeder in FEEDERS:
