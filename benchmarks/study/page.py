@@ -229,7 +229,7 @@ fitted Q evaluation may carry errors on the study of estimates ([ope](ope.md)). 
 plants were drawn anew, and nothing was changed by what these runs came to.
 
 Windows that are cut count otherwise since then ([research](research.md)), which generated episodes and NeoRL-2's do
-not have. The fifteen runs that were made again, at 7a29367 and on the same episodes, have the same scores of all members
-to five decimals and select the same ones. Members' estimates differ by at most 0.15 % and bounds of what is claimed by
-at most 1.4 %, for two threads add up in another order than one.
+not have. The fifteen runs that were made again, at 7a29367 and on the same episodes, have the same scores of all
+members to five decimals and select the same ones. Members' estimates differ by at most 0.15 % and bounds of what is
+claimed by at most 1.4 %, for two threads add up in another order than one.
 """
