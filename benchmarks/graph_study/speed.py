@@ -57,7 +57,7 @@ def rows(decisions: int, overrides: dict[str, Any]) -> dict[str, Any]:
         decisions: how many are timed each.
         overrides: hyper-parameters of the policy, whose weights are drawn.
     """
-    # One core has nobody to hand a computation to: the thread that asks computes. JAX reads both at its first.
+    # One core has nobody to hand a computation to: the thread that asks computes. Both hold from JAX's first use on.
     os.environ["PJRT_NPROC"] = "1"
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     found: dict[str, Any] = {}
