@@ -23,7 +23,7 @@ from configs.errors import ServiceMissing
 from configs.home import Home
 from flows import process, retrain
 from flows.services.servers import connect, environment
-from tasks.monitoring.catalogue import METRICS
+from tasks.metrics.catalogue import METRICS
 from tasks.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]

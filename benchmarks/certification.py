@@ -24,12 +24,12 @@ from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import BATCH, CertificationCounts, certify_batches
 from neorl_core.safety.composite import Composite, composite_controller, make_composite
 from neorl_core.types import Plant
-from tasks.adapters.files.canonical import write_json
-from tasks.adapters.ledger.attempts import attempt_alpha
-from tasks.adapters.ledger.champions import champion
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.models.bundle import load_bundle
 from tasks.evaluation.guarded import SECONDS, guarded
+from tasks.evidence.attempts import attempt_alpha
+from tasks.evidence.decisions.champions import champion
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.files.canonical import write_json
+from tasks.models.bundles.bundle import load_bundle
 
 RESULTS = Path(__file__).resolve().parent / "results" / "certification.json"
 ROOM = 10

@@ -22,9 +22,9 @@ from typing import Any
 from benchmarks.setting import commit, own_home
 from configs.errors import BadInput
 from configs.home import Home
-from tasks.adapters.files.canonical import write_json
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "fleet.json"

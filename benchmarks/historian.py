@@ -26,7 +26,7 @@ import numpy as np
 
 from configs.home import Home
 from configs.run import Data, RunConfig
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results" / "historian.json"
 START_US = 1_767_571_200_000_000
@@ -131,7 +131,7 @@ def child(what: str, folder: Path, mapping_file: Path) -> None:
     if what == "ingest":
         import jax  # noqa: F401
 
-        import tasks.adapters.historian.transitions
+        import tasks.data.historian.transitions
         import tasks.ingest  # noqa: F401
     usage = resource.getrusage(resource.RUSAGE_SELF)
     started, before = time.perf_counter(), usage.ru_utime + usage.ru_stime

@@ -27,10 +27,10 @@ from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
 from neorl_core.safety.composite import bare_controller
-from tasks.adapters.store.episodes import Logs, read_logs
-from tasks.adapters.store.histories import of_simulator
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.synthetic.episodes import generate
+from tasks.data.store.episodes import Logs, read_logs
+from tasks.data.store.histories import of_simulator
+from tasks.data.store.reader import StoredDataset
+from tasks.data.synthetic.episodes import generate
 from tasks.simulate import score
 
 ROOT = Path(__file__).resolve().parents[1]

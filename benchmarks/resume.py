@@ -35,7 +35,7 @@ def child(name: str, folder: Path) -> None:
     from neorl_core.training.loop import Plan, resident, train
     from neorl_core.training.population import configure, init_population, members, prepare, warm_up_updates
     from neorl_core.types import PlantSpec, Space, Transition
-    from tasks.adapters.models.checkpoints import Checkpoints, state_digest
+    from tasks.models.bundles.checkpoints import Checkpoints, state_digest
     from tasks.training.checkpointing import Checkpointing
 
     spec = PlantSpec(

@@ -31,9 +31,9 @@ from configs.run import Train
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import bare_controller
-from tasks.adapters.models.bundle import load_bundle
 from tasks.evaluation.evaluate import evaluate
 from tasks.ingest import ingest
+from tasks.models.bundles.bundle import load_bundle
 from tasks.references import Champion
 from tasks.simulate import score
 from tasks.training.train import train

@@ -217,7 +217,7 @@ def cold_and_warm(name: str) -> tuple[float, float]:
 
 def checkpoint_seconds(population: TrainState) -> float:
     """Median seconds of saving a state as the pipeline does."""
-    from tasks.adapters.models.checkpoints import Checkpoints
+    from tasks.models.bundles.checkpoints import Checkpoints
 
     with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder), "{}") as checkpoints:
         step = iter(range(100))

@@ -24,11 +24,11 @@ import numpy as np
 
 from benchmarks.windows import Kept, interleaved
 from neorl_core.plants import PLANTS
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import Provenance
-from tasks.adapters.store.schema import Rows
-from tasks.adapters.store.statistics import summarise
-from tasks.adapters.store.writer import DatasetWriter
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.records import Provenance
+from tasks.data.store.schema import Rows
+from tasks.data.store.statistics import summarise
+from tasks.data.store.writer import DatasetWriter
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "store.json"
 SPEC = PLANTS["double_mass"].spec

@@ -24,10 +24,10 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training.loop import TrainingRows, resident
 from neorl_core.training.population import configure, init_population, make_train_chunk, members
 from neorl_core.training.preparation import moments, scaled, scaling
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import Provenance
-from tasks.adapters.store.stream import Ring, Stream, row_bytes, shape_of
-from tasks.adapters.store.writer import DatasetWriter
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.records import Provenance
+from tasks.data.store.stream import Ring, Stream, row_bytes, shape_of
+from tasks.data.store.writer import DatasetWriter
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "streaming.json"
 EPISODE = 1_000

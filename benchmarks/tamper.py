@@ -19,12 +19,12 @@ from pathlib import Path
 
 from configs.errors import NeoRLError
 from configs.home import Home
-from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import ENTRY_TYPE, Ledger
-from tasks.adapters.ledger.signing import HEAD_TYPE
-from tasks.adapters.ledger.table import GENESIS, TABLE
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.ledger import ENTRY_TYPE, Ledger
+from tasks.evidence.ledger.signing import HEAD_TYPE
+from tasks.evidence.ledger.table import GENESIS, TABLE
+from tasks.files.canonical import sha256_hex
 
 COLUMNS = tuple(TABLE.columns.keys())
 TRIGGERS = ("ledger_no_update", "ledger_no_delete", "ledger_next_only")

@@ -34,7 +34,7 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.certify import episode_keys
 from neorl_core.safety.composite import composite_controller, make_composite
 from neorl_core.training.population import configure, init_population, make_train_chunk, members, policies, prepare
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "training.json"

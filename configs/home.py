@@ -122,7 +122,7 @@ class Home:
 
     def write_layout(self, version: int) -> None:
         """Write down how the home is laid out, whole or not at all."""
-        # As `tasks.adapters.files.canonical.writing` does, which is above this layer.
+        # As `tasks.files.canonical.writing` does, which is above this layer.
         temporary = self.root / f".{LAYOUT_FILE}.{secrets.token_hex(4)}"
         try:
             with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:

@@ -257,7 +257,7 @@ class RunConfig(Strict):
 
     plant: CodeReference
     """A plant's name, or where its code is: a file of the project, or `package.module:PLANT`. An opened run
-    (`tasks.adapters.plants.opening`) has the name."""
+    (`tasks.models.plants.opening`) has the name."""
     source: Origin | None = Field(default=None, repr=False)
     """Where the plant comes from, which opening a run finds out; None of one of ours."""
     site: Site | None = Field(default=None, repr=False)

@@ -22,7 +22,7 @@ def checked_run(config: Path) -> RunConfig:
     Raises:
         BadInput: naming the key, and what it may be.
     """
-    from tasks.adapters.plants.opening import open_run
+    from tasks.models.plants.opening import open_run
 
     run = open_run(config)
     check_protection(run, config)
@@ -75,8 +75,8 @@ def is_usual_log(home: Home, run: RunConfig, path: Path) -> bool:
     """Whether a path is that of the log which a run of a simulated plant makes where it is not there yet."""
     if not path.resolve().is_relative_to(home.root / "generated"):
         return False
-    from tasks.adapters.plants.known import plant_of
-    from tasks.adapters.synthetic.usual import usual_log
+    from tasks.data.synthetic.usual import usual_log
+    from tasks.models.plants.known import plant_of
 
     plant = plant_of(run)
     return plant.plant is not None and path.resolve() == usual_log(home, plant).log
@@ -88,9 +88,9 @@ def check_protection(run: RunConfig, config: Path) -> None:
     Raises:
         BadInput: naming the key of 'fallback', 'shield' or 'certify'.
     """
-    from tasks.adapters.plants.known import plant_of
     from tasks.evaluation.claims import claim_of
-    from tasks.process.protection import check_fallback
+    from tasks.log_only.protection import check_fallback
+    from tasks.models.plants.known import plant_of
     from tasks.training.shielding import shield_of
 
     plant = plant_of(run)
@@ -115,8 +115,8 @@ def check_constants(run: RunConfig) -> None:
     Raises:
         BadInput: naming the constant or the signal that there is none of.
     """
-    from tasks.adapters.plants.known import plant_of
     from tasks.identify import unknowns_of
+    from tasks.models.plants.known import plant_of
 
     if run.identify is not None:
         unknowns_of(run, plant_of(run).simulator())
@@ -128,7 +128,7 @@ def check_history(run: RunConfig, config: Path) -> None:
     Raises:
         BadInput: naming what is wrong.
     """
-    from tasks.adapters.store.histories import observed_spec
+    from tasks.data.store.histories import observed_spec
 
     try:
         observed_spec(run)
@@ -146,9 +146,9 @@ def check_training(run: RunConfig, config: Path) -> None:
     from neorl_core.networks import body_of
     from neorl_core.training.loop import schedule
     from neorl_core.training.population import configure, in_range, warm_up_updates
-    from tasks.adapters.code.algorithms import algorithm_of
-    from tasks.adapters.plants.known import plant_of
-    from tasks.adapters.store.histories import observed_spec
+    from tasks.data.store.histories import observed_spec
+    from tasks.models.plants.known import plant_of
+    from tasks.models.user_code.algorithms import algorithm_of
 
     spec = plant_of(run).spec
     shared = [run.train.model_copy(update=dict(run.shared.pooled()))] if run.shared else []
@@ -174,8 +174,8 @@ def check_reward(run: RunConfig) -> None:
     Raises:
         BadInput: with an example of a formula.
     """
-    from tasks.adapters.plants.known import plant_of
-    from tasks.adapters.plants.opening import mapping_of
+    from tasks.models.plants.known import plant_of
+    from tasks.models.plants.opening import mapping_of
 
     mapping = mapping_of(run)
     if mapping is None or mapping.reward is None:

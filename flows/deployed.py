@@ -31,10 +31,10 @@ from flows.services.servers import reap_dead_runs
 from flows.shadow import ShadowOutcome, compare_shadow
 from flows.shadow import in_words as shadow_in_words
 from flows.watch import arrivals, incoming
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.audit_report.tables import PeriodReport
 from tasks.conclusion import show_artifact
-from tasks.period.model import PeriodReport
-from tasks.process.drift import NothingNewer, watched_of
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.log_only.drift import NothingNewer, watched_of
 from tasks.references import Outcome, Reference
 
 if TYPE_CHECKING:
@@ -242,8 +242,8 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
         NeoRLError: when a window is none, the files have no times to cut by, a server does not answer, or no window
             came to a decision.
     """
-    from tasks.adapters.historian.windows import Window, cut
-    from tasks.adapters.plants.opening import mapping_of
+    from tasks.data.historian.windows import Window, cut
+    from tasks.models.plants.opening import mapping_of
 
     with _operating(Path(config)) as (home, plant):
         run = checked_run(Path(config))

@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 from prefect.transactions import CommitMode, transaction
 
 from configs.errors import NeoRLError, Refused, ServiceMissing
-from configs.fleet.model import Fleet
+from configs.fleet.fleet_file import Fleet
 from configs.fleet.reading import load_fleet, site_logs, site_run
 from configs.home import Home
 from configs.run import RunConfig
@@ -33,12 +33,12 @@ from flows.running import ending_of, proceed, refusals_as_states, tag_run
 from flows.services.locks import recorded_run
 from flows.services.servers import connect, reap_dead_runs
 from flows.watch import arrivals
-from tasks.adapters.ledger.ledger import Ledger
 from tasks.conclusion import show_artifact
 from tasks.evaluation.cluster import check_workers, cluster, scheduler
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.fleet.compare import outliers, ranked
-from tasks.fleet.model import FleetOutcome, SiteEnded, Standing
-from tasks.fleet.page import write_page
+from tasks.fleet.records import FleetOutcome, SiteEnded, Standing
+from tasks.fleet.report import write_page
 from tasks.fleet.shared import pooled_start
 from tasks.fleet.standing import standings
 from tasks.ingest import ingest, logs_of

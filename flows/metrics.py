@@ -18,8 +18,8 @@ from starlette.routing import Route
 from configs.home import Home
 from flows.services import servers
 from flows.services.definitions import SERVICES
-from tasks.monitoring.catalogue import METRICS
-from tasks.monitoring.homes import Readings
+from tasks.metrics.catalogue import METRICS
+from tasks.metrics.homes import Readings
 
 PATIENCE = 5.0
 """Seconds that all services together have to answer: Prometheus waits for ten."""

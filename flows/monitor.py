@@ -12,13 +12,13 @@ from flows.services.events import DRIFTED, WORSENED, Event, announce
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
 from flows.services.state import Services
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.registry.learning import log_numbers
-from tasks.adapters.registry.registry import Registry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.ingest import ingest
-from tasks.monitoring.quality import Quality, Rise, quality_of, read_sources, rises
-from tasks.process.drift import watch, watched_of
+from tasks.log_only.drift import watch, watched_of
+from tasks.metrics.quality import Quality, Rise, quality_of, read_sources, rises
 from tasks.references import Dataset, DriftRecord, Reference
+from tasks.registry.learning import log_numbers
+from tasks.registry.registry import Registry
 
 TAG = "neorl.drift"
 """Of a version in MLflow: the digest of the ledger entry of the last window that was held against its data."""

@@ -7,9 +7,9 @@ from datetime import UTC, date, datetime
 
 from configs.errors import BadInput
 from configs.home import Home
-from tasks.period.collect import collect
-from tasks.period.model import Period, PeriodReport
-from tasks.period.page import write_page
+from tasks.audit_report.collect import collect
+from tasks.audit_report.html import write_page
+from tasks.audit_report.tables import Period, PeriodReport
 
 
 def report_period(

@@ -10,10 +10,10 @@ from flows.running import proceed, run_key
 from tasks.conclusion import earlier_outcome, propose_shadow, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
 from tasks.ingest import ingest
-from tasks.process.guard import estimate, examine
-from tasks.process.judgement import check_process_service, judge_process, screen_process
-from tasks.process.learned_model import fit_model
-from tasks.process.protection import protect
+from tasks.log_only.checks import estimate, examine
+from tasks.log_only.judgement import check_process_service, judge_process, screen_process
+from tasks.log_only.learned_model import fit_model
+from tasks.log_only.protection import protect
 from tasks.promote import decide, drift_reference, incumbent
 from tasks.references import Outcome, ProcessFindings
 from tasks.training.train import train

@@ -10,18 +10,18 @@ from configs.home import Home
 from flows.services.locks import plant_lock
 from flows.services.servers import connect, mlflow_address
 from tasks import promote
-from tasks.adapters.ledger.champions import champion
-from tasks.adapters.ledger.ledger import Entry, Ledger
-from tasks.adapters.ledger.people import queue
-from tasks.adapters.ledger.people.approvals import approvers
-from tasks.adapters.ledger.people.statement import Signatory
-from tasks.adapters.ledger.people.verdicts import missing_approvals, said_of_verdict
-from tasks.adapters.registry.registry import Registry
-from tasks.decisions.aliases import reconcile
-from tasks.decisions.rollback import roll_back
-from tasks.decisions.withdrawal import withdraw_champion
+from tasks.evidence.decisions import queue
+from tasks.evidence.decisions.approvals import approvers
+from tasks.evidence.decisions.champions import champion
+from tasks.evidence.decisions.verdicts import missing_approvals, said_of_verdict
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.people.statement import Signatory
+from tasks.lifecycle.aliases import reconcile
+from tasks.lifecycle.rollback import roll_back
+from tasks.lifecycle.withdrawal import withdraw_champion
 from tasks.record import champion_in_force
 from tasks.references import Aliases, CandidateRecord, ChampionInForce, Reference
+from tasks.registry.registry import Registry
 
 
 class Waiting(Reference):

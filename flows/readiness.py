@@ -91,8 +91,8 @@ class _Look:
 
     def plant(self) -> str:
         """The plant or the mapping is found and can be used."""
-        from tasks.adapters.plants.known import plant_of
-        from tasks.adapters.plants.opening import open_run
+        from tasks.models.plants.known import plant_of
+        from tasks.models.plants.opening import open_run
 
         self.run = open_run(self.config)
         known = plant_of(self.run)
@@ -103,8 +103,8 @@ class _Look:
     def protection(self) -> str:
         """What takes over fits the plant."""
         from flows.checks import check_protection
-        from tasks.adapters.plants.known import plant_of
-        from tasks.process.protection import fallback_in_words
+        from tasks.log_only.protection import fallback_in_words
+        from tasks.models.plants.known import plant_of
 
         check_protection(self.run, self.config)
         if self.run.fallback is None:
@@ -121,8 +121,8 @@ class _Look:
 
     def policy(self) -> str:
         """The run asks for no less than the plant's safety policy."""
-        from tasks.adapters.ledger.ledger import Ledger
-        from tasks.decisions.policy import check_run, policy_for
+        from tasks.evidence.ledger.ledger import Ledger
+        from tasks.lifecycle.policy import check_run, policy_for
 
         if not self._simulated():
             return "none, for nothing is claimed of a process"
@@ -134,7 +134,7 @@ class _Look:
     def reward(self) -> str:
         """Something is wanted."""
         from flows.checks import check_reward
-        from tasks.adapters.plants.opening import mapping_of
+        from tasks.models.plants.opening import mapping_of
 
         check_reward(self.run)
         mapping = mapping_of(self.run)
@@ -167,9 +167,9 @@ class _Look:
 
     def signals(self) -> str:
         """The first rows of each file are what the plant or the mapping says."""
-        from tasks.adapters.historian.raw_rows import RawQuarantine
-        from tasks.adapters.plants.known import plant_of
-        from tasks.adapters.plants.opening import mapping_of
+        from tasks.data.historian.raw_rows import RawQuarantine
+        from tasks.models.plants.known import plant_of
+        from tasks.models.plants.opening import mapping_of
         from tasks.sources import open_source
 
         plant, mapping = plant_of(self.run), mapping_of(self.run)
@@ -208,7 +208,7 @@ class _Look:
     def key(self) -> str:
         """The signing key is there, and can be opened without a person; or the first run makes it."""
         from flows.cli.doctor import examine_key
-        from tasks.adapters.ledger.keys import PASSPHRASE_FILE, must_be_asked_for
+        from tasks.evidence.ledger.keys import PASSPHRASE_FILE, must_be_asked_for
 
         found = examine_key(self.home)
         if not found.ok:
@@ -220,6 +220,6 @@ class _Look:
         return found.detail
 
     def _simulated(self) -> bool:
-        from tasks.adapters.plants.known import plant_of
+        from tasks.models.plants.known import plant_of
 
         return plant_of(self.run).plant is not None

@@ -24,20 +24,20 @@ from flows.services.locks import plant_lock, recorded_run
 from flows.services.openlineage import DataLineage
 from flows.services.servers import connect, reap_dead_runs
 from flows.watch import arrivals
-from tasks.adapters.files.canonical import digest_json
-from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.ledger.results import seal_result, verify_result
-from tasks.adapters.ledger.rules import RefusalBody
-from tasks.adapters.plants.known import plant_of
-from tasks.adapters.registry.learning import LearningRuns
-from tasks.adapters.registry.registry import Registry
 from tasks.conclusion import show_artifact
-from tasks.decisions.policy import hold_run
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.ledger.results import seal_result, verify_result
+from tasks.evidence.rules import RefusalBody
+from tasks.files.canonical import digest_json
+from tasks.files.provenance import sources_digest
 from tasks.fleet.shared import with_shared
+from tasks.lifecycle.policy import hold_run
+from tasks.models.plants.known import plant_of
 from tasks.progress import StageProgress
 from tasks.promote import FLOW
 from tasks.references import Champion, Dataset, Evaluation, Outcome, Population, Validation
+from tasks.registry.learning import LearningRuns
+from tasks.registry.registry import Registry
 from tasks.stages import Session, config_digest, failed, path_content, session
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def present(home: Home, run: RunConfig, path: Path) -> Path:
     """
     path = in_home(home, path)
     if not os.path.exists(path) and is_usual_log(home, run, path):
-        from tasks.adapters.synthetic.usual import make_usual
+        from tasks.data.synthetic.usual import make_usual
 
         plant, own = plant_of(run), getattr(run.source, "module", "").replace(".", "/")
         with StageProgress("generate") as progress:

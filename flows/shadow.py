@@ -12,16 +12,16 @@ from flows.running import without_simulator
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
 from neorl_core.safety.drift import LEAST_REFERENCE
-from tasks.adapters.ledger import shadows
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.ledger.people.statement import Signatory, read_payload
-from tasks.adapters.registry.page import END, split
-from tasks.adapters.registry.registry import Registry
-from tasks.adapters.registry.upload import Artifact
-from tasks.decisions.aliases import reconcile
+from tasks.evidence.decisions import shadows
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.people.statement import Signatory, read_payload
 from tasks.ingest import ingest
-from tasks.process.compare import compare, shadow_of
+from tasks.lifecycle.aliases import reconcile
+from tasks.log_only.shadow_comparison import compare, shadow_of
 from tasks.references import Aliases, DriftFinding, Reference, ShadowComparison
+from tasks.registry.registry import Registry
+from tasks.registry.upload import Artifact
+from tasks.registry.version_page import END, split
 
 BEGIN = "### In shadow\n\n"
 """Before what a version's page says of the last comparison: first, for MLflow cuts long descriptions at their end."""

@@ -17,7 +17,7 @@ from configs.home import Home
 from configs.strict import NAME
 from flows.services.events import ARRIVED, Event, announce
 from flows.services.servers import connect
-from tasks.adapters.files.canonical import FileState, digest_json, file_sha256, file_state, read_json, write_json
+from tasks.files.canonical import FileState, digest_json, file_sha256, file_state, read_json, write_json
 from tasks.references import Reference
 
 FOLDER = "NEORL_INCOMING"

@@ -10,7 +10,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from tasks.adapters.files.certificates import issued
+from tasks.files.certificates import issued
 
 FOLDER = Path(__file__).parent / "secrets"
 DATABASES = ("ledger", "prefect", "mlflow")

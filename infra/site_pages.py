@@ -68,7 +68,7 @@ FILES = (
     ("A federation's site", "configs.federation", "Site", "What `neorl federate join` takes."),
     (
         "A fleet",
-        "configs.fleet.model",
+        "configs.fleet.fleet_file",
         "Fleet",
         "`fleet.yaml`, which `neorl fleet retrain` takes; a site has a run's keys.",
     ),

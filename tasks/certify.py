@@ -15,10 +15,9 @@ from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_results
 from neorl_core.safety.composite import Composite
 from neorl_core.types import Plant
-from tasks.adapters.files.canonical import digest_json, write_atomic
-from tasks.adapters.files.provenance import lock_digest, processor_class
-from tasks.adapters.files.spec import spec_record
-from tasks.adapters.ledger.attempts import (
+from tasks.evaluation.claims import claim_of, claimed_simulator
+from tasks.evaluation.episodes import episodes_of
+from tasks.evidence.attempts import (
     CERTIFICATES,
     Inputs,
     Outcome,
@@ -34,17 +33,18 @@ from tasks.adapters.ledger.attempts import (
     unfinished,
     witnesses_of,
 )
-from tasks.adapters.ledger.certificate import Repeat, make_certificate
-from tasks.adapters.ledger.claims import Claim, Counts, Materials, Predicate
-from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
-from tasks.adapters.ledger.policies.policy import expires, policy_of
-from tasks.adapters.models.bundle import composite_digest, load_bundle, plant_of_bundle
-from tasks.adapters.models.manifest import read_manifest, stored_digest
-from tasks.adapters.plants.known import KnownPlant, plant_of
-from tasks.evaluation.claims import claim_of, claimed_simulator
-from tasks.evaluation.episodes import episodes_of
+from tasks.evidence.certificate import Repeat, make_certificate
+from tasks.evidence.claims import Claim, Counts, Materials, Predicate
+from tasks.evidence.ledger.ledger import Entry, Ledger, artefact
+from tasks.evidence.policies import expires, policy_of
+from tasks.files.canonical import digest_json, write_atomic
+from tasks.files.provenance import lock_digest, processor_class
+from tasks.files.spec import spec_record
 from tasks.gates import may_certify
 from tasks.identify import simulator_of
+from tasks.models.bundles.bundle import composite_digest, load_bundle, plant_of_bundle
+from tasks.models.bundles.manifest import read_manifest, stored_digest
+from tasks.models.plants.known import KnownPlant, plant_of
 from tasks.references import (
     KNOWN,
     Bundle,

@@ -9,14 +9,12 @@ from typing import Literal
 
 from configs.home import Home
 from configs.run import RunConfig
-from tasks.adapters.files.canonical import file_sha256
-from tasks.adapters.files.provenance import code_digest, lock_digest
-from tasks.adapters.ledger import champions, shadows
-from tasks.adapters.ledger.ledger import Entry, Ledger
-from tasks.adapters.ledger.people.queue import record_of, waiting, was_rejected
-from tasks.adapters.registry.registry import Registry
-from tasks.adapters.registry.serving import listed_model
-from tasks.decisions.aliases import reconcile
+from tasks.evidence.decisions import champions, shadows
+from tasks.evidence.decisions.queue import record_of, waiting, was_rejected
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.files.canonical import file_sha256
+from tasks.files.provenance import code_digest, lock_digest
+from tasks.lifecycle.aliases import reconcile
 from tasks.promote import before_run, propose, record_candidate, verdict_of
 from tasks.record import Record, champion_in_force, headline, history_rows, shadow_in_force, verdict_text
 from tasks.references import (
@@ -39,6 +37,8 @@ from tasks.references import (
     Version,
 )
 from tasks.register import conclude, register
+from tasks.registry.registry import Registry
+from tasks.registry.serving import listed_model
 from tasks.report import describe, draw_plots, report
 from tasks.stages import config_digest, current, effect
 

@@ -26,8 +26,8 @@ from neorl_core.identify import (
     identify as estimate,
 )
 from neorl_core.types import Plant
-from tasks.adapters.plants.known import KnownPlant, plant_of
-from tasks.adapters.store.reader import StoredDataset
+from tasks.data.store.reader import StoredDataset
+from tasks.models.plants.known import KnownPlant, plant_of
 from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.stages import cached
 

@@ -18,17 +18,17 @@ from configs.process import FileSpec, cost_formulas, declared_spec
 from configs.run import Data, RunConfig
 from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
-from tasks.adapters.formats.hdf5.sources import Blocks
-from tasks.adapters.formats.hdf5.sources import Source as FoundSource
-from tasks.adapters.formats.options import UNTOLD, SourceOptions
-from tasks.adapters.formats.sources import for_declared, for_plant, in_words, name_of, recognise, survey
-from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
-from tasks.adapters.plants.opening import mapping_of, opened
-from tasks.adapters.store.cards.card import write_card
-from tasks.adapters.store.losses import losses
-from tasks.adapters.store.reader import StoredDataset, dataset_of, newest_first
-from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, by_reason
-from tasks.adapters.store.writer import DatasetWriter
+from tasks.data.formats.hdf5.sources import Blocks
+from tasks.data.formats.hdf5.sources import Source as FoundSource
+from tasks.data.formats.options import UNTOLD, SourceOptions
+from tasks.data.formats.sources import for_declared, for_plant, in_words, name_of, recognise, survey
+from tasks.data.store.cards.card import write_card
+from tasks.data.store.losses import losses
+from tasks.data.store.reader import StoredDataset, dataset_of, newest_first
+from tasks.data.store.records import FileRecord, IngestedSource, Provenance, by_reason
+from tasks.data.store.writer import DatasetWriter
+from tasks.models.plants.known import KnownPlant, plant_at, plant_of
+from tasks.models.plants.opening import mapping_of, opened
 from tasks.references import Dataset, Source
 from tasks.sources import OpenSource, add_source, open_source, recipe_of, recorded
 from tasks.stages import cached
@@ -251,7 +251,7 @@ def logs_of(home: Home, named: Path, mapped: bool) -> Path:
 
 def _skipped(sources: Sequence[Path]) -> Iterator[str]:
     """A line for each folder that holds what is no table by its name, or links that are not followed."""
-    from tasks.adapters.historian.folders import links_not_followed, skipped_files
+    from tasks.data.historian.folders import links_not_followed, skipped_files
 
     whys = (
         (skipped_files, "their names are no tables'"),

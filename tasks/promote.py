@@ -9,18 +9,17 @@ from pathlib import Path
 from configs.errors import Refused
 from configs.home import Home, login
 from configs.run import RunConfig
-from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.ledger import champions, shadows
-from tasks.adapters.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
-from tasks.adapters.ledger.people import approvals, verdicts
-from tasks.adapters.ledger.people.queue import VERBS, candidate_with, in_force, record_of, verdict_against
-from tasks.adapters.ledger.people.statement import Meaning, Signatory
-from tasks.adapters.ledger.people.voided import VOID
-from tasks.adapters.ledger.policies.model import RULE
-from tasks.adapters.ledger.policies.policy import check_pinned
-from tasks.adapters.ledger.rules import check_record
-from tasks.adapters.models.bundle import is_current
-from tasks.adapters.plants.known import plant_of
+from configs.safety_policy import RULE
+from tasks.evidence.decisions import approvals, champions, shadows, verdicts
+from tasks.evidence.decisions.queue import VERBS, candidate_with, in_force, record_of, verdict_against
+from tasks.evidence.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
+from tasks.evidence.ledger.voided import VOID
+from tasks.evidence.people.statement import Meaning, Signatory
+from tasks.evidence.policies import check_pinned
+from tasks.evidence.rules import check_record
+from tasks.files.provenance import sources_digest
+from tasks.models.bundles.bundle import is_current
+from tasks.models.plants.known import plant_of
 from tasks.references import (
     Bundle,
     Candidate,

@@ -33,8 +33,8 @@ from tasks.references import (
 )
 
 if TYPE_CHECKING:
-    from tasks.adapters.ledger import shadows
-    from tasks.adapters.ledger.ledger import Entry
+    from tasks.evidence.decisions import shadows
+    from tasks.evidence.ledger.ledger import Entry
 
 Known = Verdict | Literal["passed", "failed"]
 VERDICTS: dict[Known, str] = {
@@ -189,7 +189,7 @@ def champion_in_force(promotion: Entry, entries: Sequence[Entry]) -> ChampionInF
         promotion: the entry in force.
         entries: the ledger's, which hold the candidate and the approval that it names.
     """
-    from tasks.adapters.ledger.people.approvals import approvers
+    from tasks.evidence.decisions.approvals import approvers
 
     candidate = {entry.digest: entry for entry in entries}[promotion.body["candidate"]]
     return ChampionInForce(
@@ -206,7 +206,7 @@ def shadow_in_force(shadow: shadows.ShadowInForce, entries: Sequence[Entry]) -> 
     """The shadow of a process, with its approval and its end.
 
     Args:
-        shadow: from `tasks.adapters.ledger.shadows`.
+        shadow: from `tasks.evidence.decisions.shadows`.
         entries: the ledger's, which hold the candidate and the approval that it names.
     """
     by_digest, body = {entry.digest: entry for entry in entries}, shadow.entry.body
@@ -246,7 +246,7 @@ def _in_words(value: object) -> str:
 
 def history_rows(entries: Sequence[Entry], plant: str) -> tuple[HistoryRow, ...]:
     """The plant's ledger entries in a few words each."""
-    from tasks.adapters.ledger.people.approvals import signed_how
+    from tasks.evidence.decisions.approvals import signed_how
 
     rows = []
     for entry in entries:

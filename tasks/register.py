@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from configs.run import named
-from tasks.adapters.registry.learning import rate_members
-from tasks.adapters.registry.registry import Registry
-from tasks.adapters.registry.upload import HEAD, Artifact, Curve, Submission, TrainingData
 from tasks.record import Record
 from tasks.references import Bundle, RatedMember, Version, member_name
+from tasks.registry.learning import rate_members
+from tasks.registry.registry import Registry
+from tasks.registry.upload import HEAD, Artifact, Curve, Submission, TrainingData
 from tasks.report import ReportFiles, describe, read_curves, view
 
 
@@ -85,7 +85,7 @@ def conclude(record: Record, registry: Registry, version: Version, files: Report
 def description(record: Record, run_url: str, run_id: str) -> str:
     """What was found of a version, with the picture that the server holds among the run's plots.
 
-    It says nothing of what was decided: that changes, and stands above it, from the ledger (`tasks.decisions.pages`).
+    It says nothing of what was decided: that changes, and stands above it, from the ledger (`tasks.lifecycle.pages`).
 
     Args:
         record: everything known of the retraining.

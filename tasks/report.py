@@ -13,16 +13,16 @@ import numpy as np
 
 from configs.home import Home
 from neorl_core.types import Constraint
-from tasks.adapters.files.arrays import read_npz
-from tasks.adapters.files.canonical import write_atomic
-from tasks.adapters.ledger.claims import NON_CLAIMS
-from tasks.adapters.plants.known import plant_of
-from tasks.adapters.reporting.curves import plot_curves
-from tasks.adapters.reporting.estimates import plot_intervals, plot_ope
-from tasks.adapters.reporting.prediction import plot_prediction
-from tasks.adapters.reporting.style import CONTROLLERS
-from tasks.adapters.reporting.trajectories import Trajectory, plot_glance, plot_trajectories
+from tasks.evidence.claims import NON_CLAIMS
+from tasks.files.arrays import read_npz
+from tasks.files.canonical import write_atomic
 from tasks.gates import ABSENT_OF_PROCESS
+from tasks.models.plants.known import plant_of
+from tasks.pictures.curves import plot_curves
+from tasks.pictures.estimates import plot_intervals, plot_ope
+from tasks.pictures.prediction import plot_prediction
+from tasks.pictures.style import CONTROLLERS
+from tasks.pictures.trajectories import Trajectory, plot_glance, plot_trajectories
 from tasks.record import GATE_TITLES, Record, mark, process_claims, verdict_text
 from tasks.references import (
     Certificate,
@@ -37,7 +37,7 @@ from tasks.references import (
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-TEMPLATES = Path(__file__).parent / "adapters" / "reporting" / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 TONES: dict[str, Literal["good", "bad", "wait"]] = {
     "promoted": "good",
     "passed": "good",

@@ -20,13 +20,13 @@ from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
 from neorl_core.safety.composite import bare_controller, composite_controller, make_composite
 from neorl_core.types import Params, Plant, PlantSpec
-from tasks.adapters.files.arrays import npz_bytes
-from tasks.adapters.files.canonical import digest_json, write_atomic
-from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.plants.known import plant_of
-from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import Logs, read_logs
+from tasks.data.store import reader
+from tasks.data.store.episodes import Logs, read_logs
+from tasks.files.arrays import npz_bytes
+from tasks.files.canonical import digest_json, write_atomic
 from tasks.identify import simulator_of
+from tasks.models.bundles.bundle import load_bundle
+from tasks.models.plants.known import plant_of
 from tasks.references import (
     KNOWN,
     Champion,

@@ -11,17 +11,17 @@ from pydantic import ValidationError
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from neorl_core.types import PlantSpec
-from tasks.adapters.files.canonical import FileState, digest_json, file_state, read_json, write_json
-from tasks.adapters.files.spec import spec_record
-from tasks.adapters.files.stored import is_stored, sha256_while_unchanged
-from tasks.adapters.formats.hdf5.sources import Source
-from tasks.adapters.formats.sources import digest_of, files_of, for_plant, recognise
-from tasks.adapters.historian.raw_rows import RawQuarantine
-from tasks.adapters.plants.known import KnownPlant
-from tasks.adapters.store.records import FileRecord, IngestedSource, Provenance, StepAccount
-from tasks.adapters.store.row_checks import Quarantine, RowChecker
-from tasks.adapters.store.schema import Rows
-from tasks.adapters.store.writer import DatasetWriter
+from tasks.data.formats.hdf5.sources import Source
+from tasks.data.formats.sources import digest_of, files_of, for_plant, recognise
+from tasks.data.historian.raw_rows import RawQuarantine
+from tasks.data.store.records import FileRecord, IngestedSource, Provenance, StepAccount
+from tasks.data.store.row_checks import Quarantine, RowChecker
+from tasks.data.store.schema import Rows
+from tasks.data.store.writer import DatasetWriter
+from tasks.files.canonical import FileState, digest_json, file_state, read_json, write_json
+from tasks.files.spec import spec_record
+from tasks.files.stored import is_stored, sha256_while_unchanged
+from tasks.models.plants.known import KnownPlant
 
 
 class SourceStream(NamedTuple):
@@ -97,13 +97,13 @@ def open_source(source: Path, plant: KnownPlant, mapping: HistorianMapping | Non
         found = recognise(source)
         return recorded(found, for_plant(found, plant.spec, plant.logged))
 
-    from tasks.adapters.historian.folders import digest_of_tables, source_files, table_digests
+    from tasks.data.historian.folders import digest_of_tables, source_files, table_digests
 
     files = {file: file_state(file) for file in source_files(source)}
     digests = table_digests(list(files))
 
     def stream(quarantine: RawQuarantine) -> SourceStream:
-        from tasks.adapters.historian.transitions import HistorianStream
+        from tasks.data.historian.transitions import HistorianStream
 
         found = HistorianStream(source, mapping, plant.spec, plant.logged, quarantine, digests)
         return SourceStream(found.blocks(), lambda: found.account)

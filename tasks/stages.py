@@ -28,10 +28,10 @@ from configs.code import UserCode
 from configs.errors import NeoRLError
 from configs.home import Home
 from configs.run import DECIDES_NOTHING, RunConfig
-from tasks.adapters.files.canonical import digest_json, file_sha256, sha256_hex
-from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.files.stored import is_stored, stored_sha256
-from tasks.adapters.plants.known import run_sources
+from tasks.files.canonical import digest_json, file_sha256, sha256_hex
+from tasks.files.provenance import sources_digest
+from tasks.files.stored import is_stored, stored_sha256
+from tasks.models.plants.known import run_sources
 from tasks.references import Reference
 
 if TYPE_CHECKING:

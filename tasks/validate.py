@@ -12,18 +12,18 @@ import numpy as np
 from configs.home import Home
 from configs.run import Data, RunConfig
 from neorl_core.types import Clock, PlantSpec, moves
-from tasks.adapters.files.canonical import digest_json, write_json
-from tasks.adapters.plants.known import plant_of
-from tasks.adapters.plants.opening import opened
-from tasks.adapters.store.cards.card import read_card, write_card
-from tasks.adapters.store.cards.pictures import pictures_of
-from tasks.adapters.store.drift import mean_shift, stability_index
-from tasks.adapters.store.expectations import Check, check_episode_table, check_tables
-from tasks.adapters.store.losses import losses
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import SourceRecord, by_reason
-from tasks.adapters.store.row_checks import widened
-from tasks.adapters.store.statistics import Signal, Statistics, signal_bounds, summarise
+from tasks.data.store.cards.card import read_card, write_card
+from tasks.data.store.cards.pictures import pictures_of
+from tasks.data.store.distribution_shift import mean_shift, stability_index
+from tasks.data.store.expectations import Check, check_episode_table, check_tables
+from tasks.data.store.losses import losses
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.records import SourceRecord, by_reason
+from tasks.data.store.row_checks import widened
+from tasks.data.store.statistics import Signal, Statistics, signal_bounds, summarise
+from tasks.files.canonical import digest_json, write_json
+from tasks.models.plants.known import plant_of
+from tasks.models.plants.opening import opened
 from tasks.references import Dataset, DriftReference, Validation
 from tasks.stages import cached
 

@@ -16,11 +16,10 @@ from pydantic import BaseModel
 
 from benchmarks.redteam.stage import forge as append_past_the_rules
 from configs.home import Home
+from configs.safety_policy import SafetyPolicy
 from configs.strict import Approvers
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
-from tasks.adapters.files.canonical import sha256_hex, write_atomic, write_json
-from tasks.adapters.files.folders import digests_in
-from tasks.adapters.ledger.attempts import (
+from tasks.evidence.attempts import (
     Attempt,
     Inputs,
     Outcome,
@@ -32,24 +31,25 @@ from tasks.adapters.ledger.attempts import (
     open_attempt,
     witnesses_of,
 )
-from tasks.adapters.ledger.certificate import make_certificate
-from tasks.adapters.ledger.champions import PromotionBody, champion, promote
-from tasks.adapters.ledger.claims import Claim, Counts, Materials
-from tasks.adapters.ledger.ledger import (
+from tasks.evidence.certificate import make_certificate
+from tasks.evidence.claims import Claim, Counts, Materials
+from tasks.evidence.decisions.approvals import VerdictBody
+from tasks.evidence.decisions.champions import PromotionBody, champion, promote
+from tasks.evidence.decisions.verdicts import approve
+from tasks.evidence.ledger.ledger import (
     Entry,
     Ledger,
     artefact,
     folder_artefacts,
 )
-from tasks.adapters.ledger.people.approvals import VerdictBody
-from tasks.adapters.ledger.people.verdicts import approve
-from tasks.adapters.ledger.policies.model import SafetyPolicy
-from tasks.adapters.ledger.policies.policy import policy_of
-from tasks.adapters.ledger.protocol import Artefact
-from tasks.adapters.ledger.rules import NoteBody
-from tasks.adapters.ledger.signer import Server, Signer
-from tasks.decisions.policy import sign
+from tasks.evidence.ledger.protocol import Artefact
+from tasks.evidence.policies import policy_of
+from tasks.evidence.rules import NoteBody
+from tasks.evidence.signer import Server, Signer
+from tasks.files.canonical import sha256_hex, write_atomic, write_json
+from tasks.files.folders import digests_in
 from tasks.gates import REQUIRED, judge
+from tasks.lifecycle.policy import sign
 from tasks.references import CandidateRecord, Certificate, Dataset, Evidence, ProcessEvidence, ServedFile, ServedModel
 from tests import judged
 

@@ -9,8 +9,8 @@ import numpy as np
 from configs.run import Data, RunConfig
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
-from tasks.adapters.files.canonical import sha256_hex, write_json
-from tasks.adapters.models.bundle import save_bundle
+from tasks.files.canonical import sha256_hex, write_json
+from tasks.models.bundles.bundle import save_bundle
 from tasks.record import Record
 from tasks.references import (
     Bundle,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from neorl_core.plants import PLANTS
-from tasks.adapters.store.reader import StoredDataset
+from tasks.data.store.reader import StoredDataset
 from tasks.references import Dataset
 
 SPEC = PLANTS["double_mass"].spec

@@ -11,10 +11,10 @@ import numpy as np
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import Provenance
-from tasks.adapters.store.writer import DatasetWriter
-from tasks.adapters.synthetic.plant_log import generate
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.records import Provenance
+from tasks.data.store.writer import DatasetWriter
+from tasks.data.synthetic.plant_log import generate
 from tasks.ingest import ingest
 from tasks.references import Bundle, Dataset, Member, Placement, Population, TrainedLearner
 

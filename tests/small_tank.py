@@ -10,8 +10,8 @@ import polars as pl
 
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
-from tasks.adapters.historian.raw_rows import RawQuarantine
-from tests.tasks.adapters.historian.whole import HistorianLog, read_historian
+from tasks.data.historian.raw_rows import RawQuarantine
+from tests.tasks.data.historian.whole import HistorianLog, read_historian
 
 START = "2026-01-05T00:00:00Z"
 STEPS = 30

@@ -33,7 +33,7 @@ SOURCES = (
     "neorl_core/training",
     "neorl_core/types.py",
     "neorl_core/world_model",
-    "tasks/adapters/synthetic/behaviours.py",
+    "tasks/data/synthetic/behaviours.py",
     "benchmarks/accelerator",
     "benchmarks/speed.py",
     "benchmarks/windows.py",

@@ -24,7 +24,7 @@ from neorl_core.safety.composite import bare_controller
 from neorl_core.training.loop import RunState, resident, schedule, train
 from neorl_core.training.population import configure, diverged, init_population, members, prepare, warm_up_updates
 from neorl_core.types import Params, Transition
-from tasks.adapters.synthetic.behaviours import policy_of, score
+from tasks.data.synthetic.behaviours import policy_of, score
 
 PLANT, BEHAVIOUR = "double_mass", "medium"
 LOGGED, PLAYED = 400, 256

@@ -22,9 +22,9 @@ from benchmarks.calibration.trials import FREE, GUESSES, WATCHED, benches, groun
 from benchmarks.calibration.worlds import WALKS, World, coin
 from configs.strict import Strict
 from neorl_core.safety.bounds import clopper_pearson_lower, clopper_pearson_upper
-from tasks.adapters.files.canonical import read_json, write_json
-from tasks.adapters.ledger.attempts import attempt_alpha
-from tasks.adapters.ledger.witness.seeds import derive_seed
+from tasks.evidence.attempts import attempt_alpha
+from tasks.evidence.witness.seeds import derive_seed
+from tasks.files.canonical import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "calibration.json"

@@ -18,9 +18,7 @@ from benchmarks.calibration.worlds import World
 from benchmarks.redteam.witnessed import ORIGIN, direct, now, pin_witnesses, witness_in
 from configs.errors import Refused
 from configs.home import Home
-from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.files.secrets import write_secret
-from tasks.adapters.ledger.attempts import (
+from tasks.evidence.attempts import (
     Attempt,
     Inputs,
     Outcome,
@@ -32,17 +30,19 @@ from tasks.adapters.ledger.attempts import (
     open_attempt,
     seed_file,
 )
-from tasks.adapters.ledger.claims import Claim
-from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.ledger.protocol import Answer, Request
-from tasks.adapters.ledger.signer import Signer
-from tasks.adapters.ledger.signing import SigningKey, TrustRoot
-from tasks.adapters.ledger.table import connect, create
-from tasks.adapters.ledger.witness.notes import SIGNATURE, Verifier
-from tasks.adapters.ledger.witness.seeds import derive_seed
-from tasks.adapters.ledger.witness.service import Witness
-from tasks.adapters.ledger.witness.watch import Watch
+from tasks.evidence.claims import Claim
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.ledger.protocol import Answer, Request
+from tasks.evidence.ledger.signing import SigningKey, TrustRoot
+from tasks.evidence.ledger.table import connect, create
+from tasks.evidence.signer import Signer
+from tasks.evidence.witness.notes import SIGNATURE, Verifier
+from tasks.evidence.witness.seeds import derive_seed
+from tasks.evidence.witness.service import Witness
+from tasks.evidence.witness.watch import Watch
+from tasks.files.canonical import sha256_hex
+from tasks.files.secrets import write_secret
 
 CONFIDENCE = 0.95
 TRIES = 10

@@ -31,8 +31,8 @@ from neorl_core.control.behaviour import Behaviour, play
 from neorl_core.networks import Policy
 from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety.composite import bare_controller
-from tasks.adapters.files.canonical import write_json
-from tasks.adapters.models.policy_file import load_policy
+from tasks.files.canonical import write_json
+from tasks.models.bundles.policy_file import load_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "cartpole.json"

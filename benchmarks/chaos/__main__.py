@@ -22,7 +22,7 @@ from benchmarks.chaos.network import host
 from benchmarks.chaos.races import kept_races, races
 from benchmarks.chaos.site import Site, ended
 from benchmarks.setting import commit
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "chaos"

@@ -203,7 +203,7 @@ def _nothing(what: str) -> Callable[[Site, subprocess.Popen[str], random.Random]
 
 
 FLOWS, TASKS = "tests/flows/", "tests/tasks/"
-LEDGER = f"{TASKS}adapters/ledger/"
+LEDGER = f"{TASKS}evidence/"
 FAULTS: dict[str, Fault | WorkersFault] = {
     "flow killed": Fault(_flow, test=f"{FLOWS}test_retrain.py::test_kill_9_between_checkpoints_changes_nothing"),
     "everything killed": Fault(_everything),
@@ -215,13 +215,13 @@ FAULTS: dict[str, Fault | WorkersFault] = {
     "MLflow killed": _server(
         "flows.services.asgi.guard:mlflow",
         "MLflow",
-        f"{TASKS}adapters/registry/test_registry.py::test_a_kill_at_any_request_leaves_one_version",
+        f"{TASKS}registry/test_registry.py::test_a_kill_at_any_request_leaves_one_version",
     ),
     "signer killed": _server(
-        "tasks.adapters.ledger.signer", "the signer", f"{LEDGER}test_signer.py::test_a_killed_signer_is_started_again"
+        "tasks.evidence.signer", "the signer", f"{LEDGER}test_signer.py::test_a_killed_signer_is_started_again"
     ),
     "witness killed": _server(
-        "tasks.adapters.ledger.witness.server",
+        "tasks.evidence.witness.server",
         "the witness",
         f"{LEDGER}witness/test_watch.py::test_a_witness_that_is_gone_is_one_sentence",
     ),
@@ -230,12 +230,12 @@ FAULTS: dict[str, Fault | WorkersFault] = {
         at_once=True,
         test=f"{TASKS}test_ingest.py::test_a_full_disk_leaves_nothing_half_written",
     ),
-    "bit flipped": Fault(_decay, at_once=True, test=f"{LEDGER}test_audit.py::test_flipped_bytes_are_all_found"),
+    "bit flipped": Fault(_decay, at_once=True, test=f"{LEDGER}audit/test_audit.py::test_flipped_bytes_are_all_found"),
     "read-only folder": Fault(_read_only, at_once=True),
     "clock set back": Fault(
         _nothing("the clock was days behind"),
         at_once=True,
-        test=f"{LEDGER}test_ledger.py::test_time_never_runs_backwards",
+        test=f"{LEDGER}ledger/test_ledger.py::test_time_never_runs_backwards",
     ),
     "two at once": Fault(
         _another, test=f"{FLOWS}test_retrain.py::test_two_retrains_at_once_leave_one_champion_and_right_pages"
@@ -248,7 +248,7 @@ FAULTS: dict[str, Fault | WorkersFault] = {
         _twice, test=f"{FLOWS}test_watch.py::test_a_kill_between_the_event_and_its_record_announces_nothing_twice"
     ),
     "PostgreSQL killed": Fault(
-        _database, test=f"{LEDGER}test_postgresql.py::test_a_killed_server_comes_back_with_every_entry"
+        _database, test=f"{LEDGER}ledger/test_postgresql.py::test_a_killed_server_comes_back_with_every_entry"
     ),
     "network cut": Fault(_network),
 }

@@ -15,10 +15,10 @@ import pytest
 
 from configs.home import Home
 from flows.services.servers import down, up
-from tasks.adapters.files.canonical import write_json
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.champions import champion
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.decisions.champions import champion
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "chaos" / "races.json"
@@ -37,9 +37,9 @@ def races(count: int, end: float) -> None:
         count: of all.
         end: of the campaign, by the monotonic clock; none is begun after it.
     """
-    from tasks.decisions.policy import sign
+    from tasks.lifecycle.policy import sign
     from tests.evidence import POLICY
-    from tests.tasks.decisions.served import Served
+    from tests.tasks.lifecycle.served import Served
 
     found = kept_races()
     if len(found) >= count:

@@ -16,10 +16,10 @@ from uuid import uuid4
 
 from configs.errors import ServiceMissing
 from configs.home import Home
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.champions import IN_FORCE, champion
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.ledger.people.queue import record_of
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.decisions.champions import IN_FORCE, champion
+from tasks.evidence.decisions.queue import record_of
+from tasks.evidence.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from benchmarks.chaos.network import Host
@@ -259,7 +259,7 @@ class Site:
         return found
 
     def _aliases(self) -> str:
-        from tasks.adapters.registry.registry import Registry
+        from tasks.registry.registry import Registry
 
         return Registry(self.services.mlflow.url).aliases(PLANT).get("champion", "none")
 

@@ -11,9 +11,9 @@ from benchmarks.fleet_study.cell import WAYS, cell
 from benchmarks.fleet_study.page import EPISODES, PAGE, kept, mean, missing, path_of, written
 from benchmarks.setting import commit
 from configs.errors import BadInput
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 
-SOURCES = ("neorl_core", "tasks/adapters/synthetic", "benchmarks/fleet_study")
+SOURCES = ("neorl_core", "tasks/data/synthetic", "benchmarks/fleet_study")
 """What a cell depends on."""
 
 

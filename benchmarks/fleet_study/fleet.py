@@ -16,7 +16,7 @@ from neorl_core.plants import chemical_reactor as reactor
 from neorl_core.plants.base import Trajectory, rollout, summarise
 from neorl_core.safety.composite import bare_controller
 from neorl_core.types import Transition
-from tasks.adapters.synthetic.behaviours import policy_of, score
+from tasks.data.synthetic.behaviours import policy_of, score
 
 PLANT = reactor.PLANT
 SPREAD = 0.03

@@ -10,7 +10,7 @@ from benchmarks.graph_study.cell import CELLS, FULL
 from benchmarks.graph_study.page import PAGE, RESULTS, written
 from benchmarks.setting import commit
 from configs.errors import BadInput
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 
 SOURCES = ("neorl_core", "benchmarks/graph_study")
 """What a cell depends on."""

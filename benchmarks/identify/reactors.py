@@ -32,7 +32,7 @@ from neorl_core.safety.bounds import clopper_pearson_lower, clopper_pearson_uppe
 from neorl_core.safety.certify import certify
 from neorl_core.safety.composite import composite_controller, make_composite
 from neorl_core.types import Plant, Timestep
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 from tasks.gates import simulator_gate
 from tasks.simulate import SIMULATED_PLANTS, STEPS_AHEAD, signal_errors
 

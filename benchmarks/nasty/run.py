@@ -15,9 +15,9 @@ import polars as pl
 from benchmarks.nasty.tables import Case
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.adapters.formats.options import SourceOptions
-from tasks.adapters.historian.tag_rows import CONTRADICTED, REPEATED
-from tasks.adapters.store.reader import StoredDataset
+from tasks.data.formats.options import SourceOptions
+from tasks.data.historian.tag_rows import CONTRADICTED, REPEATED
+from tasks.data.store.reader import StoredDataset
 from tasks.ingest import ingest_file
 from tasks.references import Dataset
 

@@ -24,7 +24,7 @@ from benchmarks.ope_study.table import (
 from benchmarks.setting import commit
 from configs.errors import BadInput
 from configs.home import Home
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 from tasks.training.programs import forget_programs
 
 SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/ope_study")

@@ -16,10 +16,10 @@ from configs.run import CLONED, RunConfig
 from neorl_core.ope import fqe
 from neorl_core.ope.agreement import Estimate
 from neorl_core.plants import PLANTS
-from tasks.adapters.store.episodes import Logs, read_logs
-from tasks.adapters.store.histories import NO_PAST
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.synthetic.episodes import generate
+from tasks.data.store.episodes import Logs, read_logs
+from tasks.data.store.histories import NO_PAST
+from tasks.data.store.reader import StoredDataset
+from tasks.data.synthetic.episodes import generate
 from tasks.evaluation.estimators import decisions, episodes_of, fit_estimators
 
 ROOT = Path(__file__).resolve().parents[2]

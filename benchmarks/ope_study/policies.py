@@ -21,10 +21,10 @@ from neorl_core.safety.composite import bare_controller
 from neorl_core.training.loop import RunState
 from neorl_core.training.population import policies
 from neorl_core.training.preparation import prepare
-from tasks.adapters.files.canonical import digest_json, read_json, write_json
-from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
-from tasks.adapters.store.episodes import Logs
+from tasks.data.store.episodes import Logs
+from tasks.files.canonical import digest_json, read_json, write_json
+from tasks.files.provenance import sources_digest
+from tasks.models.bundles.policy_file import MadeBy, load_policy, save_policy
 
 TRUTH_SEED = 20_261_122
 LEARNERS: dict[str, tuple[dict[str, Any], dict[str, list[float]]]] = {

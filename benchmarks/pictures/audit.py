@@ -14,7 +14,7 @@ from pathlib import Path
 
 from configs.home import Home
 from flows.period_report import report_period
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.evidence.ledger.ledger import Ledger
 
 PICTURE = Path(__file__).parents[2] / "docs" / "audit.png"
 WIDTH, HEIGHT = 1120, 1180

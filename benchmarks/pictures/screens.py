@@ -17,9 +17,9 @@ from benchmarks.architecture import last_run
 from benchmarks.pictures.browser import chromium
 from configs.home import Home
 from flows.services.servers import connect, environment
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.ledger.people.queue import record_of
-from tasks.adapters.registry.registry import Registry
+from tasks.evidence.decisions.queue import record_of
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.registry.registry import Registry
 
 FOLDER = Path(__file__).parents[2] / "docs" / "screens"
 PAGE = FOLDER.parent / "screens.md"

@@ -24,7 +24,7 @@ from benchmarks.plants.kept import PAGE, ROOT, keep, keep_own
 from benchmarks.plants.page import draw, page
 from configs.plant_scores import PATH as SCORES
 from neorl_core.plants import NAMES
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 
 PARTS = ("truths", "speed", "scores", "pictures", "steps", "sensitivity", "page")
 

@@ -14,7 +14,7 @@ from benchmarks.plants.kept import PICTURES, kept, own
 from benchmarks.tuning import report
 from configs.plant_scores import PATH as SCORES
 from neorl_core.plants import NAMES, PLANTS
-from tasks.adapters.reporting.trajectories import draw_plant
+from tasks.pictures.trajectories import draw_plant
 
 COLOURS = 32
 """Of a picture, which keeps its file small."""

@@ -16,7 +16,7 @@ from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import mean_interval
 from neorl_core.types import Controller, Params, Plant
-from tasks.adapters.synthetic.behaviours import EXPENSIVE
+from tasks.data.synthetic.behaviours import EXPENSIVE
 from tasks.simulate import score
 
 EPISODES = 1_000

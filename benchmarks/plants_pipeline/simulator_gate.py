@@ -26,7 +26,7 @@ from neorl_core.plants import NAMES, PLANTS
 from neorl_core.plants.base import Trajectory, rollout
 from neorl_core.plants.replay import LoggedEpisodes
 from neorl_core.types import Controller, Params, Plant
-from tasks.adapters.synthetic.behaviours import policy_of
+from tasks.data.synthetic.behaviours import policy_of
 from tasks.gates import simulator_gate
 from tasks.simulate import LONGEST_EPISODE, SIMULATED_ROWS, prediction_errors
 

@@ -23,13 +23,13 @@ from benchmarks.redteam.witnessed import ORIGIN, pin_witnesses, witness_in
 from benchmarks.tamper import copy_home, tamper
 from configs.errors import NeoRLError
 from configs.home import Home
-from tasks.adapters.ledger.attempts import Inputs, draw_seed, lineage_of, open_attempt
-from tasks.adapters.ledger.claims import LOCAL
-from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.ledger.witness.notes import SIGNATURE, Verifier
-from tasks.adapters.ledger.witness.pinned import FILE
-from tasks.adapters.ledger.witness.server import open_witness
+from tasks.evidence.attempts import Inputs, draw_seed, lineage_of, open_attempt
+from tasks.evidence.claims import LOCAL
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.witness.notes import SIGNATURE, Verifier
+from tasks.evidence.witness.pinned import FILE
+from tasks.evidence.witness.server import open_witness
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "threat-model.md"
 BEGUN = "e" * 64

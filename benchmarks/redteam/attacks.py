@@ -14,12 +14,12 @@ from benchmarks.redteam import beginnings as first
 from benchmarks.redteam.stage import Stage, forge, invented
 from configs.load import load_yaml
 from configs.run import RunConfig
+from configs.safety_policy import RULE, SafetyPolicy
 from configs.strict import Approvers
 from neorl_core.safety.certify import certify_batches
 from neorl_core.types import Controller
-from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.files.secrets import read_secret
-from tasks.adapters.ledger.attempts import (
+from tasks.evaluation.guarded import guarded
+from tasks.evidence.attempts import (
     AttemptBody,
     Inputs,
     Outcome,
@@ -30,19 +30,19 @@ from tasks.adapters.ledger.attempts import (
     open_attempt,
     seed_file,
 )
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.certificate import make_certificate, read_certificate, verify_certificate
-from tasks.adapters.ledger.champions import WithdrawalBody
-from tasks.adapters.ledger.claims import Claim, Materials
-from tasks.adapters.ledger.policies.model import RULE, SafetyPolicy
-from tasks.adapters.ledger.policies.policy import pinned_file
-from tasks.adapters.plants.known import plant_named
-from tasks.adapters.registry.serving import check_aliases
-from tasks.decisions.aliases import wanted_aliases
-from tasks.decisions.policy import hold_run, policy_yaml, sign
-from tasks.evaluation.guarded import guarded
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.certificate import make_certificate, read_certificate, verify_certificate
+from tasks.evidence.claims import Claim, Materials
+from tasks.evidence.decisions.champions import WithdrawalBody
+from tasks.evidence.policies import pinned_file
+from tasks.files.canonical import sha256_hex
+from tasks.files.secrets import read_secret
 from tasks.gates import judge
+from tasks.lifecycle.aliases import wanted_aliases
+from tasks.lifecycle.policy import hold_run, policy_yaml, sign
+from tasks.models.plants.known import plant_named
 from tasks.references import CandidateRecord
+from tasks.registry.serving import check_aliases
 
 Power = Literal["home", "key", "MLflow", "YAML"]
 """home: its files, and what its signer answers; key: decrypted, besides; MLflow: its login; YAML: a run's file."""

@@ -11,20 +11,20 @@ from benchmarks.redteam.stage import Stage, forge
 from benchmarks.redteam.witnessed import direct, now
 from benchmarks.tamper import truncate
 from configs.home import Home
-from tasks.adapters.files.merkle import leaf_hash
-from tasks.adapters.files.secrets import write_secret
-from tasks.adapters.ledger.attempts import Attempt, Inputs, draw_seed, lineage_of, open_attempt, seed_file
-from tasks.adapters.ledger.keys import open_key, open_keys
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.ledger.protocol import Nonces
-from tasks.adapters.ledger.rules import NoteBody
-from tasks.adapters.ledger.signer import Signer
-from tasks.adapters.ledger.signing import HEAD_TYPE
-from tasks.adapters.ledger.table import connect, create
-from tasks.adapters.ledger.witness.notes import Nonce
-from tasks.adapters.ledger.witness.pinned import FILE
-from tasks.adapters.ledger.witness.seeds import NonceBody, SeedBody, derive_seed, of_attempt
-from tasks.adapters.ledger.witness.server import KEY
+from tasks.evidence.attempts import Attempt, Inputs, draw_seed, lineage_of, open_attempt, seed_file
+from tasks.evidence.ledger.keys import open_key, open_keys
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.ledger.protocol import Nonces
+from tasks.evidence.ledger.signing import HEAD_TYPE
+from tasks.evidence.ledger.table import connect, create
+from tasks.evidence.rules import NoteBody
+from tasks.evidence.signer import Signer
+from tasks.evidence.witness.notes import Nonce
+from tasks.evidence.witness.pinned import FILE
+from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, of_attempt
+from tasks.evidence.witness.server import KEY
+from tasks.files.merkle import leaf_hash
+from tasks.files.secrets import write_secret
 
 SECRETS = [hashlib.sha256(bytes([number])).digest() for number in range(50)]
 """What the attacker tries offline."""

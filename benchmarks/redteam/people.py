@@ -10,22 +10,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.redteam.attacks import Attack, C
 from benchmarks.redteam.stage import Stage, forge
 from configs.strict import Approvers
-from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import Entry, Ledger
-from tasks.adapters.ledger.people import rotation
-from tasks.adapters.ledger.people.keyring import KEY_TYPE, KeyBody, PersonKey, RevocationBody
-from tasks.adapters.ledger.people.rules import said_of_key, said_of_revocation
-from tasks.adapters.ledger.people.statement import Signatory, with_key
-from tasks.adapters.ledger.people.verdicts import approve, reject, signed
-from tasks.adapters.ledger.protocol import Rotate
-from tasks.adapters.ledger.rules import NoteBody
-from tasks.adapters.ledger.signing import SigningKey, TrustRoot, key_id, public_text
-from tasks.adapters.registry.page import Page
-from tasks.adapters.registry.upload import COMPOSITE
-from tasks.decisions.aliases import check_pages
-from tasks.decisions.pages import wanted_pages
-from tasks.decisions.policy import sign
+from tasks.evidence.decisions.verdicts import approve, reject, signed
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.protocol import Rotate
+from tasks.evidence.ledger.signing import SigningKey, TrustRoot, key_id, public_text
+from tasks.evidence.people import rotation
+from tasks.evidence.people.keyring import KEY_TYPE, KeyBody, PersonKey, RevocationBody
+from tasks.evidence.people.rules import said_of_key, said_of_revocation
+from tasks.evidence.people.statement import Signatory, with_key
+from tasks.evidence.rules import NoteBody
+from tasks.lifecycle.aliases import check_pages
+from tasks.lifecycle.pages import wanted_pages
+from tasks.lifecycle.policy import sign
 from tasks.promote import verdict_on
+from tasks.registry.upload import COMPOSITE
+from tasks.registry.version_page import Page
 
 ADA = "Ada"
 LOGIN = "ada"

@@ -13,10 +13,9 @@ from pydantic import BaseModel
 
 from benchmarks.redteam.witnessed import direct, now
 from configs.home import Home
+from configs.safety_policy import SafetyPolicy
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
-from tasks.adapters.files.canonical import sha256_hex, write_atomic
-from tasks.adapters.ledger import table
-from tasks.adapters.ledger.attempts import (
+from tasks.evidence.attempts import (
     AttemptBody,
     Inputs,
     Outcome,
@@ -26,22 +25,23 @@ from tasks.adapters.ledger.attempts import (
     open_attempt,
     witnesses_of,
 )
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.certificate import make_certificate
-from tasks.adapters.ledger.champions import PromotionBody, champion
-from tasks.adapters.ledger.claims import Claim, Counts, Materials
-from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import ENTRY_TYPE, Entry, Ledger, artefact, insert, read_entry
-from tasks.adapters.ledger.people.approvals import VerdictBody
-from tasks.adapters.ledger.policies.model import SafetyPolicy
-from tasks.adapters.ledger.policies.policy import policy_of
-from tasks.adapters.ledger.protocol import Artefact
-from tasks.adapters.ledger.signer import Signer
-from tasks.adapters.ledger.signing import HEAD_TYPE, SigningKey
-from tasks.adapters.ledger.table import GENESIS
-from tasks.adapters.ledger.witness.pinned import Witnesses, pinned
-from tasks.adapters.ledger.witness.server import open_witness
-from tasks.adapters.ledger.witness.service import Witness
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.certificate import make_certificate
+from tasks.evidence.claims import Claim, Counts, Materials
+from tasks.evidence.decisions.approvals import VerdictBody
+from tasks.evidence.decisions.champions import PromotionBody, champion
+from tasks.evidence.ledger import table
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.ledger import ENTRY_TYPE, Entry, Ledger, artefact, insert, read_entry
+from tasks.evidence.ledger.protocol import Artefact
+from tasks.evidence.ledger.signing import HEAD_TYPE, SigningKey
+from tasks.evidence.ledger.table import GENESIS
+from tasks.evidence.policies import policy_of
+from tasks.evidence.signer import Signer
+from tasks.evidence.witness.pinned import Witnesses, pinned
+from tasks.evidence.witness.server import open_witness
+from tasks.evidence.witness.service import Witness
+from tasks.files.canonical import sha256_hex, write_atomic
 from tasks.gates import judge
 from tasks.references import (
     CandidateRecord,

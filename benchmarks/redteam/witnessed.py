@@ -8,14 +8,14 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from configs.home import Home
-from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.ledger.signer import Signer
-from tasks.adapters.ledger.witness.client import Reach, Reply
-from tasks.adapters.ledger.witness.notes import SIGNATURE, Verifier
-from tasks.adapters.ledger.witness.pinned import FILE, PinnedWitness, Witnesses, pin
-from tasks.adapters.ledger.witness.server import open_witness
-from tasks.adapters.ledger.witness.service import Denied, Witness
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.signer import Signer
+from tasks.evidence.witness.client import Reach, Reply
+from tasks.evidence.witness.notes import SIGNATURE, Verifier
+from tasks.evidence.witness.pinned import FILE, PinnedWitness, Witnesses, pin
+from tasks.evidence.witness.server import open_witness
+from tasks.evidence.witness.service import Denied, Witness
 
 ORIGIN = "neorl.example/plant-7"
 Clock = Callable[[], datetime]

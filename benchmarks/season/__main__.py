@@ -20,7 +20,7 @@ from benchmarks.season.plant import fouled, serve, write_day
 from benchmarks.setting import commit, own_home
 from configs.errors import BadInput, NeoRLError
 from configs.home import Home
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "season.json"
@@ -146,8 +146,8 @@ def retrained(config: Path, files: list[Path]) -> tuple[str, tuple[str, ...], st
 
 def in_service(home: Home) -> tuple[str, Path | None]:
     """Version and bundle of the champion; nothing where there is none."""
-    from tasks.adapters.ledger.champions import champion
-    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.evidence.decisions.champions import champion
+    from tasks.evidence.ledger.ledger import Ledger
 
     ledger = Ledger.open(home, write=False)
     found = champion(ledger.entries(), "chemical_reactor")
@@ -156,8 +156,8 @@ def in_service(home: Home) -> tuple[str, Path | None]:
 
 def bundle_of(home: Home, candidate: str) -> Path:
     """Folder of the bundle that a candidate's entry names."""
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.models.manifest import MANIFEST
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.models.bundles.manifest import MANIFEST
 
     files = Ledger.open(home, write=False).entry(candidate).artefacts
     return next((home.root / file.path).parent for file in files if file.path.endswith(f"/{MANIFEST}"))
@@ -166,7 +166,7 @@ def bundle_of(home: Home, candidate: str) -> Path:
 def review(home: Home, day: int) -> str:
     """Roll a champion back that came yesterday and does worse than the one before it; the version that it was."""
     from flows.promote import rollback
-    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.evidence.ledger.ledger import Ledger
 
     if not home.ledger.exists():
         return ""

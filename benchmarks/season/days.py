@@ -14,7 +14,7 @@ from scipy import stats
 from benchmarks.season.plant import CALM, CLEANED, PLANT
 from configs.run import Shadow
 from neorl_core.safety.drift import YEAR
-from tasks.process.drift import step_seconds
+from tasks.log_only.drift import step_seconds
 
 SPARE = 2
 """Champions that there have to be before one is rolled back to the other."""

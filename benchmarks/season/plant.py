@@ -17,11 +17,11 @@ from neorl_core.plants import chemical_reactor as reactor
 from neorl_core.plants.base import EpisodeResult, rollout, summarise
 from neorl_core.safety.composite import composite_controller
 from neorl_core.types import Controller, Params
-from tasks.adapters.formats.exports import Flat
-from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.store.schema import ALWAYS
-from tasks.adapters.synthetic.behaviours import policy_of
-from tasks.adapters.synthetic.episodes import rows_of
+from tasks.data.formats.exports import Flat
+from tasks.data.store.schema import ALWAYS
+from tasks.data.synthetic.behaviours import policy_of
+from tasks.data.synthetic.episodes import rows_of
+from tasks.models.bundles.bundle import load_bundle
 
 PLANT = reactor.PLANT
 SEED = 2026

@@ -28,7 +28,7 @@ from benchmarks.study.table import (
 )
 from configs.errors import BadInput
 from configs.home import Home
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 from tasks.training.programs import forget_programs
 
 SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/study", "benchmarks/ope_study", "benchmarks/score.py")

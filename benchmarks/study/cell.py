@@ -21,11 +21,11 @@ from neorl_core.control.behaviour import Behaviour, play
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import bare_controller
-from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.synthetic.behaviours import policy_of, score
-from tasks.adapters.synthetic.episodes import generate
+from tasks.data.synthetic.behaviours import policy_of, score
+from tasks.data.synthetic.episodes import generate
 from tasks.evaluation.evaluate import evaluate
 from tasks.ingest import ingest
+from tasks.models.bundles.bundle import load_bundle
 from tasks.references import Champion, Evaluation, Population
 from tasks.simulate import ROLLOUT_SEED
 from tasks.training.train import train

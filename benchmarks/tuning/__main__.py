@@ -28,7 +28,7 @@ from neorl_core.plants import NAMES, PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import paired_difference_interval
 from neorl_core.types import Plant
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 from tasks.simulate import score
 
 SEED = 2_026

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from configs.bounded import document, read_text
 from configs.code import Site
 from configs.errors import BadInput, nearest
-from configs.fleet.model import Fleet, SiteRun
+from configs.fleet.fleet_file import Fleet, SiteRun
 from configs.load import load_run, load_yaml, sentence, with_mapping
 from configs.run import RunConfig
 from configs.strict import MARK

@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 
 from configs.errors import BadInput, NeoRLError, nearest, printable
 from configs.home import LAYOUT_FILE, Home
-from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.files.provenance import COMPILED, compiling
+from tasks.files.canonical import canonical_json
+from tasks.files.provenance import COMPILED, compiling
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line and nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML, such as configs/chemical_reactor.yaml.")]
@@ -137,7 +137,7 @@ def known_plant(name: str) -> str:
         BadInput: with the nearest name.
     """
     from neorl_core.plants import NAMES
-    from tasks.adapters.code.loading import installed
+    from tasks.models.user_code.loading import installed
 
     held = Home.locate().root / "datasets"
     known = {*NAMES, *installed(), *(path.name for path in held.glob("*") if path.is_dir())}

@@ -69,8 +69,8 @@ def generate(
 
     Example: neorl generate double_mass --behaviour medium --episodes 1000 --seed 1
     """
-    from tasks.adapters.plants.known import plant_at
-    from tasks.adapters.synthetic.usual import usual_log
+    from tasks.data.synthetic.usual import usual_log
+    from tasks.models.plants.known import plant_at
     from tasks.progress import StageProgress
 
     known = plant_at(plant)
@@ -79,7 +79,7 @@ def generate(
     if behaviour != "historian":
         if weeks is not None:
             raise BadInput(f"expected --weeks for a history alone, got it with {behaviour}: give --episodes instead.")
-        from tasks.adapters.synthetic.episodes import generate as play
+        from tasks.data.synthetic.episodes import generate as play
 
         folder = out or Home.locate().folder("datasets", known.name)
         with StageProgress("generate") as progress:
@@ -91,7 +91,7 @@ def generate(
             "expected --out and no --episodes for a history, got it otherwise: name its folder by --out, or give "
             "--behaviour for episodes."
         )
-    from tasks.adapters.synthetic.plant_log import generate as write
+    from tasks.data.synthetic.plant_log import generate as write
 
     with StageProgress("generate") as progress:
         log = write(known.name, out, seed=seed, weeks=3.0 if weeks is None else weeks, progress=progress)
@@ -132,7 +132,7 @@ def ingest(
         raise BadInput(f"expected --data only with a run's YAML, got it with {source.name}: name one source a time.")
     else:
         from configs.run import Data
-        from tasks.adapters.formats.options import SourceOptions
+        from tasks.data.formats.options import SourceOptions
         from tasks.ingest import ingest_file
 
         given = {"max_quarantined": max_quarantined, "max_gaps": max_gaps}
@@ -161,7 +161,7 @@ def validate(
     Example: neorl validate 33fc22638d80
     """
     from configs.run import Data
-    from tasks.adapters.formats.options import SourceOptions
+    from tasks.data.formats.options import SourceOptions
     from tasks.ingest import find_dataset
     from tasks.progress import StageProgress
     from tasks.validate import validate_dataset
@@ -189,7 +189,7 @@ def validate(
 
 
 def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object]) -> Dataset:
-    from tasks.adapters.plants.opening import open_run
+    from tasks.models.plants.opening import open_run
 
     run = open_run(config)
     if not data or any(other is not None for other in others):
@@ -215,7 +215,7 @@ def export(
 
     Example: neorl export 33fc22638d80 --to minari --out exports/double_mass-v0
     """
-    from tasks.adapters.formats.exports import export as write
+    from tasks.data.formats.exports import export as write
     from tasks.ingest import find_dataset
     from tasks.progress import StageProgress
 

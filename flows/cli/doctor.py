@@ -23,7 +23,7 @@ from flows.services.locks import dead_runs, holders
 from flows.services.state import read_services
 
 if TYPE_CHECKING:
-    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.evidence.ledger.ledger import Ledger
 
 LEAST_FREE_GB = 2.0
 
@@ -119,7 +119,7 @@ def _secrets(home: Home) -> list[Finding]:
             findings.append(Finding("secrets", False, f"others may read {path}", f"chmod 600 {path}, and replace it"))
     if not home.signing_key.exists():
         return findings
-    from tasks.adapters.ledger import keys
+    from tasks.evidence.ledger import keys
 
     named = os.environ.get(keys.PASSPHRASE_FILE)
     if named and not Path(named).is_file():
@@ -142,11 +142,11 @@ def _secrets(home: Home) -> list[Finding]:
 
 def _ledger(home: Home) -> list[Finding]:
     """Whether the ledger can be read and verified, this machine's clock is not behind it, and its witnesses answer."""
-    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.evidence.ledger.ledger import Ledger
 
     if not Ledger.exists(home):
         return []
-    from tasks.adapters.ledger.witness.audit import check_clock
+    from tasks.evidence.audit.witnesses import check_clock
 
     try:
         ledger = Ledger.open(home, write=False)
@@ -166,8 +166,8 @@ def _ledger(home: Home) -> list[Finding]:
 
 def _witnesses(home: Home, ledger: Ledger) -> Iterator[Finding]:
     """Whether the witnesses that others run answer: too few of them, and nothing is certified or promoted."""
-    from tasks.adapters.ledger.witness.client import OWN, over_http
-    from tasks.adapters.ledger.witness.pinned import pinned
+    from tasks.evidence.witness.client import OWN, over_http
+    from tasks.evidence.witness.pinned import pinned
 
     found = pinned(home, ledger.trust)
     for witness in found.witnesses if found else ():
@@ -205,7 +205,7 @@ def examine_key(home: Home) -> Finding:
     """Whether the signing key is there, or can still be made, and is its owner's alone."""
     path = home.root / "keys" / "signing.pem"
     if not path.exists():
-        from tasks.adapters.ledger.ledger import Ledger
+        from tasks.evidence.ledger.ledger import Ledger
 
         lost = Ledger.exists(home)
         detail = "the ledger's key is gone" if lost else "none yet; the first run makes one"

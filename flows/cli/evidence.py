@@ -15,10 +15,10 @@ from configs.home import Home
 from flows.cli.console import AsJson, compiled_anew, emit, group, known_plant
 
 if TYPE_CHECKING:
-    from tasks.adapters.ledger.certificate import Check
-    from tasks.adapters.ledger.claims import Statement
-    from tasks.adapters.ledger.signing import TrustRoot
-    from tasks.adapters.registry.registry import Registry
+    from tasks.evidence.certificate import Check
+    from tasks.evidence.claims import Statement
+    from tasks.evidence.ledger.signing import TrustRoot
+    from tasks.registry.registry import Registry
 
 certificate = group("Show or check a safety certificate.")
 audit = group("Check that nothing was altered.")
@@ -35,8 +35,8 @@ def certificate_show(file: Certificate, trust: Trust = None, as_json: AsJson = F
     """
     import json
 
-    from tasks.adapters.ledger.certificate import read_certificate
-    from tasks.adapters.ledger.signing import TrustRoot
+    from tasks.evidence.certificate import read_certificate
+    from tasks.evidence.ledger.signing import TrustRoot
 
     statement = read_certificate(file, TrustRoot.locate(Home.locate(), trust)).model_dump(mode="json", by_alias=True)
     emit(statement, as_json, [json.dumps(statement, indent=2, sort_keys=True, ensure_ascii=False)])
@@ -61,9 +61,9 @@ def certificate_verify(
 
     Example: neorl certificate verify certificate.dsse.json --rerun
     """
-    from tasks.adapters.ledger.certificate import read_certificate, verify_certificate
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.signing import TrustRoot
+    from tasks.evidence.certificate import read_certificate, verify_certificate
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.ledger.signing import TrustRoot
 
     home, again = Home.locate(), rerun or bool(challenge)
     try:
@@ -78,7 +78,7 @@ def certificate_verify(
     found: dict[str, str] = {}
     repeat = None
     if folder is not None:
-        from tasks.adapters.models.manifest import stored_digest
+        from tasks.models.bundles.manifest import stored_digest
 
         found["composite"] = stored_digest(folder)
     if again:
@@ -86,8 +86,8 @@ def certificate_verify(
             raise BadInput(
                 f"expected the bundle that {file} certifies, got none in {home.root}: name it with --bundle."
             )
-        from tasks.adapters.code.loading import find_code
         from tasks.certify import materials_here, repeat_with
+        from tasks.models.user_code.loading import find_code
 
         code = find_code(plant, Path.cwd()) if plant else None
         found |= materials_here(folder, code, statement.predicate.scope)
@@ -122,13 +122,13 @@ def audit_verify(
 
     Example: neorl audit verify --head report-from-last-month.html
     """
-    from tasks.adapters.ledger.audit import audit as check
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.signing import TrustRoot, read_heads, report_heads, signed_by
+    from tasks.evidence.audit.audit import audit as check
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.ledger.signing import TrustRoot, read_heads, report_heads, signed_by
 
     heads = [text for path in head or [] for text in read_heads(path)]
     if archive is not None:
-        from tasks.adapters.ledger.archive.verify import verify_archive
+        from tasks.evidence.archive.verify import verify_archive
 
         _conclude(verify_archive(archive, heads, trust), as_json)
         return
@@ -159,7 +159,7 @@ def audit_export(
 
     Example: neorl audit export november.tar --no-data
     """
-    from tasks.adapters.ledger.archive.export import export
+    from tasks.evidence.archive.export import export
 
     done = export(Home.locate(), file, data)
     left_out = f", {done.left_out} files of datasets left out" if done.left_out else ""
@@ -225,16 +225,16 @@ def _answering_registry(home: Home) -> Registry | None:
     address = mlflow_address(home)
     if address is None:
         return None
-    from tasks.adapters.registry.registry import Registry
+    from tasks.registry.registry import Registry
 
     return Registry(address)
 
 
 def _kept_elsewhere(home: Home, trust: TrustRoot) -> tuple[list[str], list[Check]]:
     """The signed heads in the folders that are pinned with witnesses, and the folders that are not there."""
-    from tasks.adapters.ledger.certificate import Check
-    from tasks.adapters.ledger.witness.pinned import pinned
-    from tasks.adapters.ledger.witness.watch import head_folders, kept_heads
+    from tasks.evidence.certificate import Check
+    from tasks.evidence.witness.pinned import pinned
+    from tasks.evidence.witness.watch import head_folders, kept_heads
 
     try:
         folders = head_folders(pinned(home, trust))
@@ -247,13 +247,13 @@ def _kept_elsewhere(home: Home, trust: TrustRoot) -> tuple[list[str], list[Check
 
 def _projection(home: Home, registry: Registry | None, trust: Path | None) -> list[Check]:
     """What MLflow says and serves, beside what follows from the ledger."""
-    from tasks.adapters.ledger.certificate import Check
-    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.evidence.certificate import Check
+    from tasks.evidence.ledger.ledger import Ledger
 
     if registry is None:
         return [Check("aliases", None, "not looked at: MLflow does not answer, start it with 'neorl up'")]
-    from tasks.adapters.registry.serving import check_aliases, check_given_out
-    from tasks.decisions.aliases import check_pages, wanted_aliases
+    from tasks.lifecycle.aliases import check_pages, wanted_aliases
+    from tasks.registry.serving import check_aliases, check_given_out
 
     ledger = Ledger.open(home, trust=trust, write=False)
     try:

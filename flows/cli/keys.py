@@ -14,7 +14,7 @@ from flows.cli.console import AsJson, emit, group
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    from tasks.adapters.ledger.people.statement import Signatory
+    from tasks.evidence.people.statement import Signatory
 
 keys = group("The keys that sign, whose they are, and from when to when they count.")
 
@@ -46,7 +46,7 @@ def hand_of(by: str = "", key: Path | None = None) -> Hand:
         by: who acts; else the person that the environment names, or the login.
         key: the file of their private key.
     """
-    from tasks.adapters.ledger.people.store import acting, public_file, read_public, signatory_of
+    from tasks.evidence.people.store import acting, public_file, read_public, signatory_of
 
     if key is not None and not by:
         by = read_public(public_file(key))[0].person
@@ -60,9 +60,9 @@ def keys_show(as_json: AsJson = False) -> None:
 
     Example: neorl keys show
     """
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.signing import TrustRoot, home_pin, key_id, trust_yaml
-    from tasks.decisions.keys import told
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.ledger.signing import TrustRoot, home_pin, key_id, trust_yaml
+    from tasks.lifecycle.keys import told
 
     home = Home.locate()
     public, root = _signing_key(home), TrustRoot.locate(home)
@@ -89,8 +89,8 @@ def keys_init(as_json: AsJson = False) -> None:
 
     Example: neorl keys init
     """
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.signing import key_id
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.ledger.signing import key_id
 
     home = Home.locate()
     root = Ledger.open(home).trust
@@ -108,8 +108,8 @@ def keys_create(
 
     Example: neorl keys create --person "Ada Lovelace"
     """
-    from tasks.adapters.ledger.people.store import create
-    from tasks.adapters.ledger.signing import key_id, public_key
+    from tasks.evidence.ledger.signing import key_id, public_key
+    from tasks.evidence.people.store import create
 
     file, own = create(Home.locate(), person, key)
     name = key_id(public_key(own.public))
@@ -141,8 +141,8 @@ def keys_pin(
     if person is not None:
         _enrol(person, role or [], why, by, key, as_json)
         return
-    from tasks.adapters.ledger.signing import PROJECT_TRUST, key_id
-    from tasks.decisions.keys import pin_home
+    from tasks.evidence.ledger.signing import PROJECT_TRUST, key_id
+    from tasks.lifecycle.keys import pin_home
 
     home = Home.locate()
     public = _signing_key(home)
@@ -158,8 +158,8 @@ def keys_rotate(why: Why, person: Person = "", key: KeyFile = None, by: By = "",
 
     Example: neorl keys rotate --why "yearly" --person "Ada Lovelace"
     """
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.decisions.keys import rotate_home, rotate_person
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.lifecycle.keys import rotate_home, rotate_person
 
     home = Home.locate()
     if person:
@@ -185,9 +185,9 @@ def keys_revoke(
 
     Example: neorl keys revoke "Ada Lovelace" --from 2026-11-20 --why "the laptop was stolen"
     """
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.people.check import check_people
-    from tasks.decisions.keys import first_moment, revoke
+    from tasks.evidence.audit.people import check_people
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.lifecycle.keys import first_moment, revoke
 
     hand = hand_of(by, key)
     ledger = Ledger.open(Home.locate())
@@ -200,8 +200,8 @@ def keys_revoke(
 
 
 def _enrol(file: Path, roles: list[str], why: str, by: str, key: Path | None, as_json: bool) -> None:
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.decisions.keys import enrol
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.lifecycle.keys import enrol
 
     hand = hand_of(by, key)
     ledger = Ledger.open(Home.locate())
@@ -217,7 +217,7 @@ def _signing_key(home: Home) -> Ed25519PublicKey:
     Raises:
         BadInput: when there is no key yet.
     """
-    from tasks.adapters.ledger.client import public_key
+    from tasks.evidence.ledger.client import public_key
 
     if not home.signing_key.exists():
         raise BadInput(f"expected a signing key in {home.signing_key}, got none: make one with 'neorl keys init'.")

@@ -20,7 +20,7 @@ from flows.services.state import REFUSED_LOGINS, Service, login_refused
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
-    from tasks.fleet.model import FleetOutcome
+    from tasks.fleet.records import FleetOutcome
     from tasks.references import Outcome
 
 

@@ -150,7 +150,7 @@ def _about_files(error: Exception) -> str | None:
 
 def _about_ledger() -> str | None:
     """A sentence on an entry that the signer would not have signed, and nothing here expects; None where all hold."""
-    from tasks.adapters.ledger.audit import first_broken
+    from tasks.evidence.audit.audit import first_broken
 
     try:
         broken = first_broken(Home.locate())

@@ -19,9 +19,9 @@ from flows.cli.keys import Hand, KeyFile, hand_of
 if TYPE_CHECKING:
     from configs.run import Setting
     from flows.promote import Decided
-    from tasks.adapters.code.known import KnownAlgorithm
-    from tasks.adapters.ledger.people.statement import Signatory
-    from tasks.adapters.ledger.people.statement import Statement as Signed
+    from tasks.evidence.people.statement import Signatory
+    from tasks.evidence.people.statement import Statement as Signed
+    from tasks.models.user_code.known import KnownAlgorithm
     from tasks.progress import FollowLearning
 
 Plant = Annotated[str, typer.Argument(help="The plant's name, such as chemical_reactor.")]
@@ -67,8 +67,8 @@ def train(
     """
     keep_compiled(from_the_first=True)
     from neorl_core.algorithms import usual
-    from tasks.adapters.code.known import our_algorithm
-    from tasks.adapters.formats.options import SourceOptions
+    from tasks.data.formats.options import SourceOptions
+    from tasks.models.user_code.known import our_algorithm
     from tasks.progress import StageProgress
     from tasks.training.recorded import open_recording
     from tasks.training.recording import check_overrides, fit_recording
@@ -107,7 +107,7 @@ def own_algorithm(reference: str) -> KnownAlgorithm:
     Raises:
         BadInput: when there is none.
     """
-    from tasks.adapters.code.algorithms import algorithm_at
+    from tasks.models.user_code.algorithms import algorithm_at
 
     return algorithm_at(reference, Path.cwd())
 
@@ -119,8 +119,8 @@ def curves_in_mlflow(home: Home) -> FollowLearning:
         ServiceMissing: when it does not answer.
     """
     from flows.services.servers import connect
-    from tasks.adapters.registry.learning import LearningRuns
-    from tasks.adapters.registry.registry import Registry
+    from tasks.registry.learning import LearningRuns
+    from tasks.registry.registry import Registry
 
     return partial(LearningRuns, Registry(connect(home).mlflow.url))
 
@@ -284,8 +284,8 @@ def _read_statement(path: Path, act: str, version: str) -> tuple[Signed, Signato
     Raises:
         BadInput: when the file is none, or of another decision.
     """
-    from tasks.adapters.ledger.people.statement import Statement as Read
-    from tasks.adapters.ledger.people.statement import read_payload, signed_elsewhere
+    from tasks.evidence.people.statement import Statement as Read
+    from tasks.evidence.people.statement import read_payload, signed_elsewhere
 
     try:
         envelope = path.read_text()
@@ -312,7 +312,7 @@ def _write_statement(
     against: bool = False,
 ) -> None:
     from flows.promote import statement
-    from tasks.adapters.files.canonical import write_atomic
+    from tasks.files.canonical import write_atomic
 
     if hand.signatory is None:
         raise BadInput(f"expected a key of {hand.name} to sign with, got none: 'neorl keys create --person', or --key.")

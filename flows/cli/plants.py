@@ -12,7 +12,7 @@ from configs.home import Home
 from flows.cli.console import AsJson, emit, group, show_table
 
 if TYPE_CHECKING:
-    from tasks.adapters.plants.known import KnownPlant
+    from tasks.models.plants.known import KnownPlant
 
 plants = group(
     """The plants that are simulated here: list them, or show one.
@@ -44,8 +44,8 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
         return
     from configs.plant_scores import plant_scores
     from neorl_core.plants import PLANTS
-    from tasks.adapters.code.loading import installed
-    from tasks.adapters.plants.known import plant_named
+    from tasks.models.plants.known import plant_named
+    from tasks.models.user_code.loading import installed
 
     scores, table = plant_scores(), {name: _facts(plant_named(name)) for name in (*PLANTS, *installed())}
     if as_json:
@@ -83,8 +83,8 @@ def show(
 
     Example: neorl plants show water_treatment --out tanks.png
     """
-    from tasks.adapters.plants.known import plant_at
-    from tasks.adapters.reporting.trajectories import draw_plant
+    from tasks.models.plants.known import plant_at
+    from tasks.pictures.trajectories import draw_plant
 
     known = plant_at(name)
     name = known.name

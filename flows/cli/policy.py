@@ -13,7 +13,7 @@ from flows.cli.console import AsJson, emit, group, known_plant
 from flows.cli.keys import By, KeyFile, hand_of
 
 if TYPE_CHECKING:
-    from tasks.adapters.ledger.policies.model import SafetyPolicy
+    from configs.safety_policy import SafetyPolicy
 
 policy = group("What a champion of a plant must have shown, who approves it, and for how long.")
 
@@ -26,10 +26,10 @@ def policy_show(plant: Plant, as_json: AsJson = False) -> None:
 
     Example: neorl policy show chemical_reactor
     """
-    from tasks.adapters.ledger.champions import before_policy, champion
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.policies.policy import PolicyBody, check_pinned, pinned_file, policy_entry
-    from tasks.decisions.policy import certificate_until, policy_yaml
+    from tasks.evidence.decisions.champions import before_policy, champion
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.policies import PolicyBody, check_pinned, pinned_file, policy_entry
+    from tasks.lifecycle.policy import certificate_until, policy_yaml
 
     ledger = Ledger.open(Home.locate(), write=False)
     entries = ledger.entries()
@@ -77,8 +77,8 @@ def policy_draft(
 
     Example: neorl policy draft chemical_reactor --run configs/chemical_reactor.yaml
     """
-    from tasks.adapters.files.canonical import write_atomic
-    from tasks.decisions.policy import policy_yaml
+    from tasks.files.canonical import write_atomic
+    from tasks.lifecycle.policy import policy_yaml
 
     found, whence = _draft(plant, run)
     path = write_atomic(out or Path(f"{plant}.policy.yaml"), policy_yaml(found))
@@ -106,12 +106,12 @@ def policy_sign(
     Example: neorl policy sign chemical_reactor chemical_reactor.policy.yaml --why "two approvers from 2027 on"
     """
     from flows.services.locks import plant_lock
-    from tasks.adapters.files.canonical import write_atomic
-    from tasks.adapters.ledger.champions import before_policy
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.people.statement import signed_elsewhere
-    from tasks.adapters.ledger.policies.policy import pinned_file
-    from tasks.decisions.policy import read_policy, sign, signed_policy
+    from tasks.evidence.decisions.champions import before_policy
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.people.statement import signed_elsewhere
+    from tasks.evidence.policies import pinned_file
+    from tasks.files.canonical import write_atomic
+    from tasks.lifecycle.policy import read_policy, sign, signed_policy
 
     home = Home.locate()
     found, hand = read_policy(file, plant), hand_of(by, key)
@@ -138,7 +138,7 @@ def _statement(path: Path) -> str:
     Raises:
         BadInput: when the file cannot be read, or is no statement.
     """
-    from tasks.adapters.ledger.people.statement import read_payload
+    from tasks.evidence.people.statement import read_payload
 
     try:
         envelope = path.read_text()
@@ -151,9 +151,9 @@ def _statement(path: Path) -> str:
 
 
 def _draft(plant: str, run: Path | None) -> tuple[SafetyPolicy, str]:
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.policies.policy import policy_of
-    from tasks.decisions.policy import draft_of_champion, draft_of_run
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.policies import policy_of
+    from tasks.lifecycle.policy import draft_of_champion, draft_of_run
 
     home = Home.locate()
     entries = Ledger.open(home, write=False).entries() if Ledger.exists(home) else []
@@ -164,7 +164,7 @@ def _draft(plant: str, run: Path | None) -> tuple[SafetyPolicy, str]:
     if run is None:
         raise BadInput(f"expected --run RUN.yaml, got none: {plant} has neither a policy nor a champion to draft from.")
     from flows.checks import checked_run
-    from tasks.adapters.plants.known import plant_of
+    from tasks.models.plants.known import plant_of
 
     opened = checked_run(run)
     if opened.plant != plant:

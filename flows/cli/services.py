@@ -78,8 +78,8 @@ def _witnesses(home: Home) -> list[str]:
     # Most of what starts servers alone needs none of these imports.
     if not home.signing_key.exists():
         return []
-    from tasks.adapters.ledger.signing import TrustRoot
-    from tasks.adapters.ledger.witness.pinned import pinned
+    from tasks.evidence.ledger.signing import TrustRoot
+    from tasks.evidence.witness.pinned import pinned
 
     found = pinned(home, TrustRoot.locate(home))
     return [witness.verifier.name for witness in found.witnesses] if found else []
@@ -204,7 +204,7 @@ def metrics(
     from prometheus_client.exposition import generate_latest
 
     from flows.metrics import HomeCollector
-    from tasks.adapters.files.canonical import writing
+    from tasks.files.canonical import writing
 
     collector = HomeCollector(Home.locate())
     if out is not None:

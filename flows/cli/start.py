@@ -11,7 +11,7 @@ from configs.home import Home
 from flows.cli.console import AsJson, emit
 
 if TYPE_CHECKING:
-    from tasks.adapters.project.start import StartedProject
+    from tasks.new_project.start import StartedProject
 
 
 def init(
@@ -36,7 +36,7 @@ def init(
 
     Example: neorl init wind_turbine --from scada.csv
     """
-    from tasks.adapters.project.start import DEPLOYMENTS, start_project
+    from tasks.new_project.start import DEPLOYMENTS, start_project
 
     made = start_project(name, out, log)
     lines = [f"wrote {path}" for path in made.files]

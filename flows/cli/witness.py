@@ -13,8 +13,8 @@ from configs.home import Home
 from flows.cli.console import AsJson, emit, group
 
 if TYPE_CHECKING:
-    from tasks.adapters.ledger.witness.notes import Verifier
-    from tasks.adapters.ledger.witness.service import Witness
+    from tasks.evidence.witness.notes import Verifier
+    from tasks.evidence.witness.service import Witness
 
 witness = group("A second party that countersigns the ledger and has a part in every seed.")
 
@@ -39,7 +39,7 @@ def witness_serve(
 
     Example: neorl witness serve /srv/witness --name witness.example/w1
     """
-    from tasks.adapters.ledger.witness.server import serve
+    from tasks.evidence.witness.server import serve
 
     def ready(verifier: Verifier, at: int) -> None:
         print(f"{verifier}\nlistens on http://{host}:{at}", file=sys.stderr, flush=True)
@@ -61,7 +61,7 @@ def witness_add(
 
     Example: neorl witness add /srv/witness neorl/plant-7+5d0a12fe+AX0p...
     """
-    from tasks.adapters.ledger.witness.notes import Verifier
+    from tasks.evidence.witness.notes import Verifier
 
     _existing(folder)
     verifier = Verifier.parse(key)
@@ -83,11 +83,11 @@ def witness_pin(
     """
     from pydantic import ValidationError
 
-    from tasks.adapters.ledger.claims import LOCAL
-    from tasks.adapters.ledger.client import public_key
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.signing import TrustRoot, key_id
-    from tasks.adapters.ledger.witness.pinned import (
+    from tasks.evidence.claims import LOCAL
+    from tasks.evidence.ledger.client import public_key
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.ledger.signing import TrustRoot, key_id
+    from tasks.evidence.witness.pinned import (
         FILE,
         Witnesses,
         check_pinned_witnesses,
@@ -151,12 +151,12 @@ def witness_show(
         lines = [str(found.verifier), *(f"{origin}: {size} entries" for origin, size in sizes.items())]
         emit({"key": str(found.verifier), "logs": sizes}, as_json, lines)
         return
-    from tasks.adapters.ledger.client import public_key
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.signing import key_id
-    from tasks.adapters.ledger.witness.audit import check_witnesses
-    from tasks.adapters.ledger.witness.notes import SIGNATURE, Verifier
-    from tasks.adapters.ledger.witness.pinned import pinned
+    from tasks.evidence.audit.witnesses import check_witnesses
+    from tasks.evidence.ledger.client import public_key
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.ledger.signing import key_id
+    from tasks.evidence.witness.notes import SIGNATURE, Verifier
+    from tasks.evidence.witness.pinned import pinned
 
     home = Home.locate()
     public = public_key(home)
@@ -176,7 +176,7 @@ def _existing(folder: Path) -> None:
 
 
 def _opened(folder: Path, name: str = "", passphrase_file: Path | None = None) -> Witness:
-    from tasks.adapters.ledger.witness.server import open_witness
+    from tasks.evidence.witness.server import open_witness
 
     try:
         secret = passphrase_file.read_bytes().strip() if passphrase_file else None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from flows.services.events import DRIFTED, WORSENED
 from flows.services.state import Services
-from tasks.adapters.files.canonical import digest_json
+from tasks.files.canonical import digest_json
 
 SILENCE = 300
 """Seconds without a heartbeat after which a run counts as gone: ten heartbeats, for a busy machine skips some."""

@@ -21,7 +21,7 @@ from configs.home import Home
 from flows.services import processes, rest
 from flows.services.processes import ProcessId
 from flows.services.state import Services, environment
-from tasks.adapters.files.canonical import digest_json, read_json, sha256_hex
+from tasks.files.canonical import digest_json, read_json, sha256_hex
 
 PROJECT = Path(__file__).resolve().parents[2]
 FILE = "prefect.yaml"

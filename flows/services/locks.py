@@ -15,8 +15,8 @@ from typing import Literal
 from configs.errors import Refused
 from configs.home import Home
 from flows.services.processes import ProcessId
-from tasks.adapters.files.canonical import canonical_json, write_json
-from tasks.adapters.files.locks import exclusive
+from tasks.files.canonical import canonical_json, write_json
+from tasks.files.locks import exclusive
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import TypedDict
 from uuid import UUID, uuid5
 
 from flows.services import rest
-from tasks.adapters.files.canonical import digest_json
+from tasks.files.canonical import digest_json
 from tasks.references import Reference
 from tasks.stages import Came, content
 

@@ -34,8 +34,8 @@ from flows.services.state import (
     write_services,
 )
 from flows.services.stranded import release_stranded
-from tasks.adapters.files.locks import exclusive
-from tasks.adapters.files.secrets import write_secret
+from tasks.files.locks import exclusive
+from tasks.files.secrets import write_secret
 
 __all__ = ["Services", "connect", "down", "environment", "mlflow_address", "reap_dead_runs", "status", "up"]
 
@@ -101,7 +101,7 @@ def start_signer(home: Home, say: Say) -> None:
     if not (given or home.signing_key.exists()):
         return
     # The servers alone need neither pydantic nor cryptography.
-    from tasks.adapters.ledger import client, keys
+    from tasks.evidence.ledger import client, keys
 
     if not given and keys.must_be_asked_for(home) and not sys.stdin.isatty():
         say(f"no signer: the signing key's passphrase is needed, set {PASSPHRASE} or run this on a terminal")
@@ -215,8 +215,8 @@ def connect(home: Home) -> Services:
 
 def down(home: Home) -> list[str]:
     """Stop the services of this home and its signer, and nothing else; returns the names of those that ran."""
-    from tasks.adapters.ledger import client
-    from tasks.adapters.ledger.witness.client import stop_own
+    from tasks.evidence.ledger import client
+    from tasks.evidence.witness.client import stop_own
 
     with exclusive(home.folder("locks") / "services.lock"):
         known = read_services(home)

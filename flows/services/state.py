@@ -17,9 +17,9 @@ from configs.errors import BadInput, ServiceMissing
 from configs.home import Home
 from flows.services import rest
 from flows.services.processes import ProcessId, belongs
-from tasks.adapters.files.canonical import write_json
-from tasks.adapters.files.provenance import compiling
-from tasks.adapters.files.secrets import read_secret, write_secret
+from tasks.files.canonical import write_json
+from tasks.files.provenance import compiling
+from tasks.files.secrets import read_secret, write_secret
 
 USER = "neorl"
 MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from configs.home import Home
 from flows.services.processes import private_log
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 
 
 def main(arguments: Sequence[str]) -> None:

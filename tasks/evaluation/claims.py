@@ -9,10 +9,10 @@ from neorl_core.identify.unknowns import Unknown
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import BATCH
 from neorl_core.types import Params, Plant
-from tasks.adapters.files.canonical import digest_json
-from tasks.adapters.ledger.attempts import attempt_alpha
-from tasks.adapters.ledger.claims import Claim, DrawnConstant, IdentifiedFrom
 from tasks.evaluation.guarded import SECONDS
+from tasks.evidence.attempts import attempt_alpha
+from tasks.evidence.claims import Claim, DrawnConstant, IdentifiedFrom
+from tasks.files.canonical import digest_json
 from tasks.references import KNOWN, Identification
 
 ROOM = 10

@@ -18,12 +18,12 @@ from neorl_core.plants.base import EpisodeResult
 from neorl_core.safety.certify import episode_keys
 from neorl_core.safety.composite import Composite, composite_controller
 from neorl_core.types import Controller, Params, Plant
-from tasks.adapters.ledger.claims import Claim
-from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.models.manifest import stored_digest
 from tasks.evaluation.claims import claimed_simulator
 from tasks.evaluation.cluster import cluster, in_order
 from tasks.evaluation.guarded import guarded
+from tasks.evidence.claims import Claim
+from tasks.models.bundles.bundle import load_bundle
+from tasks.models.bundles.manifest import stored_digest
 
 Results = Iterator[EpisodeResult | None]
 Files = tuple[tuple[str, bytes], ...]

@@ -16,11 +16,11 @@ from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import fqe
 from neorl_core.ope.agreement import Estimate, together
 from neorl_core.ope.model import ModelValue, effective_windows
-from tasks.adapters.plants.known import plant_of
-from tasks.adapters.store.episodes import Logs
-from tasks.adapters.store.histories import Past
+from tasks.data.store.episodes import Logs
+from tasks.data.store.histories import Past
 from tasks.evaluation.cluster import in_order
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, lasting, logged_steps, windows
+from tasks.models.plants.known import plant_of
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -13,13 +13,13 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.networks import Policy
 from neorl_core.ope.agreement import Estimate, interval
-from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.plants.known import plant_of
-from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import halves, read_logs
-from tasks.adapters.store.histories import past_of, past_of_composite
+from tasks.data.store import reader
+from tasks.data.store.episodes import halves, read_logs
+from tasks.data.store.histories import past_of, past_of_composite
 from tasks.evaluation.cluster import cluster
 from tasks.evaluation.estimators import Episodes, episodes_of, estimates_by_workers, fit_estimators
+from tasks.models.bundles.bundle import load_bundle
+from tasks.models.plants.known import plant_of
 from tasks.references import Champion, Dataset, Evaluation, Interval, Member, MemberEvaluation, Population
 from tasks.stages import cached
 

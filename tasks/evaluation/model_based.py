@@ -19,7 +19,7 @@ from neorl_core.ope.guesses import action_values
 from neorl_core.ope.logged import uncut
 from neorl_core.types import Transition
 from neorl_core.world_model import bootstrap
-from tasks.adapters.store.episodes import Logs
+from tasks.data.store.episodes import Logs
 
 if TYPE_CHECKING:
     from tasks.progress import Report

@@ -13,8 +13,8 @@ import numpy as np
 from configs.code import Origin, SiteOf, UserCode
 from configs.errors import BadInput, Refused
 from neorl_core.safety.composite import composite_controller
-from tasks.adapters.files.provenance import ROOT
-from tasks.adapters.models.bundle import load_bundle, load_examples
+from tasks.files.provenance import ROOT
+from tasks.models.bundles.bundle import load_bundle, load_examples
 from tasks.references import Latency, Servability
 
 TOLERANCE = 1e-4

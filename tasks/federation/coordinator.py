@@ -23,11 +23,7 @@ from neorl_core.networks import Policy
 from neorl_core.training.parameters import size, with_parameters
 from neorl_core.training.preparation import Moments, merged, scaling
 from neorl_core.types import PlantSpec
-from tasks.adapters.federation.network import Lost, Reach
-from tasks.adapters.files.arrays import npz_bytes, read_npz
-from tasks.adapters.files.canonical import digest_json, parse_json, sha256_hex, write_atomic
-from tasks.adapters.files.spec import spec_of_record
-from tasks.adapters.ledger.federations.bodies import (
+from tasks.evidence.federations.bodies import (
     WEIGHTS,
     FederationBody,
     MemberBody,
@@ -36,12 +32,16 @@ from tasks.adapters.ledger.federations.bodies import (
     rounds_of,
     spent,
 )
-from tasks.adapters.ledger.ledger import Entry, Ledger, artefact
-from tasks.adapters.models.policy_file import MadeBy, save_policy
+from tasks.evidence.ledger.ledger import Entry, Ledger, artefact
 from tasks.federation.gathering import Round, gathered
 from tasks.federation.learning import Learning, learning_of
+from tasks.federation.transport.network import Lost, Reach
 from tasks.federation.trees import arrays_of, read_tree
 from tasks.federation.words import Question, Told, arrays_of_moments, check_sizes, moments_of, named, told_of
+from tasks.files.arrays import npz_bytes, read_npz
+from tasks.files.canonical import digest_json, parse_json, sha256_hex, write_atomic
+from tasks.files.spec import spec_of_record
+from tasks.models.bundles.policy_file import MadeBy, save_policy
 
 Say = Callable[[str], None]
 
@@ -174,7 +174,7 @@ def _learning(asked: Federation, spec: PlantSpec, sites: int) -> Learning:
 
 
 def _body(asked: Federation, name: str, rows: Mapping[str, int], moments: Path, weights: str) -> FederationBody:
-    from tasks.adapters.federation.credentials import fingerprint
+    from tasks.federation.transport.credentials import fingerprint
 
     private = asked.privacy
     keys = {site: member.key for site, member in asked.sites.items()}

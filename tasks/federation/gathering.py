@@ -15,13 +15,13 @@ from neorl_core.federated.methods import Reply
 from neorl_core.federated.privacy import norm
 from neorl_core.federated.rounds import Server
 from neorl_core.training.parameters import Parameters
-from tasks.adapters.federation.frames import Arrays
-from tasks.adapters.federation.network import Lost, Message, Reach
-from tasks.adapters.files.arrays import npz_bytes
-from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.ledger.federations.bodies import LeftOutBody, ParticipantBody
+from tasks.evidence.federations.bodies import LeftOutBody, ParticipantBody
 from tasks.federation.learning import Learning
+from tasks.federation.transport.frames import Arrays
+from tasks.federation.transport.network import Lost, Message, Reach
 from tasks.federation.words import Question, answered_of, named, weights_of
+from tasks.files.arrays import npz_bytes
+from tasks.files.canonical import sha256_hex
 
 
 class Round(NamedTuple):

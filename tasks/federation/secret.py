@@ -11,13 +11,13 @@ from jax.flatten_util import ravel_pytree
 
 from configs.errors import BadInput, NeoRLError
 from neorl_core.federated.secure import FixedPoint, decoded
-from tasks.adapters.federation.frames import NOTHING, Arrays
-from tasks.adapters.federation.network import Lost
-from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.ledger.federations.bodies import LeftOutBody, ParticipantBody
+from tasks.evidence.federations.bodies import LeftOutBody, ParticipantBody
 from tasks.federation.gathering import Gathered, Round, lost, refused
 from tasks.federation.masks import Bytes, Numbers, Public, Revealed, points_of, total_of
+from tasks.federation.transport.frames import NOTHING, Arrays
+from tasks.federation.transport.network import Lost
 from tasks.federation.words import answered_of, under
+from tasks.files.canonical import sha256_hex
 
 Read = TypeVar("Read")
 

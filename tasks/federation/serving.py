@@ -10,9 +10,9 @@ from pathlib import Path
 from configs.errors import BadInput, NeoRLError
 from configs.federation import Site
 from configs.federation.network import Coordinator
-from tasks.adapters.federation import environment
-from tasks.adapters.federation.frames import Frame, Pipe
-from tasks.adapters.federation.network import Answer, Message
+from tasks.federation.transport import environment
+from tasks.federation.transport.frames import Frame, Pipe
+from tasks.federation.transport.network import Answer, Message
 
 SOON, LATEST = 1.0, 30.0
 """Seconds until a SuperNode that ended is started anew: twice as many each time, until it is asked something."""

@@ -23,16 +23,12 @@ from neorl_core.training.parameters import parameters_of, with_parameters
 from neorl_core.training.population import Metrics
 from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.types import Transition
-from tasks.adapters.federation.frames import Arrays
-from tasks.adapters.federation.network import HELLO, Message
-from tasks.adapters.files.arrays import npz_bytes
-from tasks.adapters.files.canonical import canonical_json, sha256_hex, write_atomic
-from tasks.adapters.files.spec import spec_record
-from tasks.adapters.models.policy_file import MadeBy, save_policy
-from tasks.adapters.store.episodes import read_logs
-from tasks.adapters.store.reader import StoredDataset
+from tasks.data.store.episodes import read_logs
+from tasks.data.store.reader import StoredDataset
 from tasks.federation.learning import Learning, learning_of, site_key
 from tasks.federation.masks import Masks, Numbers, Public, point_bytes
+from tasks.federation.transport.frames import Arrays
+from tasks.federation.transport.network import HELLO, Message
 from tasks.federation.trees import arrays_of, read_tree
 from tasks.federation.words import (
     Answered,
@@ -46,6 +42,10 @@ from tasks.federation.words import (
     under,
     weights_of,
 )
+from tasks.files.arrays import npz_bytes
+from tasks.files.canonical import canonical_json, sha256_hex, write_atomic
+from tasks.files.spec import spec_record
+from tasks.models.bundles.policy_file import MadeBy, save_policy
 
 Round = Callable[[Offer, Site, Rows], tuple[Site, Reply, Metrics]]
 

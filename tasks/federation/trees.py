@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import Refused
-from tasks.adapters.files.arrays import read_npz
+from tasks.files.arrays import read_npz
 
 Tree = TypeVar("Tree")
 

@@ -14,8 +14,8 @@ from configs.strict import Count, Strict
 from neorl_core.training.parameters import Parameters
 from neorl_core.training.preparation import Moments
 from neorl_core.types import PlantSpec
-from tasks.adapters.federation.frames import Arrays
-from tasks.adapters.federation.network import Message
+from tasks.federation.transport.frames import Arrays
+from tasks.federation.transport.network import Message
 
 VECTORS = ("observation_mean", "observation_deviation", "action_low", "action_high")
 """Of a site's moments, the vectors that scaling needs. The least and greatest observations are rows' own and stay."""

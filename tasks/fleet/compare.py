@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.fleet.model import Compared, Ranked, Standing
+from tasks.fleet.records import Compared, Ranked, Standing
 
 CUT = 3.5
 """Size of a robust z-value above which a site stands out."""

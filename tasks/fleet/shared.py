@@ -22,8 +22,8 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.training.loop import TrainingRows, resident
 from neorl_core.training.preparation import merged
-from tasks.adapters.files.canonical import digest_json, file_sha256, read_json, write_json
-from tasks.adapters.files.locks import exclusive
+from tasks.files.canonical import digest_json, file_sha256, read_json, write_json
+from tasks.files.locks import exclusive
 from tasks.progress import Report
 from tasks.references import Dataset
 from tasks.training.population import TrainingRun, train_members, training_run

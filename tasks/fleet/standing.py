@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from configs.errors import NeoRLError
-from configs.fleet.model import Fleet
+from configs.fleet.fleet_file import Fleet
 from configs.fleet.reading import load_fleet
 from configs.strict import MARK
-from tasks.adapters.ledger import shadows
-from tasks.adapters.ledger.champions import champion
-from tasks.adapters.ledger.ledger import Entry
-from tasks.adapters.ledger.people.queue import record_of, waiting
-from tasks.adapters.ledger.policies.policy import policy_of
-from tasks.adapters.ledger.rules import RefusalBody
-from tasks.fleet.model import Standing
+from tasks.evidence.decisions import shadows
+from tasks.evidence.decisions.champions import champion
+from tasks.evidence.decisions.queue import record_of, waiting
+from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.policies import policy_of
+from tasks.evidence.rules import RefusalBody
+from tasks.fleet.records import Standing
 from tasks.gates import simulator_excess
 from tasks.record import champion_in_force, shadow_in_force
 from tasks.references import CandidateRecord, DecisionRecord, Evidence, Outcome
@@ -72,7 +72,7 @@ def _standing(path: Path, fleet: Fleet, site: str, entries: Sequence[Entry]) -> 
 def _kind(path: Path, site: str) -> str:
     """The plant that a site is one of; what its file names where that cannot be opened."""
     from configs.load import load_run
-    from tasks.adapters.plants.opening import kind_of, open_run
+    from tasks.models.plants.opening import kind_of, open_run
 
     reference = Path(f"{path}{MARK}{site}")
     try:

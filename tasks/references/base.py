@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.adapters.files.stored import is_stored
+from tasks.files.stored import is_stored
 
 
 class Reference(BaseModel):

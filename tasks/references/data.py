@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from tasks.adapters.store.records import StepAccount
+from tasks.data.store.records import StepAccount
 from tasks.references.base import Reference
 
 

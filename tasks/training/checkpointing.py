@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from configs.errors import Refused
 from neorl_core.training.loop import RunState
-from tasks.adapters.files.locks import exclusive
-from tasks.adapters.models.checkpoints import Checkpoints
+from tasks.files.locks import exclusive
+from tasks.models.bundles.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from tasks.progress import CurveLog, Report

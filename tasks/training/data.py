@@ -18,10 +18,10 @@ from neorl_core.training.parameters import tuning_updates
 from neorl_core.training.population import Algorithm
 from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
 from neorl_core.types import PlantSpec
-from tasks.adapters.store.episodes import best_episodes, read_logs
-from tasks.adapters.store.histories import past_of
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.stream import Ring, Stream, row_bytes, shape_of
+from tasks.data.store.episodes import best_episodes, read_logs
+from tasks.data.store.histories import past_of
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.stream import Ring, Stream, row_bytes, shape_of
 
 
 class TrainingData(NamedTuple):

@@ -26,8 +26,8 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.training.loop import RunState, TrainingRows
 from neorl_core.training.population import init_population, make_train_chunk, members
-from tasks.adapters.files.canonical import write_json
-from tasks.adapters.store.histories import observed_spec
+from tasks.data.store.histories import observed_spec
+from tasks.files.canonical import write_json
 from tasks.references import Dataset, Placement, Reference
 from tasks.training.population import TrainingRun, train_members, training_run
 

@@ -27,14 +27,14 @@ from neorl_core.training.population import (
     warm_up_updates,
 )
 from neorl_core.training.precision import mixed
-from tasks.adapters.code.algorithms import algorithm_of
-from tasks.adapters.files.canonical import digest_json
-from tasks.adapters.models.checkpoints import Checkpoints
-from tasks.adapters.plants.known import run_sources
-from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import halves, read_logs
-from tasks.adapters.store.histories import observed_spec, past_of
+from tasks.data.store import reader
+from tasks.data.store.episodes import halves, read_logs
+from tasks.data.store.histories import observed_spec, past_of
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, lasting, logged_steps, windows
+from tasks.files.canonical import digest_json
+from tasks.models.bundles.checkpoints import Checkpoints
+from tasks.models.plants.known import run_sources
+from tasks.models.user_code.algorithms import algorithm_of
 from tasks.references import Dataset, Reference
 from tasks.training.checkpointing import Checkpointing, one_at_a_time
 from tasks.training.data import TrainingData, mesh_for, training_data

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from configs.home import Home
-from tasks.adapters.formats.hdf5.isolated import has_signature, read_isolated
-from tasks.adapters.formats.options import UNTOLD, SourceOptions
-from tasks.adapters.formats.recordings import Recording, RecordingAccount, per_episode, read
-from tasks.adapters.store.episodes import KEYS, transitions_of
+from tasks.data.formats.hdf5.isolated import has_signature, read_isolated
+from tasks.data.formats.options import UNTOLD, SourceOptions
+from tasks.data.formats.recordings import Recording, RecordingAccount, per_episode, read
+from tasks.data.store.episodes import KEYS, transitions_of
 
 DIRECT = ("D4RL", "DSRL")
 """Families whose files are learned from as they are."""

@@ -19,13 +19,13 @@ from configs.errors import BadInput, Refused
 from neorl_core.algorithms import check_actions
 from neorl_core.fit import Fitted, fit
 from neorl_core.training.population import Algorithm, configure
-from tasks.adapters.code.known import KnownAlgorithm
-from tasks.adapters.files.arrays import npz_bytes
-from tasks.adapters.files.canonical import digest_json, write_atomic, write_json
-from tasks.adapters.formats.recordings import Recording, RecordingAccount
-from tasks.adapters.models.checkpoints import Checkpoints
-from tasks.adapters.models.policy_file import MadeBy, save_policy
-from tasks.adapters.reporting.curves import plot_curves
+from tasks.data.formats.recordings import Recording, RecordingAccount
+from tasks.files.arrays import npz_bytes
+from tasks.files.canonical import digest_json, write_atomic, write_json
+from tasks.models.bundles.checkpoints import Checkpoints
+from tasks.models.bundles.policy_file import MadeBy, save_policy
+from tasks.models.user_code.known import KnownAlgorithm
+from tasks.pictures.curves import plot_curves
 from tasks.training.checkpointing import Checkpointing, sole_training
 
 if TYPE_CHECKING:

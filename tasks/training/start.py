@@ -11,8 +11,8 @@ from configs.errors import Refused
 from configs.home import Home
 from neorl_core.training.parameters import begun, parameters_of
 from neorl_core.training.population import TrainState
-from tasks.adapters.files.arrays import npz_bytes, read_npz
-from tasks.adapters.files.canonical import file_sha256, sha256_hex, write_atomic
+from tasks.files.arrays import npz_bytes, read_npz
+from tasks.files.canonical import file_sha256, sha256_hex, write_atomic
 
 FOLDER = "starts"
 

@@ -17,13 +17,13 @@ from neorl_core.safety.composite import Composite, make_composite
 from neorl_core.safety.shield import envelope_of
 from neorl_core.training.population import diverged, policies
 from neorl_core.training.preparation import Moments
-from tasks.adapters.code.algorithms import algorithm_of
-from tasks.adapters.files.arrays import npz_bytes
-from tasks.adapters.files.canonical import digest_json, write_atomic
-from tasks.adapters.models.bundle import composite_digest, load_bundle, save_bundle
-from tasks.adapters.plants.known import KnownPlant, plant_named, plant_of
-from tasks.adapters.store.histories import observed_spec
+from tasks.data.store.histories import observed_spec
+from tasks.files.arrays import npz_bytes
+from tasks.files.canonical import digest_json, write_atomic
 from tasks.identify import simulator_of
+from tasks.models.bundles.bundle import composite_digest, load_bundle, save_bundle
+from tasks.models.plants.known import KnownPlant, plant_named, plant_of
+from tasks.models.user_code.algorithms import algorithm_of
 from tasks.references import (
     KNOWN,
     Bundle,

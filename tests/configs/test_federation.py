@@ -11,7 +11,7 @@ from configs.errors import BadInput
 from configs.federation import Federation, Site
 from configs.federation.network import is_loopback
 from configs.load import load_yaml
-from tasks.adapters.files.canonical import write_json
+from tasks.files.canonical import write_json
 
 SITES = {"north": {}, "south": {}, "east": {}}
 

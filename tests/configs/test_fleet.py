@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import BadInput
-from configs.fleet.model import Fleet, SiteRun
+from configs.fleet.fleet_file import Fleet, SiteRun
 from configs.fleet.reading import is_fleet, load_fleet, load_runs, site_logs
 from configs.load import load_run
 from configs.run import BESIDE, RunConfig

@@ -18,11 +18,11 @@ from configs.home import Home
 from flows.checks import checked_run
 from flows.services.events import ARRIVED, DRIFTED, resource_of
 from neorl_core.plants import NAMES
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.plants.known import plant_named
-from tasks.adapters.registry.registry import Registry
-from tasks.adapters.synthetic.usual import usual_log
+from tasks.data.synthetic.usual import usual_log
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.gates import REQUIRED
+from tasks.models.plants.known import plant_named
+from tasks.registry.registry import Registry
 
 if TYPE_CHECKING:
     from flows.services.servers import Services

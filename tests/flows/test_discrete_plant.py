@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.models.bundle import load_bundle, load_examples
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.gates import REQUIRED
+from tasks.models.bundles.bundle import load_bundle, load_examples
 
 if TYPE_CHECKING:
     from flows.services.servers import Services

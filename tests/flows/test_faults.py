@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from configs.home import Home
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
 from tests.small_data import MAPPING, PLANT
 
 PROJECT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 @pytest.fixture(scope="module")
 def words(served: Home) -> list[str]:
     """A small retraining of half a week of the reactor's log."""
-    from tasks.adapters.synthetic.plant_log import generate
+    from tasks.data.synthetic.plant_log import generate
 
     folder = served.root.parent
     log = generate(PLANT, folder / "log", 0, 0.5)

@@ -17,9 +17,9 @@ import pytest
 
 from configs.home import Home
 from configs.load import load_run
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.models.bundle import load_bundle
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.models.bundles.bundle import load_bundle
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
@@ -128,9 +128,9 @@ def test_prefect_shows_a_flow_of_its_own_for_each_site(fleet: Fleet, first: dict
 
 def test_a_kill_changes_nothing(fleet: Fleet, first: dict[str, Any], tmp_path: Path) -> None:
     from configs.fleet.reading import site_logs
-    from tasks.adapters.plants.opening import open_run
     from tasks.fleet.shared import with_shared
     from tasks.ingest import ingest
+    from tasks.models.plants.opening import open_run
     from tasks.training.start import start_file
     from tasks.training.train import train
 

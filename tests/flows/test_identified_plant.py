@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.certificate import read_certificate
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.certificate import read_certificate
+from tasks.evidence.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from flows.services.servers import Services

@@ -24,8 +24,8 @@ from flows.metrics import Answers, HomeCollector
 from flows.services import rest
 from flows.services.processes import HOST, ProcessId
 from flows.services.state import Service, Services, metrics_token, write_services
-from tasks.monitoring.catalogue import METRICS
-from tasks.monitoring.homes import note_backup
+from tasks.metrics.catalogue import METRICS
+from tasks.metrics.homes import note_backup
 from tests.evidence import furnished_home
 from tests.flows.services.test_guard import FOREIGN, send
 

@@ -23,15 +23,15 @@ from flows.services.deployments import PROJECT
 from flows.services.events import WORSENED
 from flows.services.locks import plant_lock
 from flows.services.state import environment
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.monitoring.quality import SHARES
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.metrics.quality import SHARES
 from tests import small_process
 from tests.flows.services.waiting import forget_deployments, register, wait_until
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
-    from tasks.adapters.ledger.ledger import Entry
+    from tasks.evidence.ledger.ledger import Entry
 
 PLANT = "operated_vessel"
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")

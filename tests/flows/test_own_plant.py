@@ -22,10 +22,10 @@ from neorl_core.plants.power_grid.feeder33 import FEEDER
 from neorl_core.plants.power_grid.radial import radial
 from neorl_core.safety.composite import composite_controller
 from neorl_core.types import Plant
-from tasks.adapters.code.loading import find_code
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.models.bundle import load_bundle, load_examples
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.models.bundles.bundle import load_bundle, load_examples
+from tasks.models.user_code.loading import find_code
 from tests.installed_plant import install
 
 if TYPE_CHECKING:

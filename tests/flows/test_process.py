@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.gates import ABSENT_OF_PROCESS, REQUIRED_OF_PROCESS
 from tests import small_process
 from tests.flows.services.waiting import shown_graph, wait_until
@@ -64,8 +64,8 @@ def first(command: Neorl, project: tuple[Path, Path]) -> dict[str, Any]:
 def test_a_log_alone_becomes_a_shadow_and_never_a_champion(
     first: dict[str, Any], services: Services, tmp_path: Path
 ) -> None:
-    from tasks.adapters.models.bundle import load_bundle
-    from tasks.adapters.registry.registry import Registry
+    from tasks.models.bundles.bundle import load_bundle
+    from tasks.registry.registry import Registry
 
     assert first["verdict"] == "shadow"
     assert first["champion"] is None
@@ -114,7 +114,7 @@ def test_unchanged_inputs_change_nothing(
 def test_a_shadow_is_compared_with_newer_logs_and_sees_a_drift(
     command: Neorl, first: dict[str, Any], project: tuple[Path, Path], services: Services
 ) -> None:
-    from tasks.adapters.registry.registry import Registry
+    from tasks.registry.registry import Registry
 
     config, log = project
     own = command("shadow", NAME, "--data", str(log), "--config", str(config))

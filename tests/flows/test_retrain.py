@@ -17,9 +17,9 @@ import pytest
 
 from configs.home import Home
 from configs.load import load_run
-from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.files.provenance import sources_digest
 from tasks.gates import REQUIRED
 from tasks.promote import FLOW
 from tests.flows.services.waiting import shown_graph, wait_until
@@ -130,8 +130,8 @@ def test_the_log_and_the_state_tell_the_story_without_the_command(first: dict[st
 
 
 def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Services, tmp_path: Path) -> None:
-    from tasks.adapters.models.bundle import load_bundle
-    from tasks.adapters.registry.registry import Registry
+    from tasks.models.bundles.bundle import load_bundle
+    from tasks.registry.registry import Registry
 
     registry = Registry(services.mlflow.url)
     assert registry.aliases(PLANT)["champion"] == first["champion"]["version"]
@@ -168,7 +168,7 @@ def test_the_candidate_with_a_stale_normaliser_is_refused(
     from neorl_core.plants import PLANTS
     from neorl_core.safety.certify import certify
     from neorl_core.safety.composite import bare_controller
-    from tasks.adapters.models.bundle import load_bundle, save_bundle
+    from tasks.models.bundles.bundle import load_bundle, save_bundle
 
     digest = next(
         entry.body["composite"] for entry in Ledger.open(services.home, write=False).entries("candidate", PLANT)
@@ -359,8 +359,8 @@ def test_a_second_run_of_a_plant_is_refused_while_one_goes_on(
 def test_two_retrains_at_once_leave_one_champion_and_right_pages(
     inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
-    from tasks.adapters.registry.registry import Registry
-    from tasks.decisions.aliases import stale_pages, wanted_aliases
+    from tasks.lifecycle.aliases import stale_pages, wanted_aliases
+    from tasks.registry.registry import Registry
 
     config, log = inputs(seed=30)
     words = [sys.executable, "-m", "flows", "retrain", str(config), "--data", str(log), "--json"]

@@ -16,12 +16,12 @@ import pytest
 from configs.home import Home
 from flows.services.processes import spawn, stop
 from flows.services.servers import connect, down, environment, up
-from tasks.adapters.files.stored import objects_of
-from tasks.adapters.ledger.archive.export import export
-from tasks.adapters.ledger.archive.verify import verify_archive
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.upkeep.archive import backup
+from tasks.evidence.archive.export import export
+from tasks.evidence.archive.verify import verify_archive
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.files.stored import objects_of
+from tasks.maintenance.backup_file import backup
 from tests.flows.services.waiting import wait_until
 from tests.flows.test_retrain import CONFIG, PLANT, PROJECT
 from tests.servers import Postgres, dask, postgres, redis, storage

@@ -17,7 +17,7 @@ from configs.home import Home
 from flows import watch
 from flows.services.events import ARRIVED
 from flows.watch import FOLDER, arrivals, follow, incoming, look
-from tasks.adapters.files.canonical import read_json, sha256_hex, write_json
+from tasks.files.canonical import read_json, sha256_hex, write_json
 from tests.flows.services.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from configs.fallback import Shadow
-from tasks.monitoring.catalogue import METRICS
+from tasks.metrics.catalogue import METRICS
 
 INFRA = Path(__file__).parents[2] / "infra"
 RULES = INFRA / "prometheus" / "rules.yml"

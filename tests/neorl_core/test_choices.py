@@ -22,11 +22,11 @@ from neorl_core.safety.shield import default_shield
 from neorl_core.types import Transition
 from neorl_core.wrappers.gymnasium import PlantEnv
 from neorl_core.wrappers.vector import PlantVectorEnv
-from tasks.adapters.files.arrays import npz_bytes, read_npz
-from tasks.adapters.models.agents import Agent
-from tasks.adapters.models.bundle import composite_digest, load_bundle, save_bundle
-from tasks.adapters.models.policy_file import MadeBy, load_policy, save_policy
-from tasks.adapters.models.structure import Arrays, build_composite, flatten
+from tasks.files.arrays import npz_bytes, read_npz
+from tasks.models.bundles.agents import Agent
+from tasks.models.bundles.bundle import composite_digest, load_bundle, save_bundle
+from tasks.models.bundles.policy_file import MadeBy, load_policy, save_policy
+from tasks.models.bundles.structure import Arrays, build_composite, flatten
 from tasks.training.shielding import shield_of
 
 NAME = "pumping_station"

@@ -31,8 +31,8 @@ from neorl_core.wrappers.episodes import programs, root_of
 from neorl_core.wrappers.gymnasium import PlantEnv, environment_id, register_plants
 from neorl_core.wrappers.pettingzoo import ParallelPlantEnv
 from neorl_core.wrappers.vector import PlantVectorEnv, step_program
-from tasks.adapters.models.agents import Agent
-from tasks.adapters.models.bundle import save_bundle
+from tasks.models.bundles.agents import Agent
+from tasks.models.bundles.bundle import save_bundle
 from tests.sampled import FEW_PLANTS, sampled
 
 REACTOR, MASSES = PLANTS["chemical_reactor"], PLANTS["double_mass"]

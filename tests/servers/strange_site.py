@@ -15,8 +15,8 @@ from pathlib import Path
 
 from configs.home import Home
 from flows.cli.operations.federation import participant_of, site_of
-from tasks.adapters.federation.network import HELLO, Message
 from tasks.federation.serving import serve
+from tasks.federation.transport.network import HELLO, Message
 from tasks.federation.words import question_of
 
 

@@ -13,9 +13,9 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import Data, RunConfig
 from flows.cli.main import app
-from tasks.adapters.store.cards.card import read_card
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import SampleCounts
+from tasks.data.store.cards.card import read_card
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.records import SampleCounts
 from tasks.ingest import ingest
 from tasks.references import Dataset
 from tasks.validate import validate

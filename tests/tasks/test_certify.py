@@ -11,12 +11,12 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.safety.bounds import betting_episodes
-from tasks.adapters.ledger.attempts import attempt_alpha
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.certificate import read_certificate, verify_certificate
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.plants.known import plant_named
 from tasks.certify import certify, materials_here, repeat_with, simulator_digest
+from tasks.evidence.attempts import attempt_alpha
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.certificate import read_certificate, verify_certificate
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.models.plants.known import plant_named
 from tasks.references import Bundle
 from tests.evidence import signer_at
 from tests.sample_record import write_bundle

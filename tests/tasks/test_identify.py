@@ -14,14 +14,14 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
-from tasks.adapters.ledger.certificate import read_certificate, verify_certificate
-from tasks.adapters.ledger.claims import Claim
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.plants.known import plant_named
-from tasks.adapters.store.reader import StoredDataset
 from tasks.certify import certify, materials_here, repeat_with, simulator_digest
+from tasks.data.store.reader import StoredDataset
 from tasks.evaluation.claims import claim_of, claimed_simulator
+from tasks.evidence.certificate import read_certificate, verify_certificate
+from tasks.evidence.claims import Claim
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.identify import MOST_ROWS, _chosen, _episodes, identify, settled_fields, simulator_of, unknowns_of
+from tasks.models.plants.known import plant_named
 from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.simulate import validate_simulator
 from tasks.training.train import fallback_composite

@@ -17,10 +17,10 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import Data, RunConfig
 from neorl_core.plants import PLANTS
-from tasks.adapters.files.provenance import modules_of
-from tasks.adapters.store.row_checks import Quarantine, RowChecker
-from tasks.adapters.store.schema import Rows
-from tasks.adapters.synthetic.plant_log import generate
+from tasks.data.store.row_checks import Quarantine, RowChecker
+from tasks.data.store.schema import Rows
+from tasks.data.synthetic.plant_log import generate
+from tasks.files.provenance import modules_of
 from tasks.ingest import ingest, ingest_file
 from tests.small_archives import SPEC, STEPS, archive, opened, save
 
@@ -111,7 +111,7 @@ def test_whatever_file_of_a_dataset_has_gone_is_made_again(tmp_path: Path, home:
 
 def test_a_source_is_read_again_for_code_that_has_a_say_in_its_rows_and_no_other() -> None:
     uses = modules_of("tasks.sources")
-    store, historian = "tasks.adapters.store", "tasks.adapters.historian"
+    store, historian = "tasks.data.store", "tasks.data.historian"
     assert {f"{store}.writer", f"{store}.row_checks", f"{historian}.transitions", f"{historian}.tag_rows"} <= set(uses)
     others = {
         f"{store}.cards.card",
@@ -122,7 +122,7 @@ def test_a_source_is_read_again_for_code_that_has_a_say_in_its_rows_and_no_other
     }
     others |= {"tasks.references", "tasks.ingest", "tasks.validate", "tasks.stages", "configs.run"}
     assert not others & set(uses)
-    assert not [name for name in uses if name.startswith(("flows.", "tasks.adapters.reporting", "tasks.training"))]
+    assert not [name for name in uses if name.startswith(("flows.", "tasks.pictures", "tasks.training"))]
 
 
 SPOILS: dict[str, tuple[str, Any]] = {

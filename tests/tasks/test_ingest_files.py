@@ -18,16 +18,16 @@ from configs.home import Home
 from configs.mapping import HistorianMapping
 from configs.run import RunConfig
 from flows.checks import checked_run
-from tasks.adapters.formats.exports import FORMATS, export
-from tasks.adapters.formats.options import SourceOptions
-from tasks.adapters.plants.known import KnownPlant, plant_at, plant_of
-from tasks.adapters.plants.opening import mapping_of
-from tasks.adapters.store.episodes import read_logs
-from tasks.adapters.store.records import IngestedSource
-from tasks.adapters.store.row_checks import Quarantine, RowChecker
-from tasks.adapters.store.schema import ALWAYS, NO_SUCCESSOR
-from tasks.adapters.store.writer import DatasetWriter
+from tasks.data.formats.exports import FORMATS, export
+from tasks.data.formats.options import SourceOptions
+from tasks.data.store.episodes import read_logs
+from tasks.data.store.records import IngestedSource
+from tasks.data.store.row_checks import Quarantine, RowChecker
+from tasks.data.store.schema import ALWAYS, NO_SUCCESSOR
+from tasks.data.store.writer import DatasetWriter
 from tasks.ingest import ingest, ingest_file
+from tasks.models.plants.known import KnownPlant, plant_at, plant_of
+from tasks.models.plants.opening import mapping_of
 from tasks.sources import OpenSource, add_source, open_source, recipe_of
 from tests import small_process
 from tests.benchmark_files import walk, write_d4rl

@@ -14,13 +14,12 @@ from configs.run import RunConfig
 from configs.strict import Approvers
 from neorl_core.plants import PLANTS
 from tasks import promote
-from tasks.adapters.files.canonical import sha256_hex
-from tasks.adapters.files.provenance import sources_digest
-from tasks.adapters.ledger import champions
-from tasks.adapters.ledger.ledger import Entry, Ledger
-from tasks.adapters.ledger.people import approvals, queue, verdicts
-from tasks.decisions.aliases import reconcile
-from tasks.decisions.policy import check_run, draft_of_run, sign
+from tasks.evidence.decisions import approvals, champions, queue, verdicts
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.files.canonical import sha256_hex
+from tasks.files.provenance import sources_digest
+from tasks.lifecycle.aliases import reconcile
+from tasks.lifecycle.policy import check_run, draft_of_run, sign
 from tasks.references import Bundle, Candidate, Dataset, Proposal
 from tasks.stages import config_digest
 from tests import judged
@@ -292,9 +291,9 @@ def test_people_decide_and_the_aliases_follow(
     from flows.promote import approve, list_candidates, reject
     from neorl_core.plants import PLANTS
     from neorl_core.safety.composite import make_composite
-    from tasks.adapters.models.bundle import save_bundle
-    from tasks.adapters.registry.registry import Registry
-    from tasks.adapters.registry.upload import Submission, TrainingData
+    from tasks.models.bundles.bundle import save_bundle
+    from tasks.registry.registry import Registry
+    from tasks.registry.upload import Submission, TrainingData
 
     home = _on_the_sessions_servers(services, tmp_path / "home", monkeypatch)
     assert list_candidates(home) == ()

@@ -14,12 +14,12 @@ from configs.code import Described
 from configs.home import Home
 from neorl_core.plants import PLANTS
 from neorl_core.types import Constraint
-from tasks.adapters.files.canonical import canonical_json
-from tasks.adapters.files.spec import spec_record
-from tasks.adapters.ledger.certificate import NON_CLAIMS
+from tasks.evidence.certificate import NON_CLAIMS
+from tasks.files.canonical import canonical_json
+from tasks.files.spec import spec_record
 from tasks.gates import judge
 from tasks.judgement import screen
-from tasks.process.judgement import screen_process
+from tasks.log_only.judgement import screen_process
 from tasks.record import VERDICTS, Record
 from tasks.references import (
     Champion,

@@ -14,8 +14,8 @@ from configs.run import Certify, Evaluate, RunConfig, Train
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.plants import PLANTS
 from tasks import references, stages
-from tasks.adapters.files.canonical import file_sha256
-from tasks.adapters.files.provenance import modules_of
+from tasks.files.canonical import file_sha256
+from tasks.files.provenance import modules_of
 from tasks.references import Bundle, Dataset, Interval, Reference
 from tasks.stages import STAGES, cached, config_digest, content, effect
 
@@ -134,7 +134,7 @@ def test_what_a_stage_does_not_use_is_no_part_of_its_key() -> None:
         assert not used & others, name
         for foreign in ("flows.", "tasks.progress", "tasks.report", "tasks.conclusion", "tasks.gates"):
             assert not any(module.startswith(foreign) for module in used), (name, foreign)
-        assert not any(module.startswith("tasks.adapters.ledger") for module in used), name
+        assert not any(module.startswith("tasks.evidence.ledger") for module in used), name
     # The decision's key covers the flow, the gates and all else.
     whole = set(modules_of("flows.retrain"))
     assert {"flows.running", "tasks.gates", "tasks.conclusion", "tasks.certify"} <= whole

@@ -17,14 +17,14 @@ from configs.home import Home
 from configs.run import RunConfig
 from neorl_core.plants import PLANTS
 from neorl_core.types import Clock, PlantSpec
-from tasks.adapters.store.drift import stability_index
-from tasks.adapters.store.expectations import check_episode_table
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import Provenance
-from tasks.adapters.store.row_checks import find_failures
-from tasks.adapters.store.schema import Rows
-from tasks.adapters.store.statistics import summarise
-from tasks.adapters.store.writer import DatasetWriter
+from tasks.data.store.distribution_shift import stability_index
+from tasks.data.store.expectations import check_episode_table
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.records import Provenance
+from tasks.data.store.row_checks import find_failures
+from tasks.data.store.schema import Rows
+from tasks.data.store.statistics import summarise
+from tasks.data.store.writer import DatasetWriter
 from tasks.references import Dataset, DriftReference
 from tasks.validate import dataset_checks, validate
 

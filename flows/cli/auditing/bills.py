@@ -13,7 +13,7 @@ from configs.home import Home
 from flows.cli.console import AsJson, emit, known_plant
 
 if TYPE_CHECKING:
-    from tasks.adapters.bom.cyclonedx import Bom
+    from tasks.evidence.bills.cyclonedx import Bom
 
 Out = Annotated[Path | None, typer.Option(help="File to write; bom-PLANT-VERSION.cdx.json otherwise.")]
 
@@ -38,13 +38,13 @@ def bom(
         raise BadInput("expected a plant or --lock FILE, got both or neither: write 'neorl bom chemical_reactor'.")
     program = metadata.version("neorl")
     if lock is not None:
-        from tasks.adapters.bom.lock import lock_bill
+        from tasks.evidence.bills.lock import lock_bill
 
         made, name = lock_bill(lock, program), "lock"
     else:
         version, made = _of_version(known_plant(str(plant)), version, program)
         name = f"{plant}-{version}"
-    from tasks.adapters.files.canonical import write_atomic
+    from tasks.files.canonical import write_atomic
 
     path = write_atomic(out or Path(f"bom-{name}.cdx.json"), made.text().encode())
     found = {"bom": str(path), "serial": made.serialNumber, "components": len(made.components)}
@@ -52,9 +52,9 @@ def bom(
 
 
 def _of_version(plant: str, version: str, program: str) -> tuple[str, Bom]:
-    from tasks.adapters.bom.model_bill import model_bill
-    from tasks.adapters.ledger.champions import champion
-    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.evidence.bills.model_bill import model_bill
+    from tasks.evidence.decisions.champions import champion
+    from tasks.evidence.ledger.ledger import Ledger
 
     home = Home.locate()
     ledger = Ledger.open(home, write=False)

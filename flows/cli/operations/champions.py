@@ -16,9 +16,9 @@ from flows.cli.models import Plant, Role, Who, signed_how
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tasks.adapters.ledger.ledger import Entry
-    from tasks.decisions.past import InForce
-    from tasks.period.model import InForce as Turn
+    from tasks.audit_report.tables import InForce as Turn
+    from tasks.evidence.ledger.ledger import Entry
+    from tasks.lifecycle.past import InForce
 
 
 def rollback(
@@ -62,11 +62,11 @@ def history(
     Example: neorl history chemical_reactor --at 2026-11-20T14:00:00+01:00
     """
     known_plant(plant)
-    from tasks.adapters.ledger.champions import before_policy
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.decisions.past import in_force_at
-    from tasks.period.decisions import in_force_in
-    from tasks.period.model import ALWAYS
+    from tasks.audit_report.decisions import in_force_in
+    from tasks.audit_report.tables import ALWAYS
+    from tasks.evidence.decisions.champions import before_policy
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.lifecycle.past import in_force_at
     from tasks.record import history_rows
 
     entries = Ledger.open(Home.locate(), write=False).entries()
@@ -116,8 +116,8 @@ TURN = ("since", "until", "version", "composite", "approved by", "ended")
 
 
 def _promotion(turn: Turn, entry: Entry, entries: Sequence[Entry]) -> Promotion:
-    from tasks.adapters.files.times import written
-    from tasks.adapters.ledger.people.approvals import approvers
+    from tasks.evidence.decisions.approvals import approvers
+    from tasks.files.times import written
 
     over = turn.until is not None and turn.until <= written(datetime.now(UTC))
     return Promotion(

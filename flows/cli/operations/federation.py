@@ -14,9 +14,9 @@ from flows.cli.console import AsJson, emit, group, keep_compiled, show_table
 
 if TYPE_CHECKING:
     from configs.federation import Federation, Site
-    from tasks.adapters.federation.network import Reach
     from tasks.federation.coordinator import Result
     from tasks.federation.site import Participant
+    from tasks.federation.transport.network import Reach
 
 federate = group("Train over several sites whose rows stay where they are.")
 
@@ -31,7 +31,7 @@ def federate_run(file: FederationFile, as_json: AsJson = False) -> None:
 
     Example: neorl federate run federation.yaml
     """
-    from tasks.adapters.federation.network import over_flower
+    from tasks.federation.transport.network import over_flower
 
     asked, home = _asked(file), Home.locate()
     keep_compiled(from_the_first=True)
@@ -72,7 +72,7 @@ def federate_simulate(
 
     Example: neorl federate simulate federation.yaml north.yaml south.yaml
     """
-    from tasks.adapters.federation.network import Within
+    from tasks.federation.transport.network import Within
 
     asked, home = _asked(file), Home.locate()
     keep_compiled(from_the_first=True)
@@ -92,8 +92,8 @@ def federate_show(
 
     Example: neorl federate show chemical_reactor
     """
-    from tasks.adapters.ledger.federations.bodies import rounds_of
-    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.evidence.federations.bodies import rounds_of
+    from tasks.evidence.ledger.ledger import Ledger
 
     history = Ledger.open(Home.locate(), write=False).entries()
     opened = [e for e in history if e.kind == "federation" and plant in ("", e.plant)]
@@ -128,7 +128,7 @@ def federate_key(
 
     Example: neorl federate key keys/north
     """
-    from tasks.adapters.federation.credentials import make_key
+    from tasks.federation.transport.credentials import make_key
 
     key = make_key(path)
     emit({"key": key}, as_json, [key])
@@ -144,7 +144,7 @@ def federate_certificate(
 
     Example: neorl federate certificate tls --host coordinator.example
     """
-    from tasks.adapters.federation.credentials import AUTHORITY, make_certificate
+    from tasks.federation.transport.credentials import AUTHORITY, make_certificate
 
     make_certificate(folder, host)
     emit({"authority": str(folder / AUTHORITY)}, as_json, [f"give {folder / AUTHORITY} to every site"])
@@ -170,9 +170,9 @@ def site_of(file: Path) -> Site:
 
 
 def _run(asked: Federation, reach: Reach, home: Home) -> Result:
-    from tasks.adapters.files.locks import exclusive
-    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.evidence.ledger.ledger import Ledger
     from tasks.federation.coordinator import run_federation
+    from tasks.files.locks import exclusive
 
     with exclusive(home.folder("federations") / f"{asked.plant}.lock"):
         return run_federation(asked, reach, home, Ledger.open(home), _say)
@@ -190,7 +190,7 @@ def participant_of(terms: Site, home: Home) -> Participant:
     Raises:
         BadInput: when there is no such dataset.
     """
-    from tasks.adapters.store.reader import StoredDataset, dataset_of, newest_first
+    from tasks.data.store.reader import StoredDataset, dataset_of, newest_first
     from tasks.federation.site import Participant
 
     folder = home.root / "datasets" / terms.plant

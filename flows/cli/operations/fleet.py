@@ -48,9 +48,9 @@ def fleet_status(config: FleetFile, as_json: AsJson = False) -> None:
     Example: neorl fleet status fleet.yaml
     """
     from configs.fleet.reading import load_fleet
-    from tasks.adapters.ledger.ledger import Ledger
+    from tasks.evidence.ledger.ledger import Ledger
     from tasks.fleet.compare import MEASURES, ranked, shown
-    from tasks.fleet.page import in_force, verdict, write_page
+    from tasks.fleet.report import in_force, verdict, write_page
     from tasks.fleet.standing import standings
 
     home, name = Home.locate(), load_fleet(config).fleet
@@ -99,7 +99,7 @@ def fleet_generate(
 
     Example: neorl fleet generate fleets/reactors --sites 20 --spread 0.03 --broken 1
     """
-    from tasks.adapters.synthetic.fleet import make_fleet
+    from tasks.data.synthetic.fleet import make_fleet
     from tasks.progress import StageProgress
 
     with StageProgress("generate") as progress:

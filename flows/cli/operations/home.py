@@ -29,9 +29,9 @@ def backup(
 
     Example: neorl backup /backups/home-2026-11-23.tar
     """
-    from tasks.monitoring.homes import note_backup
+    from tasks.maintenance.backup_file import backup as write
+    from tasks.metrics.homes import note_backup
     from tasks.progress import StageProgress
-    from tasks.upkeep.archive import backup as write
 
     home, begun = Home.locate(), datetime.now(UTC)
     with StageProgress("backup") as progress:
@@ -59,8 +59,8 @@ def restore(
     Example: neorl restore /backups/home-2026-11-23.tar --home /srv/neorl
     """
     from flows.services.servers import forget_processes
+    from tasks.maintenance.restore import restore as read
     from tasks.progress import StageProgress
-    from tasks.upkeep.restore import restore as read
 
     with StageProgress("restore") as progress:
         done = read(file, home, progress)
@@ -91,8 +91,8 @@ def migrate(
     Example: neorl down && neorl migrate
     """
     from flows.services.state import read_services, running
+    from tasks.maintenance.migration import migrate as bring
     from tasks.progress import StageProgress
-    from tasks.upkeep.layout import migrate as bring
 
     home = Home.locate(any_layout=True)
     if alive := [name for name, service in read_services(home).items() if running(home, service)]:
@@ -124,8 +124,8 @@ def prune(
 
     Example: neorl prune --datasets 365 --remove
     """
-    from tasks.upkeep.retention import Ages
-    from tasks.upkeep.retention import prune as look
+    from tasks.maintenance.retention import Ages
+    from tasks.maintenance.retention import prune as look
 
     ages = Ages(checkpoints=checkpoints, windows=windows, logs=logs, datasets=datasets)
     done = look(Home.locate(), ages, remove=remove)
@@ -146,8 +146,8 @@ def _passphrase(home: Home, advice: str) -> list[str]:
     """Where the passphrase of the home's key is expected, for it is in no backup."""
     if not home.signing_key.exists():
         return []
-    from tasks.adapters.files.secrets import read_secret
-    from tasks.adapters.ledger.keys import kept_passphrase
+    from tasks.evidence.ledger.keys import kept_passphrase
+    from tasks.files.secrets import read_secret
 
     path = kept_passphrase(read_secret(home.signing_key))
     if not path.exists():

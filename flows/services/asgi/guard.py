@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.environment import PREFECT_DATABASE, setting
 from flows.services.asgi.garbage import collect_beside
-from flows.services.asgi.page import FirstPage
+from flows.services.asgi.mlflow_start_page import FirstPage
 from flows.services.asgi.patience import Patience
 from flows.services.rest import basic
 

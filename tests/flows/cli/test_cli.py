@@ -197,7 +197,7 @@ def test_starting_the_servers_of_a_new_home_imports_nothing_heavy(tmp_path: Path
 def test_an_audit_imports_nothing_that_computes() -> None:
     """It reads digests, signatures and numbers; importing JAX would take longer than all of it."""
     heavy = "{'jax', 'flax', 'jaxtyping', 'polars', 'matplotlib', 'prefect', 'mlflow'}"
-    code = f"import sys, tasks.adapters.ledger.audit; found = {heavy} & set(sys.modules); assert not found, found"
+    code = f"import sys, tasks.evidence.audit.audit; found = {heavy} & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
 
 
@@ -306,9 +306,9 @@ def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.slow
 def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from configs.home import Home
-    from tasks.adapters.ledger.client import stop
-    from tasks.adapters.ledger.ledger import Ledger
-    from tasks.adapters.ledger.rules import NoteBody
+    from tasks.evidence.ledger.client import stop
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.evidence.rules import NoteBody
 
     ledger = Ledger.open(Home(home))
     ledger.append("note", NoteBody(text="looked at it"), plant="double_mass")

@@ -13,14 +13,14 @@ from configs.home import Home
 from flows.cli.console import emit, show_table
 from flows.cli.main import run
 from flows.cli.operations.champions import _told
-from tasks.adapters.files.provenance import COMPILED
-from tasks.adapters.ledger.keys import open_keys
-from tasks.adapters.ledger.people.verdicts import approve
-from tasks.adapters.ledger.rules import NoteBody
-from tasks.adapters.ledger.signing import HEAD_TYPE
-from tasks.adapters.ledger.witness.pinned import FILE, PinnedWitness, Witnesses, pin
-from tasks.adapters.ledger.witness.server import open_witness
-from tasks.decisions.past import in_force_at
+from tasks.evidence.decisions.verdicts import approve
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.signing import HEAD_TYPE
+from tasks.evidence.rules import NoteBody
+from tasks.evidence.witness.pinned import FILE, PinnedWitness, Witnesses, pin
+from tasks.evidence.witness.server import open_witness
+from tasks.files.provenance import COMPILED
+from tasks.lifecycle.past import in_force_at
 from tasks.record import history_rows
 from tests.evidence import PLANT, open_ledger, put, verdict
 

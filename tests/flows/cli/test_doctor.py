@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from configs.home import Home
 from flows.cli.doctor import Finding, _pinned, examine
 from flows.services.locks import RunRecord
-from tasks.adapters.files.canonical import write_atomic, write_json
-from tasks.adapters.ledger import keys
-from tasks.adapters.ledger.rules import NoteBody
-from tasks.adapters.ledger.signing import SigningKey
-from tasks.adapters.ledger.witness.notes import COSIGNATURE, Verifier
+from tasks.evidence.ledger import keys
+from tasks.evidence.ledger.signing import SigningKey
+from tasks.evidence.rules import NoteBody
+from tasks.evidence.witness.notes import COSIGNATURE, Verifier
+from tasks.files.canonical import write_atomic, write_json
 from tests.evidence import furnished_home, open_ledger
 from tests.flows.services.waiting import killed_process
 

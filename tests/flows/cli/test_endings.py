@@ -16,8 +16,8 @@ from benchmarks.redteam.stage import forge
 from configs.home import Home
 from flows.cli.main import _about_ledger, run
 from flows.watch import FOLDER
-from tasks.adapters.files.canonical import write_json
-from tasks.adapters.ledger.rules import NoteBody
+from tasks.evidence.rules import NoteBody
+from tasks.files.canonical import write_json
 from tests.evidence import PLANT, open_ledger
 from tests.flows.services.waiting import foreign_server, killed_process, use_as_team
 

@@ -10,9 +10,9 @@ import pytest
 
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
-from tasks.adapters.files.arrays import npz_bytes
-from tasks.adapters.models.bundle import save_bundle
-from tasks.adapters.models.manifest import ARRAYS, MANIFEST
+from tasks.files.arrays import npz_bytes
+from tasks.models.bundles.bundle import save_bundle
+from tasks.models.bundles.manifest import ARRAYS, MANIFEST
 from tests.configs.test_hostile import LAUGHS
 
 PROJECT = Path(__file__).parents[3]

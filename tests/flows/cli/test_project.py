@@ -15,7 +15,7 @@ from configs.mapping import HistorianMapping
 from flows.checks import checked_run
 from flows.cli.main import run
 from flows.services.deployments import declared, deployed_data
-from tasks.adapters.plants.known import plant_at
+from tasks.models.plants.known import plant_at
 from tests import small_process
 
 WRITTEN = {

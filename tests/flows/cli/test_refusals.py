@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.evidence.ledger.ledger import Ledger
 from tests.flows.test_retrain import CONFIG, PLANT, PROJECT
 
 if TYPE_CHECKING:

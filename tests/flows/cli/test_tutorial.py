@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tasks.adapters.ledger.audit import audit
+from tasks.evidence.audit.audit import audit
 from tests.conftest import SHARED
 
 if TYPE_CHECKING:

@@ -163,7 +163,7 @@ def test_no_proxy_is_given_the_login_of_this_machines_own_mlflow(
     import mlflow
 
     from flows.services.servers import connect
-    from tasks.adapters.registry import reading
+    from tasks.registry import reading
 
     asked: list[str] = []
 

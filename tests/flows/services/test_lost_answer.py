@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from flows.services.state import Services, environment
-from tasks.fleet.model import FleetOutcome
+from tasks.fleet.records import FleetOutcome
 from tasks.references import Outcome
 from tests.flows.cli.test_summary import OUTCOME
 
@@ -31,7 +31,7 @@ from configs.home import Home
 from configs.run import RunConfig
 from prefect.states import Completed
 from flows.running import announce, ending_of, refusals_as_states
-from tasks.fleet.model import FleetOutcome
+from tasks.fleet.records import FleetOutcome
 from tasks.references import Outcome
 
 @flow(name="announced", persist_result=False)

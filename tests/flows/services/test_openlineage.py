@@ -123,7 +123,7 @@ def test_a_server_that_is_gone_is_told_of_once_and_none_is_asked_without_a_url(m
 
 @pytest.mark.slow
 def test_a_retraining_tells_what_came_of_what(services: Services, told: list[Event], tmp_path: Path) -> None:
-    from tasks.adapters.synthetic.plant_log import generate
+    from tasks.data.synthetic.plant_log import generate
 
     log = generate(PLANT, tmp_path / "log", 0, 0.5)
     (tmp_path / "fleet.yaml").write_text(CONFIG)

@@ -23,8 +23,8 @@ from flows.services import processes, rest, servers
 from flows.services.locks import recorded_run
 from flows.services.processes import ProcessId
 from flows.services.state import Service, Services
-from tasks.adapters.files.canonical import write_json
-from tasks.adapters.ledger import client, keys
+from tasks.evidence.ledger import client, keys
+from tasks.files.canonical import write_json
 from tests.flows.services.waiting import foreign_server, killed_process, use_as_team
 
 PROJECT = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ def test_two_at_once_end_with_one_set(services: Services) -> None:
 
 def test_a_run_does_not_wait_for_a_worker_that_another_command_starts(services: Services) -> None:
     from flows.services.servers import up
-    from tasks.adapters.files.locks import exclusive
+    from tasks.files.locks import exclusive
 
     with exclusive(services.home.folder("locks") / "services.lock"):
         found = up(services.home, worker=False)

@@ -16,7 +16,7 @@ from neorl_core.control.mpc import MPCParams, single_shooting
 from neorl_core.control.pid import PIDParams
 from neorl_core.plants import water_treatment as tanks
 from neorl_core.plants.base import rollout, rollouts
-from tasks.adapters.plants.contract import read_plant
+from tasks.models.plants.contract import read_plant
 from tests.conftest import Truth
 
 POINTS = [

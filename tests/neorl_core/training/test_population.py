@@ -29,7 +29,7 @@ from neorl_core.training.population import (
     prepare,
 )
 from neorl_core.types import PlantSpec, Space, Transition
-from tasks.adapters.models.checkpoints import Checkpoints
+from tasks.models.bundles.checkpoints import Checkpoints
 from tasks.training.checkpointing import Checkpointing
 
 SPEC = PlantSpec(

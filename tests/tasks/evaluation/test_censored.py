@@ -12,7 +12,7 @@ from neorl_core.ope import fqe
 from neorl_core.ope.logged import window_counts
 from neorl_core.ope.model import spread
 from neorl_core.types import Transition
-from tasks.adapters.store.episodes import Logs
+from tasks.data.store.episodes import Logs
 from tasks.evaluation.estimators import Episodes, fit_estimators
 from tasks.evaluation.model_based import lasting, windows
 from tests.small_data import reactor_run

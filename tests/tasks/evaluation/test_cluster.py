@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from configs.errors import BadInput, Refused, ServiceMissing
-from tasks.adapters.ledger.claims import Claim
 from tasks.evaluation import cluster
 from tasks.evaluation.claims import claim_of
 from tasks.evaluation.cluster import in_order
+from tasks.evidence.claims import Claim
 from tests.sample_record import write_bundle
 from tests.servers import dask, free_port
 from tests.small_data import PLANT, reactor_run
@@ -35,7 +35,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small_claim() -> Claim:
-    from tasks.adapters.plants.known import plant_named
+    from tasks.models.plants.known import plant_named
 
     run = reactor_run(certify={"p0": 0.02, "max_episodes": 600})
     return claim_of(plant_named(PLANT).simulator(), run).model_copy(update={"batch": 64})
@@ -43,8 +43,8 @@ def small_claim() -> Claim:
 
 @pytest.mark.slow
 def test_four_processes_count_what_one_counts(bundle: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.adapters.models.bundle import load_bundle
     from tasks.certify import _count
+    from tasks.models.bundles.bundle import load_bundle
 
     plant, composite = load_bundle(bundle)
     said, seed = small_claim(), b"\x07" * 32

@@ -18,10 +18,9 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from neorl_core.training.population import prepare
 from neorl_core.types import Transition
-from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import Logs, read_logs
-from tasks.adapters.store.histories import NO_PAST
+from tasks.data.store import reader
+from tasks.data.store.episodes import Logs, read_logs
+from tasks.data.store.histories import NO_PAST
 from tasks.evaluation.cluster import cluster
 from tasks.evaluation.estimators import (
     GUESSED_STEPS,
@@ -34,6 +33,7 @@ from tasks.evaluation.estimators import (
 )
 from tasks.evaluation.evaluate import Ask, chosen, evaluate
 from tasks.evaluation.model_based import lasting, windows
+from tasks.models.bundles.bundle import load_bundle
 from tasks.references import Bundle, Champion, Dataset, Interval, MemberEvaluation
 from tasks.training.train import keep_bundle
 from tests.servers import dask

@@ -12,8 +12,8 @@ import pytest
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import CertificationCounts, certify_batches
 from neorl_core.types import Plant, Timestep
-from tasks.adapters.ledger.claims import PROTOCOL
 from tasks.evaluation.guarded import guarded
+from tasks.evidence.claims import PROTOCOL
 from tests.neorl_core.safety.test_certify import AUTOREGRESSION, REST, Band
 
 SHORT = AUTOREGRESSION._replace(spec=AUTOREGRESSION.spec._replace(horizon=2))

@@ -17,11 +17,11 @@ from configs.errors import ServiceMissing
 from configs.federation import Federation, Site
 from configs.home import Home
 from neorl_core.plants import PLANTS
-from tasks.adapters.federation.environment import flower_python
-from tasks.adapters.store.reader import StoredDataset
-from tasks.adapters.store.records import Provenance
-from tasks.adapters.store.writer import DatasetWriter
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.records import Provenance
+from tasks.data.store.writer import DatasetWriter
 from tasks.federation.site import Participant
+from tasks.federation.transport.environment import flower_python
 
 PLANT = "double_mass"
 ROOT = Path(__file__).resolve().parents[3]

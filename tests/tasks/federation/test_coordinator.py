@@ -19,16 +19,16 @@ from configs.home import Home
 from neorl_core.federated.federate import federated_scaling
 from neorl_core.networks import policy_act
 from neorl_core.training.preparation import merged, moments
-from tasks.adapters.federation.network import Lost, Message, Within
-from tasks.adapters.files.arrays import read_npz
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.federations.bodies import RoundBody, rounds_of
-from tasks.adapters.ledger.ledger import Ledger
-from tasks.adapters.models.policy_file import load_policy
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.federations.bodies import RoundBody, rounds_of
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.federation import coordinator
 from tasks.federation.coordinator import Result, run_federation
 from tasks.federation.site import Participant
+from tasks.federation.transport.network import Lost, Message, Within
 from tasks.federation.words import question_of
+from tasks.files.arrays import read_npz
+from tasks.models.bundles.policy_file import load_policy
 from tests.evidence import open_ledger
 from tests.tasks.federation.sites import federation, participants
 

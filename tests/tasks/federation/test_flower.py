@@ -15,13 +15,13 @@ import pytest
 from configs.federation import Federation
 from configs.home import Home
 from neorl_core.training.preparation import moments, scaled, scaling
-from tasks.adapters.federation.credentials import make_certificate, make_key
-from tasks.adapters.federation.network import Within, over_flower
-from tasks.adapters.files.canonical import write_json
-from tasks.adapters.ledger.audit import audit
-from tasks.adapters.ledger.federations.bodies import RoundBody, rounds_of
-from tasks.adapters.ledger.ledger import Ledger
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.federations.bodies import RoundBody, rounds_of
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.federation.coordinator import run_federation
+from tasks.federation.transport.credentials import make_certificate, make_key
+from tasks.federation.transport.network import Within, over_flower
+from tasks.files.canonical import write_json
 from tests.evidence import open_ledger
 from tests.servers import free_port
 from tests.servers.wiretap import Wiretap

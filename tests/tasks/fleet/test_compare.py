@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tasks.fleet.compare import CUT, outliers, ranked, robust_z
-from tasks.fleet.model import Standing
+from tasks.fleet.records import Standing
 
 
 def standing(site: str, kind: str = "chemical_reactor", **measures: float) -> Standing:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from configs.home import Home
-from tasks.fleet.model import Standing
-from tasks.fleet.page import headline, write_page
+from tasks.fleet.records import Standing
+from tasks.fleet.report import headline, write_page
 from tasks.references import ChampionInForce
 
 NOW = datetime(2026, 11, 24, 8, 0, tzinfo=UTC)

@@ -13,10 +13,10 @@ import pytest
 from configs.errors import Refused
 from configs.home import Home
 from configs.run import RunConfig, Shared
-from tasks.adapters.files.arrays import read_npz
-from tasks.adapters.files.locks import exclusive
-from tasks.adapters.models.bundle import load_bundle
+from tasks.files.arrays import read_npz
+from tasks.files.locks import exclusive
 from tasks.fleet.shared import _pooled, current_start, pooled_start, shared_run, with_shared
+from tasks.models.bundles.bundle import load_bundle
 from tasks.references import Dataset, Member
 from tasks.training.population import training_run
 from tasks.training.start import start_file

@@ -19,12 +19,12 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, composite_controller
 from neorl_core.types import Transition
 from neorl_core.wrappers.agent import Agent
-from tasks.adapters.models.agents import Agent as StoredAgent
-from tasks.adapters.models.bundle import answers, composite_digest, load_bundle, load_examples
-from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import read_logs
-from tasks.adapters.store.histories import past_of
+from tasks.data.store import reader
+from tasks.data.store.episodes import read_logs
+from tasks.data.store.histories import past_of
 from tasks.evaluation.evaluate import evaluate
+from tasks.models.bundles.agents import Agent as StoredAgent
+from tasks.models.bundles.bundle import answers, composite_digest, load_bundle, load_examples
 from tasks.references import Champion, Dataset, Population
 from tasks.training.train import fallback_composite, train
 from tests.small_data import PLANT, reactor_dataset, reactor_run

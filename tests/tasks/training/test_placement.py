@@ -8,7 +8,7 @@ import pytest
 
 from configs.home import Home
 from neorl_core.plants import PLANTS
-from tasks.adapters.code.algorithms import opened_learner
+from tasks.models.user_code.algorithms import opened_learner
 from tasks.references import Dataset, Placement
 from tasks.training.placement import _measured, faster
 from tasks.training.population import training_run

@@ -11,10 +11,10 @@ import pytest
 from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.main import run
-from tasks.adapters.files.arrays import npz_bytes
-from tasks.adapters.formats.options import SourceOptions
-from tasks.adapters.formats.recordings import read
-from tasks.adapters.store.reader import StoredDataset
+from tasks.data.formats.options import SourceOptions
+from tasks.data.formats.recordings import read
+from tasks.data.store.reader import StoredDataset
+from tasks.files.arrays import npz_bytes
 from tasks.ingest import find_dataset, logs_of
 from tasks.training.recorded import open_recording
 from tests.benchmark_files import walk, write_d4rl

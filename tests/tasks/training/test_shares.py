@@ -19,9 +19,9 @@ from flows.checks import checked_run
 from flows.cli.main import run as neorl
 from neorl_core.training.loop import RunState
 from neorl_core.training.population import policies
-from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.synthetic.plant_log import generate
+from tasks.data.synthetic.plant_log import generate
 from tasks.ingest import ingest
+from tasks.models.bundles.bundle import load_bundle
 from tasks.training.population import train_members, training_run
 from tasks.training.train import train
 from tests.flows.services.waiting import wait_until

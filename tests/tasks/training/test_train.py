@@ -16,11 +16,11 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.networks import policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
-from tasks.adapters.files.provenance import modules_of
-from tasks.adapters.models.bundle import load_bundle
-from tasks.adapters.store import reader
-from tasks.adapters.store.episodes import halves, read_logs
+from tasks.data.store import reader
+from tasks.data.store.episodes import halves, read_logs
 from tasks.evaluation.model_based import fit_learned_model, logged_steps, windows
+from tasks.files.provenance import modules_of
+from tasks.models.bundles.bundle import load_bundle
 from tasks.references import Dataset, Member, Placement, Population
 from tasks.training.population import Diverged, train_members, training_run
 from tasks.training.train import _trained, keep_bundle, train
@@ -48,7 +48,7 @@ def test_a_stage_depends_on_no_source_that_it_does_not_use(stage: str) -> None:
     others += [ALGORITHMS.module(name) for name in ALGORITHMS if name != "td3_bc"]
     others += ["tasks.report", "tasks.register", "tasks.promote", "tasks.ingest", "tasks.certify", "tasks.gates"]
     assert not set(used) & set(others)
-    packages = ("flows.", "tasks.adapters.reporting", "tasks.adapters.registry", "tasks.adapters.historian")
+    packages = ("flows.", "tasks.pictures", "tasks.registry", "tasks.data.historian")
     assert not [module for module in used if module.startswith(packages)]
 
 

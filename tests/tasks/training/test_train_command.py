@@ -19,12 +19,12 @@ from flows.cli.main import run
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from neorl_core.networks import policy_act
-from tasks.adapters.code.known import KnownAlgorithm
-from tasks.adapters.formats.recordings import read
-from tasks.adapters.models.policy_file import load_policy
+from tasks.data.formats.recordings import read
+from tasks.models.bundles.policy_file import load_policy
+from tasks.models.user_code.known import KnownAlgorithm
 from tasks.training.recording import fit_recording
 from tests.benchmark_files import walk, write_d4rl, write_dsrl
-from tests.tasks.adapters.models.test_policy_file import by_numpy
+from tests.tasks.models.bundles.test_policy_file import by_numpy
 
 TD3_BC = KnownAlgorithm(ALGORITHMS["td3_bc"], (ALGORITHMS.module("td3_bc"),))
 PROJECT = Path(__file__).parents[3]
@@ -103,8 +103,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes_without_servers_or_their_package
         sys.meta_path.insert(0, Absent())
         from pathlib import Path
         import flows.cli.main
-        from tasks.adapters.formats.recordings import read
-        from tasks.adapters.code.known import our_algorithm
+        from tasks.data.formats.recordings import read
+        from tasks.models.user_code.known import our_algorithm
         from tasks.training.recording import fit_recording
 
         def die(done, *_):

@@ -1,0 +1,214 @@
+"""Who decided what in a period: decisions, safety policies, champions and shadows in force, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from configs.safety_policy import SafetyPolicy
+from tasks.audit_report.tables import DecisionRow, IncidentRow, InForce, Period, PolicyRow
+from tasks.evidence.decisions.approvals import VerdictBody, approvers, signed_how
+from tasks.evidence.decisions.champions import IN_FORCE, WithdrawalBody
+from tasks.evidence.decisions.shadows import ExtensionBody, course
+from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.signing import keyid_of
+from tasks.evidence.ledger.voided import VOID, leaves_service
+from tasks.evidence.people.keyring import KeyBody, RevocationBody, RotationBody
+from tasks.evidence.policies import PolicyBody
+from tasks.files.times import written
+from tasks.references import DriftRecord, ShadowComparison
+
+HOME_NAME = "in the home's name"
+
+
+def decisions_in(entries: Sequence[Entry], period: Period) -> Iterator[DecisionRow]:
+    """Approvals, reviews, rejections, withdrawals, policies and extensions of a period.
+
+    Args:
+        entries: of the ledger, verified, from the first on to the end of the period.
+        period: whose decisions are asked for.
+    """
+    for entry in entries:
+        if not period.holds(entry.timestamp):
+            continue
+        if entry.kind in ("approval", "rejection"):
+            said = entry.read(VerdictBody)
+            what = "rejected" if entry.kind == "rejection" else said.meaning or "approved"
+            yield _decision(entry, str(what), said.version, said.by, said.note, signed_how(entry), said.role)
+        elif entry.kind == "withdrawal":
+            taken = entry.read(WithdrawalBody)
+            yield _decision(entry, "withdrew", taken.version, taken.by, taken.why, signed_how(entry))
+        elif entry.kind == "rollback":
+            back = entry.body
+            yield _decision(
+                entry, "rolled back to it", back["version"], back["by"], back["why"], signed_how(entry), back["role"]
+            )
+        elif entry.kind == "policy":
+            policy = entry.read(PolicyBody)
+            keys = ", ".join(f"key {keyid_of(text.encode())}" for text in policy.signatures)
+            yield _decision(entry, "signed the safety policy", "", policy.by, policy.why, keys or HOME_NAME)
+        elif entry.kind == "extension":
+            longer = entry.read(ExtensionBody)
+            version = next(str(e.body["version"]) for e in entries if e.digest == longer.shadow)
+            more = f"let it run in shadow for {longer.days} days more"
+            yield _decision(entry, more, version, longer.by, longer.note, HOME_NAME)
+
+
+def _decision(entry: Entry, what: str, version: str, by: str, why: str, signed: str, role: str = "") -> DecisionRow:
+    return DecisionRow(
+        entry=entry.sequence,
+        time=entry.timestamp,
+        plant=entry.plant,
+        what=what,
+        version=version,
+        by=by,
+        role=role,
+        why=why,
+        signed=signed,
+    )
+
+
+def in_force_in(entries: Sequence[Entry], period: Period) -> Iterator[InForce]:
+    """Champions and shadows that were in force for some of a period, in the order of plants and of time."""
+    for plant in sorted({entry.plant for entry in entries if entry.kind in (*IN_FORCE, "shadow")}):
+        own = [entry for entry in entries if entry.plant == plant]
+        for found in (*_champions(own, entries), *_shadows(own, entries)):
+            if found.until is None or found.until >= period.begin:
+                yield found
+
+
+def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
+    """Every champion of a plant, from its promotion, or a rollback to it, until it was out of service."""
+    turns = [entry for entry in own if entry.kind in IN_FORCE or leaves_service(entry)]
+    for entry, following in pairwise([*turns, None]):
+        if entry is None or entry.kind not in IN_FORCE:
+            continue
+        ended = ""
+        if following is not None and following.kind == "withdrawal":
+            ended = f"withdrawn by {following.body['by']}: {following.body['why']}"
+        elif following is not None and following.kind in ("rollback", VOID):
+            said = f"{following.body['by']}: {following.body['why']}"
+            if following.kind == VOID:
+                said += "; the rollback does not count, and what it left stays out of service"
+            ended = f"rolled back to version {following.body['version']} by {said}"
+        elif following is not None:
+            ended = f"replaced by version {following.body['version']}"
+        yield _in_force(entry, entries, "champion", following.timestamp if following else None, ended)
+
+
+def _shadows(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
+    """Every shadow of a process, to the end of its days, its rejection or the next shadow."""
+    for entry in own:
+        if entry.kind != "shadow":
+            continue
+        told = course(own, entry)
+        until, ended, later = written(told.until), "its days were over", told.ended
+        if later is not None and later.timestamp < until:
+            rejected = later.kind == "rejection"
+            ended = f"rejected by {later.body['by']}" if rejected else f"replaced by {later.body['version']}"
+            until = later.timestamp
+        yield _in_force(entry, entries, "shadow", until, ended)
+
+
+def _in_force(entry: Entry, entries: Sequence[Entry], kind: str, until: str | None, ended: str) -> InForce:
+    candidate = next(e for e in entries if e.digest == entry.body["candidate"])
+    return InForce.model_validate(
+        {
+            "entry": entry.sequence,
+            "time": entry.timestamp,
+            "plant": entry.plant,
+            "kind": kind,
+            "version": str(entry.body["version"]),
+            "composite": entry.body["composite"],
+            "until": until,
+            "ended": ended,
+            "approver": str(entry.body["by"]) if entry.kind == "rollback" else approvers(entries, entry),
+            "own": candidate.body["role"] == "fallback",
+        }
+    )
+
+
+def policies_in(entries: Sequence[Entry], period: Period) -> Iterator[PolicyRow]:
+    """Safety policies that were in force for some of a period."""
+    signed = [entry for entry in entries if entry.kind == "policy"]
+    for entry in signed:
+        following = next((e for e in signed if e.plant == entry.plant and e.sequence > entry.sequence), None)
+        if following is not None and following.timestamp < period.begin:
+            continue
+        body = entry.read(PolicyBody)
+        yield PolicyRow(
+            entry=entry.sequence,
+            time=entry.timestamp,
+            plant=entry.plant,
+            claim=_asked(body.policy),
+            approvers=_approvers(body.policy),
+            approval_days=body.policy.approval_days,
+            certificate_days=body.policy.certificate_days,
+            by=body.by,
+            why=body.why,
+        )
+
+
+def _asked(policy: SafetyPolicy) -> str:
+    return (
+        f"P(an episode of {policy.horizon} steps violates {policy.limits}) ≤ {policy.p0:g} with confidence "
+        f"{policy.confidence:.6g}, domain family {policy.family}; gates {', '.join(policy.gates)}"
+        + ("; better than the plant's own controller" if policy.beat_plant else "")
+    )
+
+
+def _approvers(policy: SafetyPolicy) -> str:
+    wanted = policy.approvers
+    if not wanted.count:
+        return "the rule decides"
+    parts = [f"{wanted.count} person{'s' if wanted.count > 1 else ''}"]
+    parts += [f"as {', '.join(wanted.roles)}"] if wanted.roles else []
+    parts += [f"{wanted.reviewers} reviewers besides"] if wanted.reviewers else []
+    parts += ["each with a key of their own"] if wanted.keys else []
+    parts += ["not who ran the retraining"] if wanted.not_author else []
+    return ", ".join(parts)
+
+
+def incidents_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentRow]:
+    """Withdrawals, rollbacks, shadows that were rejected, alarms, revoked keys and entries that do not count."""
+    shadows = {e.body["composite"]: e for e in entries if e.kind == "shadow"}
+    for entry in entries:
+        if not period.holds(entry.timestamp):
+            continue
+        what = detail = ""
+        if entry.kind == "withdrawal":
+            body = entry.read(WithdrawalBody)
+            what, detail = "champion withdrawn", f"version {body.version}, by {body.by}: {body.why}"
+        elif entry.kind == "rollback":
+            back = entry.body
+            what, detail = "champion rolled back", f"to version {back['version']}, by {back['by']}: {back['why']}"
+        elif entry.kind == "rejection" and entry.body["composite"] in shadows:
+            said = entry.read(VerdictBody)
+            what, detail = "shadow ended", f"version {said.version}, by {said.by}: {said.note or 'no reason given'}"
+        elif (entry.kind == "drift" and (alarm := entry.read(DriftRecord).alarm)) or (
+            entry.kind == "comparison" and (alarm := entry.read(ShadowComparison).drift.alarm)
+        ):
+            what, detail = "drift alarm", alarm
+        elif entry.kind == "revocation":
+            revoked = entry.read(RevocationBody)
+            what = "key revoked"
+            detail = f"key {revoked.key} from {revoked.since} on, by {revoked.by}: {revoked.why}"
+        elif entry.kind == VOID:
+            what, detail = "entry does not count", entry.void
+        if what:
+            yield IncidentRow(entry=entry.sequence, time=entry.timestamp, plant=entry.plant, what=what, detail=detail)
+
+
+def keys_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentRow]:
+    """Keys that were enrolled and replaced; those that were revoked are incidents."""
+    for entry in entries:
+        if not period.holds(entry.timestamp) or entry.kind not in ("key", "rotation"):
+            continue
+        if entry.kind == "key":
+            key = entry.read(KeyBody)
+            roles = ", ".join(key.roles) or "no role"
+            what, detail = "enrolled", f"a key of {key.person} ({roles}), by {key.by}: {key.why}"
+        else:
+            turn = entry.read(RotationBody)
+            what, detail = "replaced", f"key {turn.old} of {turn.person or 'the home'}, by {turn.by}: {turn.why}"
+        yield IncidentRow(entry=entry.sequence, time=entry.timestamp, plant=entry.plant, what=what, detail=detail)

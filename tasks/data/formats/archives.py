@@ -1,0 +1,146 @@
+"""The npz archives of NeoRL and NeoRL-2 as blocks of rows, as the row checks take them.
+
+NeoRL-2 (arXiv 2503.19267): obs, action, next_obs, reward, done, truncated, one row per step. NeoRL (arXiv 2102.00714):
+the same without truncated, but with `index`, the rows at which trajectories are divided: its own reader takes them for
+the ends and puts a 0 before them, its documentation speaks of starts; both say the same boundaries.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput
+from tasks.data.store.schema import Rows
+from tasks.data.store.scoring import BLOCK_ROWS
+from tasks.files.arrays import Member, NpzReader, open_npz
+
+KEYS = ("obs", "action", "next_obs", "reward")
+MAX_ROW_BYTES = 2**20
+BLOCK_BYTES = 2**26
+"""Bytes that are read at once: fewer rows where they are very wide."""
+
+
+class ArchiveLayout(NamedTuple):
+    """What an archive holds, known from its headers alone."""
+
+    family: str
+    """"NeoRL-2", or "NeoRL" where `index` stands in for `truncated`."""
+    rows: int
+    widths: dict[str, int]
+    """Numbers per row of each key."""
+
+
+def read_archive_layout(path: Path) -> ArchiveLayout:
+    """Which of the two an archive is, and its widths, whatever plant it is of.
+
+    Raises:
+        BadInput: when it is neither.
+    """
+    with open_npz(path) as archive:
+        family = "NeoRL-2" if "truncated" in archive.names or "index" not in archive.names else "NeoRL"
+        flags = ("done", "truncated") if family == "NeoRL-2" else ("done",)
+        members = {name: _member(archive, path, name) for name in (*KEYS, *flags)}
+    return ArchiveLayout(
+        family,
+        members["obs"].shape[0] if members["obs"].shape else 0,
+        {name: member.width if name in KEYS[:3] else 1 for name, member in members.items()},
+    )
+
+
+def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
+    """The archive's rows, block after block, as they stand.
+
+    Args:
+        path: the .npz file.
+        widths: numbers per row of each key; without `truncated`, `index` divides the rows into trajectories.
+        block_rows: rows per block.
+
+    Raises:
+        BadInput: when the archive is damaged, or holds other or fewer numbers than its headers say.
+    """
+    with open_npz(path) as archive:
+        members = {name: _member(archive, path, name) for name in widths}
+        count = members["obs"].shape[0] if members["obs"].shape else 0
+        for name, width in widths.items():
+            _check_shape(path, members[name], count, width)
+        if count == 0:
+            raise BadInput(f"expected at least one row in {path.name}, got an empty dataset: export it again.")
+        ends = None if "truncated" in widths else _read_index(archive, path, count)
+        row_bytes = sum(member.width * member.dtype.itemsize for member in members.values())
+        block_rows = min(block_rows, max(BLOCK_BYTES // row_bytes, 1))
+        with ExitStack() as stack:
+            streams = {name: stack.enter_context(archive.open(member)) for name, member in members.items()}
+            for start in range(0, count, block_rows):
+                n = min(block_rows, count - start)
+                raw = {name: _read_rows(streams[name], members[name], n, path) for name in widths}
+                if ends is not None:
+                    raw["truncated"] = (np.isin(np.arange(start, start + n), ends)[:, None] & (raw["done"] == 0)) * 1.0
+                yield _named(raw)
+            for name, stream in streams.items():
+                # Reading past the end is what makes zipfile compare the member's checksum.
+                if stream.read(1):
+                    raise BadInput(f"expected {count} rows of '{name}' in {path.name}, got more: export it again.")
+
+
+def _read_index(archive: NpzReader, path: Path, count: int) -> npt.NDArray[np.int64]:
+    """The last row of each of NeoRL's trajectories."""
+    member = archive.member("index")
+    if len(member.shape) != 1 or member.dtype.kind not in "iu" or member.shape[0] > count + 1:
+        raise BadInput(
+            f"expected 'index' of {path.name} to be rows at which trajectories are divided, got {member.dtype} "
+            f"{member.shape}: export it again."
+        )
+    index = [int(i) for i in archive.read(member)]
+    if any(a >= b for a, b in itertools.pairwise(index)) or any(not 0 <= i <= count for i in index):
+        raise BadInput(f"expected 'index' of {path.name} to increase from 0 up to {count}, got other rows.")
+    return np.unique([*(i - 1 for i in index if i > 0), count - 1]).astype(np.int64)
+
+
+def _named(raw: dict[str, npt.NDArray[Any]]) -> Rows:
+    return {
+        "observations": raw["obs"],
+        "actions": raw["action"],
+        "rewards": raw["reward"][:, 0],
+        "next_observations": raw["next_obs"],
+        "terminals": raw["done"][:, 0],
+        "timeouts": raw["truncated"][:, 0],
+    }
+
+
+def _member(archive: NpzReader, path: Path, name: str) -> Member:
+    member = archive.member(name)
+    if member.width * member.dtype.itemsize > MAX_ROW_BYTES:
+        raise BadInput(
+            f"expected rows of at most {MAX_ROW_BYTES} bytes in '{name}' of {path.name}, got the shape {member.shape}: "
+            "export vectors of signals."
+        )
+    return member
+
+
+def _check_shape(path: Path, member: Member, count: int, width: int) -> None:
+    vector = width > 1
+    if len(member.shape) not in ((2,) if vector else (1, 2)) or member.shape[0] != count or member.width != width:
+        expected = f"({count}, {width})" if vector else f"({count},) or ({count}, 1)"
+        raise BadInput(
+            f"expected '{member.name}' of {path.name} to have shape {expected}, got {member.shape}: "
+            "check that the file belongs to this plant."
+        )
+
+
+def _read_rows(stream: IO[bytes], member: Member, count: int, path: Path) -> npt.NDArray[Any]:
+    size = count * member.width * member.dtype.itemsize
+    data = stream.read(size)
+    if len(data) != size:
+        raise BadInput(
+            f"expected {size} bytes more of '{member.name}' in {path.name}, got {len(data)}: copy the file again."
+        )
+    values = np.frombuffer(data, member.dtype).reshape(count, member.width)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and the row checks find it
+        return values.astype(np.float32)

@@ -1,0 +1,302 @@
+"""Datasets written as other libraries read them: D4RL, DSRL, Minari, NeoRL and NeoRL-2; sources in the readers' files.
+
+Every format carries the rows of `ALWAYS` bit for bit; what else a dataset holds and a format has no place for is named
+in the account. Files are written under a temporary name in constant memory, after a proof that there is room.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput
+from tasks.data.formats.hdf5.minari import INFOS, first_difference, metadata_of, write_episode
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.records import Record
+from tasks.data.store.schema import ALWAYS, Rows, kept_as
+from tasks.data.store.shards import LIBVER
+from tasks.files.canonical import (
+    SHARED,
+    file_sha256,
+    fsync_folder,
+    make_folder,
+    publish,
+    unwritable_is_bad_input,
+    write_atomic,
+    writing,
+)
+
+Progress = Callable[[int, int, str], None]
+BLOCK_ROWS = 65536
+CHUNK_ROWS = 16384
+NPZ = {"obs": "observations", "action": "actions", "next_obs": "next_observations", "reward": "rewards"}
+MINARI_NAME = re.compile(r"[-_\w]+-v\d+")
+NAMESPACE = "namespace_metadata.json"
+"""What Minari keeps in the folder of a namespace."""
+BESIDES = "names, units, limits and provenance, which stay in the manifest"
+
+
+class Export(Record):
+    """A dataset that was written in another format."""
+
+    format: str
+    path: Path
+    sha256: str
+    """Digest of the file; of Minari's folder, of its HDF5 file."""
+    rows: int
+    episodes: int
+    left_out: tuple[str, ...]
+    """What the format has no place for."""
+
+
+def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None = None) -> Export:
+    """Write a dataset in another format.
+
+    Args:
+        dataset: opened, so that its files are known to be whole.
+        to: one of `FORMATS`.
+        out: the file, or for Minari the folder, whose name is the dataset's id (NAME-v0); must not exist. Folders above
+            it that Minari keeps as namespaces are part of the id.
+        progress: called with (done, total, unit); the unit is rows.
+
+    Returns:
+        What was written, and what the format has no place for.
+
+    Raises:
+        BadInput: when the path exists, the format cannot hold the dataset, or the disk is full.
+    """
+    if to not in FORMATS:
+        raise BadInput(f"expected a format among {', '.join(FORMATS)}, got '{to}': choose one of those.")
+    if dataset.spec.choices is not None and to != "minari":
+        raise BadInput(f"expected continuous actions for {to}, got discrete ones: export the dataset to minari.")
+    if out.exists():
+        raise BadInput(f"expected nothing at {out}, got a file or folder: remove it or name another path.")
+    make_folder(out.parent)
+    with unwritable_is_bad_input(out):
+        main, left_out = FORMATS[to](dataset, out, progress or (lambda done, total, unit: None))
+    return Export(
+        format=to,
+        path=out,
+        sha256=file_sha256(main),
+        rows=dataset.rows,
+        episodes=len(dataset.episodes) - 1,
+        left_out=(*left_out, BESIDES),
+    )
+
+
+def _left_out(dataset: StoredDataset, carried: tuple[str, ...]) -> list[str]:
+    return [key for key in dataset.keys if key not in carried]
+
+
+def _prove_room(folder: Path, size: int) -> None:
+    """Reserve that many bytes and give them back: HDF5 itself hangs or crashes when a disk is full."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, max(size, 1))
+
+
+def _row_bytes(dataset: StoredDataset, keys: tuple[str, ...]) -> int:
+    first = dataset.read(0, 1, keys)
+    return sum(first[key].nbytes for key in keys)
+
+
+class Flat:
+    """Writes D4RL's or DSRL's flat arrays into an HDF5 file, block after block; a context that names it when it ends.
+
+    Args:
+        path: the file.
+        keys: of the arrays.
+        rows: how many there will be, where that is known: arrays are contiguous then, and room is proven before.
+    """
+
+    def __init__(self, path: Path, keys: tuple[str, ...], rows: int | None = None) -> None:
+        self.path, self.keys, self.rows, self.at = path, keys, rows, 0
+        self.file: h5py.File
+
+    def _create(self, rows: Rows) -> None:
+        size = sum(rows[key][:1].nbytes for key in self.keys)
+        _prove_room(self.path.parent, (self.rows or len(rows["rewards"])) * size + 2**16)
+        for key in self.keys:
+            tail = rows[key].shape[1:]
+            grows: dict[str, Any] = {} if self.rows else {"maxshape": (None, *tail), "chunks": (CHUNK_ROWS, *tail)}
+            self.file.create_dataset(
+                key, (self.rows or 0, *tail), kept_as(key, rows[key].dtype), track_times=False, **grows
+            )
+
+    def append(self, rows: Rows) -> None:
+        """Add rows (n, ...)."""
+        if not len(self.file):
+            self._create(rows)
+        stop = self.at + len(rows["rewards"])
+        for key in self.keys:
+            if self.rows is None:
+                self.file[key].resize(stop, axis=0)
+            self.file[key][self.at : stop] = rows[key]
+        self.at = stop
+
+    def __enter__(self) -> Flat:
+        with ExitStack() as stack:
+            temporary = stack.enter_context(writing(self.path, SHARED))
+            self.file = stack.enter_context(h5py.File(temporary, "w", libver=LIBVER))
+            self._opened = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._opened.__exit__(kind, error, at)
+
+
+def _flat(dataset: StoredDataset, out: Path, keys: tuple[str, ...], progress: Progress) -> tuple[Path, list[str]]:
+    with Flat(out, keys, dataset.rows) as file:
+        for rows in dataset.blocks(keys, BLOCK_ROWS):
+            file.append(rows)
+            progress(file.at, dataset.rows, "rows")
+    return out, _left_out(dataset, keys)
+
+
+def _d4rl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+    return _flat(dataset, out, ALWAYS, progress)
+
+
+def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+    if "costs" not in dataset.keys:
+        raise BadInput(
+            "expected a dataset with costs, which DSRL is about, got one whose source has none and whose plant is not "
+            "known: export it to d4rl, or ingest it with --plant."
+        )
+    return _flat(dataset, out, (*ALWAYS, "costs"), progress)
+
+
+class _Array(NamedTuple):
+    """An array that is written part after part."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: Callable[[], Iterator[npt.NDArray[Any]]]
+
+
+def _npz_file(out: Path, members: dict[str, _Array]) -> None:
+    """An npz whose arrays are streamed, one after the other; the same arrays make the same bytes."""
+    with writing(out, SHARED) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in members.items():
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3
+            with archive.open(entry, "w", force_zip64=True) as stream:
+                _write_array(stream, array.shape, np.dtype(array.dtype), array.parts())
+
+
+def _write_array(
+    stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterator[npt.NDArray[Any]]
+) -> None:
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    for part in parts:
+        stream.write(np.ascontiguousarray(part, dtype).tobytes())
+
+
+def _npz(dataset: StoredDataset, out: Path, progress: Progress, v1: bool) -> tuple[Path, list[str]]:
+    first, rows = dataset.read(0, 1, ALWAYS), dataset.rows
+    flags = {"done": "terminals"} if v1 else {"done": "terminals", "truncated": "timeouts"}
+    names = NPZ | flags
+    written = 0
+
+    def parts(key: str, tail: tuple[int, ...]) -> Iterator[npt.NDArray[Any]]:
+        nonlocal written
+        for block in dataset.blocks([key], BLOCK_ROWS):
+            written += len(block[key])
+            progress(written, rows * len(names), "rows of arrays")
+            yield block[key].reshape(-1, *tail)
+
+    members: dict[str, _Array] = {}
+    for name, key in names.items():
+        # NeoRL keeps columns where NeoRL-2's files have (N,).
+        tail = first[key].shape[1:] or ((1,) if v1 else ())
+        members[name] = _Array((rows, *tail), "<f4", partial(parts, key, tail))
+    if v1:
+        ends = dataset.episodes[1:]
+        members["index"] = _Array(ends.shape, "<i8", lambda: iter([ends]))
+    _npz_file(out, members)
+    return out, _left_out(dataset, ALWAYS)
+
+
+def _neorl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+    return _npz(dataset, out, progress, v1=True)
+
+
+def _neorl2(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+    return _npz(dataset, out, progress, v1=False)
+
+
+def episodes_of(dataset: StoredDataset) -> Iterator[Rows]:
+    """The episodes one after the other, each (T, ...), in constant memory."""
+    held: list[Rows] = []
+    for block in dataset.blocks(rows=BLOCK_ROWS):
+        start = 0
+        for end in np.flatnonzero(block["terminals"] | block["timeouts"]) + 1:
+            held.append({key: values[start:end] for key, values in block.items()})
+            yield {key: np.concatenate([part[key] for part in held]) for key in held[0]}
+            held, start = [], int(end)
+        if start < len(block["rewards"]):
+            held.append({key: values[start:] for key, values in block.items()})
+
+
+def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
+    if not MINARI_NAME.fullmatch(out.name):
+        raise BadInput(f"expected a folder named as Minari's ids are, such as plant-v0, got {out.name}: rename it.")
+    keys = tuple(key for key in dataset.keys if key in (*ALWAYS, *INFOS))
+    episodes = len(dataset.episodes) - 1
+    # 4 KiB of groups, attributes and headers per episode, by measurement; the first entries of infos on top.
+    _prove_room(out.parent, (dataset.rows + 2 * episodes) * _row_bytes(dataset, keys) + 6144 * episodes + 2**16)
+    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    differ = done = 0
+    try:
+        (temporary / "data").mkdir()
+        main = temporary / "data" / "main_data.hdf5"
+        with h5py.File(main, "w", libver=("v108", "v110"), track_order=True) as file:
+            for number, rows in enumerate(episodes_of(dataset)):
+                write_episode(file, number, rows)
+                differ += len(first_difference(rows))
+                done += len(rows["rewards"])
+                progress(done, dataset.rows, "rows")
+        spec = dataset.spec
+        about = {"description": f"{spec.name}, dataset {dataset.digest}", "neorl_dataset": dataset.digest}
+        metadata = metadata_of(spec, _minari_id(out), done, episodes, main.stat().st_size, about)
+        write_atomic(temporary / "data" / "metadata.json", metadata)
+        publish(main, main)
+        temporary.chmod(0o755)
+        os.rename(temporary, out)
+        fsync_folder(out.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    left = _left_out(dataset, keys)
+    if differ:
+        left.append(f"the next observations of {differ} rows, which differ from the observation that follows")
+    return out / "data" / "main_data.hdf5", left
+
+
+def _minari_id(out: Path) -> str:
+    """The id of a dataset by its folder: its name behind the namespaces that hold it, each of which has a file."""
+    name, above = out.name, out.absolute().parent
+    while (above / NAMESPACE).is_file():
+        name, above = f"{above.name}/{name}", above.parent
+    return name
+
+
+FORMATS: dict[str, Callable[[StoredDataset, Path, Progress], tuple[Path, list[str]]]] = {
+    "d4rl": _d4rl,
+    "dsrl": _dsrl,
+    "minari": _minari,
+    "neorl": _neorl,
+    "neorl2": _neorl2,
+}

@@ -1,0 +1,176 @@
+"""Foreign HDF5 files read in a process of their own, so that a damaged one ends in a sentence and not in a crash."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from configs.errors import BadInput
+from tasks.data.formats.hdf5.layouts import Layout
+from tasks.data.formats.hdf5.sources import Blocks, Request, Source
+from tasks.data.store.schema import Rows
+from tasks.files.provenance import ROOT
+
+What = Literal["source", "recording"]
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+MAX_LINE = 2**20
+MAX_ARRAY = 2**32
+"""Bytes of an array in a frame: more than a reader sends."""
+
+
+def has_signature(path: Path) -> bool:
+    """Whether a file is HDF5: its signature is at 0, 512, 1024, 2048, ... (HDF5 file format, section II.A)."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        at = 0
+        while at + len(SIGNATURE) <= size:
+            file.seek(at)
+            if file.read(len(SIGNATURE)) == SIGNATURE:
+                return True
+            at = max(2 * at, 512)
+    return False
+
+
+def read_isolated(path: Path, horizon: int | None = None) -> Source:
+    """What `open_hdf5` finds, read elsewhere.
+
+    Raises:
+        BadInput: as that, and when reading crashes, takes too long or too much memory.
+    """
+    head, _ = next(_ask(path, "source", horizon, rows=False))
+    found = {**head, "path": Path(head["path"]), "carries": tuple(head["carries"]), "notes": tuple(head["notes"])}
+    return Source(**found | {"blocks": lambda: _rows(path, "source", horizon)})
+
+
+def read_recording(path: Path, horizon: int | None = None) -> tuple[Layout, Blocks]:
+    """What `read_layout` and `read_blocks` find, read elsewhere.
+
+    Raises:
+        BadInput: as those, and when reading crashes, takes too long or too much memory.
+    """
+    head, _ = next(_ask(path, "recording", horizon, rows=False))
+    return Layout(**head), _rows(path, "recording", horizon)
+
+
+def _rows(path: Path, what: What, horizon: int | None) -> Blocks:
+    answers = _ask(path, what, horizon, rows=True)
+    next(answers)
+    for _, rows in answers:
+        yield rows
+
+
+def _ask(path: Path, what: What, horizon: int | None, rows: bool) -> Iterator[tuple[dict[str, Any], Rows]]:
+    """The head, with no rows, then the blocks, with the head again."""
+    worker = _living_worker()
+    whole = False
+    try:
+        files = list(path.glob("*.hdf5")) if path.is_dir() else [path]
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        worker.send(Request(str(path.absolute()), what, horizon, rows, size))
+        head: dict[str, Any] = {}
+        while True:
+            frame = worker.receive(path)
+            if "bad" in frame:
+                whole = True
+                if frame["bad"] == "memory":
+                    raise _damaged(path, "a demand for more memory than it may have")
+                raise BadInput(frame["bad"])
+            if "end" in frame:
+                whole = True
+                break
+            if "head" in frame:
+                head = frame["head"]
+                if rows:
+                    yield head, {}
+            else:
+                yield head, worker.receive_rows(frame, path)
+        if not rows:
+            yield head, {}
+    finally:
+        # A worker whose answer was not read to its end would give the rest of it to the next request.
+        if whole:
+            _idle.append(worker)
+        else:
+            worker.close()
+
+
+def _damaged(path: Path, what: str) -> BadInput:
+    return BadInput(f"expected a whole HDF5 file in {path.name}, got {what} when reading it: copy the file again.")
+
+
+class _Worker:
+    """A process that serves requests, one at a time."""
+
+    def __init__(self) -> None:
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.data.formats.hdf5.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+
+    def send(self, request: Request) -> None:
+        # A worker that dies just now gives no answer, which `receive` tells.
+        with suppress(BrokenPipeError):
+            self.stdin.write(json.dumps(request._asdict()).encode() + b"\n")
+            self.stdin.flush()
+
+    def receive(self, path: Path) -> dict[str, Any]:
+        line = self.stdout.readline(MAX_LINE)
+        if not line.endswith(b"\n"):
+            raise _damaged(path, "a crash or no end")
+        frame: dict[str, Any] = json.loads(line)
+        return frame
+
+    def receive_rows(self, frame: dict[str, Any], path: Path) -> Rows:
+        rows: Rows = {}
+        for key, kind, shape in frame["arrays"]:
+            dtype = np.dtype(kind)
+            size = math.prod(shape) * dtype.itemsize
+            data = self.stdout.read(size) if size <= MAX_ARRAY else b""
+            if len(data) != size:
+                raise _damaged(path, "a crash or no end")
+            rows[key] = np.frombuffer(bytearray(data), dtype).reshape(shape)
+        if "rejected" in rows:
+            rows["rejected"] = np.array(frame["reasons"] or [""], dtype=object)[rows["rejected"]]
+        return rows
+
+    def close(self) -> None:
+        self.process.kill()
+        for stream in (self.stdin, self.stdout):
+            with suppress(BrokenPipeError):
+                stream.close()
+        self.process.wait()
+
+
+_idle: list[_Worker] = []
+
+
+def _living_worker() -> _Worker:
+    while _idle:
+        worker = _idle.pop()
+        if worker.process.poll() is None:
+            return worker
+        worker.close()
+    return _Worker()
+
+
+@atexit.register
+def _close_all() -> None:
+    while _idle:
+        _idle.pop().close()

@@ -1,0 +1,198 @@
+"""Flat HDF5 files (D4RL, DSRL, d3rlpy 1) as blocks of checked rows; next observations are made where there are none.
+
+All hold flat arrays over time. D4RL (Fu et al. 2020, arXiv 2004.07219): observations, actions, rewards, terminals, in
+most files timeouts, in some next_observations, besides infos/* and metadata/*, which say nothing of the transitions.
+DSRL (Liu et al. 2023, arXiv 2306.09303): the same with costs, and with next_observations and timeouts in every file.
+MDPDataset.dump of d3rlpy before 2 (Seno and Imai 2022, JMLR 23): D4RL's four with episode_terminals, which is 1 at the
+last row of every episode, and with discrete actions as integers.
+What has one number per row may be (N,) or (N, 1), for both projects' tools squeeze some files and not others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput
+from tasks.data.formats.hdf5.guard import find_array, open_guarded
+from tasks.data.store.schema import NO_SUCCESSOR, Rows
+
+BLOCK_ROWS = 65536
+"""Rows that are read at once."""
+BLOCK_NUMBERS = 2**26
+"""Numbers that are read at once: fewer rows where they are very wide."""
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+OPTIONAL = ("next_observations", "timeouts", "costs")
+VECTORS = ("observations", "actions", "next_observations")
+FLAGS = ("terminals", "timeouts")
+ENDS = "episode_terminals"
+"""What d3rlpy 1 has for timeouts: the ends of all episodes, by whatever cause."""
+
+
+class Layout(NamedTuple):
+    """What a file holds, known from its headers alone."""
+
+    family: str
+    """"DSRL" when its seven keys are there, "d3rlpy" by its ends, else "D4RL", of which costs may still be a part."""
+    rows: int
+    widths: dict[str, int]
+    """Numbers per row of each key that is there."""
+    discrete: bool
+    """Whether actions are integers, each the number of a choice."""
+
+
+def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
+    """Stream a D4RL or DSRL file.
+
+    A termination stops bootstrapping and needs no next observation: where the file has none, that row's own stands
+    in. Any other row takes the next row's observation, unless a time limit or the file's end lies between.
+
+    Args:
+        path: the HDF5 file.
+        horizon: steps after which episodes were cut; needed, and allowed, where the file has neither timeouts nor
+            next_observations.
+        block_rows: rows per block.
+
+    Returns:
+        Blocks of the keys of `REQUIRED` and `OPTIONAL`, float32 and bool, discrete actions as they stand, costs 0
+        where the file has none, and `rejected`: '' or the reason why a row cannot be used.
+
+    Raises:
+        BadInput: when the file is missing, damaged or no HDF5, a key is missing, a shape or type is wrong, a flag is
+            neither 0 nor 1, or the ends of episodes cannot be known.
+    """
+    with open_guarded(path) as file:
+        layout = _layout(file, path, horizon)
+        block_rows = min(block_rows, max(BLOCK_NUMBERS // sum(layout.widths.values()), 1))
+        age = 0  # steps of the episode before this block, since it began or since the last termination
+        for start in range(0, layout.rows, block_rows):
+            stop = min(start + block_rows, layout.rows)
+            rows = {key: _read(file, key, start, stop, path) for key in layout.widths}
+            if horizon is not None:
+                ages = _ages(rows["terminals"], age)
+                rows["timeouts"] = ages % horizon == horizon - 1
+                age = 0 if rows["terminals"][-1] else int(ages[-1]) + 1
+            zeros = np.zeros(stop - start, np.float32)
+            rows = {"costs": zeros, "timeouts": zeros.astype(bool)} | rows
+            rejected = np.full(stop - start, "", dtype=object)
+            if "next_observations" not in rows:
+                following = rows["observations"].copy()
+                following[:-1] = rows["observations"][1:]
+                lost = rows["timeouts"] & ~rows["terminals"]
+                if stop < layout.rows:
+                    following[-1:] = _read(file, "observations", stop, stop + 1, path)
+                else:
+                    lost[-1] |= not rows["terminals"][-1]
+                stays = rows["terminals"] | lost
+                following[stays] = rows["observations"][stays]
+                rows["next_observations"] = following
+                rejected[lost] = NO_SUCCESSOR
+            for key in ("observations", "actions", "rewards", "next_observations", "costs"):
+                bad = ~np.isfinite(rows[key]).reshape(stop - start, -1).all(axis=1)
+                rejected[bad & (rejected == "")] = f"NaN or infinity in {key}"
+            yield rows | {"rejected": rejected}
+
+
+def read_layout(path: Path, horizon: int | None = None) -> Layout:
+    """What a file holds; the same checks of names, shapes and types as before reading it."""
+    with open_guarded(path) as file:
+        return _layout(file, path, horizon)
+
+
+def _layout(file: h5py.File, path: Path, horizon: int | None) -> Layout:
+    arrays = {key: find_array(file, key, path) for key in (*REQUIRED, *OPTIONAL)}
+    ends = find_array(file, ENDS, path)
+    if arrays["timeouts"] is None:
+        arrays["timeouts"] = ends
+    found = {key: array for key, array in arrays.items() if array is not None}
+    for key in REQUIRED:
+        if key not in found:
+            listed = list(file)
+            shown = ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
+            if found:
+                raise BadInput(
+                    f"expected an array '{key}' in {path.name}, got {shown}: export it with the names of D4RL or DSRL."
+                )
+            raise BadInput(
+                f"expected HDF5 of D4RL, DSRL, d3rlpy, Minari or this store in {path.name}, got {shown or 'nothing'}: "
+                "export it in one of these, or save a plant's table as CSV or Parquet, for which 'neorl init --from "
+                "TABLE' writes a mapping."
+            )
+    if found["observations"].shape is None:
+        raise BadInput(f"expected 'observations' of {path.name} to hold rows, got an empty array: export it again.")
+    count = found["observations"].shape[0] if found["observations"].shape else 0
+    widths = {key: _width(path, key, array, count) for key, array in found.items()}
+    if count == 0:
+        raise BadInput(f"expected at least one row in {path.name}, got an empty dataset: export it again.")
+    if widths.get("next_observations", widths["observations"]) != widths["observations"]:
+        raise BadInput(
+            f"expected 'next_observations' of {path.name} to be as wide as 'observations' ({widths['observations']}), "
+            f"got {widths['next_observations']}: export it again."
+        )
+    family = "d3rlpy" if ends is not None else "DSRL" if all(key in found for key in OPTIONAL) else "D4RL"
+    tells = [f"'{key}'" for key in ("timeouts", "next_observations") if key in found]
+    if not tells and horizon is None:
+        raise BadInput(
+            f"expected 'timeouts' or 'next_observations' in {path.name}, got neither, so that episodes cut by time "
+            "would run into each other: give the time limit in steps (--horizon 1000)."
+        )
+    if tells and horizon is not None:
+        raise BadInput(f"expected no horizon for {path.name}, which has {' and '.join(tells)}: leave it out.")
+    if horizon is not None and horizon < 1:
+        raise BadInput(f"expected a horizon of at least one step, got {horizon}: give the environment's time limit.")
+    return Layout(family, count, widths, found["actions"].dtype.kind in "iu")
+
+
+def _width(path: Path, key: str, array: h5py.Dataset, count: int) -> int:
+    if array.dtype.kind not in "fiub":
+        raise BadInput(f"expected numbers in '{key}' of {path.name}, got {array.dtype}: save it as float32.")
+    if (
+        key == "actions"
+        and array.dtype.kind != "f"
+        and (array.dtype.kind == "b" or array.shape not in ((count,), (count, 1)))
+    ):
+        raise BadInput(
+            f"expected continuous actions, or one discrete action of integers, in {path.name}, got {array.dtype} "
+            f"{array.shape}: save continuous ones as float32, or combinations of choices as one number."
+        )
+    vector = key in VECTORS
+    tails = [(), (1,)] if not vector else [(), array.shape[1:2]] if array.shape else []
+    if array.shape is None or array.shape[:1] != (count,) or array.shape[1:] not in tails:
+        expected = f"({count}, n)" if vector else f"({count},) or ({count}, 1)"
+        raise BadInput(f"expected '{key}' of {path.name} to have shape {expected}, got {array.shape}: export it again.")
+    if array.shape[1:] == (0,):
+        raise BadInput(f"expected '{key}' of {path.name} to have columns, got none: export it again.")
+    return int(array.shape[1]) if array.shape[1:] else 1
+
+
+def _read(file: h5py.File, key: str, start: int, stop: int, path: Path) -> npt.NDArray[Any]:
+    stored = file[key] if key in file else file[ENDS]
+    values: npt.NDArray[Any] = stored[start:stop]
+    if len(values) != stop - start:
+        raise BadInput(f"expected {stop} rows of '{key}' in {path.name}, got fewer: copy the file again.")
+    if key in FLAGS:
+        values = values.reshape(stop - start)
+        wrong = np.flatnonzero((values != 0) & (values != 1))
+        if len(wrong):
+            raise BadInput(
+                f"expected '{key}' of {path.name} to be 0 or 1, got {values[wrong[0]]} in row {start + wrong[0]}: "
+                "export it again."
+            )
+        return values.astype(bool)
+    if key == "actions" and values.dtype.kind in "iu":
+        return values.reshape(stop - start, 1)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is counted with the infinite
+        return values.reshape((stop - start, -1) if key in VECTORS else stop - start).astype(np.float32)
+
+
+def _ages(terminals: npt.NDArray[np.bool_], age: int) -> npt.NDArray[np.int64]:
+    """Steps since the last termination before each row; `age` before the first."""
+    index = np.arange(len(terminals))
+    last = np.maximum.accumulate(np.where(terminals, index, -1))
+    before = np.append(-1, last[:-1])
+    return np.where(before >= 0, index - before - 1, index + age)

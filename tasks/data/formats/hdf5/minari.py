@@ -1,0 +1,293 @@
+"""Minari's dataset folders (its HDF5 storage, minari.farama.org, 0.5), read as blocks of rows and written.
+
+NAME-v0/data/metadata.json        spaces as JSON in strings, counts, the dataset's id, minari_version
+NAME-v0/data/main_data.hdf5       a group per episode, episode_0, episode_1, ...: observations (T + 1, O), actions
+                                  (T, A), rewards, terminations, truncations (T,), infos/* (T + 1,), attributes id,
+                                  total_steps
+
+`infos` carries what Minari has no place for: costs, constraint_costs, timestamps. Its first entry belongs to the reset,
+which has none, and holds zeros.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput
+from tasks.data.formats.hdf5.guard import find_array, find_member, open_guarded
+from tasks.data.store.schema import ROW_KEYS, Rows
+from tasks.files.canonical import canonical_json, read_json
+
+if TYPE_CHECKING:
+    from neorl_core.types import PlantSpec, Space
+
+VERSION = "0.5.4"
+BLOCK_ROWS = 65536
+NAMES = {"terminations": "terminals", "truncations": "timeouts"}
+INFOS = ("costs", "constraint_costs", "timestamps")
+MAX_METADATA = 2**26
+"""Bytes of metadata.json: spaces of vectors take kilobytes."""
+
+MAX_EPISODE = 2**28
+"""Bytes of an array of one episode, which is read at once."""
+
+
+class MinariLayout(NamedTuple):
+    """What a folder holds, known from its metadata and its first episode."""
+
+    rows: int
+    episodes: int
+    widths: dict[str, int]
+    infos: tuple[str, ...]
+    """Names of `INFOS` that are there."""
+    name: str
+    """The dataset's id with its namespace, such as D4RL/door/human-v2."""
+    choices: int | None
+    """Of a discrete action, which counts from `begins`; None of continuous actions."""
+    begins: int
+    """The number of the first choice."""
+
+
+def find_folder(path: Path) -> Path | None:
+    """The `data` folder of a Minari dataset, given that, the folder above or its HDF5 file; None if there is none."""
+    candidates = (path / "data", path) if path.is_dir() else (path.parent,)
+    return next((folder for folder in candidates if (folder / "metadata.json").is_file()), None)
+
+
+def read_minari_layout(folder: Path) -> MinariLayout:
+    """What a `data` folder holds.
+
+    Raises:
+        BadInput: when it is no Minari dataset, or one whose observations or actions are no vectors of real numbers.
+    """
+    path = folder / "metadata.json"
+    if path.stat().st_size > MAX_METADATA:
+        raise BadInput(f"expected at most {MAX_METADATA} bytes in {path.name}, got more: export the dataset again.")
+    metadata = read_json(path)
+    if not isinstance(metadata, dict) or metadata.get("data_format", "hdf5") != "hdf5":
+        kind = metadata.get("data_format") if isinstance(metadata, dict) else "no object"
+        raise BadInput(
+            f"expected Minari's data_format hdf5 in {path}, got '{kind}': export it with data_format='hdf5'."
+        )
+    total, steps = metadata.get("total_episodes"), metadata.get("total_steps")
+    if not isinstance(total, int) or not isinstance(steps, int) or not 0 < total <= steps:
+        raise BadInput(f"expected episodes and steps in {path}, got {total} and {steps}: export the dataset again.")
+    with open_guarded(folder / "main_data.hdf5", "Minari") as file:
+        episode = _episode(file, 0, folder)
+        observations, actions = (_array(episode, key, folder, 0) for key in ("observations", "actions"))
+        infos = find_member(episode, "infos", folder)
+        known = (
+            tuple(k for k in INFOS if find_array(infos, k, folder) is not None) if isinstance(infos, h5py.Group) else ()
+        )
+        for key, array in (("observations", observations), ("actions", actions)):
+            if len(array.shape) not in (1, 2) or array.dtype.kind not in "fiub" or 0 in array.shape[1:]:
+                raise BadInput(
+                    f"expected {key} of {folder} to be vectors of numbers, got {array.dtype} {array.shape}: "
+                    "flatten the space before exporting."
+                )
+        choices, begins = _choices(metadata.get("action_space"))
+        if actions.dtype.kind != "f" and (choices is None or actions.dtype.kind == "b" or len(actions.shape) != 1):
+            raise BadInput(
+                f"expected continuous actions or those of a Discrete space in {folder}, got {actions.dtype} "
+                f"{actions.shape}: save continuous ones as float32, or combinations of choices as one Discrete space."
+            )
+        widths = {"observations": _width(observations), "actions": _width(actions)}
+    name = metadata.get("dataset_id")
+    shown = name if isinstance(name, str) and name else (folder.parent if folder.name == "data" else folder).name
+    return MinariLayout(steps, total, widths, known, shown, choices if actions.dtype.kind in "iu" else None, begins)
+
+
+def _choices(space: object) -> tuple[int | None, int]:
+    """How many choices a Discrete space has, and the number of the first; None of any other space."""
+    try:
+        told = json.loads(space) if isinstance(space, str) else space
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict) or told.get("type") != "Discrete":
+        return None, 0
+    count, begins = told.get("n"), told.get("start", 0)
+    known = isinstance(count, int) and isinstance(begins, int) and count > 0 and abs(begins) < 2**31
+    return (count, begins) if known else (None, 0)
+
+
+def read_minari(folder: Path, layout: MinariLayout, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
+    """Stream the episodes in the order of their numbers; an episode that neither flag ends is cut by time.
+
+    Args:
+        folder: the `data` folder.
+        layout: from `read_minari_layout`.
+        block_rows: rows after which a block is passed on, at the next episode's end.
+
+    Raises:
+        BadInput: when an episode is missing, damaged or of another shape.
+    """
+    with open_guarded(folder / "main_data.hdf5", "Minari") as file:
+        parts: list[Rows] = []
+        seen = 0
+        for number in range(layout.episodes):
+            parts.append(_read_episode(file, number, layout, folder))
+            seen += len(parts[-1]["rewards"])
+            if seen > layout.rows:
+                break
+            if sum(len(part["rewards"]) for part in parts) >= block_rows:
+                yield _joined(parts)
+                parts = []
+        if seen != layout.rows:
+            raise BadInput(
+                f"expected {layout.rows} steps in {folder}, as its metadata say, got another number: export it again."
+            )
+        if parts:
+            yield _joined(parts)
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Path) -> Rows:
+    group = _episode(file, number, folder)
+    arrays = {key: _array(group, key, folder, number) for key in ("observations", "actions", "rewards", *NAMES)}
+    steps = arrays["rewards"].shape[0] if len(arrays["rewards"].shape) == 1 else 0
+    shapes = {"observations": steps + 1, "actions": steps, "rewards": steps, **dict.fromkeys(NAMES, steps)}
+    for key, array in arrays.items():
+        vector = key in layout.widths
+        fits = len(array.shape) == (2 if array.shape[1:] else 1) and (not vector or _width(array) == layout.widths[key])
+        if not steps or not fits or array.shape[0] != shapes[key] or (array.shape[1:] and not vector):
+            raise BadInput(
+                f"expected {shapes[key]} steps of {key} in episode {number} of {folder}, got {array.shape}: export it "
+                "again."
+            )
+        if array.nbytes > MAX_EPISODE:
+            raise BadInput(
+                f"expected at most {MAX_EPISODE} bytes of {key} in episode {number} of {folder}, got {array.nbytes}: "
+                "export shorter episodes."
+            )
+        if array.dtype.kind not in ("iu" if key == "actions" and layout.choices is not None else "fiub"):
+            raise BadInput(f"expected numbers in {key} of episode {number} of {folder}, got {array.dtype}: export it.")
+    with np.errstate(over="ignore"):
+        observations = arrays["observations"][()].reshape(steps + 1, -1).astype(np.float32)
+        rows: Rows = {
+            "observations": observations[:-1],
+            "actions": _actions(arrays["actions"][()].reshape(steps, -1), layout),
+            "rewards": arrays["rewards"][()].astype(np.float32),
+            "next_observations": observations[1:],
+        }
+    for key, name in NAMES.items():
+        values = arrays[key][()]
+        if ((values != 0) & (values != 1)).any():
+            raise BadInput(f"expected {key} of episode {number} of {folder} to be 0 or 1, got others: export it again.")
+        rows[name] = values.astype(bool)
+    rows["timeouts"][-1] |= not rows["terminals"][-1]
+    if layout.infos:
+        infos = find_member(group, "infos", folder)
+        for key in layout.infos:
+            held = find_array(infos, key, folder) if isinstance(infos, h5py.Group) else None
+            if held is None or held.shape is None or held.shape[:1] != (steps + 1,) or held.dtype.kind not in "fiub":
+                raise BadInput(
+                    f"expected {steps + 1} steps of infos/{key} in episode {number} of {folder}, got others."
+                )
+            rows[key] = held[1:].astype(ROW_KEYS[key])
+    return rows
+
+
+def _actions(values: npt.NDArray[Any], layout: MinariLayout) -> npt.NDArray[Any]:
+    """Continuous actions in single precision, a discrete one counted from 0."""
+    if layout.choices is None:
+        return values.astype(np.float32)
+    return values.astype(np.int64) - layout.begins
+
+
+def _episode(file: h5py.File, number: int, folder: Path) -> h5py.Group:
+    group = find_member(file, f"episode_{number}", folder)
+    if not isinstance(group, h5py.Group):
+        raise BadInput(f"expected a group episode_{number} in {folder}, got none: export the dataset again.")
+    return group
+
+
+def _array(group: h5py.Group, key: str, folder: Path, number: int) -> h5py.Dataset:
+    array = find_array(group, key, folder)
+    if array is None or array.shape is None:
+        raise BadInput(
+            f"expected an array '{key}' in episode {number} of {folder}, got none: nested spaces cannot be read, so "
+            "flatten the space before exporting."
+        )
+    return array
+
+
+def _width(array: h5py.Dataset) -> int:
+    return int(array.shape[1]) if array.shape[1:] else 1
+
+
+def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
+    """Add one whole episode to a main_data.hdf5.
+
+    Args:
+        file: open for writing.
+        number: the episode's, from 0.
+        rows: its rows (T, ...); the last next observation is kept, the others are the rows' own.
+    """
+    group = file.create_group(f"episode_{number}")
+    steps = len(rows["rewards"])
+    group.attrs.update({"id": number, "total_steps": steps})
+    held = {
+        "observations": np.concatenate([rows["observations"], rows["next_observations"][-1:]]),
+        "actions": rows["actions"] if rows["actions"].dtype.kind == "f" else rows["actions"][:, 0].astype(np.int64),
+        "rewards": rows["rewards"],
+        **{key: rows[name] for key, name in NAMES.items()},
+    }
+    for key in INFOS:
+        if key in rows:
+            held[f"infos/{key}"] = np.concatenate([np.zeros_like(rows[key][:1]), rows[key]])
+    for key, values in held.items():
+        group.create_dataset(key, data=values, track_times=False)
+
+
+def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int, about: dict[str, str]) -> bytes:
+    """metadata.json of a dataset.
+
+    Args:
+        spec: its spaces become Boxes of float32, a discrete action's a Discrete.
+        name: the dataset's id, NAME-v0 or NAMESPACE/NAME-v0.
+        rows: of all episodes.
+        episodes: how many.
+        size: bytes of main_data.hdf5.
+        about: further entries, such as a description.
+    """
+    return canonical_json(
+        {
+            "total_episodes": episodes,
+            "total_steps": rows,
+            "data_format": "hdf5",
+            "jpeg_encoding": False,
+            "observation_space": _box(spec.observation),
+            "action_space": _box(spec.action) if spec.choices is None else _discrete(len(spec.choices)),
+            "dataset_id": name,
+            "minari_version": VERSION,
+            "dataset_size": round(size / 1e6, 1),
+            **about,
+        }
+    )
+
+
+def _box(space: Space) -> str:
+    # JSON as Python writes it, with Infinity, which is what Minari reads.
+    low, high = (np.asarray(bound, np.float32).tolist() for bound in (space.low, space.high))
+    return json.dumps({"type": "Box", "dtype": "float32", "shape": [space.size], "low": low, "high": high})
+
+
+def _discrete(choices: int) -> str:
+    return json.dumps({"type": "Discrete", "dtype": "int64", "start": 0, "n": choices})
+
+
+def first_difference(rows: Rows) -> npt.NDArray[np.int64]:
+    """Rows whose next observations are not, bit for bit, the next row's observations: Minari holds only one of both."""
+    inside = ~(rows["terminals"] | rows["timeouts"])[:-1]
+    differ = (rows["next_observations"][:-1].view(np.uint32) != rows["observations"][1:].view(np.uint32)).any(axis=1)
+    return np.flatnonzero(inside & differ)

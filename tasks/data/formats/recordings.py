@@ -1,0 +1,263 @@
+"""A D4RL or DSRL file as the core takes it: transitions, a spec made from them, and an account of how it was read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput
+from neorl_core.types import PlantSpec, Space, Transition
+from tasks.data.formats.hdf5.isolated import read_recording
+from tasks.data.formats.hdf5.layouts import VECTORS, Layout
+from tasks.data.formats.hdf5.sources import Blocks
+from tasks.data.store.episodes import transitions_of
+from tasks.data.store.schema import NO_SUCCESSOR, Rows
+from tasks.files.canonical import file_sha256
+
+MAX_DROPPED = 0.05
+"""Share of rows with NaN or infinity above which a file is refused."""
+ACTION_BOX = 1.0 + 1e-6
+"""The environments of both benchmarks take actions in [-1, 1]; a logged one may exceed it by its rounding."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PerEpisode:
+    """A sum over each episode's rows: its mean, least and greatest over the episodes."""
+
+    mean: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"mean {self.mean:.5g} (from {self.least:.5g} to {self.most:.5g})"
+
+
+@dataclass(frozen=True)
+class RecordingAccount:
+    """How a file was read."""
+
+    file: str
+    sha256: str
+    format: str
+    rows: int
+    transitions: int
+    """Rows that can be used."""
+    observations: int
+    """Numbers per observation."""
+    actions: int
+    """Numbers per action."""
+    next_observations: Literal["file", "made"]
+    ends_by_time: str
+    """"file", "unknown" or "every N"."""
+    cost_key: str | None
+    left_out: dict[str, int]
+    """Rows that cannot be used, by reason."""
+    episodes: int
+    terminated: int
+    cut: int
+    """Episodes cut by time."""
+    longest: int
+    """Steps."""
+    returns: PerEpisode
+    cost: PerEpisode
+    dataset: str | None = None
+    """Digest of the stored dataset that was read, where it was one."""
+
+    @property
+    def name(self) -> str:
+        """What a folder of what comes of it is called by."""
+        return Path(self.file).stem
+
+    def __str__(self) -> str:
+        """A line for each thing that a reader should check."""
+        ends = {"terminated": self.terminated, "cut by time": self.cut}
+        ends["unfinished"] = self.episodes - self.terminated - self.cut
+        ended = ", ".join(f"{n:,} {how}" for how, n in ends.items() if n)
+        time_limits = {"file": "", "unknown": "; the file does not tell which were cut by time"}.get(
+            self.ends_by_time, f"; cut {self.ends_by_time} steps, as told"
+        )
+        said = f"{self.format} layout" if self.dataset is None else f"dataset {self.dataset[:12]} of {self.format} rows"
+        lines = [
+            f"{self.file}: {said}, {self.rows:,} rows in {self.episodes:,} episode(s)",
+            f"  episodes: {ended}{time_limits}; the longest has {self.longest:,} steps",
+            f"  return per episode: {self.returns}",
+            f"  costs: read from '{self.cost_key}', per episode {self.cost}"
+            if self.cost_key
+            else "  costs: none in the file",
+            "  next observations: "
+            + ("in the file" if self.next_observations == "file" else "made, within episodes only"),
+            *(f"  left out: {n:,} row(s), {reason}" for reason, n in self.left_out.items()),
+            f"  {self.transitions:,} transitions of {self.observations} observations, {self.actions} actions",
+        ]
+        return "\n".join(lines)
+
+
+class Recording(NamedTuple):
+    """A file in memory; `print` it to see how it was read."""
+
+    transitions: Transition
+    """NumPy arrays (N, ...), float32."""
+    spec: PlantSpec
+    about: RecordingAccount
+
+    def __str__(self) -> str:
+        return str(self.about)
+
+
+def read(
+    path: Path | str, horizon: int | None = None, progress: Callable[[int, int, str], None] | None = None
+) -> Recording:
+    """Read a whole D4RL or DSRL file; which of the two it is shows in its keys.
+
+    Args:
+        path: the HDF5 file.
+        horizon: steps after which episodes were cut, for a file with neither timeouts nor next_observations.
+        progress: called with (done, total, unit); the unit is rows.
+
+    Returns:
+        The transitions of all rows that can be used.
+
+    Raises:
+        BadInput: as `read_blocks`, and when more than `MAX_DROPPED` of the rows are not finite.
+
+    Example:
+        >>> log = read("hopper-medium-v2.hdf5")  # doctest: +SKIP
+        >>> print(log)  # doctest: +SKIP
+    """
+    path = Path(path)
+    layout, blocks = read_recording(path, horizon)
+    if layout.discrete:
+        raise BadInput(
+            f"expected continuous actions in {path.name} to read it as it is, got discrete ones: 'neorl ingest "
+            f"{path.name}' keeps them as a dataset."
+        )
+    usable, every, dropped = _read_usable(layout, blocks, progress)
+    _hold_to_threshold(path, layout, dropped)
+    kept = len(usable["rewards"])
+    if kept == 0:
+        raise BadInput(f"expected a row with a next observation in {path.name}, got none: export longer episodes.")
+    found = _episodes(every)
+    about = RecordingAccount(
+        file=path.name,
+        sha256=file_sha256(path),
+        format=layout.family,
+        rows=layout.rows,
+        transitions=kept,
+        observations=layout.widths["observations"],
+        actions=layout.widths["actions"],
+        next_observations="file" if "next_observations" in layout.widths else "made",
+        ends_by_time="file" if "timeouts" in layout.widths else "unknown" if horizon is None else f"every {horizon}",
+        cost_key="costs" if "costs" in layout.widths else None,
+        left_out=dict(sorted(dropped.items())),
+        episodes=found.number,
+        terminated=found.terminated,
+        cut=found.cut,
+        longest=found.longest,
+        returns=per_episode(every["rewards"], found.starts),
+        cost=per_episode(every["costs"], found.starts),
+    )
+    spec = spec_of(path.stem, usable["observations"], usable["actions"], usable["next_observations"], found.longest)
+    return Recording(transitions_of(usable), spec, about)
+
+
+def _read_usable(
+    layout: Layout, blocks: Blocks, progress: Callable[[int, int, str], None] | None
+) -> tuple[Rows, Rows, Counter[str]]:
+    """The rows that can be used (N, ...), rewards, costs and ends of all rows, and how many are left out and why."""
+    widths = {**layout.widths, "next_observations": layout.widths["observations"]}
+    usable: Rows = {key: np.empty((layout.rows, widths[key]), np.float32) for key in VECTORS}
+    usable |= {key: np.empty(layout.rows, np.float32) for key in ("rewards", "costs", "terminals")}
+    every: dict[str, list[Array]] = {key: [] for key in ("rewards", "costs", "terminals", "timeouts")}
+    kept, seen, dropped = 0, 0, Counter[str]()
+    for rows in blocks:
+        sound = rows["rejected"] == ""
+        dropped.update(rows["rejected"][~sound].tolist())
+        count = int(sound.sum())
+        for key, values in usable.items():
+            values[kept : kept + count] = rows[key][sound]
+        for key, parts in every.items():
+            parts.append(rows[key])
+        kept, seen = kept + count, seen + len(sound)
+        if progress:
+            progress(seen, layout.rows, "rows")
+    return (
+        {key: values[:kept] for key, values in usable.items()},
+        {key: np.concatenate(parts) for key, parts in every.items()},
+        dropped,
+    )
+
+
+def spec_of(name: str, observations: Array, actions: Array, next_observations: Array, horizon: int) -> PlantSpec:
+    """A spec for transitions of which nothing else is known.
+
+    Observations are bounded by what was seen. Actions have the box [-1, 1] when all lie in it, else the range seen. No
+    unit, limit or score is known, so that a return scores itself.
+
+    Args:
+        name: of the plant.
+        observations: (N, O); rows with the least and the greatest values are enough.
+        actions: (N, A), likewise.
+        next_observations: (N, O), likewise.
+        horizon: steps of the longest episode.
+    """
+    both = observations, next_observations
+    least, most = np.min([x.min(axis=0) for x in both], axis=0), np.max([x.max(axis=0) for x in both], axis=0)
+    observed = _space("obs", least, most)
+    low, high = actions.min(axis=0), actions.max(axis=0)
+    if max(-low.min(), high.max()) <= ACTION_BOX:
+        low, high = -np.ones_like(low), np.ones_like(high)
+    still = high <= low
+    acted = _space("action", np.where(still, low - 1, low), np.where(still, high + 1, high))
+    return PlantSpec(name, observed, acted, (), 1.0, "step", horizon, (0.0, 100.0))
+
+
+def _space(prefix: str, low: Array, high: Array) -> Space:
+    size = len(low)
+    names = tuple(f"{prefix}_{i}" for i in range(size))
+    return Space(names, ("",) * size, tuple(map(float, low)), tuple(map(float, high)))
+
+
+def _hold_to_threshold(path: Path, layout: Layout, dropped: Mapping[str, int]) -> None:
+    broken = {reason: n for reason, n in dropped.items() if reason != NO_SUCCESSOR}
+    if sum(broken.values()) > MAX_DROPPED * layout.rows:
+        found = ", ".join(f"{n} with {reason}" for reason, n in broken.items())
+        raise BadInput(
+            f"expected at most {MAX_DROPPED:.0%} of the {layout.rows} rows of {path.name} to be unusable, got {found}: "
+            "mend the export."
+        )
+
+
+class _Episodes(NamedTuple):
+    starts: npt.NDArray[np.int64]
+    """First row of each (E,)."""
+    number: int
+    terminated: int
+    cut: int
+    longest: int
+
+
+def _episodes(rows: Mapping[str, Array]) -> _Episodes:
+    ended = rows["terminals"] | rows["timeouts"]
+    starts = np.flatnonzero(np.append(True, ended[:-1]))
+    return _Episodes(
+        starts,
+        len(starts),
+        int(rows["terminals"].sum()),
+        int((rows["timeouts"] & ~rows["terminals"]).sum()),
+        int(np.diff(np.append(starts, len(ended))).max()),
+    )
+
+
+def per_episode(values: Array, starts: npt.NDArray[np.int64]) -> PerEpisode:
+    """Sums over episodes; a row that is not finite adds nothing to a sum."""
+    finite: npt.NDArray[np.float64] = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
+    sums = np.add.reduceat(finite, starts)
+    return PerEpisode(mean=float(sums.mean()), least=float(sums.min()), most=float(sums.max()))

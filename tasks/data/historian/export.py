@@ -1,0 +1,399 @@
+"""Historian exports: long or wide tables in Parquet or CSV, one file or a folder, read once in order of time.
+
+A first pass over the timestamps alone finds the files' order, the period, and rows of a clock gone astray. What is not
+in order of time at all (tag after tag) is sorted through a temporary file, so that memory is constant either way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from polars.exceptions import PanicException, PolarsError
+from pyarrow.lib import ArrowException
+
+from configs.errors import BadInput
+from configs.mapping import HistorianMapping
+from tasks.data.historian.folders import source_files, table_digests
+from tasks.data.historian.parquet_batches import coded_batches, time_groups
+from tasks.data.historian.periods import MONTH, NEVER, FileTimes, Implausible, Stretches, believed
+from tasks.data.historian.plain_tables import PlainTables, as_read
+from tasks.data.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows, Rejects
+from tasks.data.historian.raw_times import FOLLOWERS, TimestampReader, find_astray
+from tasks.data.historian.raw_values import Decoder
+from tasks.data.historian.tables import EpisodeNumbers, batches, long_rows, sorted_rows
+from tasks.data.historian.tag_rows import Chunk, TagGrouper, ahead, portions
+
+CHUNK_ROWS = 1_000_000
+"""Rows that are read at a time."""
+GROUPED_AHEAD = 16
+"""Portions that may wait, grouped, while others are being settled."""
+FOOTER_CHECK_ROWS = 65_536
+"""Rows at either end of a file whose order is checked where the rest is known from the footer."""
+MOST_NAMED = 50
+"""Unknown tags that are named one by one."""
+MOST_SHOWN = 60
+"""Signs of a column's name that a sentence quotes."""
+MOST_PARTS = 1024
+"""Batches whose stretches of time are kept apart."""
+UNORDERED = 0.1
+"""Share of rows behind younger ones above which an export is not in order of time but of something else."""
+Times = npt.NDArray[np.int64]
+
+
+@dataclass
+class Export:
+    """Tables on disk whose columns and timestamps are known, ready to be read."""
+
+    path: Path
+    mapping: HistorianMapping
+    """What the tags mean, in tables as `tables` gives them."""
+    files: list[Path]
+    digests: Mapping[Path, str] = field(default_factory=dict)
+    """SHA-256 of each file, where it is known already."""
+    times_of: list[FileTimes] = field(default_factory=list)
+    implausible: Implausible = field(default_factory=lambda: Implausible(Stretches.joined([])))
+    """Times that are too far from nearly all others to be believed."""
+    ordered: bool = True
+    rows: int = 0
+    """Rows that were read, of a wide table the cells with something in them; an episode's name is in each row of it."""
+    ignored: int = 0
+    """Rows of tags that the mapping ignores."""
+    tables: PlainTables = field(init=False)
+    episodes: EpisodeNumbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.episodes = EpisodeNumbers(self.mapping.episode, self.mapping.tags)
+        self.tables, self.mapping = PlainTables(self.mapping), as_read(self.mapping)
+
+    @classmethod
+    def open(cls, path: Path, mapping: HistorianMapping, digests: Mapping[Path, str] | None = None) -> Export:
+        """FileTimes at the tables' columns and timestamps.
+
+        Args:
+            path: a table, or a folder of them.
+            mapping: what its tags mean.
+            digests: SHA-256 of each file, where it is known already; no other file of the folder is read then.
+
+        Raises:
+            BadInput: when a file is missing, damaged or empty, or has other columns, or no timestamp can be read.
+        """
+        export = cls(path, mapping, list(digests or source_files(path)), digests or {})
+        if mapping.clock.start is not None and len(export.files) > 1:
+            raise BadInput(
+                f"expected one file where the mapping's clock has a start, got {len(export.files)} in {path}: ingest "
+                "one at a time, or join them."
+            )
+        for file in export.files:
+            export._check_columns(file)
+        with ThreadPoolExecutor(2) as pool:
+            found, export.implausible = believed(list(pool.map(export._file_times, export.files)))
+        times_of = dict(zip(export.files, found, strict=True))
+        export.files.sort(key=lambda file: times_of[file].centre)
+        export.times_of = [times_of[file] for file in export.files]
+        if not any(one.rows for one in export.times_of):
+            raise BadInput(f"expected values in {path.name}, got an empty table: export a longer period.")
+        if all(one.first > one.last for one in export.times_of):
+            raise BadInput(f"expected timestamps in {path.name}, got none: export it again.")
+        top, late = -np.inf, mapping.clock.late_seconds * 1e9
+        for one in export.times_of:
+            # Where a file begins before the last one ended, rows of it would come too late.
+            follows = one.rows == 0 or (one.centre >= top and one.earliest >= top - late)
+            export.ordered &= one.behind <= UNORDERED * one.rows and follows
+            top = max(top, one.last)
+        return export
+
+    def period(self) -> tuple[int, int]:
+        """The first and the last timestamp, ns since 1970, UTC."""
+        seen = [one for one in self.times_of if one.first <= one.last]
+        # What came too late begins nothing, unless the export is put in order first.
+        return min(one.earliest if self.ordered else one.first for one in seen), max(one.last for one in seen)
+
+    def first_time(self, tag: str) -> int:
+        """When a tag was first archived, in the order of the rows.
+
+        Raises:
+            BadInput: when it never was.
+        """
+        columns, found = self.mapping.columns, []
+        for i, file in enumerate(self.files):
+            with _reading(file):
+                table = self.tables.scan(file)
+                if self.mapping.layout == "long":
+                    rows = table.filter(pl.col(columns.tag).cast(pl.String) == tag)
+                else:
+                    rows = table.filter(pl.col(tag).is_not_null())
+                head = rows.select(columns.timestamp).head(16).collect(engine="streaming")
+            times, _ = TimestampReader(self.mapping.clock).read(head[columns.timestamp], file.name)
+            found += times[(times != UNKNOWN_TIME) & ~self.implausible.among(times)].tolist()
+            if found and self.ordered:
+                break
+            del i
+        if not found:
+            self._check_tags()
+            raise BadInput(f"expected tag '{tag}' in {self.path.name}, got no value of it with a time: export it.")
+        return int(min(found)) if not self.ordered else int(found[0])
+
+    def chunks(self, quarantine: RawQuarantine, grouper: TagGrouper) -> Iterator[Chunk]:
+        """The rows of the mapped tags, in order of time but for what came late; each row once.
+
+        Args:
+            quarantine: takes the rows that do not count by themselves. Those whose value alone is unusable come with
+                status Bad nevertheless, for the tag is known to have been Bad then.
+            grouper: groups them by tag.
+
+        Raises:
+            BadInput: when the table holds a tag or status that the mapping does not know, or lacks one that it names.
+        """
+        digests = self.digests or table_digests(self.files)
+        quarantine.begin([digests[file][:16] for file in self.files], list(self.mapping.tags))
+        with tempfile.TemporaryDirectory(prefix="neorl-sort-") as folder:
+            decoded = self._decoded()
+            if not self.ordered:
+                decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.times_of), Path(folder))
+            # Three threads: one reads and decodes, one groups by tag, and this one's caller resamples.
+            for chunk in ahead((grouper.arrange(*item) for item in portions(ahead(decoded, 1))), GROUPED_AHEAD):
+                for rejects in chunk.rejects:
+                    quarantine.add(*rejects)
+                yield chunk
+                del chunk
+
+    def _decoded(self) -> Iterator[tuple[RawRows, list[Rejects]]]:
+        decoder = Decoder(self.mapping, self.implausible)
+        seen, checked = np.zeros(len(self.mapping.tags), bool), False
+        for number, file in enumerate(self.files):
+            clock = TimestampReader(self.mapping.clock)
+            astray = self.times_of[number].astray if self.ordered else np.zeros(0, np.int64)
+            base = 0
+            for frame, stamps in self._batches(file):
+                rows, rejects, unknown = decoder.read(
+                    frame, stamps, clock, file.name, (number << FILE_BITS) + base, astray - base
+                )
+                if unknown and not checked:
+                    # Those that a pattern ignores are known after all.
+                    self._check_tags()
+                    checked = True
+                base += len(stamps)
+                self.rows, self.ignored = self.rows + len(frame), decoder.ignored
+                if not seen.all():
+                    seen[rows.codes] = True
+                yield rows, rejects
+        if not seen.all():
+            self._check_tags()
+            if self.mapping.layout == "wide":
+                silent = next(tag for tag, known in zip(self.mapping.tags, seen, strict=True) if not known)
+                raise BadInput(
+                    f"expected values of tag '{silent}' in {self.path.name}, got a column without any: export it, or "
+                    "delete the tag from the mapping and list it under 'ignore'."
+                )
+
+    def _batches(self, file: Path) -> Iterator[tuple[pl.DataFrame, pl.Series]]:
+        """A file's rows as tag codes, timestamps, values and statuses, a chunk at a time, and each row's timestamp."""
+        columns = self.mapping.columns
+        names = [*self.mapping.tags, *self.mapping.ignore]
+        with _reading(file):
+            table = self.tables.scan(file)
+            if self.mapping.layout == "wide":
+                chosen = [columns.timestamp, *(n for n in table.collect_schema().names() if self._wanted(n))]
+                size = max(CHUNK_ROWS // len(self.mapping.tags), 1)
+                for batch in batches(table.select(chosen), size):
+                    yield long_rows(self.episodes.number(batch), self.mapping), batch[columns.timestamp]
+                return
+            if (parquet := self.tables.parquet(file)) is not None:
+                coded = coded_batches(parquet, columns, names, CHUNK_ROWS)
+                yield from ((batch, batch["timestamp"]) for batch in coded)
+                return
+            tag = pl.col(columns.tag)
+            if table.collect_schema()[columns.tag] != pl.String:
+                tag = tag.cast(pl.String)
+            picked = [
+                tag.cast(pl.Enum(names), strict=False).to_physical().cast(pl.UInt16).alias("code"),
+                tag.is_null().alias("nameless"),
+                pl.col(columns.timestamp).alias("timestamp"),
+                pl.col(columns.value).alias("value"),
+            ]
+            if columns.status is not None:
+                picked.append(pl.col(columns.status).alias("status"))
+            for batch in batches(table.select(picked), CHUNK_ROWS):
+                yield batch, batch["timestamp"]
+
+    def _wanted(self, column: str) -> bool:
+        suffix = self.mapping.columns.status_suffix
+        return column in self.mapping.tags or (suffix is not None and column.removesuffix(suffix) in self.mapping.tags)
+
+    def _check_columns(self, file: Path) -> None:
+        columns = self.mapping.columns
+        with _reading(file):
+            schema = self.tables.scan(file).collect_schema()
+            names = schema.names()
+        if any("\ufffd" in name for name in names):
+            raise BadInput(
+                f"expected UTF-8 text in {file.name}, got other bytes among the names: name its encoding in the "
+                "mapping's dialect, such as cp1252."
+            )
+        # That is how polars names the second.
+        parts = [name.partition("_duplicated_") for name in names]
+        if doubled := next((before for before, sign, _ in parts if sign and before in names), None):
+            raise BadInput(f"expected every column once in {file.name}, got '{doubled}' twice: rename one.")
+        wanted = [columns.timestamp]
+        if self.mapping.layout == "long":
+            wanted += [columns.tag, columns.value, *([columns.status] if columns.status is not None else [])]
+        for name in wanted:
+            if name not in names:
+                shown = ", ".join(each if len(each) <= MOST_SHOWN else f"{each[:MOST_SHOWN]}…" for each in names[:20])
+                raise BadInput(
+                    f"expected a column '{name}' in {file.name}, got {shown}: "
+                    "name the column in the mapping's 'columns'."
+                )
+        if self.mapping.layout == "wide":
+            tags = [n for n in names if n != columns.timestamp and (self._wanted(n) <= (n in self.mapping.tags))]
+            _compare_tags(file, self.mapping, tags)
+            wanted += [name for name in names if self._wanted(name)]
+        for name in wanted:
+            _check_type(file, name, schema[name], name == columns.timestamp)
+
+    def _file_times(self, file: Path) -> FileTimes:
+        """Read the timestamps alone; rows of a clock gone astray count for nothing here."""
+        if (found := self._footer_times(file)) is not None:
+            return found
+        late = round(self.mapping.clock.late_seconds * 1e9)
+        earliest, behind, rows, top = NEVER, 0, 0, UNKNOWN_TIME
+        astray: list[Times] = []
+        parts: list[Stretches] = []
+        clock = TimestampReader(self.mapping.clock)
+        for times, numbers, settled in self._stamps(file, self.tables.scan(file), clock):
+            rows += settled
+            known = in_time = times[:settled]
+            if (top == UNKNOWN_TIME or times[0] >= top) and (times[1:] >= times[:-1]).all():
+                known = in_time = known[np.searchsorted(known, UNKNOWN_TIME, side="right") :]
+            else:
+                wrong = find_astray(times, top)[:settled]
+                astray.append(numbers[:settled][wrong])
+                known = known[~wrong & (known != UNKNOWN_TIME)]
+                crest = np.maximum.accumulate(np.concatenate([[top], known]))[:-1]
+                # Where there was nothing before, the difference must not overflow.
+                belated = known < np.maximum(crest, UNKNOWN_TIME + late) - late
+                behind += int(belated.sum())
+                in_time = known[~belated]
+            if len(known):
+                parts.append(Stretches.of(known))
+                earliest, top = min(earliest, int(in_time.min(initial=NEVER))), max(top, int(known.max()))
+            if len(parts) > MOST_PARTS:
+                parts = [Stretches.joined(parts)]
+        if clock.second_pass.met and behind > UNORDERED * rows:
+            raise BadInput(
+                f"expected the rows of {file.name} in order of time where clock.ambiguous is order and clocks were set "
+                f"back, got {behind:,} of {rows:,} behind younger ones: sort them, or export times with their offset."
+            )
+        joined = np.concatenate(astray) if astray else np.zeros(0, np.int64)
+        return FileTimes(Stretches.joined(parts), earliest, rows, behind, joined)
+
+    def _footer_times(self, file: Path) -> FileTimes | None:
+        """What the footer says, where its row groups follow each other in time and rows at both ends bear that out."""
+        groups = None
+        if not self.mapping.ignore and (parquet := self.tables.parquet(file)) is not None:
+            groups = time_groups(parquet, self.mapping.columns.timestamp)
+        late = round(self.mapping.clock.late_seconds * 1e9)
+        if groups is None or len(groups.rows) < 3 or (groups.least[1:] < groups.greatest[:-1] - late).any():
+            return None
+        rows = int(groups.rows.sum())
+        # Files of one export are written alike: of all but one, some rows are enough.
+        most = rows if file == self.files[0] else FOOTER_CHECK_ROWS
+        first, last = (min(int(count), most) for count in (groups.rows[0], groups.rows[-1]))
+        ends, clock = [], TimestampReader(self.mapping.clock)
+        for start, count in ((0, first), (rows - last, last)):
+            for times, _, _ in self._stamps(file, self.tables.scan(file).slice(start, count), clock):
+                # Where the clock may be wrong at an end, every row is looked at.
+                if (times[1:] < times[:-1]).any() or Stretches.of(times).apart > MONTH:
+                    return None
+                ends += [times[0], times[-1]]
+        # A clock that went astray among the rows that were not read is a least or greatest time that no end has.
+        if not ends or ends[0] != groups.least[0] or ends[-1] != groups.greatest[-1]:
+            return None
+        total = (groups.least / 2 + groups.greatest / 2) * groups.rows
+        stretches = Stretches.joined([Stretches(groups.least, groups.greatest, groups.rows, total)])
+        if stretches.apart > MONTH:
+            return None
+        return FileTimes(stretches, stretches.first[0], rows, 0, np.zeros(0, np.int64))
+
+    def _stamps(self, file: Path, table: pl.LazyFrame, clock: TimestampReader) -> Iterator[tuple[Times, Times, int]]:
+        """Times and row numbers of the mapped tags, and how many of them are followed by enough others to be judged."""
+        columns = self.mapping.columns
+        long = self.mapping.layout == "long"
+        ignoring, by_order = long and bool(self.mapping.ignore), long and self.mapping.clock.ambiguous == "order"
+        names = [columns.timestamp, *([columns.tag] if by_order else [])]
+        if ignoring:
+            table = table.with_row_index("number")
+            table = table.filter(pl.col(columns.tag).cast(pl.String).is_in(list(self.mapping.tags)))
+            names.append("number")
+        times, numbers, seen = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+        with _reading(file):
+            for batch in batches(table.select(names), CHUNK_ROWS):
+                found, _ = clock.read(batch[columns.timestamp], file.name, batch[columns.tag] if by_order else None)
+                times = np.concatenate([times, found])
+                given = batch["number"].to_numpy().astype(np.int64) if ignoring else np.arange(seen, seen + len(found))
+                numbers, seen = np.concatenate([numbers, given]), seen + len(found)
+                settled = len(times) - FOLLOWERS
+                if settled > 0:
+                    yield times, numbers, settled
+                    times, numbers = times[settled:], numbers[settled:]
+        if len(times):
+            yield times, numbers, len(times)
+
+    def _check_tags(self) -> None:
+        """Hold all tags of a long export against the mapping's; those of a wide one are its columns, checked before."""
+        if self.mapping.layout == "wide":
+            return
+        tags: set[str] = set()
+        for file in self.files:
+            with _reading(file):
+                column = pl.col(self.mapping.columns.tag).cast(pl.String)
+                tags |= set(self.tables.scan(file).select(column.unique()).collect(engine="streaming").to_series())
+        _compare_tags(self.path, self.mapping, sorted(tag for tag in tags if tag is not None))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what polars says about a damaged table into one sentence."""
+    try:
+        yield
+    except (PolarsError, PanicException, ArrowException, OSError) as error:
+        said = " ".join(str(error).split())[:300]
+        cure = "name its encoding in the mapping's dialect" if "utf-8" in said else "export it again"
+        raise BadInput(
+            f"expected a Parquet or CSV table with a tag, a time, a number and a status per row in {path.name}, "
+            f"got '{said}': {cure}."
+        ) from error
+
+
+def _check_type(file: Path, name: str, kind: pl.DataType, times: bool) -> None:
+    """Refuse a column whose cells are no single values: lists, bytes, objects, and times where none belong."""
+    plain = kind.is_numeric() or isinstance(kind, (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum))
+    if not (plain or (times and isinstance(kind, (pl.Datetime, pl.Date)))):
+        raise BadInput(
+            f"expected {'times' if times else 'numbers or texts'} in column '{name}' of {file.name}, got {kind}: "
+            "export one plain value a cell."
+        )
+
+
+def _compare_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> None:
+    for tag in mapping.tags:
+        if tag not in tags:
+            near = difflib.get_close_matches(tag, tags, 1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sorted(tags)[:10])}."
+            raise BadInput(f"expected tag '{tag}' of the mapping in {path.name}, got no value of it: {hint}")
+    if unknown := sorted(tag for tag in set(tags) - set(mapping.tags) if not mapping.ignores(tag)):
+        more = f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else ""
+        named = ", ".join(f"'{tag}'" for tag in unknown[:MOST_NAMED])
+        raise BadInput(
+            f"expected only tags that the mapping names in {path.name}, got {named}{more}: give each a role under "
+            "'tags' or list it under 'ignore', where * stands for any text."
+        )

@@ -1,0 +1,315 @@
+"""From a log file to a mapping that ingests it as it is, or that says what single line is missing."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from pydantic import BaseModel, ConfigDict
+
+from configs.dialect import Dialect
+from configs.errors import BadInput
+from configs.load import load_yaml
+from configs.mapping import HistorianMapping
+from configs.process import described_spec
+from neorl_core.plants import PLANTS
+from tasks.data.historian.guess.columns import Column, TagGuess, guess_tags, look_at
+from tasks.data.historian.guess.draft import Draft, write
+from tasks.data.historian.guess.tables import (
+    STATUS_NAME,
+    TAG_NAME,
+    VALUE_NAME,
+    Look,
+    look,
+    read_times,
+    time_column,
+)
+from tasks.data.historian.guess.times import TIME_NAME, TimeGuess
+from tasks.data.historian.raw_times import Times
+from tasks.data.historian.raw_values import WORDS
+from tasks.files.canonical import make_folder, write_atomic
+
+SECOND = 10**9
+START = "2000-01-01T00:00:00Z"
+REGULAR = 0.5
+"""Share of the rows that are as far from the next as the period says, below which they come irregularly."""
+NEARLY = 0.99
+"""Share of a tag's values by which its usual silence is told."""
+SELDOM = 1.5
+"""Periods from which on a tag's usual silence is longer than the others'."""
+GAPS = 2.5
+"""Periods that a signal may be silent: one missed scan is bridged, a longer silence ends the episode."""
+SHORTEST_EPISODE, LONGEST_EPISODE = 10, 1000
+EPISODES = 50
+"""Episodes that a log should make, of which a fifth is held out."""
+DAY = 86_400
+UNIT_OF_TIME = re.compile(r"[\[(,_ ]\s*(s|sec|seconds?|min|minutes?|h|hr|hours?|d|days?)\s*[\])]?$", re.IGNORECASE)
+"""The unit at the end of the name of a column of elapsed time."""
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": DAY}
+
+
+class StartedMapping(BaseModel):
+    """What `neorl init --from` made."""
+
+    model_config = ConfigDict(frozen=True)
+
+    mapping: Path
+    log: Path
+    name: str
+    signals: dict[str, tuple[str, ...]]
+    """By role, as the mapping calls them."""
+    fill_in: tuple[str, ...]
+    check: tuple[str, ...]
+
+
+class _Found(NamedTuple):
+    """A table's clock and columns."""
+
+    layout: tuple[str, str]
+    columns: tuple[tuple[str, str | None, str], ...]
+    clock: tuple[tuple[str, str | float | None, str], ...]
+    period: tuple[float | None, str]
+    signals: tuple[Column, ...]
+    apart: tuple[float, ...] = ()
+    """Seconds within which nearly every value of each signal comes after the one before, 0 where it is not known."""
+
+
+def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMapping:
+    """Look at a log and write a mapping of it.
+
+    Args:
+        log: a table: text in any dialect, Parquet or xlsx.
+        out: the folder of the mapping.
+        name: of the process; the file's when not given.
+
+    Returns:
+        Where the mapping is, and what a person has to fill in or should check.
+
+    Raises:
+        BadInput: when the file is no table that could be a log, or the mapping exists.
+    """
+    process = process_name(log, name)
+    target = out / f"{process}.yaml"
+    if target.exists():
+        raise BadInput(
+            f"expected no file at {target}, got one: name another folder by --out, or the process otherwise."
+        )
+    seen = look(log)
+    found = _found(seen, log)
+    tags = guess_tags(found.signals, found.layout[0] == "wide", seen.whole)
+    if sum(tag.role in ("observation", "set_point", "action") for tag in tags) < 2:
+        raise BadInput(
+            f"expected at least two signals besides the times in {log.name}, got "
+            f"{', '.join(c.name[:30] for c in found.signals[:5]) or 'none'}: export more tags."
+        )
+    period = found.period[0]
+    if found.apart and period:
+        tags = [_with_stale(tag, apart, period) for tag, apart in zip(tags, found.apart, strict=True)]
+    text = seen.text
+    draft = Draft(
+        log=log.name,
+        name=process,
+        horizon=_horizon(period, max(column.filled for column in found.signals)),
+        period=found.period,
+        layout=found.layout,
+        dialect=(text.dialect, text.reasons, text.unclear) if text else (Dialect(), {}, {}),
+        columns=found.columns,
+        clock=found.clock,
+        tags=tuple(tags),
+        gap=(
+            GAPS * (period or 1.0),
+            "two periods and a half: one missed row is bridged, a longer silence ends the episode",
+        )
+        if period
+        else (float(DAY), "rows without a clock follow each other"),
+    )
+    written = write(draft)
+    make_folder(out)
+    write_atomic(target, written.text.encode())
+    if not written.fill_in:
+        described_spec(load_yaml(target, HistorianMapping))
+    roles = ("observation", "set_point", "action")
+    signals = {role: tuple(tag.signal for tag in tags if tag.role == role) for role in roles}
+    return StartedMapping(
+        mapping=target, log=log, name=process, signals=signals, fill_in=written.fill_in, check=written.check
+    )
+
+
+def _with_stale(tag: TagGuess, apart: float, period: float) -> TagGuess:
+    """A sloped tag that is archived more seldom than every period, with the silence that is usual of it."""
+    if tag.stepped or tag.role == "ignore" or apart <= SELDOM * period:
+        return tag
+    why = f"{NEARLY:.0%} of its values come within {apart:g} s of the one before"
+    return tag._replace(stale=float(math.ceil(GAPS * apart)), reason=f"{tag.reason}; {why}")
+
+
+def _found(seen: Look, log: Path) -> _Found:
+    text, frame = seen.text, seen.frame
+    decimal = text.dialect.decimal if text else "."
+    if text is not None and text.transposed:
+        why = text.reasons["layout"]
+        groups = {str(key[0]): group for key, group in frame.group_by("tag", maintain_order=True)}
+        signals = tuple(look_at(name, group["value"]) for name, group in groups.items())
+        if not text.timed:
+            return _Found(("transposed", why), (), _no_clock(), _unknown_period("columns"), signals)
+        told = time_column(next(iter(groups.values())).select("timestamp"), log)
+        if told is None:
+            raise BadInput(f"expected times in the first row of {log.name}, got others: export ISO 8601.")
+        times = read_times(next(iter(groups.values()))["timestamp"], told[1])
+        columns = (("timestamp", text.first[0], "the first row holds times"),)
+        return _Found(("transposed", why), columns, _clock(told[1]), _period(_steps(times)), signals)
+    told = time_column(frame, log)
+    if told is None:
+        return _clockless(frame, decimal)
+    name, guess = told
+    times = read_times(frame[name], guess)
+    if (long := _long(frame, name)) is not None:
+        return _long_table(frame, long, name, guess, seen)
+    signals = tuple(look_at(each, frame[each], decimal) for each in frame.columns if each != name)
+    columns = (("timestamp", name, f"it holds times: {guess.reason}"),)
+    layout = ("wide", "one column per tag beside the times")
+    apart = tuple(_apart(_filled(frame, each), name, guess) for each in signals)
+    return _Found(layout, columns, _clock(guess), _period(_steps(times)), signals, apart)
+
+
+def _clock(guess: TimeGuess) -> tuple[tuple[str, str | float | None, str], ...]:
+    zone = ("zone", "UTC", "the times name no zone: write yours, such as Europe/Berlin, where they are local")
+    if guess.choices:
+        quoted = " or ".join(f"'{form}'" for form in guess.choices)
+        return (("format", None, f"{quoted}, for {guess.reason}"), zone)
+    if guess.epoch:
+        return (("epoch", guess.epoch, guess.reason),)
+    if guess.format:
+        return (("format", guess.format, guess.reason), *(() if "%z" in guess.format else (zone,)))
+    return () if guess.zoned else (zone,)
+
+
+def _no_clock() -> tuple[tuple[str, str | float | None, str], ...]:
+    return (("start", START, "the table has no clock, so any moment will do"),)
+
+
+def _unknown_period(what: str) -> tuple[None, str]:
+    return None, f"seconds from one of the {what} to the next, such as 180: the table has no clock"
+
+
+def _clockless(frame: pl.DataFrame, decimal: str) -> _Found:
+    """A table whose rows are told apart by their order alone; evenly elapsed time in a known unit gives the period."""
+    layout = ("wide", "one column per tag, and a row per step")
+    signals = [look_at(each, frame[each], decimal) for each in frame.columns]
+    for name in frame.columns:
+        unit = UNIT_OF_TIME.search(name)
+        if unit is None or not TIME_NAME.search(name):
+            continue
+        steps = np.diff(frame[name].cast(pl.Float64, strict=False).drop_nulls().to_numpy())
+        if len(steps) and np.allclose(steps, steps[0]) and steps[0] > 0:
+            seconds = round(float(np.median(steps)) * SECONDS[unit[1][0].lower()], 6)
+            # The column itself says nothing more.
+            signals = [c._replace(levels=1, one="elapsed time") if c.name == name else c for c in signals]
+            return _Found(layout, (), _no_clock(), (seconds, f"'{name}' grows by {steps[0]:g} a row"), tuple(signals))
+    return _Found(layout, (), _no_clock(), _unknown_period("rows"), tuple(signals))
+
+
+def _long(frame: pl.DataFrame, time: str) -> tuple[str, str, str | None] | None:
+    """Columns of tag, value and status, where rows are single values."""
+    others = [name for name in frame.columns if name != time]
+    tag = next((name for name in others if TAG_NAME.match(name)), None)
+    value = next((name for name in others if VALUE_NAME.match(name)), None)
+    if tag is None or value is None or len(others) > 4:
+        return None
+    return tag, value, next((name for name in others if STATUS_NAME.match(name)), None)
+
+
+def _long_table(
+    frame: pl.DataFrame, long: tuple[str, str, str | None], time: str, guess: TimeGuess, seen: Look
+) -> _Found:
+    tag, value, status = long
+    decimal = seen.text.dialect.decimal if seen.text else "."
+    groups = {str(key[0]): group for key, group in frame.group_by(tag, maintain_order=True) if key[0] is not None}
+    signals = tuple(look_at(name, group[value], decimal) for name, group in groups.items())
+    columns: list[tuple[str, str | None, str]] = [
+        ("tag", tag, f"{len(groups)} names come again and again"),
+        ("timestamp", time, "it holds times"),
+        ("value", value, "by its name"),
+    ]
+    kept, why = status, "by its name"
+    if status is not None and (odd := _strange_status(frame[status])):
+        kept, why = (
+            None,
+            f"column '{status}' holds words such as '{odd}': name it here and what they mean in 'statuses'",
+        )
+    columns.append(("status", kept, why if status is not None else "no column tells of quality"))
+    steps = [_steps(read_times(group[time], guess)) for group in groups.values()]
+    apart = tuple(_apart(group, time, guess) for group in groups.values())
+    period = _period(np.concatenate(steps) if steps else np.zeros(0, np.int64))
+    layout = ("long", "one row per tag and moment")
+    return _Found(layout, tuple(columns), _clock(guess), period, signals, apart)
+
+
+def _strange_status(column: pl.Series) -> str | None:
+    if column.dtype.is_integer():
+        return None
+    for word in column.cast(pl.String).drop_nulls().unique():
+        plain = str(word).strip().lower()
+        if not any(plain.startswith(beginning) for beginning in WORDS) and not plain.isdigit():
+            return str(word)[:30]
+    return None
+
+
+def _steps(times: Times) -> Times:
+    """ns between moments that follow each other."""
+    steps = np.diff(np.sort(times)).astype(np.int64)
+    found: Times = steps[steps > 0]
+    return found
+
+
+def _filled(frame: pl.DataFrame, column: Column) -> pl.DataFrame:
+    """The rows of a wide table in which a column has a value, where most have none; no rows of another column."""
+    if column.filled > len(frame) / 2:
+        return frame.clear()
+    given = pl.col(column.name).cast(pl.String).str.strip_chars()
+    return frame.filter((given != "").fill_null(False))
+
+
+def _apart(rows: pl.DataFrame, time: str, guess: TimeGuess) -> float:
+    """Seconds within which nearly every one of some rows comes after the one before; 0 of a single one."""
+    steps = _steps(read_times(rows[time], guess)) if len(rows) > 1 else ()
+    return float(np.quantile(steps, NEARLY)) / SECOND if len(steps) else 0.0
+
+
+def _period(steps: Times) -> tuple[float | None, str]:
+    if not len(steps):
+        return None, "seconds from one row to the next: the times do not tell"
+    usual = int(np.median(steps))
+    exactly, nearly = (float((np.abs(steps - usual) <= slack).mean()) for slack in (0, usual / 10))
+    if exactly >= REGULAR:
+        return usual / SECOND, f"so far are {exactly:.0%} of the rows from the next"
+    if nearly >= REGULAR:
+        return float(f"{usual / SECOND:.3g}"), f"about so far are {nearly:.0%} of the rows from the next"
+    return float(f"{usual / SECOND:.2g}"), "values come irregularly, half of them sooner: write the control period"
+
+
+def _horizon(period: float | None, rows: int) -> tuple[int, str]:
+    day = DAY / period if period else LONGEST_EPISODE
+    steps = int(min(max(min(day, rows / EPISODES), SHORTEST_EPISODE), LONGEST_EPISODE))
+    return steps, "longest episode in periods: as far as a policy shall look ahead; shorter ones make more episodes"
+
+
+def process_name(log: Path, name: str | None = None) -> str:
+    """The name that was given, or else the log's own.
+
+    Raises:
+        BadInput: when it is no name, or that of a plant that is simulated here.
+    """
+    plain = re.sub(r"[^a-z0-9]+", "_", (name or log.stem).lower()).strip("_") or "plant"
+    if name is not None and plain != name:
+        raise BadInput(f"expected a name of a to z, 0 to 9 and _, got '{name[:60]}': write '{plain}'.")
+    plain = plain if plain[0].isalpha() else f"plant_{plain}"
+    if plain in PLANTS:
+        if name is not None:
+            raise BadInput(f"expected another name than {name}, which is a plant that is simulated here: choose one.")
+        plain = f"{plain}_log"
+    return plain

@@ -1,0 +1,230 @@
+"""A log file of unknown kind as a table of texts: its dialect, its first rows, and which column tells the time."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from polars.exceptions import PanicException, PolarsError
+from pyarrow.lib import ArrowException
+
+from configs.dialect import Dialect
+from configs.errors import BadInput
+from configs.mapping import Clock, Columns, Episodes, Formula, HistorianMapping, Process, Tag
+from tasks.data.historian.guess.texts import TextGuess, guess_text
+from tasks.data.historian.guess.times import TIME_NAME, TimeGuess, guess_times
+from tasks.data.historian.plain_tables import WORKBOOKS, PlainTables, is_parquet
+from tasks.data.historian.raw_rows import UNKNOWN_TIME
+from tasks.data.historian.raw_times import Times, TimestampReader
+from tasks.data.historian.workbooks import sheet_to_csv
+
+HEAD_BYTES = 2**22
+HEAD_LINES = 200
+"""Lines from which the dialect is guessed."""
+MOST_ROWS, MOST_CELLS = 200_000, 4_000_000
+"""What is looked at of a table."""
+MOST_COLUMNS = 2_000
+BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+TAG_NAME = re.compile(
+    r"^(tag|tag_?name|tag_?id|point|point_?name|variable|sensor|signal|name|item|node_?id)$", re.IGNORECASE
+)
+VALUE_NAME = re.compile(r"^(value|val|data|reading|measurement)$", re.IGNORECASE)
+STATUS_NAME = re.compile(r"^(status|quality|qual|q|state|good)$", re.IGNORECASE)
+TIME_OF_DAY = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
+DAY = 86_400 * 10**9
+
+
+class Look(NamedTuple):
+    """A log as a table, as far as it was looked at."""
+
+    text: TextGuess | None
+    """How it is written; None of Parquet."""
+    frame: pl.DataFrame
+    """Its first rows; tag, timestamp and value where a row is a tag's."""
+    whole: bool
+    """Whether there are no others."""
+
+
+def look(log: Path) -> Look:
+    """Guess a log's dialect and read its first rows; memory and time do not depend on its size.
+
+    Raises:
+        BadInput: when it is no table that could be a log.
+    """
+    if not log.is_file():
+        got = "a folder" if log.is_dir() else "none"
+        raise BadInput(f"expected a log file at {log}, got {got}: name one table of the export.")
+    text = None if is_parquet(log) else _text_guess(log)
+    clock = Clock(start=np.datetime64(0, "ns").astype("datetime64[us]").item()) if text and not text.timed else Clock()
+    transposed = text is not None and text.transposed
+    columns = Columns(timestamp=text.first[0]) if text and text.timed else Columns()
+    mapping = HistorianMapping(
+        process=Process(name="look", horizon=1),
+        period_seconds=1.0,
+        layout="transposed" if transposed else "wide",
+        dialect=text.dialect if text else Dialect(),
+        clock=clock if transposed else Clock(),
+        columns=columns,
+        tags={"": Tag(role="mode", interpolation="stepped", running=(1.0,))},
+        reward=Formula(expression="0", unit="1"),
+        episodes=Episodes(max_gap_seconds=1.0),
+    )
+    with _reading(log):
+        table = PlainTables(mapping)
+        scanned = table.scan(log)
+        names = scanned.collect_schema().names()
+        if len(names) > MOST_COLUMNS:
+            raise BadInput(f"expected at most {MOST_COLUMNS} columns in {log.name}, got {len(names)}: choose some.")
+        rows = max(min(MOST_ROWS, MOST_CELLS // len(names)), 100)
+        frame = scanned.head(MOST_CELLS if transposed else rows).collect(engine="streaming")
+    _check_names(text.first if text and text.dialect.header else names, log)
+    if not transposed:
+        # A line may end with a delimiter, and rows of blanks mean nothing.
+        frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+    if not len(frame):
+        raise BadInput(f"expected rows of values in {log.name}, got a header only: export a longer period.")
+    return Look(text, frame, len(frame) < rows)
+
+
+def time_column(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
+    """The column that tells the time, and how it is written; None where none does.
+
+    Raises:
+        BadInput: when its dates are in different orders, or another column has their times of day.
+    """
+    told = _told(frame, log)
+    beside = next((name for name in frame.columns if _of_day(frame[name])), None)
+    if told is None or beside is None:
+        return told
+    name, guess = told
+    times = read_times(frame[name], guess)
+    # Daily rows may well have a time of day among their values.
+    if not (times % DAY).any() and (np.diff(times) == 0).any():
+        raise BadInput(
+            f"expected one column with date and time in {log.name}, got '{name}' and '{beside}': join them into one."
+        )
+    return told
+
+
+def _of_day(column: pl.Series) -> bool:
+    """Whether a column holds times of day and nothing else."""
+    if column.dtype != pl.String:
+        return column.dtype == pl.Time
+    first = _texts(column.drop_nulls().head(10))
+    return bool(len(first)) and all(bool(some.str.contains(TIME_OF_DAY).all()) for some in (first, _texts(column)))
+
+
+def _texts(column: pl.Series) -> pl.Series:
+    """What is written in a column."""
+    texts = column.drop_nulls().cast(pl.String).str.strip_chars()
+    return texts.filter(texts != "")
+
+
+def _told(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
+    # Times of day could be taken for days, months and years of two digits.
+    names = [name for name in frame.columns if not _of_day(frame[name])]
+    for name in sorted(names, key=lambda name: not TIME_NAME.search(name)):
+        column = frame[name]
+        if isinstance(column.dtype, pl.Datetime | pl.Date):
+            return name, TimeGuess("its type is a time", zoned=getattr(column.dtype, "time_zone", None) is not None)
+        if not (column.dtype == pl.String or column.dtype.is_integer() or TIME_NAME.search(name)):
+            continue
+        texts = _texts(column)
+        numeric = bool(len(texts)) and texts.head(100).cast(pl.Float64, strict=False).null_count() == 0
+        if (numeric and not TIME_NAME.search(name)) or guess_times(texts.head(10).to_list()) is None:
+            continue
+        try:
+            guess = guess_times(texts.to_list())
+        except BadInput as error:
+            raise BadInput(f"column '{name}' of {log.name}: {error}") from error
+        if guess is not None:
+            return name, guess
+    return None
+
+
+def read_times(column: pl.Series, guess: TimeGuess) -> Times:
+    """Times of the rows, ns since 1970, as the guess reads them; of several choices, the one by which they are even."""
+    found = list[tuple[float, Times]]()
+    for form in guess.choices or (guess.format,):
+        clock = Clock.model_validate({"format": form, "epoch": guess.epoch})
+        times, _ = TimestampReader(clock).read(column, "the table")
+        known = times[times != UNKNOWN_TIME]
+        steps = np.diff(known)
+        found.append((float((steps == np.median(steps)).mean()) if len(steps) else 0.0, known))
+    return max(found, key=lambda item: item[0])[1]
+
+
+def _text_guess(log: Path) -> TextGuess:
+    if log.suffix.lower() in WORKBOOKS:
+        with tempfile.TemporaryDirectory(prefix="neorl-look-") as folder:
+            plain = Path(folder) / "sheet.csv"
+            sheet_to_csv(log, None, plain)
+            guess = _guess_lines(plain, "utf-8", log.name)
+        if guess.dialect.delimiter != ",":
+            raise BadInput(f"expected a table in the first sheet of {log.name}, got texts: save it as CSV.")
+        return guess
+    with log.open("rb") as stream:
+        start = stream.read(16)
+    if not start:
+        raise BadInput(f"expected a table in {log.name}, got an empty file: export a longer period.")
+    return _guess_lines(log, _encoding(log, start), log.name)
+
+
+def _guess_lines(path: Path, encoding: str, name: str) -> TextGuess:
+    with path.open(encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline=None) as stream:
+        head = stream.read(HEAD_BYTES)
+        whole = not stream.read(1)
+    lines = head.split("\n")
+    if not whole and len(lines) < 3:
+        raise BadInput(
+            f"expected lines of at most {HEAD_BYTES >> 20} MB in {name}, got longer ones: they tell nothing."
+        )
+    lines = lines if whole else lines[:-1]
+    return guess_text(lines[:HEAD_LINES], whole and len(lines) <= HEAD_LINES, encoding, name)
+
+
+def _encoding(log: Path, start: bytes) -> str:
+    """The encoding of a text, by its mark or by what its bytes can be; read whole, a piece at a time."""
+    for mark, name in BOMS:
+        if start.startswith(mark):
+            if name == "utf-16":
+                return name
+            break
+    fits = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8", "cp1252", "iso-8859-1")}
+    with log.open("rb") as stream:
+        longest = 0
+        while piece := stream.read(HEAD_BYTES):
+            if b"\0" in piece:
+                raise BadInput(f"expected a text, Parquet or xlsx in {log.name}, got a binary file: export it as CSV.")
+            longest = 0 if b"\n" in piece or b"\r" in piece else longest + len(piece)
+            if longest > 2**26:
+                raise BadInput(f"expected lines of at most {2**6} MB in {log.name}, got longer ones: it is no table.")
+            for name in list(fits):
+                try:
+                    fits[name].decode(piece)
+                except UnicodeDecodeError:
+                    del fits[name]
+    return next(iter(fits))
+
+
+def _check_names(names: tuple[str, ...] | list[str], log: Path) -> None:
+    if doubled := next((name for name in names if name and list(names).count(name) > 1), None):
+        raise BadInput(f"expected every column once in {log.name}, got '{doubled[:60]}' twice: rename one.")
+    if len(names) < 2:
+        raise BadInput(f"expected at least two columns in {log.name}, got '{names[0][:60]}' alone: export more tags.")
+
+
+@contextmanager
+def _reading(log: Path) -> Iterator[None]:
+    try:
+        yield
+    except (PolarsError, PanicException, ArrowException, OSError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise BadInput(f"expected a table in {log.name}, got '{said}': export it again.") from error

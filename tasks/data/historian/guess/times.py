@@ -1,0 +1,133 @@
+"""From timestamps to how they are written; where a day cannot be told from a month, what the choice is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from configs.errors import BadInput
+from configs.mapping import Clock
+from tasks.data.historian.raw_times import OFFSET, TimestampReader
+
+SHAPE = re.compile(
+    r"(?P<a>\d{1,4})(?P<sep>[-/. :])(?P<b>\d{1,2}|[A-Za-z]{3,9})(?P=sep)(?P<c>\d{4}|\d{2})"
+    r"(?:(?P<gap>[T, :]+)(?P<hour>\d{1,2})(?P<minute>:\d{1,2})?(?P<second>:\d{1,2})?(?P<part>[.,]\d+)?"
+    r"(?P<half> ?[AaPp][Mm])?)?"
+    r"(?P<offset> ?(?:Z|[+-]\d{2}:?\d{2}))?"
+)
+TIME_NAME = re.compile(r"(time|date|stamp|datum|zeit|^ts$|^t$|utc)", re.IGNORECASE)
+DIGITS = {14: "%Y%m%d%H%M%S", 12: "%Y%m%d%H%M", 8: "%Y%m%d"}
+EPOCHS = (("s", 1e9), ("ms", 1e12), ("us", 1e15), ("ns", 1e18))
+ORDERS = {"dmY": "day first", "mdY": "month first", "dmy": "day first", "mdy": "month first", "ymd": "year first"}
+
+
+class TimeGuess(NamedTuple):
+    """How timestamps are written."""
+
+    reason: str
+    format: str | None = None
+    epoch: str | None = None
+    choices: tuple[str, ...] = ()
+    """Formats that all fit, where none can be told to be the right one."""
+    zoned: bool = False
+    """Whether each time names its zone."""
+
+
+def guess_times(texts: Sequence[str]) -> TimeGuess | None:
+    """How times are written; None where these are none.
+
+    Args:
+        texts: timestamps, without empty ones.
+
+    Raises:
+        BadInput: when some can only be read day first, and others only month first.
+
+    Example:
+        >>> guess_times(["06/01/14 00", "13/01/14 01", "14/01/14 02"]).format
+        '%d/%m/%y %H'
+    """
+    if not texts:
+        return None
+    if all(re.fullmatch(r"\d+(\.\d*)?", text) for text in texts):
+        return _numbers(texts)
+    try:
+        _, reasons = TimestampReader(Clock()).read(pl.Series(list(texts)), "the table")
+        if reasons is None or (reasons != 0).mean() < 0.1:
+            zoned = bool(pl.Series(list(texts)).str.strip_chars().str.contains(OFFSET).all())
+            return TimeGuess("written with the year first, which can be read in one way only", zoned=zoned)
+    except BadInput:
+        pass
+    shapes = [found for text in texts if (found := SHAPE.fullmatch(text))]
+    if len(shapes) < 0.9 * len(texts):
+        return None
+    return _dates(shapes)
+
+
+def _numbers(texts: Sequence[str]) -> TimeGuess | None:
+    if texts[0][:2] in ("19", "20") and len(texts[0]) in DIGITS and len({len(text) for text in texts}) == 1:
+        form = DIGITS[len(texts[0])]
+        found = Clock(format=form)
+        _, reasons = TimestampReader(found).read(pl.Series(list(texts)), "the table")
+        if reasons is None:
+            return TimeGuess(f"digits such as {texts[0]}, all of which are dates", format=form)
+    for unit, least in EPOCHS:
+        # From 2001 to 2096.
+        if all(least <= float(text) < 4 * least for text in texts):
+            return TimeGuess(f"numbers such as {texts[0]}, which are {unit} since 1970 of this century", epoch=unit)
+    return None
+
+
+def _dates(shapes: Sequence[re.Match[str]]) -> TimeGuess | None:
+    one = max(shapes, key=lambda shape: sum(part is not None for part in shape.groups()))
+    a, b, c = ([shape[key] for shape in shapes] for key in "abc")
+    sep, clock = one["sep"], _clock(one)
+    if b[0].isalpha():
+        month = "%b" if all(len(text) == 3 for text in b) else "%B"
+        year = "%Y" if len(c[0]) == 4 else "%y"
+        return TimeGuess("the month is a word", format=f"%d{sep}{month}{sep}{year}{clock}")
+    first, second, third = (set(map(int, part)) for part in (a, b, c))
+    orders = ["dmY", "mdY"] if len(c[0]) == 4 else ["dmy", "mdy"]
+    fits = {
+        order: all(1 <= n <= 12 for n in (second if order[0] == "d" else first))
+        and all(1 <= n <= 31 for n in (first if order[0] == "d" else second))
+        for order in orders
+    }
+    possible = [order for order in orders if fits[order]]
+    if (
+        len(c[0]) == 2
+        and min(len(text) for text in a) == 2
+        and max(second) <= 12
+        and 1 <= min(third) <= max(third) <= 31
+    ):
+        # Of a year and a day, the year changes less often.
+        if len(third) > len(first):
+            possible = ["ymd"]
+        elif len(third) == len(first):
+            possible = [*possible, "ymd"]
+    formats = tuple(sep.join(f"%{sign}" for sign in order) + clock for order in possible)
+    if len(possible) == 1:
+        known = {"d": f"the first number reaches {max(first)}", "m": f"the second number reaches {max(second)}"}
+        why = known.get(possible[0][0], "the last number changes most often, as days do")
+        return TimeGuess(f"{ORDERS[possible[0]]}: {why}", format=formats[0])
+    if not possible:
+        raise BadInput(
+            f"expected dates in one order, got '{one.string}' among others whose first number reaches {max(first)} and "
+            f"whose second reaches {max(second)}: write all of them one way."
+        )
+    return TimeGuess(f"dates such as '{one.string}' do not tell a day from a month", choices=formats)
+
+
+def _clock(shape: re.Match[str]) -> str:
+    """The format of what follows the date."""
+    if shape["hour"] is None:
+        return ""
+    text = shape["gap"] + ("%I" if shape["half"] else "%H")
+    text += (":%M" if shape["minute"] else "") + (":%S" if shape["second"] else "")
+    if shape["part"]:
+        text += shape["part"][0] + "%f"
+    if shape["half"]:
+        text += shape["half"].replace(shape["half"].strip(), "%p")
+    return text + (" %z" if (shape["offset"] or "").startswith(" ") else "%z" if shape["offset"] else "")

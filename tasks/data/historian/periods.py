@@ -1,0 +1,156 @@
+"""When a log was written: its stretches of time, and those that a wrong clock invented.
+
+A row stamped 1970, 2300 or 9999 stretches a log by decades that it knows nothing of. Times are therefore gathered into
+stretches without a break of a day, and a stretch far from all others that holds next to no rows is not believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.data.historian.raw_rows import UNKNOWN_TIME
+
+Times = npt.NDArray[np.int64]
+
+DAY = 86_400 * 10**9
+MONTH = 30 * DAY
+DECADE = 3653 * DAY
+FEW = 0.01
+"""Share of the rows below which a stretch more than a month away is not believed."""
+MANY = 0.5
+"""Share of the rows below which a stretch more than ten years away is not believed."""
+NEVER = np.iinfo(np.int64).max
+
+
+class Stretches(NamedTuple):
+    """Stretches of time, in order, with a day or more between them; arrays (S,)."""
+
+    first: Times
+    last: Times
+    rows: Times
+    total: npt.NDArray[np.float64]
+    """Sum of the rows' times, ns."""
+
+    @staticmethod
+    def joined(parts: Sequence[Stretches]) -> Stretches:
+        """Stretches of several parts as those of the whole."""
+        if not parts:
+            return Stretches.of(np.zeros(0, np.int64))
+        every = Stretches._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
+        if len(every.first) < 2:
+            return every
+        order = np.argsort(every.first, kind="stable")
+        ordered = Stretches._make(column[order] for column in every)
+        first, last, rows, total = ordered.first, ordered.last, ordered.rows, ordered.total
+        until = np.maximum.accumulate(last)
+        begins = np.flatnonzero(np.append(True, first[1:] // 2 - until[:-1] // 2 > DAY // 2))
+        return Stretches(
+            first[begins],
+            np.maximum.reduceat(last, begins),
+            np.add.reduceat(rows, begins),
+            np.add.reduceat(total, begins),
+        )
+
+    @staticmethod
+    def of(times: Times) -> Stretches:
+        """Stretches of known times, which may be in any order."""
+        if not len(times):
+            nothing = np.zeros(0, np.int64)
+            return Stretches(nothing, nothing, nothing, np.zeros(0))
+        least, most = int(times.min()), int(times.max())
+        if most - least <= DAY:
+            total = np.array([times.sum(dtype=np.float64)])
+            return Stretches(np.array([least]), np.array([most]), np.array([len(times)]), total)
+        ordered = times if (times[1:] >= times[:-1]).all() else np.sort(times)
+        # Halves, for a difference of two times need not fit into 64 bits.
+        begins = np.flatnonzero(np.append(True, ordered[1:] // 2 - ordered[:-1] // 2 > DAY // 2))
+        ends = np.append(begins[1:], len(ordered))
+        total = np.add.reduceat(ordered.astype(np.float64), begins)
+        return Stretches(ordered[begins], ordered[ends - 1], ends - begins, total)
+
+    @property
+    def apart(self) -> float:
+        """The greatest time between two of them, ns."""
+        return float((self.first[1:] / 1.0 - self.last[:-1]).max(initial=0.0))
+
+    def take(self, which: npt.NDArray[np.bool_]) -> Stretches:
+        """Some of them, by mask (S,)."""
+        return Stretches._make(column[which] for column in self)
+
+    def implausible(self) -> npt.NDArray[np.bool_]:
+        """Stretches that are not believed (S,): far from the one with most rows in rows that are next to none."""
+        wrong = np.zeros(len(self.first), bool)
+        if len(wrong) < 2:
+            return wrong
+        share = self.rows / self.rows.sum()
+        for distance, least in ((DECADE, MANY), (MONTH, FEW)):
+            known = np.flatnonzero(~wrong)
+            apart = self.first[known][1:] / 2 - self.last[known][:-1] / 2 > distance / 2
+            group = np.cumsum(np.append(False, apart))
+            held = np.bincount(group, share[known])
+            # The group with most rows stays, however the others divide what is left.
+            wrong[known] |= (held < min(least, held.max()))[group]
+        return wrong
+
+
+class Implausible:
+    """The times that are not believed.
+
+    Args:
+        stretches: they lie in.
+    """
+
+    def __init__(self, stretches: Stretches) -> None:
+        self._edges = np.stack([stretches.first, stretches.last + 1], axis=1).ravel()
+
+    def __bool__(self) -> bool:
+        return bool(len(self._edges))
+
+    def among(self, times: Times) -> npt.NDArray[np.bool_]:
+        """Which times are not believed (n,)."""
+        found: npt.NDArray[np.bool_] = np.searchsorted(self._edges, times, side="right") % 2 == 1
+        return found
+
+
+class FileTimes(NamedTuple):
+    """What the timestamps of a file say."""
+
+    stretches: Stretches
+    earliest: int
+    """The first time of a row that did not come late."""
+    rows: int
+    behind: int
+    """Rows that come after younger ones."""
+    astray: Times
+    """Numbers of the rows whose clock was wrong."""
+
+    @property
+    def first(self) -> int:
+        return int(self.stretches.first.min(initial=NEVER))
+
+    @property
+    def last(self) -> int:
+        return int(self.stretches.last.max(initial=UNKNOWN_TIME))
+
+    @property
+    def centre(self) -> float:
+        """The mean time."""
+        return float(self.stretches.total.sum() / max(int(self.stretches.rows.sum()), 1))
+
+
+def believed(files: Sequence[FileTimes]) -> tuple[list[FileTimes], Implausible]:
+    """What the files say without the times that are not believed, and those times."""
+    every = Stretches.joined([one.stretches for one in files])
+    wrong = Implausible(every.take(every.implausible()))
+    if not wrong:
+        return list(files), wrong
+    kept = []
+    for one in files:
+        stretches = one.stretches.take(~wrong.among(one.stretches.first))
+        first = int(stretches.first.min(initial=NEVER))
+        kept.append(one._replace(stretches=stretches, earliest=max(one.earliest, first)))
+    return kept, wrong

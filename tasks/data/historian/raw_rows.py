@@ -1,0 +1,133 @@
+"""Rows of a historian's table as arrays, and the quarantine that accounts for each one that does not count."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.files.canonical import sha256_hex, write_atomic
+
+FILE_BITS = 40
+"""A row's id is its file's number shifted by these bits, plus its number in the file."""
+UNKNOWN_TIME = np.iinfo(np.int64).min
+
+
+class RawRows(NamedTuple):
+    """Rows in the order in which the export has them."""
+
+    codes: npt.NDArray[np.uint16]
+    """Position of the row's tag in the mapping (n,)."""
+    times: npt.NDArray[np.int64]
+    """ns since 1970, UTC (n,)."""
+    values: npt.NDArray[np.float64]
+    """Values in the archive's unit (n,)."""
+    statuses: npt.NDArray[np.uint32]
+    """OPC UA's; Bad where the row was rejected for its value (n,)."""
+    ids: npt.NDArray[np.int64]
+    """(n,)"""
+
+    def take(self, where: npt.NDArray[Any] | slice) -> RawRows:
+        """Some of the rows, by mask, index or slice."""
+        return RawRows._make(column[where] for column in self)
+
+
+class Rejects(NamedTuple):
+    """Rows that do not count, and why."""
+
+    rows: RawRows
+    reasons: npt.NDArray[Any]
+    texts: list[str | None] | None
+
+
+class RawQuarantine:
+    """Raw rows that do not count: file, row, tag, timestamp, value, status, text, reason; Parquet, in parts.
+
+    Args:
+        folder: where the parts go; made when the first is written. Without one, rows are only kept for `table`.
+        part_records: records after which a part is written.
+    """
+
+    def __init__(self, folder: Path | None = None, part_records: int = 65_536) -> None:
+        self.folder, self.part_records = folder, part_records
+        self.reasons: Counter[str] = Counter()
+        self.digests: list[str] = []
+        self._added: list[tuple[RawRows, npt.NDArray[Any], Sequence[str | None] | None]] = []
+        self._waiting = 0
+        self.files: Sequence[str] = ()
+        self.tags: Sequence[str] = ()
+
+    def begin(self, files: Sequence[str], tags: Sequence[str]) -> None:
+        """What the numbers in ids and codes stand for.
+
+        Raises:
+            ValueError: when rows wait to be written that were added with other files and tags.
+        """
+        if self._added and (list(files), list(tags)) != (list(self.files), list(self.tags)):
+            raise ValueError("expected no rows of another export in the quarantine, got some: close it first")
+        self.files, self.tags = files, tags
+
+    def add(
+        self, rows: RawRows, reasons: Sequence[str] | npt.NDArray[Any], texts: Sequence[str | None] | None = None
+    ) -> None:
+        """Keep rows with a reason each, and with what stood where a number or a time could not be read."""
+        count = len(rows.ids)
+        if not count:
+            return
+        given = np.asarray(reasons, dtype=object)
+        self.reasons.update(given.tolist())
+        self._added.append((rows, given, texts))
+        self._waiting += count
+        if self.folder is not None and self._waiting >= self.part_records:
+            self.close()
+
+    @property
+    def count(self) -> int:
+        """How many rows were kept here."""
+        return self.reasons.total()
+
+    def table(self) -> Any:
+        """The records that were not written yet, as one polars frame."""
+        import polars as pl
+
+        if not self._added:
+            return pl.DataFrame()
+        parts, reasons, texts = zip(*self._added, strict=True)
+        rows = RawRows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        shown = [text for some, part in zip(texts, parts, strict=True) for text in some or [None] * len(part.ids)]
+        known = rows.times != UNKNOWN_TIME
+        names = np.asarray([*self.tags, None], dtype=object)
+        frame = pl.DataFrame(
+            {
+                "file": np.asarray(self.files, dtype=object)[rows.ids >> FILE_BITS].tolist(),
+                "row": rows.ids & ((1 << FILE_BITS) - 1),
+                "tag": names[np.minimum(rows.codes.astype(np.int64), len(self.tags))].tolist(),
+                "timestamp": pl.Series(np.where(known, rows.times, 0)).cast(pl.Datetime("ns", "UTC")),
+                "value": rows.values,
+                "status": rows.statuses,
+                "text": pl.Series(shown, dtype=pl.String),
+                "reason": np.concatenate(reasons).tolist(),
+                "known": known,
+            },
+            schema_overrides={"file": pl.String, "tag": pl.String, "reason": pl.String},
+        ).with_columns(
+            timestamp=pl.when("known").then("timestamp"),
+            value=pl.when(pl.col("value").is_nan()).then(None).otherwise(pl.col("value")),
+        )
+        return frame.drop("known")
+
+    def close(self) -> None:
+        """Write the records at hand."""
+        if not self._added or self.folder is None:
+            return
+        image = io.BytesIO()
+        self.table().write_parquet(image)
+        data = image.getvalue()
+        write_atomic(self.folder / f"part-{len(self.digests):05d}.parquet", data)
+        self.digests.append(sha256_hex(data))
+        self._added, self._waiting = [], 0

@@ -1,0 +1,180 @@
+"""Control steps: what becomes of each, what it is worth, and where episodes end."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from configs.expression import Expression
+from neorl_core.plants.base import LoggedSignals
+from neorl_core.types import PlantSpec
+from tasks.data.historian.resample import Times
+from tasks.data.store.schema import Rows
+from tasks.data.store.scoring import margins_of, with_costs, with_rewards
+
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+class StepOutcome(IntEnum):
+    """What becomes of a control step."""
+
+    ROW = 0
+    REJECTED = 1
+    """The step's values were archived, but as Bad for longer than a gap may be, or a derived quantity has none although
+    its inputs have: it goes to the quarantine."""
+    GAP = 2
+    """A signal was not archived."""
+    NOT_RUNNING = 3
+    """The plant was in another mode, at its start or at its end."""
+    OUTSIDE_LIMITS = 4
+    """It began outside the hard limits, after a trip that ended its episode."""
+
+
+class Points(NamedTuple):
+    """What is known at grid points, and of the steps that begin there; arrays (G, ...)."""
+
+    times: Times
+    begun: Times
+    """When the episode of each began, ns since 1970; 0 where the export names none."""
+    observations: Floats
+    inputs: Floats
+    """Signals that only formulas read."""
+    actions: Floats
+    """Actions in force at the middle of the step that begins here."""
+    gap: Mask
+    action_gap: Mask
+    fault: npt.NDArray[Any]
+    """Why a value is unusable, or ''."""
+    action_fault: npt.NDArray[Any]
+    running: Mask
+    modes: Floats
+
+    def slice(self, where: slice) -> Points:
+        return Points._make(column[where] for column in self)
+
+
+class Scorer:
+    """Rewards and margins: the plant's own formulas, or the mapping's.
+
+    Args:
+        spec: the plant.
+        logged: its formulas; None where the mapping describes the plant.
+        reward: of the mapping.
+        inputs: names of the signals that only formulas read.
+    """
+
+    def __init__(
+        self, spec: PlantSpec, logged: LoggedSignals | None, reward: Expression | None, inputs: tuple[str, ...]
+    ) -> None:
+        self.spec, self.logged, self.reward, self.inputs = spec, logged, reward, inputs
+
+    def outside(self, points: Points) -> Mask:
+        """Where a hard limit is violated (G,)."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray((self._margins(points) < 0).any(axis=1))
+
+    def _margins(self, points: Points) -> npt.NDArray[Any]:
+        if self.logged is not None:
+            return margins_of(self.logged, points.observations)
+        if not self.spec.constraints:
+            return np.zeros((len(points.times), 0))
+        signals = self.signals(points)
+        return np.stack(
+            [np.minimum(signals[c.name] - c.low, c.high - signals[c.name]) for c in self.spec.constraints], axis=1
+        )
+
+    def signals(self, points: Points) -> dict[str, Floats]:
+        """What is known at grid points, by signal (G,)."""
+        columns = [*points.observations.T, *points.inputs.T]
+        return dict(zip((*self.spec.observation.names, *self.inputs), columns, strict=True))
+
+    def formulas(self, points: Points) -> Rows:
+        """What the mapping's own formulas say of the steps between grid points (G - 1,)."""
+        found: Rows = {}
+        if self.reward is not None:
+            signals = self.signals(points)
+            values = {name: column[:-1] for name, column in signals.items()}
+            values |= {f"next.{name}": column[1:] for name, column in signals.items()}
+            values |= dict(zip(self.spec.action.names, points.actions[:-1].T, strict=True))
+            reward = np.broadcast_to(np.asarray(self.reward.compute(values), float), (len(points.times) - 1,))
+            found["rewards"] = single(reward).astype(np.float32)
+        if self.logged is None:
+            excess = single(np.maximum(-self._margins(points)[1:], 0.0)).astype(np.float32)
+            found["constraint_costs"] = excess
+            found["costs"] = np.asarray((excess > 0).any(axis=1), np.float32)
+        return found
+
+    def score(self, rows: Rows) -> Rows:
+        """Rows with rewards and costs."""
+        if self.logged is None or not len(rows["numbers"]):
+            return self._empty(rows)
+        return with_costs(rows if "rewards" in rows else with_rewards(rows, self.logged), self.logged)
+
+    def _empty(self, rows: Rows) -> Rows:
+        if "rewards" in rows and "costs" in rows:
+            return rows
+        count = len(rows["numbers"])
+        none = np.zeros(count, np.float32)
+        limits = np.zeros((count, len(self.spec.constraints)), np.float32)
+        return {"rewards": none, "costs": none, "constraint_costs": limits} | rows
+
+
+class Cutter:
+    """Where episodes end, step after step.
+
+    Args:
+        longest: steps of an episode.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self._age = 0
+
+    def cut(self, keep: Mask, ends: Mask, last: bool) -> Mask:
+        """Which of the next steps end an episode; all but the last step are settled, unless it is the last of all.
+
+        Args:
+            keep: whether each step is a row (n,).
+            ends: whether it ends an episode for a reason of its own (n,).
+            last: whether no step follows.
+        """
+        following = np.append(keep[1:], False)
+        ended = (ends | ~following)[: len(keep) if last else len(keep) - 1]
+        kept = keep[: len(ended)]
+        index = np.arange(len(ended))
+        begins = kept & np.append(True, ended[:-1] | ~kept[:-1])
+        begin = np.maximum.accumulate(np.where(begins, index, 0))
+        # The first step goes on where the one before it left off.
+        age = index - begin + np.where(begin == 0, self._age, 0)
+        cut: Mask = kept & (ended | ((age + 1) % self.longest == 0))
+        if len(ended):
+            self._age = int(age[-1]) + 1 if kept[-1] and not ended[-1] else 0
+        return cut
+
+
+def single(values: Floats) -> Floats:
+    """What single precision cannot hold becomes infinite here, for the row checks to find."""
+    return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
+
+
+def outcomes(now: Points, later: Points, outside: Mask, end_at_trip: bool) -> npt.NDArray[np.int64]:
+    """What becomes of each step (G - 1,); a step that leads outside is kept although the plant then stops.
+
+    Args:
+        now: where the steps begin (G - 1, ...).
+        later: where they end.
+        outside: where a hard limit is violated (G,).
+        end_at_trip: whether what begins there is left out.
+    """
+    outcome = np.full(len(now.times), StepOutcome.ROW)
+    outcome[(now.fault != "") | (later.fault != "") | (now.action_fault != "")] = StepOutcome.REJECTED
+    # From the last row of an episode to the first of the next there is no step.
+    outcome[now.gap | later.gap | now.action_gap | (now.begun != later.begun)] = StepOutcome.GAP
+    if end_at_trip:
+        outcome[outside[:-1]] = StepOutcome.OUTSIDE_LIMITS
+    outcome[~now.running | (~later.running & ~outside[1:])] = StepOutcome.NOT_RUNNING
+    return outcome

@@ -1,0 +1,118 @@
+"""Tables of rows as a historian's reader wants them: in pieces, long, and in order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from configs.mapping import HistorianMapping
+from tasks.data.historian.raw_rows import RawRows, Rejects
+
+BUCKET_ROWS = 4_000_000
+"""Rows that are sorted at a time."""
+
+
+def batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
+    """A table's rows in order, at most so many at a time: polars' batches are about as large as one asks."""
+    for batch in table.collect_batches(chunk_size=rows, maintain_order=True):
+        yield from batch.iter_slices(rows)
+
+
+class EpisodeNumbers:
+    """Gives each row of a table with a row per step the number of its episode: equal names, equal numbers.
+
+    Where an episode begins is decided in order of time, among the rows whose time counts: none of them stands for the
+    others. An empty cell goes on with the episode before, and a row without any value is in none. The numbers are
+    hashes, so that neither their memory nor the pieces in which a table is read matter.
+
+    Args:
+        column: its name, which may hold numbers or texts; None where there is none.
+        tags: the columns that hold values.
+    """
+
+    def __init__(self, column: str | None, tags: Iterable[str]) -> None:
+        self.column = column
+        self._others = [tag for tag in tags if tag != column]
+        self._last: str | None = None
+
+    def number(self, batch: pl.DataFrame) -> pl.DataFrame:
+        """The same rows with numbers in that column."""
+        if self.column is None:
+            return batch
+        name = pl.col(self.column).cast(pl.String).str.strip_chars()
+        valued = pl.any_horizontal(~_is_empty(tag, batch.schema[tag]) for tag in self._others if tag in batch.columns)
+        rows = batch.select(given=pl.when(name != "").then(name), valued=valued)
+        known = rows.select(pl.col("given").forward_fill().fill_null(pl.lit(self._last, pl.String)))["given"]
+        self._last = known[-1] if len(known) else self._last
+        counted = known.is_not_null() & (rows["given"].is_not_null() | rows["valued"])
+        # As many bits as a double holds.
+        numbers = (known.hash() // 2**11).cast(pl.Float64)
+        return batch.with_columns(numbers.set(~counted, None).alias(self.column))
+
+
+def _is_empty(name: str, kind: pl.DataType) -> pl.Expr:
+    """Whether a cell of a column holds nothing."""
+    nothing = pl.col(name).is_null()
+    return nothing | (pl.col(name).str.strip_chars() == "") if kind == pl.String else nothing
+
+
+def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
+    """A wide batch as long rows, row after row; an empty cell without a status is no row, for nothing was archived."""
+    columns = mapping.columns
+    tags = [name for name in mapping.tags if name in batch.columns]
+    texts = any(batch[tag].dtype == pl.String for tag in tags)
+    kind: Any = pl.String if texts else pl.Float64
+    numbered = batch.with_row_index("row").with_columns(pl.col(tag).cast(kind) for tag in tags)
+    names = pl.Enum([*mapping.tags, *mapping.ignore])
+    long = numbered.unpivot(tags, index=["row", columns.timestamp], variable_name="tag", value_name="value")
+    empty = _is_empty("value", long.schema["value"])
+    if columns.status_suffix is not None:
+        kept = [f"{tag}{columns.status_suffix}" for tag in tags]
+        # A tag without a status column is Good, one with an empty cell has no status; an episode's name always counts.
+        lacking = [tag for tag, name in zip(tags, kept, strict=True) if name not in batch.columns]
+        lacking += [mapping.episode] if mapping.episode is not None else []
+        none = [pl.lit(None, pl.String).alias(name) for name in kept if name not in batch.columns]
+        statuses = numbered.with_columns(none).with_columns(pl.col(name).cast(pl.String) for name in kept)
+        long = long.with_columns(statuses.unpivot(kept, value_name="status")["status"])
+        unmarked = pl.col("tag").is_in(lacking)
+        empty &= unmarked | _is_empty("status", long.schema["status"])
+        long = long.with_columns(status=pl.when(unmarked).then(pl.lit("Good")).otherwise(pl.col("status")))
+    return (
+        long.filter(~empty)
+        .sort("row", maintain_order=True)
+        .with_columns(
+            code=pl.col("tag").cast(names).to_physical().cast(pl.UInt16),
+            nameless=pl.lit(False),
+            timestamp=pl.col(columns.timestamp),
+        )
+    )
+
+
+def sorted_rows(
+    chunks: Iterator[tuple[RawRows, list[Rejects]]], period: tuple[int, int], rows: int, folder: Path
+) -> Iterator[tuple[RawRows, list[Rejects]]]:
+    """Rows in order of time, by way of one file per stretch of time; equal times keep the order they came in."""
+    begin, end = period
+    buckets = max(-(-rows // BUCKET_ROWS), 1)
+    width = (end - begin) // buckets + 1
+    kind = np.dtype(list(zip(RawRows._fields, ("<u2", "<i8", "<f8", "<u4", "<i8"), strict=True)))
+    for chunk, rejects in chunks:
+        which = np.clip((chunk.times - begin) // width, 0, buckets - 1)
+        record = np.empty(len(chunk.ids), kind)
+        for name, column in zip(RawRows._fields, chunk, strict=True):
+            record[name] = column
+        for bucket in np.unique(which):
+            with (folder / str(bucket)).open("ab") as file:
+                file.write(record[which == bucket].tobytes())
+        if rejects:
+            yield chunk.take(slice(0, 0)), rejects
+    for bucket in range(buckets):
+        if (folder / str(bucket)).exists():
+            record = np.fromfile(folder / str(bucket), kind)
+            (folder / str(bucket)).unlink()
+            order = np.argsort(record["times"], kind="stable")
+            yield RawRows(*(np.ascontiguousarray(record[name][order]) for name in RawRows._fields)), []

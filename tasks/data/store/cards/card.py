@@ -1,0 +1,360 @@
+"""The dataset card: what a dataset holds, how it was made, and what cannot be learned from it; JSON and Markdown.
+
+It takes one pass over all rows and one over evenly spaced ones, in constant memory, and lies in the folder `cards`
+beside that of the manifests.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from configs.errors import BadInput
+from configs.mapping import HistorianMapping
+from neorl_core.types import Constraint, PlantSpec, moves
+from tasks.data.store.cards.markdown import card_markdown
+from tasks.data.store.cards.pictures import pictures_of
+from tasks.data.store.cards.response import responses_of
+from tasks.data.store.cards.sentences import cut_short, never_violated, no_variation, not_taken
+from tasks.data.store.cards.timeline import timeline_of
+from tasks.data.store.episodes import vector_space
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.records import (
+    ActionCard,
+    Card,
+    CoverageCard,
+    EpisodesCard,
+    FileCard,
+    GapsCard,
+    LimitCard,
+    MappingCard,
+    Provenance,
+    SignalCard,
+    SourceCard,
+)
+from tasks.data.store.statistics import (
+    BLOCK_ROWS,
+    Floats,
+    Statistics,
+    signal_bounds,
+    signal_ranges,
+    signals_of,
+    summarise,
+)
+from tasks.files.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
+
+SCHEMA = 4
+"""2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step went, and no covered
+share where no range was given. 4: when rows were lost, responses to actions, and the ends of histograms."""
+ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
+"""What stands for the limits of a log that says only whether one was exceeded."""
+BINS = 20
+"""Bins of a signal's range, by which an action's entropy is taken."""
+CELL_BINS = 5
+"""Bins of every signal's range, whose product is the grid of cells in which states and actions are counted."""
+CELL_BITS = 2**22
+"""Bits by which visited cells are counted (linear counting: Whang et al. 1990, ACM TODS 15(2)); 1 % up to millions."""
+LOOKED_AT = 2_000_000
+"""Rows, evenly spaced, of which cells and entropy are taken."""
+RIDGE = 1e-6
+"""Regularisation of the behaviour fit, relative to a standardised observation's variance."""
+
+
+class CardFiles(NamedTuple):
+    """A dataset card on disk."""
+
+    record: Path
+    """As JSON."""
+    page: Path
+    """As Markdown, for readers."""
+    pictures: tuple[Path, ...]
+    """Beside it, as SVG."""
+
+
+def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
+    """Describe a dataset.
+
+    Args:
+        dataset: opened.
+        spec: of its plant.
+    """
+    found = summarise(dataset, spec, block_rows=BLOCK_ROWS, check_rows=False)
+    least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
+    low, high = signal_ranges(spec, least, greatest)
+    histogram, cells, looked = _visited(dataset, spec, low, high)
+    spread = np.sqrt(np.maximum(np.diag(found.covariance), 0.0))
+    spread[~moves(np.array([signal.mean for signal in found.signals.values()]), spread)] = 0.0
+    signals = _signals(spec, found, spread, histogram, low, high)
+    covered = [signal.covered for signal in signals.values() if signal.covered is not None]
+    actions = {} if spec.choices else _actions(spec, found.covariance, spread, high - low, histogram)
+    choices = {name: signals[f"action {name}"].mean for name in spec.choices or ()}
+    limits = _limits(spec, found)
+    episodes = _episodes(found)
+    gaps = GapsCard(
+        known="timestamps" in dataset.keys,
+        count=len(found.gaps),
+        longest_s=float(found.gaps.max(initial=0.0)),
+        total_s=float(found.gaps.sum()),
+        present=tuple(found.present.tolist()),
+    )
+    said = no_variation(signals, actions, found.rewards)
+    return Card(
+        schema=SCHEMA,
+        dataset=dataset.digest,
+        plant=spec.name,
+        rows=found.rows,
+        source=tuple(_source(entry) for entry in dataset.manifest.provenance),
+        order=tuple(signals),
+        signals=signals,
+        actions=actions,
+        choices=choices,
+        coverage=CoverageCard(
+            rows_looked_at=looked,
+            bins=CELL_BINS,
+            cells=cells,
+            rows_per_cell=looked / max(cells, 1),
+            mean_covered=float(np.mean(covered)) if covered else None,
+        ),
+        limits=limits,
+        gaps=gaps,
+        timeline=timeline_of(dataset, found),
+        responses=responses_of(dataset, spec),
+        episodes=episodes,
+        cannot_learn=(*never_violated(limits), *said, *not_taken(choices), *cut_short(episodes, gaps, spec)),
+    )
+
+
+def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
+    """Make the card, unless it is there and whole."""
+    folder = dataset.root / "cards"
+    path, page = folder / f"{dataset.digest}.json", folder / f"{dataset.digest}.md"
+    card = _recall(path)
+    if card is None:
+        record = build_card(dataset, spec).model_dump(mode="json", by_alias=True)
+        write_json(path, {"card": record, "digest": digest_json(record)})
+        # Through its canonical form, so that a card just made and one read again are the same to the last byte.
+        card = Card.model_validate_json(canonical_json(record))
+    pictures = {folder / picture.file: picture.svg for picture in pictures_of(card)}
+    for file, text in (pictures | {page: card_markdown(card)}).items():
+        if not file.exists() or file.read_bytes() != text.encode():
+            write_atomic(file, text.encode())
+    return CardFiles(path, page, tuple(pictures))
+
+
+def read_card(root: Path, digest: str) -> Card:
+    """The card of a dataset.
+
+    Raises:
+        BadInput: when there is none, or it was altered.
+    """
+    card = _recall(root / "cards" / f"{digest}.json")
+    if card is None:
+        raise BadInput(f"expected the card of dataset {digest[:12]} in {root / 'cards'}, got none: ingest it again.")
+    return card
+
+
+def _recall(path: Path) -> Card | None:
+    try:
+        held = read_json(path)
+        card = Card.model_validate(held["card"])
+        whole = card.version == SCHEMA and held["digest"] == digest_json(held["card"])
+    except (BadInput, ValidationError, KeyError, TypeError):
+        return None
+    return card if whole else None
+
+
+def _signals(
+    spec: PlantSpec, found: Statistics, spread: Floats, histogram: npt.NDArray[np.int64], low: Floats, high: Floats
+) -> dict[str, SignalCard]:
+    """Each signal's statistics.
+
+    Args:
+        spec: F signals.
+        found: of the dataset.
+        spread: standard deviations (F,).
+        histogram: counts per bin of their ranges (F, `BINS`).
+        low: lower ends of the ranges (F,).
+        high: upper ends (F,).
+    """
+    least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
+    units = (*spec.observation.units, *vector_space(spec).units)
+    return {
+        name: SignalCard(
+            unit=unit,
+            least=signal.least,
+            mean=signal.mean,
+            greatest=signal.greatest,
+            deviation=float(deviation),
+            change=signal.change,
+            covered=signal.covered if given else None,
+            histogram=tuple(counts),
+            low=ends[0],
+            high=ends[1],
+        )
+        for (name, signal), unit, deviation, given, counts, *ends in zip(
+            found.signals.items(),
+            units,
+            spread,
+            _ranged(spec, least, greatest),
+            histogram.tolist(),
+            low.tolist(),
+            high.tolist(),
+            strict=True,
+        )
+    }
+
+
+def _visited(
+    dataset: StoredDataset, spec: PlantSpec, low: Floats, high: Floats
+) -> tuple[npt.NDArray[np.int64], int, int]:
+    """Counts per bin of each signal's range (F, `BINS`), visited cells of the grid, and how many rows were looked at.
+
+    Args:
+        dataset: rows in order.
+        spec: the plant.
+        low: lower ends of the signals' ranges (F,).
+        high: upper ends (F,).
+    """
+    stride = max(-(-dataset.rows // LOOKED_AT), 1)
+    histogram = np.zeros((len(low), BINS), np.int64)
+    weights = np.random.default_rng(0).integers(1, 2**63, len(low), dtype=np.uint64) | np.uint64(1)
+    seen = np.zeros(CELL_BITS, bool)
+    first = looked = 0
+    for block in dataset.blocks(("observations", "actions"), rows=BLOCK_ROWS):
+        some = slice((-first) % stride, None, stride)
+        chosen = signals_of({key: values[some] for key, values in block.items()}, spec)
+        first, looked = first + len(block["actions"]), looked + len(chosen)
+        share = np.clip((chosen - low) / (high - low), 0.0, 1.0)
+        for i in range(len(low)):
+            histogram[i] += np.bincount(np.minimum((share[:, i] * BINS).astype(int), BINS - 1), minlength=BINS)
+        cell = np.minimum((share * CELL_BINS).astype(np.uint64), CELL_BINS - 1)
+        mixed = (cell * weights).sum(axis=1, dtype=np.uint64)
+        mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
+        seen[(mixed >> np.uint64(42)).astype(np.int64)] = True
+    empty = CELL_BITS - int(seen.sum())
+    return histogram, round(-CELL_BITS * math.log(max(empty, 1) / CELL_BITS)), looked
+
+
+def _actions(
+    spec: PlantSpec, covariance: Floats, spread: Floats, width: Floats, histogram: npt.NDArray[np.int64]
+) -> dict[str, ActionCard]:
+    """How each action was varied.
+
+    Args:
+        spec: O observations and A actions, F signals together.
+        covariance: of the signals (F, F).
+        spread: their standard deviations (F,).
+        width: of their ranges (F,).
+        histogram: counts per bin of their ranges (F, `BINS`).
+    """
+    scale = np.where(spread > 0, spread, np.inf)
+    fit = _explained(covariance / np.outer(scale, scale), spec.observation.size)
+    return {
+        name: ActionCard(
+            deviation_share=float(spread[i] / max(width[i], 1e-300)),
+            entropy_bits=_entropy(histogram[i]),
+            most_bits=math.log2(BINS),
+            explained=None if spread[i] == 0 else explained,
+        )
+        for i, (name, explained) in enumerate(zip(spec.action.names, fit, strict=True), spec.observation.size)
+    }
+
+
+def _explained(correlation: Floats, observations: int) -> list[float]:
+    """R^2 of each action's linear fit on the observation, from the correlations alone.
+
+    R^2 = 1 - (c - 2 b^T s + b^T S b) / c with b = (S + lambda I)^-1 s, S the correlation of the observation, s its
+    correlation with the action and c = 1.
+
+    Args:
+        correlation: of observations and actions (F, F).
+        observations: how many of the signals are observations.
+    """
+    within, found = correlation[:observations, :observations], []
+    for across in correlation[:observations, observations:].T:
+        b = np.linalg.solve(within + RIDGE * np.eye(observations), across)
+        left = 1 - 2 * b @ across + b @ within @ b
+        found.append(float(np.clip(1 - left, 0.0, 1.0)))
+    return found
+
+
+def _entropy(counts: npt.NDArray[np.int64]) -> float:
+    share = counts[counts > 0] / max(counts.sum(), 1)
+    return float(max(-(share * np.log2(share)).sum(), 0.0))
+
+
+def _limits(spec: PlantSpec, found: Statistics) -> dict[str, LimitCard]:
+    return {
+        limit.name: LimitCard(
+            unit=limit.unit,
+            low=_finite(limit.low),
+            high=_finite(limit.high),
+            violated_rows=int(violated),
+            violated_share=float(violated / found.rows),
+            worst_excess=float(worst),
+        )
+        for limit, violated, worst in zip(spec.constraints or (ANY_LIMIT,), found.violated, found.worst, strict=False)
+    }
+
+
+def _finite(bound: float) -> float | None:
+    return float(bound) if math.isfinite(bound) else None
+
+
+def _episodes(found: Statistics) -> EpisodesCard:
+    lengths, returns = found.episodes["length"], found.episodes["return"]
+    return EpisodesCard(
+        count=len(lengths),
+        shortest=int(lengths.min()),
+        median=float(np.median(lengths)),
+        longest=int(lengths.max()),
+        terminated=found.terminated,
+        return_least=float(returns.min()),
+        return_mean=float(returns.mean()),
+        return_greatest=float(returns.max()),
+    )
+
+
+def _source(entry: Provenance) -> SourceCard:
+    """What a provenance entry says of where rows came from."""
+    files = tuple(
+        FileCard(
+            account=source.lines(),
+            sha256=source.sha256,
+            reasons=source.reasons,
+            steps=source.account.model_dump(exclude={"samples", "raw", "alarms"}) if source.account else {},
+            raw=source.account.raw if source.account else None,
+            samples=source.account.samples if source.account else {},
+        )
+        for source in entry.sources
+    )
+    return SourceCard(format=entry.format, mapping=_mapping(entry), code=entry.code, files=files)
+
+
+def _mapping(entry: Provenance) -> MappingCard | None:
+    if entry.mapping is None:
+        return None
+    try:
+        mapping = HistorianMapping.model_validate(entry.mapping)
+    except ValidationError:
+        return None  # rows of an append may have been read by a mapping of an earlier version
+    return MappingCard(
+        sha256=digest_json(entry.mapping),
+        tags=len(mapping.tags),
+        period_s=mapping.period_seconds,
+        causal=mapping.causal,
+        reward=mapping.reward.expression if mapping.reward else None,
+    )
+
+
+def _ranged(spec: PlantSpec, least: Floats, greatest: Floats) -> list[bool]:
+    """Whether the range of each signal was given, and not made of what was seen (F,)."""
+    low, high = signal_bounds(spec)
+    made = np.isclose(low, least, rtol=1e-6, atol=0) & np.isclose(high, greatest, rtol=1e-6, atol=0)
+    made[spec.observation.size :] = False  # a policy that acts at its bounds is no sign that they were made
+    return list(map(bool, np.isfinite(high - low) & ~made))

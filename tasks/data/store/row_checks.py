@@ -1,0 +1,213 @@
+"""Checks that every row must pass, and the quarantine that keeps those which do not, with the reason.
+
+An episode is split around a row that fails: the row before it becomes a timeout, for a cut is never a termination.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from neorl_core.types import PlantSpec, Space
+from tasks.data.store.schema import ROW_KEYS, Rows, kept_as
+from tasks.files.canonical import sha256_hex, write_atomic
+
+RANGE_TOLERANCE = 0.01
+"""Share of a signal's range by which a reading may leave it: transmitters are calibrated no better."""
+
+CONTINUITY_TOLERANCE = 1e-4
+"""Share of a signal's range by which next_observations may differ from the next row's observations."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Quarantine:
+    """Rows that failed, in Parquet files of about `part_records` records: source, row, timestamp, reason, values.
+
+    Args:
+        folder: where the files go; made when the first record comes.
+        spec: names the values' columns.
+        part_records: records after which a file is closed; a longer quarantine has several.
+    """
+
+    def __init__(self, folder: Path, spec: PlantSpec, part_records: int = 65536) -> None:
+        self.folder, self.spec, self.part_records = folder, spec, part_records
+        self.reasons: Counter[str] = Counter()
+        self.digests: list[str] = []
+        self._columns: list[dict[str, npt.NDArray[Any]]] = []
+        self._waiting = 0
+
+    def add(self, source: str, numbers: npt.NDArray[np.int64], reasons: npt.NDArray[Any], rows: Rows) -> None:
+        """Keep rows (n, ...) with their numbers (n,) in the source and reasons (n,)."""
+        if not len(numbers):
+            return
+        self.reasons.update(str(reason) for reason in reasons)
+        columns: dict[str, npt.NDArray[Any]] = {
+            "source": np.full(len(numbers), source),
+            "row": numbers,
+            "timestamp": rows.get("timestamps", np.full(len(numbers), -1, np.int64)),
+            "reason": reasons,
+        }
+        for key, names in _components(self.spec).items():
+            values = rows[key].reshape(len(numbers), -1)
+            columns |= {f"{key}.{name}" if name else key: values[:, i] for i, name in enumerate(names)}
+        self._columns.append(columns)
+        self._waiting += len(numbers)
+        if self._waiting >= self.part_records:
+            self.close()
+
+    @property
+    def count(self) -> int:
+        """How many rows were kept here."""
+        return self.reasons.total()
+
+    def close(self) -> None:
+        """Write the records at hand."""
+        if not self._columns:
+            return
+        import io
+
+        import polars
+
+        merged = {name: np.concatenate([c[name] for c in self._columns]) for name in self._columns[0]}
+        frame = polars.DataFrame({name: values.tolist() for name, values in merged.items()})
+        image = io.BytesIO()
+        frame.write_parquet(image)
+        data = image.getvalue()
+        write_atomic(self.folder / f"part-{len(self.digests):05d}.parquet", data)
+        self.digests.append(sha256_hex(data))
+        self._columns, self._waiting = [], 0
+
+
+def _components(spec: PlantSpec) -> dict[str, tuple[str, ...]]:
+    return {
+        "observations": spec.observation.names,
+        "actions": spec.action.names,
+        "rewards": ("",),
+        "next_observations": spec.observation.names,
+        "terminals": ("",),
+        "timeouts": ("",),
+    }
+
+
+class RowChecker:
+    """Passes on rows that are finite, within range and continuous; the others go to the quarantine.
+
+    Args:
+        spec: bounds and names.
+        quarantine: takes the rows that fail.
+        source: the name under which they are kept.
+    """
+
+    def __init__(self, spec: PlantSpec, quarantine: Quarantine, source: str) -> None:
+        self.spec, self.quarantine, self.source = spec, quarantine, source
+        self.seen = 0
+        self._held: Rows | None = None
+
+    def push(self, rows: Rows) -> Rows:
+        """Take the next rows (n, ...) and return those which are settled: the last two wait for what follows them.
+
+        Args:
+            rows: the keys of `ROW_KEYS`, flags as numbers; `rejected` (n,) may name a reason that the reader found,
+                `numbers` (n,) the rows' numbers in the source.
+        """
+        if self._held is not None:
+            rows = {key: np.concatenate([self._held[key], values]) for key, values in rows.items()}
+        return self._settle(rows, max(len(rows["rewards"]) - 2, 0))
+
+    def flush(self) -> Rows | None:
+        """The last rows; where the data end inside an episode, its last row becomes a timeout."""
+        return None if self._held is None else self._settle(self._held, len(self._held["rewards"]))
+
+    def _settle(self, rows: Rows, count: int) -> Rows:
+        reasons = find_failures(rows, self.spec)
+        ended = (rows["terminals"] == 1) | (rows["timeouts"] == 1)
+        sound = reasons == ""
+        broken = ~ended[:-1] & sound[:-1] & sound[1:] & ~_continues(rows, self.spec.observation)
+        reasons[:-1][broken] = "next_observations do not continue in the next row's observations"
+        sound = reasons == ""
+        cut = sound & ~ended & ~np.append(sound[1:], False)
+        failed, passed = ~sound[:count], sound[:count]
+        numbers = rows["numbers"][:count] if "numbers" in rows else self.seen + np.arange(count)
+        done = {key: values[:count] for key, values in rows.items()}
+        self.quarantine.add(
+            self.source, numbers[failed], reasons[:count][failed], {k: v[failed] for k, v in done.items()}
+        )
+        self.seen += count
+        self._held = {key: values[count:] for key, values in rows.items()} if count < len(ended) else None
+        good = {key: done[key][passed].astype(kept_as(key, done[key].dtype)) for key in ROW_KEYS if key in done}
+        # A terminated episode is not also cut by time: only one of the two says whether to bootstrap.
+        good["timeouts"] = (good["timeouts"] | cut[:count][passed]) & ~good["terminals"]
+        return good
+
+
+def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.NDArray[Any]:
+    """The first reason why each row fails, or ''.
+
+    Args:
+        rows: keys as in `ROW_KEYS`, (n, ...).
+        spec: names and bounds.
+
+    Returns:
+        Strings (n,) as an object array.
+    """
+    reasons: npt.NDArray[Any] = np.full(len(rows["rewards"]), "", dtype=object)
+
+    def note(mask: Mask, reason: str) -> None:
+        if mask.any():
+            reasons[mask & (reasons == "")] = reason
+
+    if "rejected" in rows:
+        named = rows["rejected"] != ""
+        reasons[named] = rows["rejected"][named]
+    spaces = {"observations": spec.observation, "actions": spec.action, "next_observations": spec.observation}
+    if spec.choices is not None:
+        chosen, last = rows["actions"][:, 0], len(spec.choices) - 1
+        note((chosen < 0) | (chosen > last), f"actions.{spaces.pop('actions').names[0]} is no choice of 0..{last}")
+    for key, space in spaces.items():
+        for i, name in enumerate(space.names):
+            values = rows[key][:, i]
+            low, high = widened(space.low[i], space.high[i], values.dtype)
+            note(~np.isfinite(values), f"{key}.{name} is not finite")
+            note((values < low) | (values > high), f"{key}.{name} is outside {space.low[i]:g}..{space.high[i]:g}")
+    note(~np.isfinite(rows["rewards"]), "rewards is not finite")
+    for key in ("terminals", "timeouts"):
+        note((rows[key] != 0) & (rows[key] != 1), f"{key} is neither 0 nor 1")
+    for key in ("costs", "constraint_costs"):
+        if key in rows:  # of a plant without limits, constraint_costs are (n, 0)
+            axes = tuple(range(1, rows[key].ndim))
+            note(~np.isfinite(rows[key]).all(axis=axes), f"{key} is not finite")
+    return reasons
+
+
+def widened(low: float, high: float, kind: np.dtype[Any] = ROW_KEYS["observations"]) -> tuple[float, float]:
+    """Bounds with their tolerance, rounded as values of a type are: a reading at its bound is within it however kept.
+
+    Args:
+        low: least value; of a range with an open side there is no tolerance.
+        high: greatest value.
+        kind: type of the values that are held against them; as the store keeps them when not given.
+    """
+    slack = RANGE_TOLERANCE * (high - low)
+    edges = (low - slack, high + slack) if np.isfinite(slack) else (low, high)
+    with np.errstate(over="ignore"):  # what single precision does not hold is no bound to its values
+        least, greatest = np.asarray(edges).astype(np.promote_types(kind, np.float32)).tolist()
+    return least, greatest
+
+
+def _continues(rows: Mapping[str, npt.NDArray[Any]], space: Space) -> Mask:
+    """Whether each row but the last leads to the row after it."""
+    span = np.subtract(space.high, space.low)
+    before, after = rows["next_observations"][:-1], rows["observations"][1:]
+    close: Mask = (before == after).all(axis=1)
+    # Most rows lead to the very same numbers; a tolerance is for the others.
+    others = np.flatnonzero(~close)
+    before, after = before[others], after[others]
+    scale = np.where(np.isfinite(span), span, 1 + np.abs(before))
+    close[others] = (np.abs(before - after) <= CONTINUITY_TOLERANCE * scale).all(axis=1)
+    return close

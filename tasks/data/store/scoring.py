@@ -1,0 +1,51 @@
+"""What a plant's formulas say of logged rows: rewards, costs, and by how much each limit is violated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from neorl_core.plants.base import LoggedSignals
+from tasks.data.store.schema import Rows
+
+BLOCK_ROWS = 65536
+"""Rows that an importer passes on at once."""
+
+SMALLEST = 1024
+
+
+def by_rows(function: Callable[..., jax.Array], *columns: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """A core function over rows (n, ...), in blocks padded to few sizes so that it is compiled no more than needed."""
+    compiled = jax.jit(function)
+    parts = []
+    for start in range(0, len(columns[0]), BLOCK_ROWS):
+        block = [column[start : start + BLOCK_ROWS].astype(np.float32) for column in columns]
+        n = len(block[0])
+        size = max(SMALLEST, 1 << (n - 1).bit_length())
+        padded = [jnp.asarray(np.pad(x, [(0, size - n), *[(0, 0)] * (x.ndim - 1)], mode="edge")) for x in block]
+        parts.append(np.asarray(compiled(*padded))[:n])
+    return np.concatenate(parts)
+
+
+def margins_of(logged: LoggedSignals, next_observations: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Signed distances (n, K) to each limit in its unit, positive while it holds."""
+    return by_rows(logged.margins, next_observations)
+
+
+def with_rewards(rows: Rows, logged: LoggedSignals) -> Rows:
+    """Add rewards (n,) by the plant's formula, where a log has none."""
+    return rows | {
+        "rewards": by_rows(logged.reward, *(rows[key] for key in ("observations", "actions", "next_observations")))
+    }
+
+
+def with_costs(rows: Rows, logged: LoggedSignals) -> Rows:
+    """Add constraint_costs (n, K), the excess over each limit in its unit, and costs (n,), 1 where there is any."""
+    excess = np.maximum(-margins_of(logged, rows["next_observations"]), np.float32(0))
+    violated: npt.NDArray[np.bool_] = np.asarray((excess > 0).any(axis=1))
+    return rows | {"constraint_costs": excess, "costs": violated.astype(np.float32)}

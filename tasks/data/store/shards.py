@@ -1,0 +1,223 @@
+"""One shard: some whole episodes as flat arrays in an immutable HDF5 file.
+
+The file is composed in memory and written in one go, for HDF5 itself hangs or crashes when a disk is full; so a shard's
+size is the memory that writing takes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import h5py
+import numpy as np
+
+from configs.environment import DATASETS, setting
+from configs.errors import Refused
+from tasks.data.store.content import (
+    Columns,
+    block_bounds,
+    block_hashes,
+    byte_view,
+    content_digest,
+    content_root,
+    episode_bounds,
+    episode_digests,
+)
+from tasks.data.store.records import ShardRecord
+from tasks.data.store.schema import ROW_KEYS, Rows
+from tasks.files.stored import is_stored, open_stored, put_stored, sha256_while_unchanged
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+LIBVER = ("v110", "v110")
+"""The file format is fixed, so that the same rows make the same file."""
+
+
+def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
+    """Write whole episodes as one immutable file, named by its SHA-256.
+
+    Besides the rows it holds `episode_starts` (E,), i8, and `episode_digests` (E, 32), by which splits are drawn.
+
+    Args:
+        folder: where shards live.
+        parts: consecutive rows, all with the same keys, of the types of `kept_as` and in C order.
+
+    Returns:
+        The shard's record in a manifest.
+
+    Raises:
+        BadInput: when the disk is full; nothing is left behind.
+    """
+    columns = {key: [part[key] for part in parts] for key in ROW_KEYS if key in parts[0]}
+    episodes = episode_bounds(np.concatenate(columns["terminals"]), np.concatenate(columns["timeouts"]))
+    hashes = block_hashes(columns, block_bounds(episodes).tolist())
+    digests = episode_digests(hashes, episodes)
+    pieces = _file_pieces(columns | {"episode_starts": [episodes[:-1]], "episode_digests": [digests]})
+    sha256 = hashlib.sha256()
+    for piece in pieces:
+        sha256.update(piece)
+    path = folder / f"{sha256.hexdigest()}.h5"
+    if not is_stored(path) or sha256_while_unchanged(path) != path.stem:
+        put_stored(path, *pieces)
+    return ShardRecord(
+        file=path.name,
+        sha256=path.stem,
+        content=content_root(parts[0], hashes, episodes, digests),
+        rows=int(episodes[-1]),
+        episodes=len(digests),
+    )
+
+
+def _file_pieces(columns: Columns) -> list[memoryview]:
+    """The bytes of a shard's HDF5 file, in order: headers that HDF5 made, and the arrays' own memory.
+
+    HDF5 gives each key its place without being given the arrays, which it would copy.
+    """
+    image = SparseFile()
+    places: dict[int, list[memoryview]] = {}
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_obj_track_times(False)
+    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(image, "w", libver=LIBVER) as file:
+        for key, values in columns.items():
+            kind = h5py.h5t.py_create(values[0].dtype, logical=True)
+            space = h5py.h5s.create_simple((sum(map(len, values)), *values[0].shape[1:]))
+            made = h5py.h5d.create(file.id, key.encode(), kind, space, plan)
+            if any(block.nbytes for block in values):
+                places[made.get_offset()] = [byte_view(block) for block in values]
+    pieces, at = list[memoryview](), 0
+    for offset, views in sorted(places.items()):
+        pieces += [memoryview(image.stretch(at, offset)), *views]
+        at = offset + sum(map(len, views))
+    return [*pieces, memoryview(image.stretch(at, image.seek(0, io.SEEK_END)))]
+
+
+def open_shard(path: Path) -> h5py.File:
+    """Open an immutable shard for reading; no lock is taken, so a read-only disk will do.
+
+    Raises:
+        Refused: when the file is missing, cut short or not HDF5.
+    """
+    try:
+        file = h5py.File(path if path.exists() else open_stored(path), "r", locking=False)
+    except OSError as error:
+        raise Refused(
+            f"expected a whole HDF5 file in shard {path.name}, got '{' '.join(str(error).split())}': "
+            "restore it from a backup or ingest its source again."
+        ) from error
+    _open.add(file)
+    return file
+
+
+_open: WeakSet[h5py.File] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """HDF5 would close what is open behind the interpreter's end, and crash where that is a Python object's bytes."""
+    for file in list(_open):
+        file.close()
+
+
+def check_file(path: Path, record: ShardRecord) -> None:
+    """Hold a shard's file against its record in the manifest, byte for byte.
+
+    A file that this process has read before is read again only if it was changed since.
+
+    Raises:
+        Refused: when it is missing or differs, naming the shard.
+    """
+    cure = "restore it from a backup or ingest its source again."
+    if not is_stored(path) and not setting(DATASETS):
+        cure = f"restore it from a backup, ingest its source again, or name the bucket that it lies in by {DATASETS}."
+    if not is_stored(path):
+        raise Refused(f"expected shard {path.name} in {path.parent}, got no such file: {cure}")
+    if (got := sha256_while_unchanged(path)) != record.sha256:
+        raise Refused(f"expected shard {path.name} to have SHA-256 {record.sha256}, got {got}: {cure}")
+
+
+def check_content(path: Path, record: ShardRecord) -> None:
+    """Hold what a shard says against its content digest.
+
+    Raises:
+        Refused: when it differs, naming the shard.
+    """
+    with open_shard(path) as file:
+        got = content_digest(file)
+    if got != record.content:
+        raise Refused(
+            f"expected shard {path.name} to hold content {record.content}, got {got}: "
+            "restore it from a backup or ingest its source again."
+        )
+
+
+class SparseFile(io.RawIOBase):
+    """A seekable binary file that keeps what was written and where; the rest reads as zeros.
+
+    For a few small writes far apart, as HDF5 makes when it lays out arrays that it is not given: every read goes
+    through all that was written.
+
+    Example:
+        >>> file = SparseFile()
+        >>> _ = file.seek(10**12), file.write(b"end")
+        >>> file.stretch(10**12 - 2, 10**12 + 2)
+        b'\\x00\\x00en'
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: list[tuple[int, bytes]] = []
+        self._at = self._size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def write(self, data: ReadableBuffer) -> int:
+        if held := bytes(data):
+            self._written.append((self._at, held))
+            self._at += len(held)
+            self._size = max(self._size, self._at)
+        return len(held)
+
+    def truncate(self, size: int | None = None) -> int:
+        self._size = self._at if size is None else size
+        self._written = [(at, data[: self._size - at]) for at, data in self._written if at < self._size]
+        return self._size
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        into = memoryview(buffer).cast("B")
+        found = self.stretch(self._at, min(self._at + len(into), self._size))
+        into[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def stretch(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), wherever the file ends."""
+        found = bytearray(max(stop - start, 0))
+        # In the order of writing, so that the last one holds.
+        for at, data in self._written:
+            first, last = max(at, start), min(at + len(data), stop)
+            if first < last:
+                found[first - start : last - start] = data[first - at : last - at]
+        return bytes(found)

@@ -1,0 +1,146 @@
+"""A made fleet: sites of one simulated plant whose constants differ, a log of each, and the file that lists them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ruamel.yaml import YAML
+
+from configs.bounded import read_yaml
+from configs.code import Site, SiteOf
+from configs.errors import BadInput
+from configs.fleet.reading import load_fleet
+from tasks.data.store.records import Record
+from tasks.data.synthetic.plant_log import HISTORIES
+from tasks.files.canonical import make_folder, write_atomic
+from tasks.models.plants.known import KnownPlant, plant_of, plant_of_site
+from tasks.models.plants.opening import open_run
+
+FILE = "fleet.yaml"
+MAPPING = "mapping.yaml"
+FOLDER = "{site}"
+"""Of a site's log, beside the fleet's file."""
+EPISODES = 60
+"""Of a site of a plant that has no history to write."""
+WEEKS = 0.5
+HEAD = "# A made fleet: {sites} sites of {plant}, whose constants differ by up to {spread:g} % of their values.\n"
+
+
+class GeneratedFleet(Record):
+    """A fleet that was made."""
+
+    fleet: str
+    plant: str
+    path: Path
+    """Of its file."""
+    sites: tuple[str, ...]
+    broken: tuple[str, ...]
+    """Those whose log was cut off in the middle."""
+    constants: tuple[str, ...]
+    """What the sites differ in."""
+
+
+def make_fleet(
+    folder: Path,
+    like: Path,
+    sites: int = 20,
+    *,
+    spread: float = 0.03,
+    broken: int = 0,
+    constants: tuple[str, ...] = (),
+    seed: int = 0,
+    weeks: float = WEEKS,
+    episodes: int = EPISODES,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> GeneratedFleet:
+    """Write a fleet's file and a log of each of its sites; the same arguments give the same bytes.
+
+    Each constant of a site is drawn uniformly within `spread` of the plant's value, on both sides.
+
+    Args:
+        folder: made when absent; its name is the fleet's.
+        like: a run of the plant, whose settings all sites have in common.
+        sites: how many.
+        spread: largest difference of a constant, as a share of its value.
+        broken: how many logs, of the last sites, are cut off in the middle.
+        constants: which differ; those that the plant's own operating domain draws when not given.
+        seed: of the constants, and of what happens at each site.
+        weeks: length of a reactor's history.
+        episodes: of each site of another plant.
+        progress: called with (done, total, unit).
+
+    Returns:
+        The file, and what is in it.
+
+    Raises:
+        BadInput: when the plant has no simulator or is code of a project's own, or the disk is full.
+    """
+    from neorl_core.plants.site import varied_constants
+
+    run = open_run(like)
+    known = plant_of(run)
+    plant, value = known.simulator(), read_yaml(like)
+    if known.code:
+        raise BadInput(f"expected a plant of NeoRL in {like}, got {known.name}: list the sites of your own in a file.")
+    varied = constants or varied_constants(plant)
+    if not varied:
+        raise BadInput(f"expected constants in which sites of {known.name} differ, got none: name some.")
+    make_folder(folder)
+    if run.data.mapping is not None:
+        write_atomic(folder / MAPPING, run.data.mapping.read_bytes())
+        value["data"] = {**value["data"], "mapping": MAPPING}
+    as_history = known.name in HISTORIES and run.data.mapping is not None
+    value["logs"] = [f"{FOLDER}/{'historian.parquet' if as_history else 'episodes.hdf5'}"]
+    names = [f"site_{number:02d}" for number in range(1, sites + 1)]
+    drawn = np.random.default_rng([seed, sites]).uniform(-spread, spread, (sites, len(varied)))
+    value["sites"] = {
+        name: {"constants": _constants(plant.params, varied, shares)} for name, shares in zip(names, drawn, strict=True)
+    }
+    head = HEAD.format(sites=sites, plant=known.name, spread=100 * spread)
+    write_atomic(folder / FILE, (head + _yaml({"fleet": folder.name, **value})).encode())
+    load_fleet(folder / FILE)
+    cut = tuple(names[len(names) - broken :]) if broken else ()
+    for number, name in enumerate(names):
+        site = Site(name=f"{folder.name}_{name}", constants=value["sites"][name]["constants"])
+        at = plant_of_site(SiteOf(site=site, plant=known.name))
+        log = _log(at, folder / name, seed + number, weeks if as_history else None, episodes)
+        if name in cut:
+            data = log.read_bytes()
+            log.write_bytes(data[: len(data) // 2])
+        if progress:
+            progress(number + 1, sites, "sites")
+    return GeneratedFleet(
+        fleet=folder.name, plant=known.name, path=folder / FILE, sites=tuple(names), broken=cut, constants=tuple(varied)
+    )
+
+
+def _constants(params: Any, names: tuple[str, ...], shares: np.ndarray) -> dict[str, float]:
+    """Values to seven digits, as a person would write them down."""
+    known = params._asdict()
+    for name in names:
+        if name not in known or not isinstance(known[name], int | float):
+            raise BadInput(f"expected constants that are one number, among {', '.join(known)}, got '{name}'.")
+    return {name: float(f"{known[name] * (1 + share):.7g}") for name, share in zip(names, shares, strict=True)}
+
+
+def _log(site: KnownPlant, folder: Path, seed: int, weeks: float | None, episodes: int) -> Path:
+    """A site's log: the history of a reactor, or episodes under the plant's own controller."""
+    from tasks.data.synthetic.episodes import generate as play
+    from tasks.data.synthetic.plant_log import generate as write
+
+    if weeks is not None:
+        return write(HISTORIES[0], folder, seed, weeks, nominal=site.simulator().params).path
+    out = folder / "episodes.hdf5"
+    out.unlink(missing_ok=True)
+    return play(site, "pid", episodes, seed, out).path
+
+
+def _yaml(value: dict[str, Any]) -> str:
+    stream, yaml = io.StringIO(), YAML()
+    yaml.width = 4096
+    yaml.dump(value, stream)
+    return stream.getvalue()

@@ -1,0 +1,325 @@
+"""The audit: everything that the ledger vouches for is looked at again, and what fails is named."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from configs.errors import NeoRLError, Refused
+from configs.home import Home
+from tasks.evidence import rules
+from tasks.evidence.attempts import certificate_file
+from tasks.evidence.audit.people import check_people
+from tasks.evidence.audit.witnesses import check_clock, check_witnesses
+from tasks.evidence.certificate import Check, read_certificate, says_the_same, verify_certificate
+from tasks.evidence.decisions.champions import IN_FORCE, before_policy, champion
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.protocol import Artefact
+from tasks.evidence.ledger.signing import TrustRoot
+from tasks.evidence.ledger.voided import VOID, before_each, counting, leaves_service
+from tasks.evidence.policies import check_pinned, pinned_file, policy_entry
+from tasks.evidence.rules import GROUPS
+from tasks.files.folders import faults_in, files_in
+from tasks.files.stored import is_stored, stored_sha256
+from tasks.models.bundles.manifest import MANIFEST, has_policy, read_manifest, stored_digest
+from tasks.references import CandidateRecord
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What was checked, in order."""
+
+    checks: list[Check]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check held that was made."""
+        return not self.failures
+
+    @property
+    def failures(self) -> list[Check]:
+        """The checks that did not hold."""
+        return [check for check in self.checks if check.passed is False]
+
+
+def audit(
+    home: Home, heads: Iterable[str] = (), trust: Path | None = None, left_out: Container[str] = ()
+) -> AuditReport:
+    """Check a home's ledger and every file that it names. Reads only; needs no private key and no server.
+
+    Args:
+        heads: signed heads that survive elsewhere (MLflow tags, reports, exports); the home's own `ledger.head` is
+            compared as well.
+        trust: file of pinned public keys, in place of the project's or the home's.
+        left_out: paths of files that are not here by intent, of which only the digest is known.
+
+    Returns:
+        A report whose failures name the record: a ledger entry, a file or a head.
+
+    Raises:
+        BadInput: when there is no ledger or no trust root.
+    """
+    ledger = Ledger.open(home, trust=trust, write=False)
+    checks = [_table(home), _chain(ledger)]
+    entries = ledger.verified
+    checks += _heads(ledger, heads) if checks[-1].passed else []
+    checks += [
+        *_replayed(entries),
+        _champions(entries, ledger.trust),
+        *_policies(ledger, counting(entries, ledger.trust.pins)),
+        *check_people(entries, ledger.trust),
+    ]
+    checks += _files(home, entries, left_out)
+    checks += _strangers(home, entries)
+    checks += _served(home, entries)
+    checks += _controllers(home, entries)
+    checks += _certificates(home, ledger, counting(entries, ledger.trust.pins))
+    checks += [check_clock(entries, datetime.now(UTC)), *check_witnesses(home, ledger, entries)]
+    return AuditReport(checks)
+
+
+def first_broken(home: Home) -> str | None:
+    """The first entry of a home's ledger that does not hold, or breaks the rule of its kind, in words; or None."""
+    ledger = Ledger.open(home, write=False)
+    found = [_chain(ledger), *_replayed(ledger.verified)]
+    return next((check.detail for check in found if check.passed is False), None)
+
+
+def _table(home: Home) -> Check:
+    """SQLite's own check, which sees damage to pages and indices that no query of the rows touches."""
+    if not home.ledger.exists():
+        return Check("table", True, "kept by a database server")
+    try:
+        with closing(sqlite3.connect(home.ledger)) as connection:
+            found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(1)")]
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        found = [str(error)]
+    return Check("table", found == ["ok"], f"{home.ledger.name}: {found[0]}")
+
+
+def _chain(ledger: Ledger) -> Check:
+    try:
+        head = ledger.verify()
+    except Refused as error:
+        return Check("chain", False, str(error))
+    return Check("chain", True, f"{head.size} entries, chained and signed by pinned keys, root {head.root[:12]}")
+
+
+def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
+    named = [(f"head {number}", text) for number, text in enumerate(heads, start=1)]
+    own, failures = ledger.home.root / "ledger.head", []
+    if own.exists():
+        # An odd byte becomes a character that no envelope has, and is then refused like any other.
+        named.append((own.name, own.read_text(errors="replace")))
+    elif ledger.home.ledger.exists():
+        # It was written before the first entry: who cuts the ledger and cannot sign takes it away.
+        lost = f"{own.name}: missing, so nothing here shows that the ledger is whole: restore it from its backup"
+        failures.append(Check("heads", False, lost))
+    for name, text in named:
+        try:
+            ledger.verify([text])
+        except Refused as error:
+            failures.append(Check("heads", False, f"{name}: {error}"))
+    return failures or [Check("heads", True, f"{len(named)} signed heads are in the ledger's history")]
+
+
+def _replayed(entries: Sequence[Entry]) -> list[Check]:
+    """Apply the rules of writing again to each entry, given only what was known before it."""
+    groups = {kind: name for name, kinds in GROUPS.items() for kind in kinds}
+    counts = Counter(groups.get(entry.kind, "others") for entry in entries)
+    failures = []
+    # As it was then: what was revoked later counted when this one was signed.
+    for history, entry in before_each(entries):
+        try:
+            rules.check(history, entry)
+        except Refused as error:
+            name = groups.get(entry.kind, "others")
+            failures.append(Check(name, False, f"ledger entry {entry.sequence}: {error}"))
+    failed = {check.name for check in failures}
+    held = [name for name in (*GROUPS, "others") if name not in failed]
+    return [*(Check(name, True, f"{counts[name]} entries, each by the rule of its kind") for name in held), *failures]
+
+
+def _champions(logged: Sequence[Entry], trust: TrustRoot) -> Check:
+    """What none replaces and nobody withdrew is a champion: one per plant, or none once withdrawn."""
+    entries = counting(logged, trust.pins)
+    promotions = [entry for entry in entries if entry.kind in IN_FORCE]
+    ended = _ended(logged, entries)
+    in_force = Counter(entry.plant for entry in promotions if entry.digest not in ended)
+    wanted = {entry.plant: int(champion(entries, entry.plant) is not None) for entry in promotions}
+    wrong = sorted(plant for plant, count in wanted.items() if in_force[plant] != count)
+    if wrong:
+        number = ("no champion", "one champion")[wanted[wrong[0]]]
+        return Check("champions", False, f"expected {number} of {wrong[0]}, got {in_force[wrong[0]]}")
+    withdrawn = "".join(f", none for {plant}, whose was withdrawn" for plant in sorted(wanted) if not wanted[plant])
+    return Check("champions", True, f"one champion for each of {sum(wanted.values())} plants{withdrawn}")
+
+
+def _ended(logged: Sequence[Entry], entries: Sequence[Entry]) -> set[str]:
+    """The promotions that are over: replaced or withdrawn, and whatever a promotion that does not count replaced."""
+    before = {e.digest: e.body.get("replaces") for e in logged if e.kind in IN_FORCE}
+    counted = {entry.digest for entry in entries if entry.kind in IN_FORCE}
+    names = {"promotion": "replaces", "rollback": "replaces", "withdrawal": "promotion"}
+    ended = set()
+    for entry in entries:
+        kind = "rollback" if leaves_service(entry) and entry.kind == VOID else entry.kind
+        found = entry.body.get(names[kind]) if kind in names else None
+        while isinstance(found, str) and found not in ended:
+            ended.add(found)
+            found = None if found in counted else before.get(found)
+    return ended
+
+
+def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
+    """The policies that are pinned must be those of the ledger; who serves on from before one is said."""
+    plants = sorted({entry.plant for entry in entries if entry.kind in ("policy", "promotion")})
+    signed = [plant for plant in plants if policy_entry(entries, plant) is not None]
+    if signed and not pinned_file(ledger.trust, signed[0]).parent.is_dir():
+        where = f"not compared: no policies are pinned beside {ledger.trust.source}"
+        return [Check("policies", None, where)]
+    checks = []
+    for plant in plants:
+        try:
+            if plant in signed:
+                check_pinned(entries, ledger.trust, plant)
+            if why := before_policy(entries, plant):
+                checks.append(Check("policies", None, why))
+        except Refused as error:
+            checks.append(Check("policies", False, str(error)))
+        except (ValidationError, LookupError, TypeError):
+            continue  # an entry that cannot be read, which the rules have named
+    held = f"{len(signed)} pinned as the ledger has them, and met by champions' claims"
+    return checks or [Check("policies", True, held)]
+
+
+def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, Artefact]]:
+    """Each file once, with the first entry that names it."""
+    seen = set()
+    for entry in entries:
+        for file in entry.artefacts:
+            if (file.path, file.sha256) not in seen:
+                seen.add((file.path, file.sha256))
+                yield entry.sequence, file
+
+
+def _files(home: Home, entries: Sequence[Entry], left_out: Container[str]) -> list[Check]:
+    failures, count, absent = [], 0, 0
+    root = home.root.resolve()
+    for sequence, file in _named_files(entries):
+        count += 1
+        path = (root / file.path).resolve()
+        where = f"{file.path} ({file.name}, named by ledger entry {sequence})"
+        if file.path in left_out and not is_stored(path):
+            absent += 1
+        elif not path.is_relative_to(root):
+            failures.append(Check("files", False, f"{where}: outside the home"))
+        elif path.is_dir() or not is_stored(path):
+            failures.append(Check("files", False, f"{where}: missing"))
+        elif (found := stored_sha256(path)) != file.sha256:
+            failures.append(Check("files", False, f"{where}: expected SHA-256 {file.sha256[:12]}, got {found[:12]}"))
+    told = [Check("files", None, f"{absent} files are left out: their digests are known, not their content")]
+    held = Check("files", True, f"{count - absent} files named by entries, each with its SHA-256")
+    return [*(failures or [held]), *(told if absent else [])]
+
+
+def _strangers(home: Home, entries: Sequence[Entry]) -> list[Check]:
+    """Files that came later into a folder of which an entry names every file (`folder_artefacts`)."""
+    folders: dict[str, int] = {}
+    named = set()
+    for sequence, file in _named_files(entries):
+        named.add(file.path)
+        tail = file.name.partition("/")[2]
+        if tail and file.path.endswith(f"/{tail}"):
+            folders.setdefault(file.path.removesuffix(f"/{tail}"), sequence)
+    failures = [
+        Check("folders", False, f"{path}: no entry names it, but entry {sequence} names all else in {folder}")
+        for folder, sequence in folders.items()
+        for tail, _ in files_in(home.root / folder)
+        if (path := f"{folder}/{tail}") not in named
+    ]
+    return failures or [Check("folders", True, f"nothing but what entries name in {len(folders)} folders")]
+
+
+def _served(home: Home, entries: Sequence[Entry]) -> list[Check]:
+    """Every file of the models that this home's MLflow serves: the code and MLmodel that loading executes, too."""
+    kept = home.root / "mlflow" / "artifacts"
+    models: dict[str, tuple[CandidateRecord, int]] = {}
+    for record, entry in _records(entries):
+        models.setdefault(record.served.model, (record, entry.sequence))
+    if not kept.is_dir():
+        return [Check("served", None, f"{len(models)} models in MLflow, none of which is kept in this home")]
+    failures = []
+    for model, (record, sequence) in models.items():
+        where = f"version {record.version} of {record.dataset.plant} in MLflow (ledger entry {sequence})"
+        # All of that name, for an untouched copy beside it would hide the one that is served.
+        folders = sorted(kept.glob(f"*/models/{model}/artifacts"))
+        faults = [fault for folder in folders for fault in faults_in(folder, _digests(record))]
+        faults = faults if folders else ["its model is missing"]
+        failures += [Check("served", False, f"{where}: {fault}") for fault in faults]
+    return failures or [Check("served", True, f"{len(models)} models in MLflow, each file with its SHA-256")]
+
+
+def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
+    """A composite that was logged as the plant's own controller needs no gate but its certificate: it has no policy."""
+    failures, count = [], 0
+    for record, entry in _records(entries):
+        if record.role != "fallback":
+            continue
+        count += 1
+        folder = next(((home.root / f.path).parent for f in entry.artefacts if f.path.endswith(f"/{MANIFEST}")), None)
+        where = f"version {record.version} of {entry.plant} (ledger entry {entry.sequence})"
+        try:
+            learned = (
+                folder is None
+                or stored_digest(folder) != record.composite
+                or has_policy(read_manifest(folder).structure)
+            )
+        except NeoRLError as error:
+            failures.append(Check("controllers", False, f"{where}: {error}"))
+            continue
+        if learned:
+            detail = f"{where}: logged as the plant's own controller, but its bundle is not one without a policy"
+            failures.append(Check("controllers", False, detail))
+    return failures or [Check("controllers", True, f"{count} composites logged as the plant's own controller are that")]
+
+
+def _records(entries: Sequence[Entry]) -> Iterator[tuple[CandidateRecord, Entry]]:
+    """The candidates whose entries can be read; that another cannot is what the rules say."""
+    for entry in entries:
+        if entry.kind == "candidate":
+            with suppress(ValidationError):
+                yield entry.read(CandidateRecord), entry
+
+
+def _digests(record: CandidateRecord) -> dict[str, str]:
+    return {file.path: file.sha256 for file in record.served.contents}
+
+
+def _certificates(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
+    """Check each certificate that a result names, statistics and all."""
+    failures, count = [], 0
+    for entry in entries:
+        file = certificate_file(entry) if entry.kind == "result" else None
+        if file is None:
+            continue
+        count += 1
+        path = home.root / file.path
+        if not path.is_file():
+            failures.append(Check("certificates", False, f"{file.path}: missing, so nothing stands behind the result"))
+            continue
+        checks = verify_certificate(path, ledger.trust, ledger=ledger)
+        # Who must have been a witness is asked of the ledger, for that may have changed since.
+        wrong = [check for check in checks if check.passed is False and check.name != "witnesses"]
+        failures += [Check("certificates", False, f"{file.path}: {it.name}: {it.detail}") for it in wrong]
+        # A true certificate of another attempt must not stand behind this result.
+        if not wrong and not says_the_same(entry, read_certificate(path, ledger.trust).predicate):
+            detail = f"{file.path}: a certificate of another attempt than that of ledger entry {entry.sequence}"
+            failures.append(Check("certificates", False, detail))
+    return failures or [Check("certificates", True, f"{count} certificates: seed, alpha, statistics and claim")]

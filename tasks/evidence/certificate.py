@@ -1,0 +1,371 @@
+"""The certificate: an in-toto statement, signed, that can be checked offline and repeated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from configs.errors import BadInput, Refused
+from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
+from tasks.evidence.attempts import AttemptBody, ResultBody, attempt_alpha
+from tasks.evidence.claims import (
+    NON_CLAIMS,
+    PREDICATE_TYPE,
+    PROTOCOL,
+    STATEMENT_TYPE,
+    Claim,
+    Counts,
+    Digest,
+    Materials,
+    NumberedAttempt,
+    Predicate,
+    Statement,
+    Subject,
+)
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.protocol import Certify
+from tasks.evidence.ledger.signing import TrustRoot, keyid_of
+from tasks.evidence.policies import lacking, policy_of
+from tasks.evidence.witness.seeds import SeedBody, names_of, nonces_of, of_attempt
+from tasks.evidence.witness.stated import DrawnSeed, pinned_as_stated, seed_fault, witnesses_stated
+from tasks.files.canonical import canonical_json, sha256_hex
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+Repeat = Callable[[Predicate, bytes], Counts]
+"""(predicate, seed) -> counts: runs the certified test again."""
+
+
+RESTS_ON = ("composite", "simulator", "shield", "code", "lock")
+"""What must be here as it was there, where the test is run again: else it is a test of something else."""
+NOT_HERE = {
+    "composite": "its bundle is not here: name it with --bundle",
+    "simulator": "the plant is only built where the test is run again: --rerun",
+    "shield": "the bundle is only built where the test is run again: --rerun",
+    "code": "only what runs the test again is compared: --rerun",
+    "lock": "only what runs the test again is compared: --rerun",
+    "processor": "only what runs the test again is compared: --rerun",
+    "dataset": "the claim is about the simulator, whatever the composite learned from",
+    "config": "the run's file is not here; what of it the claim rests on is in the scope",
+}
+"""Why a material is not compared."""
+
+
+class Check(NamedTuple):
+    """One thing that was checked; `passed` is None where it was not looked at, or differs without consequence."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+def make_certificate(ledger: Ledger, attempt: str, counts: Counts, materials: Materials) -> bytes:
+    """Have the signer certify what an attempt found, passed or not.
+
+    Args:
+        ledger: opened to write.
+        attempt: digest of the entry that logged the attempt; claim, number, composite and seed are looked up there.
+        counts: of the test.
+        materials: what the counts rest on.
+
+    Returns:
+        A DSSE envelope, the same bytes for the same attempt and ledger head.
+
+    Raises:
+        Refused: when the counts do not add up, or are not those of this attempt.
+    """
+    request = Certify(attempt=attempt, counts=counts, materials=materials)
+    return ledger.request(request).envelope.encode()
+
+
+def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -> Statement:
+    """The statement that a certificate signs.
+
+    Args:
+        opened: the attempt's entry.
+        drawn: the attempt's seed; its secret is revealed.
+        request: counts and materials.
+        signed_head: of the ledger now.
+
+    Raises:
+        Refused: when the statement would not pass its own verification.
+    """
+    attempt, passed, materials = opened.read(AttemptBody), request.counts.certified, request.materials
+    claim, witnesses = attempt.scope, names_of(drawn.record.read(SeedBody).witnesses)
+    statement = Statement(
+        type_=STATEMENT_TYPE,
+        subject=(Subject(name=f"composite/{claim.plant}", digest=Digest(sha256=attempt.composite)),),
+        predicateType=PREDICATE_TYPE,
+        predicate=Predicate(
+            claim=claim.lines(attempt.composite, materials.simulator, passed, witnesses),
+            nonClaims=NON_CLAIMS,
+            passed=passed,
+            scope=claim,
+            materials=materials,
+            protocol=PROTOCOL,
+            attempt=NumberedAttempt(
+                lineage=attempt.lineage,
+                number=attempt.number,
+                alpha=attempt.alpha,
+                entry=opened.digest,
+                opened=opened.timestamp,
+            ),
+            seed=drawn.stated(),
+            counts=request.counts,
+            ledgerHead=signed_head,
+        ),
+    )
+    named, logged = (materials.dataset, materials.config), (attempt.dataset, attempt.config)
+    if named != logged:
+        raise Refused(f"expected dataset and config of the attempt, {logged}, got {named}.")
+    wrong = [check for check in _own_checks(statement) if check.passed is False]
+    if wrong:
+        raise Refused(f"expected counts that add up, got {wrong[0].name}: {wrong[0].detail}.")
+    return statement
+
+
+def read_certificate(path: Path, trust: TrustRoot) -> Statement:
+    """The statement in a certificate whose envelope holds.
+
+    Raises:
+        BadInput: when the file is missing.
+        Refused: when its bytes or signature do not hold, or it is not a safety certificate.
+    """
+    try:
+        envelope = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"expected a certificate at {path}, got '{error.strerror}': check the path.") from error
+    payload = trust.unseal(PAYLOAD_TYPE, envelope)
+    kinds = (payload.get("_type"), payload.get("predicateType")) if isinstance(payload, dict) else None
+    if kinds != (STATEMENT_TYPE, PREDICATE_TYPE):
+        raise Refused(f"expected a {PREDICATE_TYPE} statement in {path.name}, got {kinds}: check the path.")
+    try:
+        return Statement.model_validate_json(canonical_json(payload))
+    except ValidationError as error:
+        raise MalformedStatement(f"a field is missing or malformed ({error.errors(include_url=False)[0]})") from error
+
+
+class MalformedStatement(Refused):
+    """A signed statement that is not of the certificate's shape."""
+
+
+def verify_certificate(
+    path: Path,
+    trust: TrustRoot,
+    *,
+    artefacts: Mapping[str, str] | None = None,
+    ledger: Ledger | None = None,
+    repeat: Repeat | None = None,
+    rerun: bool = False,
+    challenge: bytes | None = None,
+) -> list[Check]:
+    """Check a certificate again: signature, digests, seed, error probability, statistics, and on request the rollouts.
+
+    Args:
+        path: the certificate.
+        trust: the keys whose signatures count.
+        artefacts: digests found on this machine, by name (`composite` or one of the materials); what is not among
+            them is listed as not looked at, and fails where the test is run again and rests on it.
+        ledger: where given, the attempt, commitment and result must be its entries.
+        repeat: runs the test again, for `rerun` and `challenge`.
+        rerun: whether the same seed must give the same counts.
+        challenge: a fresh seed with which the test must pass again.
+
+    Returns:
+        One check per item, failed ones included; only the signature's when that fails.
+
+    Raises:
+        BadInput: when the file is missing, or a repetition is asked for without `repeat`.
+    """
+    if repeat is None and (rerun or challenge is not None):
+        raise BadInput("expected a function that repeats the rollouts, got none: pass `repeat`.")
+    signed = Check("signature", True, f"canonical envelope, signed by a key pinned in {trust.source}")
+    try:
+        statement = read_certificate(path, trust)
+    except MalformedStatement as error:
+        return [signed, Check("statement", False, str(error))]
+    except Refused as error:
+        return [Check("signature", False, str(error))]
+    predicate = statement.predicate
+    again = rerun or challenge is not None
+    checks = [
+        signed,
+        *_signer_now(path, trust, ledger is not None),
+        *_digests(statement, artefacts or {}, again),
+        *_own_checks(statement),
+        Check("witnesses", *pinned_as_stated(predicate, trust)),
+    ]
+    if ledger is not None:
+        checks.append(_ledger(ledger, sha256_hex(path.read_bytes()), statement))
+        checks.append(_policy(ledger, predicate.scope))
+    else:
+        checks.append(
+            Check("ledger", None, "not looked at: there is none here, so the attempt's number is not checked")
+        )
+    if not again:
+        checks.append(Check("rerun", None, "not repeated: --rerun does"))
+    if repeat is not None and rerun:
+        checks.append(_rerun(predicate, repeat))
+    if repeat is not None and challenge is not None:
+        checks.append(_challenge(predicate, repeat, challenge))
+    return checks
+
+
+def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
+    """What the trust root says of the signing key, where no ledger shows when it signed: any date can be written."""
+    name = keyid_of(path.read_bytes())
+    pin = next((pin for pin in trust.pins if pin.id == name), None)
+    if with_ledger or pin is None or not (pin.until or pin.revoked):
+        return []
+    if pin.revoked:
+        return [Check("key", False, f"key {name} is revoked from {pin.revoked} on: only the ledger shows what counts")]
+    return [Check("key", None, f"key {name} was replaced at {pin.until}: only the ledger shows that it signed before")]
+
+
+def _own_checks(statement: Statement) -> list[Check]:
+    """What a statement shows by itself."""
+    predicate = statement.predicate
+    try:
+        return [_seed(predicate), _alpha(predicate), _statistics(predicate), _claim(statement)]
+    except (IndexError, ValueError) as error:
+        return [Check("statement", False, f"a field is malformed ({error!r})")]
+
+
+def _digests(statement: Statement, found: Mapping[str, str], again: bool) -> list[Check]:
+    """Compare what a certificate names with what is here; what is not here is said."""
+    stated = {"composite": statement.composite, **statement.predicate.materials.model_dump()}
+    checks = []
+    for name, there in stated.items():
+        here = found.get(name)
+        if here is None:
+            failed = False if again and name in RESTS_ON else None
+            checks.append(Check(name, failed, f"certificate {there[:20]}, not compared: {NOT_HERE[name]}"))
+        elif here != there and name == "processor":
+            checks.append(Check(name, None, f"certificate {there}, here {here}: counts may differ in their last bits"))
+        else:
+            checks.append(Check(name, here == there, f"certificate {there[:20]}, here {here[:20]}"))
+    return checks
+
+
+def _seed(predicate: Predicate) -> Check:
+    said = f"secret committed to as {predicate.seed.commitment[:12]}, nonces of {len(predicate.seed.nonces)} witnesses"
+    fault = seed_fault(predicate)
+    return Check("seed", fault is None, fault or said)
+
+
+def _alpha(predicate: Predicate) -> Check:
+    attempt = predicate.attempt
+    alpha = attempt_alpha(predicate.scope.confidence, attempt.number)
+    return Check("alpha", alpha == attempt.alpha, f"attempt {attempt.number} may spend {alpha:.6g}")
+
+
+def _statistics(predicate: Predicate) -> Check:
+    counts, alpha, p0 = predicate.counts, predicate.attempt.alpha, predicate.scope.p0
+    n, k, violating = counts.episodes, counts.violations, list(counts.violating)
+    lost = np.zeros(n, dtype=np.int64)
+    lost[violating] = 1
+    lost = np.cumsum(lost)
+    boundaries = np.array([betting_episodes(p0, violations, alpha) for violations in range(k + 1)])
+    # The stop is at the first episode where the e-value reaches 1/alpha, so nothing was chosen after looking.
+    reached = np.flatnonzero(np.arange(1, n + 1) >= boundaries[np.minimum(lost, k)])
+    certified = bool(reached.size) and int(reached[0]) + 1 == n
+    log_e = log_e_value(n - k, k, p0)
+    agree = (
+        len(set(violating)) == k == len(violating)
+        and all(0 <= index < n for index in violating)
+        and 0 <= counts.crashed <= k
+        and n <= predicate.scope.max_episodes
+        and math.isclose(log_e, counts.log_e, rel_tol=1e-9, abs_tol=1e-12)
+        and math.isclose(-math.log(alpha), counts.log_threshold, rel_tol=1e-12)
+        and math.isclose(clopper_pearson_upper(k, n, alpha), counts.upper_bound, rel_tol=1e-9)
+        and certified is counts.certified is predicate.passed
+        and (certified or not reached.size)
+    )
+    verdict = "reaches" if certified else "does not reach"
+    return Check(
+        "statistics",
+        agree,
+        f"{k} violations in {n} episodes: log e-value {log_e:.4f} {verdict} {-math.log(alpha):.4f}",
+    )
+
+
+def _claim(statement: Statement) -> Check:
+    predicate = statement.predicate
+    names = names_of(witnesses_stated(predicate))
+    lines = predicate.scope.lines(statement.composite, predicate.materials.simulator, predicate.passed, names)
+    return Check("claim", lines == predicate.claim, " ".join(lines.split()))
+
+
+def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
+    predicate, attempt = statement.predicate, statement.predicate.attempt
+    try:
+        ledger.verify([predicate.ledgerHead])
+        opened, history = ledger.entry(attempt.entry), ledger.entries()
+        logged = opened.read(AttemptBody)
+        seed, result = (of_attempt(history, kind, attempt.entry) for kind in ("seed", "result"))
+        agree = (
+            (logged.composite, logged.lineage, logged.scope) == (statement.composite, attempt.lineage, predicate.scope)
+            and (logged.dataset, logged.config) == (predicate.materials.dataset, predicate.materials.config)
+            and (logged.number, logged.alpha, opened.timestamp) == (attempt.number, attempt.alpha, attempt.opened)
+            and seed is not None
+            and seed.envelope.decode() == predicate.seed.record
+            and (given := nonces_of(history, attempt.entry)) is not None
+            and (given.head, given.nonces) == (predicate.seed.head, predicate.seed.nonces)
+            and result is not None
+            and says_the_same(result, predicate)
+            and any(file.sha256 == sha256 for file in result.artefacts)
+        )
+    except (Refused, BadInput, ValidationError) as error:
+        return Check("ledger", False, str(error))
+    return Check("ledger", agree, f"entries for attempt {attempt.number}, its seed and its result with this file")
+
+
+def _policy(ledger: Ledger, claim: Claim) -> Check:
+    """How a claim stands to its plant's policy now: a claim from before a stricter one is no less true."""
+    try:
+        policy = policy_of(ledger.entries(), claim.plant)
+    except (Refused, ValidationError) as error:
+        return Check("policy", None, f"not compared: {error}")
+    if policy is None:
+        return Check("policy", None, f"not compared: {claim.plant} has none")
+    fault = lacking(policy, claim)
+    return Check("policy", None if fault else True, fault or f"the claim meets the policy of {claim.plant} in force")
+
+
+def says_the_same(result: Entry, predicate: Predicate) -> bool:
+    """Whether a result's numbers are those of its certificate."""
+    body, counts = result.read(ResultBody), predicate.counts
+    said = (body.attempt, body.passed, body.claim, body.episodes, body.violations, body.upper_bound, body.handovers)
+    return said == (
+        predicate.attempt.entry,
+        predicate.passed,
+        predicate.claim,
+        counts.episodes,
+        counts.violations,
+        counts.upper_bound,
+        counts.handovers,
+    )
+
+
+def _rerun(predicate: Predicate, repeat: Repeat) -> Check:
+    stated, counts = predicate.counts, repeat(predicate, bytes.fromhex(predicate.seed.value))
+    agree = (counts.episodes, counts.violating) == (stated.episodes, stated.violating)
+    return Check(
+        "rerun",
+        agree,
+        f"certificate {stated.violations} in {stated.episodes}, rerun {counts.violations} in {counts.episodes}",
+    )
+
+
+def _challenge(predicate: Predicate, repeat: Repeat, seed: bytes) -> Check:
+    counts = repeat(predicate, seed)
+    return Check(
+        "challenge",
+        counts.certified or not predicate.passed,
+        f"{counts.violations} violations in {counts.episodes} fresh episodes, upper bound {counts.upper_bound:.3g}",
+    )

@@ -1,0 +1,193 @@
+"""Decisions on candidates: what an approval or rejection needs, who signs it, and what an approval still lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+from configs.errors import Refused
+from configs.safety_policy import RULE
+from tasks.evidence.attempts import certificate_file
+from tasks.evidence.decisions.approvals import (
+    VerdictBody,
+    check_signed_time,
+    check_version,
+    of_process,
+    open_approvals,
+)
+from tasks.evidence.decisions.champions import champion, check_compared
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.people.keyring import KnownKey, folded
+from tasks.evidence.people.rules import check_signed
+from tasks.evidence.people.statement import Said, Signatory, read_payload
+from tasks.evidence.policies import (
+    PolicyBody,
+    certified_claims,
+    expires,
+    lacking_approvals,
+    policy_entry,
+    policy_of,
+)
+
+
+def said_of_verdict(
+    history: Sequence[Entry], act: Literal["approval", "rejection"], plant: str, body: VerdictBody
+) -> Said:
+    """What a person signs who approves or rejects: all that the decision rests on, as the ledger has it now.
+
+    Args:
+        history: all entries before the decision.
+        act: which of both.
+        plant: the plant's name.
+        body: the decision, without its signature.
+    """
+    results = certified_claims(history, plant, body.composite)
+    certificate = certificate_file(results[-1][0]) if results else None
+    policy, now = policy_entry(history, plant), champion(history, plant)
+    about = {
+        "candidate": body.candidate,
+        "certificate": certificate.sha256 if certificate else None,
+        "champion": now.digest if now else None,
+        "composite": body.composite,
+        "policy": policy.digest if policy else None,
+        "version": body.version,
+    }
+    return Said(act, plant, about, body.meaning, body.role, body.note)
+
+
+def check_approval(history: Sequence[Entry], entry: Entry) -> None:
+    """Refuse an approval of anything but a logged candidate that passed every gate, or by nobody.
+
+    Args:
+        history: all entries before the approval.
+        entry: the approval.
+    """
+    body = entry.read(VerdictBody)
+    candidate = _candidate_of(history, entry, body)
+    if candidate.body["passed"] is not True or not all(gate["passed"] is True for gate in candidate.body["gates"]):
+        raise Refused(
+            f"expected a candidate that passed every gate, got composite {body.composite[:12]} of {entry.plant}, which "
+            "did not: retrain it, no approval can skip a gate."
+        )
+    policy = policy_of(history, entry.plant)
+    if policy is not None and body.by == RULE and policy.approvers.count:
+        raise Refused(
+            f"expected an approval of composite {body.composite[:12]} by a person, by the policy of {entry.plant}, "
+            f"got the rule's: 'neorl approve {entry.plant} {body.version}'."
+        )
+    process = of_process(candidate)
+    if not process:
+        check_compared(history, candidate)
+    if body.meaning not in ("", "reviewed", "approved for shadow" if process else "approved for closed loop"):
+        raise Refused(f"expected an approval that means what may follow from it, got {body.meaning!r}: leave it out.")
+    signed_by = _check_verdict(history, entry, body, "approval")
+    author = folded(str(candidate.body.get("author", "")))
+    names = {"", folded(body.by), folded(signed_by.login if signed_by else body.by)}
+    if policy is not None and policy.approvers.not_author and author in names:
+        raise Refused(
+            f"expected an approval by another than who ran the retraining ({author or 'not known'}), by the policy of "
+            f"{entry.plant}, got one by {body.by}: have somebody else look at it."
+        )
+
+
+def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
+    """Refuse a rejection of anything but a logged candidate, of the champion's composite, or by nobody.
+
+    Args:
+        history: all entries before the rejection.
+        entry: the rejection.
+    """
+    body, now = entry.read(VerdictBody), champion(history, entry.plant)
+    _candidate_of(history, entry, body)
+    if now is not None and now.body["composite"] == body.composite:
+        raise Refused(f"expected a rejection of a candidate that waits, got one of the champion of {entry.plant}.")
+    _check_verdict(history, entry, body, "rejection")
+
+
+def _candidate_of(history: Sequence[Entry], entry: Entry, body: VerdictBody) -> Entry:
+    """The candidate that a decision is on, which must be the one that it names."""
+    candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
+    if candidate is None or (candidate.plant, candidate.body["composite"]) != (entry.plant, body.composite):
+        raise Refused(
+            f"expected the {entry.kind} of a logged candidate of {entry.plant} with composite {body.composite[:12]}, "
+            "got none: retrain, and decide on what that registers."
+        )
+    check_version(candidate, body.version)
+    return candidate
+
+
+def _check_verdict(
+    history: Sequence[Entry], entry: Entry, body: VerdictBody, act: Literal["approval", "rejection"]
+) -> KnownKey | None:
+    """Refuse a decision by nobody, or without the person's signature where that takes one; the key otherwise."""
+    if not body.by.strip():
+        raise Refused(f"expected who gives the {act} of a candidate, got nothing: give --by, or set NEORL_PERSON.")
+    policy = policy_of(history, entry.plant)
+    said = said_of_verdict(history, act, entry.plant, body)
+    required = policy is not None and policy.approvers.keys
+    found = check_signed(history, entry, body.by, body.signature, said, required=required)
+    check_signed_time(body.signature, body.signed)
+    return found
+
+
+def approve(ledger: Ledger, plant: str, verdict: VerdictBody, signatory: Signatory | None = None) -> Entry:
+    """Log the approval of a candidate; the same person's that waits for its promotion is not repeated.
+
+    Args:
+        ledger: opened to write.
+        plant: the plant's name.
+        verdict: who decides what; signed already, or by the signatory.
+        signatory: the person with their key.
+    """
+    policy = policy_entry(ledger.entries(), plant)
+    since = policy.sequence if policy else 0
+    for given in open_approvals(ledger.entries(), plant, verdict.composite):
+        same = all(given.body[name] == getattr(verdict, name) for name in ("by", "role", "candidate"))
+        same = same and bool(given.body.get("signature")) is bool(signatory or verdict.signature)
+        same = same and (given.body.get("meaning") == "reviewed") is (verdict.meaning == "reviewed")
+        # One under an earlier policy, or that has expired, is given anew.
+        if same and given.sequence > since and not _expired(given, ledger, plant):
+            return given
+
+    def body(history: Sequence[Entry]) -> VerdictBody:
+        return signed(history, "approval", plant, verdict, signatory)
+
+    return ledger.append("approval", body, plant=plant)
+
+
+def signed(
+    history: Sequence[Entry],
+    act: Literal["approval", "rejection"],
+    plant: str,
+    verdict: VerdictBody,
+    signatory: Signatory | None,
+) -> VerdictBody:
+    """A decision with the signature of who makes it, on what the ledger has now; as it is without a signatory."""
+    if signatory is None:
+        return verdict
+    envelope = signatory.sign(said_of_verdict(history, act, plant, verdict))
+    return verdict.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+
+
+def missing_approvals(history: Sequence[Entry], plant: str, approval: Entry) -> str | None:
+    """What is missing of the approvals that the policy asks for, once this one is there; None where nothing is."""
+    signed, body = policy_entry(history, plant), approval.body
+    if signed is None:
+        return None
+    given = [e for e in open_approvals(history, plant, body["composite"]) if e.body["candidate"] == body["candidate"]]
+    return lacking_approvals(signed.read(PolicyBody).policy, signed, given, approval.timestamp)
+
+
+def _expired(approval: Entry, ledger: Ledger, plant: str) -> bool:
+    policy = policy_of(ledger.entries(), plant)
+    return policy is not None and expires(approval, policy.approval_days) < datetime.now(UTC)
+
+
+def reject(ledger: Ledger, plant: str, verdict: VerdictBody, signatory: Signatory | None = None) -> Entry:
+    """Log the rejection of a composite, which also takes back an approval not yet used."""
+
+    def body(history: Sequence[Entry]) -> VerdictBody:
+        return signed(history, "rejection", plant, verdict, signatory)
+
+    return ledger.append("rejection", body, plant=plant)

@@ -1,0 +1,361 @@
+"""The signer: a small process that alone holds the decrypted key, and signs nothing but what it has checked itself.
+
+It listens on a socket that only its user can reach, answers the requests of `protocol`, and reads the ledger, the
+rules and the attempt's seed itself; sequence, predecessor, time and statement are its own. Run by `client.start`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import socket
+import socketserver
+import sys
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.evidence import rules
+from tasks.evidence.attempts import ResultBody, certificate_file, seed_file
+from tasks.evidence.decisions import champions
+from tasks.evidence.ledger import client, table
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.ledger import ENTRY_TYPE, Entry, Ledger, insert, read_entry
+from tasks.evidence.ledger.protocol import (
+    LARGEST,
+    REQUEST,
+    Answer,
+    Append,
+    Certify,
+    Countersign,
+    Head,
+    Hello,
+    Nonces,
+    Request,
+    Rotate,
+    Seal,
+    Stop,
+)
+from tasks.evidence.ledger.results import RESULT_TYPE, SealedResult
+from tasks.evidence.ledger.signing import HEAD_TYPE, PROJECT_TRUST, SigningKey, TrustRoot
+from tasks.evidence.ledger.table import GENESIS
+from tasks.evidence.people import rotation
+from tasks.evidence.people.keyring import check_pinned_people
+from tasks.evidence.policies import check_pinned
+from tasks.evidence.witness.client import Reach, over_http
+from tasks.evidence.witness.seeds import SeedBody, nonces_of, of_attempt
+from tasks.evidence.witness.service import TOLERANCE
+from tasks.evidence.witness.watch import WITNESSED, Watch
+from tasks.files.canonical import sha256_hex, write_atomic
+from tasks.files.secrets import read_secret
+from tasks.files.sockets import OwnedSocketServer, serve_in_child
+from tasks.files.times import written
+
+Clock = Callable[[], datetime]
+PATIENCE = 10.0
+"""Seconds to wait for the rest of a request."""
+PR_SET_DUMPABLE = 4
+"""Option of prctl(2)."""
+
+
+class Signer:
+    """The key and the ledger that it signs for, behind the requests of `protocol`."""
+
+    def __init__(
+        self, home: Home, key: SigningKey, ledger: Ledger, clock: Clock, passphrase: bytes | None, watch: Watch
+    ) -> None:
+        self.home = home
+        self._key, self._ledger, self._clock, self._passphrase = key, ledger, clock, passphrase
+        self._watch = watch
+        self._engine = table.connect(home.ledger_url)
+        self._url = sha256_hex(home.ledger_url.encode())
+        self._one_at_a_time = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        home: Home,
+        passphrase: bytes | None = None,
+        *,
+        clock: Clock = lambda: datetime.now(UTC),
+        project: Path = PROJECT_TRUST,
+        reach: Reach | None = None,
+        own_witness: bool = False,
+    ) -> Signer:
+        """Decrypt the key; on first use make it, the trust root and the ledger's table.
+
+        Args:
+            home: whose key and ledger.
+            passphrase: of the key, where it is in no file.
+            clock: tells the time in UTC.
+            project: where the project pins the keys that it trusts.
+            reach: asks a witness; over HTTP by default.
+            own_witness: whether a witness of the home's own is started where none is pinned.
+
+        Raises:
+            Refused, BadInput: see `keys.open_keys` and `table.create`; and when there is a key, but no ledger.
+        """
+        home.folder()
+        embedded = home.ledger_url == f"sqlite:///{home.ledger}"
+        if embedded and home.signing_key.exists() and not home.ledger.exists():
+            raise Refused(
+                f"expected the ledger of this home's key in {home.ledger}, got no such file: bring it back from its "
+                "backup; a new ledger needs a new home (NEORL_HOME)."
+            )
+        first_use = table.create(table.connect(home.ledger_url))
+        if any(home.signing_key.parent.glob(f"{rotation.NEXT}*")):
+            trust = TrustRoot.locate(home, None, project)
+            rotation.finish(home, Ledger(home, table.connect(home.ledger_url), trust, None).entries())
+        key, trust = open_keys(home, first_use=first_use, passphrase=passphrase, project=project)
+        ledger = Ledger(home, table.connect(home.ledger_url), trust, None)
+        if first_use and not (head := home.root / "ledger.head").exists():
+            # From here on a ledger without a head has lost it.
+            write_atomic(head, key.seal(HEAD_TYPE, ledger.head()._asdict()))
+        watch = Watch(home, ledger, key, reach or over_http(home), own_witness)
+        return cls(home, key, ledger, clock, passphrase, watch)
+
+    def answer(self, request: Request) -> Answer:
+        """Check a request and do what it asks.
+
+        Raises:
+            Refused: when the ledger does not hold, or the request breaks a rule.
+            BadInput: when the disk is full.
+        """
+        with self._one_at_a_time:
+            match request:
+                case Hello():
+                    return self._hello(request)
+                case Append():
+                    return self._append(request)
+                case Head():
+                    return Answer(envelope=self._head())
+                case Countersign():
+                    found = self._watch.countersigned()
+                    return Answer() if found is None else Answer(envelope=str(found.note), witnesses=found.chosen)
+                case Nonces():
+                    return Answer(envelope=self._watch.nonces(self._record(request.attempt)).model_dump_json())
+                case Certify():
+                    return self._certify(request)
+                case Seal():
+                    result = SealedResult(stage=request.stage, key=request.key, sha256=request.sha256)
+                    return Answer(envelope=self._key.seal(RESULT_TYPE, result._asdict()).decode())
+                case Rotate():
+                    return self._rotate(request)
+                case Stop():
+                    return Answer()
+
+    def _hello(self, request: Hello) -> Answer:
+        if request.ledger != self._url:
+            raise Refused(
+                "expected the ledger that this home's signer was started for, got another NEORL_LEDGER_URL: run `neorl "
+                "down`, and start again with the one that is meant."
+            )
+        public = b64encode(self._key.public.public_bytes_raw()).decode()
+        return Answer(stale=request.sources != client.sources(), public=public, pid=os.getpid())
+
+    def _record(self, attempt: str) -> Entry:
+        """The commitment of an attempt."""
+        record = of_attempt(self._ledger.entries(), "seed", attempt)
+        if record is None or not record.read(SeedBody).witnesses:
+            raise Refused("expected an attempt whose commitment names witnesses, got another: draw its seed.")
+        return record
+
+    def _head(self) -> str:
+        self._watch.catch_up()
+        return self._key.seal(HEAD_TYPE, self._ledger.head()._asdict()).decode()
+
+    def _rotate(self, request: Rotate) -> Answer:
+        history = self._ledger.entries()
+        last = history[-1].digest if history else GENESIS
+        source, announce = self._ledger.trust.source, self._watch.name_successor
+        key = rotation.rotate(self.home, self._key, self._passphrase, source, request, last, announce, self._write)
+        if key is None:
+            return Answer(stale=True)
+        self._key, self._ledger = key, Ledger(self.home, self._engine, TrustRoot.read(source), None)
+        self._watch = self._watch.succeeded_by(key, self._ledger)
+        write_atomic(self.home.root / "ledger.head", self._head().encode())
+        return Answer()
+
+    def _append(self, request: Append) -> Answer:
+        if request.kind == "rotation" and not request.body.get("person"):
+            raise Refused("expected the home's key to be rotated by its signer, got an entry: use 'neorl keys rotate'.")
+        return self._write(request)
+
+    def _write(self, request: Append) -> Answer:
+        history = self._ledger.entries()
+        self._watch.catch_up()
+        last = history[-1] if history else None
+        if request.predecessor != (last.digest if last else GENESIS):
+            return Answer(stale=True)
+        # Never before the last entry, whatever the clock does: "champion at a date" relies on the order.
+        now = written(time := self._clock())
+        if last and datetime.fromisoformat(last.timestamp) > time + TOLERANCE:
+            raise Refused(
+                f"expected a clock that is not behind the ledger's last entry of {last.timestamp}, got {now}: set the "
+                "clock right; where that entry's was wrong, start a new home, for it would date all that follow."
+            )
+        payload = {
+            "artefacts": [artefact._asdict() for artefact in request.artefacts],
+            "body": request.body,
+            "kind": request.kind,
+            "plant": request.plant,
+            "predecessor": request.predecessor,
+            "sequence": len(history) + 1,
+            "timestamp": max(now, last.timestamp if last else ""),
+        }
+        entry = read_entry(payload)
+        rules.check(history, entry)
+        if entry.kind in champions.IN_FORCE:
+            check_pinned(history, self._ledger.trust, entry.plant)
+        if entry.kind == "seed":
+            self._watch.check_seed(entry.read(SeedBody))
+        if entry.kind in ("approval", *champions.IN_FORCE):
+            check_pinned_people(history, TrustRoot.read(self._ledger.trust.source))
+        self._check_certificate(entry)
+        if entry.kind in WITNESSED:
+            self._watch.countersigned()
+        signed = read_entry(payload, self._key.seal(ENTRY_TYPE, payload))
+        try:
+            insert(self._engine, signed)
+        except IntegrityError as error:
+            if len(self._ledger.entries()) > len(history):
+                return Answer(stale=True)
+            raise Refused(
+                f"expected the ledger to take entry {entry.sequence}, got '{error.orig}': verify it with "
+                "`neorl audit verify`."
+            ) from error
+        except DBAPIError as error:
+            raise BadInput(
+                f"expected to write ledger entry {entry.sequence} to {table.named(self._engine)}, got '{error.orig}': "
+                "make room or allow writing there, then run the same command again."
+            ) from error
+        head = self._key.seal(HEAD_TYPE, self._ledger.adopt(signed)._asdict())
+        write_atomic(self.home.root / "ledger.head", head)
+        if signed.kind in champions.IN_FORCE:
+            # It stands, whether the witnesses answer or not; the next entry of these kinds asks them again.
+            with suppress(Refused):
+                self._watch.countersigned()
+        return Answer(envelope=signed.envelope.decode())
+
+    def _check_certificate(self, entry: Entry) -> None:
+        """Refuse a result beside a certificate that says something else."""
+        if entry.kind != "result" or (file := certificate_file(entry)) is None:
+            return
+        # Imported here, for SciPy takes longer to load than the signer to start.
+        from tasks.evidence.certificate import read_certificate, says_the_same
+
+        path = self.home.root / file.path
+        statement = read_certificate(path, self._ledger.trust)
+        if sha256_hex(path.read_bytes()) != file.sha256 or not says_the_same(entry, statement.predicate):
+            body = entry.read(ResultBody)
+            raise Refused(
+                f"expected the certificate of attempt {body.number} with the result's own numbers in {file.path}, got "
+                "another: name the one that was signed for it."
+            )
+
+    def _certify(self, request: Certify) -> Answer:
+        from tasks.evidence.certificate import PAYLOAD_TYPE, state
+        from tasks.evidence.witness.stated import DrawnSeed
+
+        history = self._ledger.entries()
+        opened = self._ledger.entry(request.attempt)
+        committed = of_attempt(history, "seed", request.attempt)
+        if opened.kind != "attempt" or committed is None or of_attempt(history, "result", request.attempt):
+            raise Refused("expected an attempt with a seed and no result, got another: open one and draw its seed.")
+        path = seed_file(self.home, request.attempt)
+        if not path.exists() or sha256_hex(secret := read_secret(path)) != committed.body["commitment"]:
+            raise Refused(
+                f"expected the seed that the attempt committed to in {path}, got another or none: restore it."
+            )
+        if (found := nonces_of(history, request.attempt)) is None:
+            raise Refused("expected the nonces of the attempt's witnesses, got none: draw its seed again.")
+        drawn = DrawnSeed(committed, secret, found.head, found.nonces)
+        statement = state(opened, drawn, request, self._head())
+        payload = statement.model_dump(mode="json", by_alias=True)
+        return Answer(envelope=self._key.seal(PAYLOAD_TYPE, payload).decode())
+
+
+class Server(OwnedSocketServer):
+    """The signer's socket, which ends when asked to as well."""
+
+    def __init__(self, signer: Signer, idle: float) -> None:
+        self.signer = signer
+        super().__init__(client.socket_file(signer.home), Handler, idle)
+
+    def handle_request_of(self, connection: socket.socket) -> None:
+        """Answer one request."""
+        self.last = time.monotonic()
+        connection.settimeout(PATIENCE)
+        try:
+            request = _receive(connection)
+            answer = self.signer.answer(request)
+        except Refused as error:
+            request, answer = None, Answer(refused=str(error))
+        except BadInput as error:
+            request, answer = None, Answer(bad_input=str(error))
+        connection.sendall(answer.model_dump_json().encode())
+        if isinstance(request, Stop):
+            self.shutdown()
+            threading.Event().wait()  # the end of the process closes the connection, which is what the client waits for
+
+
+class Handler(socketserver.BaseRequestHandler):
+    """One connection, one request."""
+
+    def handle(self) -> None:
+        """Answer it; a client that went away is no error of ours."""
+        assert isinstance(self.server, Server)
+        try:
+            self.server.handle_request_of(self.request)
+        except (ConnectionError, TimeoutError):
+            return
+
+
+def _receive(connection: socket.socket) -> Request:
+    data = bytearray()
+    while piece := connection.recv(65536):
+        data += piece
+        if len(data) > LARGEST:
+            raise Refused(f"expected a request of at most {LARGEST} bytes, got more: name fewer files.")
+    try:
+        return REQUEST.validate_json(bytes(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "request"
+        raise Refused(f"expected a request that the signer knows, got {where}: {first['msg']}.") from error
+
+
+def keep_secrets() -> None:
+    """No core dump, and on Linux no look into this process's memory or environment by other processes of the user."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def main(root: str, idle: str) -> int:
+    """Open the key with the passphrase from standard input, listen, and leave a child behind that serves."""
+    keep_secrets()
+    home = Home(Path(root))
+    try:
+        server = Server(Signer.open(home, sys.stdin.buffer.read() or None, own_witness=True), float(idle))
+    except (Refused, BadInput) as error:
+        failed = Answer(refused=str(error)) if isinstance(error, Refused) else Answer(bad_input=str(error))
+        sys.stdout.write(failed.model_dump_json())
+        return 1
+    log = os.open(home.folder("logs") / "signer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    serve_in_child(server, log=log)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,40 @@
+"""Files that only their owner may read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.errors import Refused
+from tasks.files.canonical import make_folder, unwritable_is_bad_input, write_atomic
+
+
+def write_secret(path: Path, data: bytes, *, folder_is_ours: bool = True) -> Path:
+    """Write a file that only its owner may read, whole or not at all.
+
+    Args:
+        path: the file.
+        data: its bytes.
+        folder_is_ours: whether its folder becomes the owner's alone though it was there before; a new one always does.
+    """
+    ours = folder_is_ours or not path.parent.exists()
+    make_folder(path.parent)
+    if ours:
+        with unwritable_is_bad_input(path):
+            path.parent.chmod(0o700)
+    write_atomic(path, data)
+    path.chmod(0o600)
+    return path
+
+
+def read_secret(path: Path) -> bytes:
+    """Read a secret file.
+
+    Raises:
+        Refused: when others than its owner may read or write it.
+    """
+    if path.stat().st_mode & 0o077:
+        raise Refused(
+            f"expected {path} to be its owner's alone (mode 0600), got mode {path.stat().st_mode & 0o777:04o}: "
+            f"run `chmod 600 {path}`, and replace what it holds if others may have read it."
+        )
+    return path.read_bytes()

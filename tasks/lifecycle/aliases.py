@@ -1,0 +1,86 @@
+"""MLflow's aliases and pages as a projection of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from configs.home import Home
+from tasks.evidence.certificate import Check
+from tasks.evidence.decisions import champions, shadows
+from tasks.evidence.decisions.queue import waiting
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.files.locks import exclusive
+from tasks.lifecycle.pages import of_this_ledger, wanted_pages
+from tasks.references import Aliases
+from tasks.registry.registry import CHALLENGER, CHAMPION, SHADOW, Registry
+from tasks.registry.upload import COMPOSITE, STATUS_TAG
+from tasks.registry.version_page import TOLD_ONCE, Page, split
+
+
+def wanted_aliases(entries: Sequence[Entry], plant: str) -> dict[str, str]:
+    """MLflow's aliases of a plant as they follow from the ledger now: alias -> version."""
+    queue, watched = waiting(entries, plant), shadows.shadow(entries, plant)
+    found = {CHAMPION: champions.champion(entries, plant), CHALLENGER: queue[-1] if queue else None}
+    if watched is not None and watched.runs(datetime.now(UTC)):
+        found[SHADOW] = watched.entry
+    return {alias: str(entry.body["version"]) for alias, entry in found.items() if entry is not None}
+
+
+def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
+    """Make MLflow's aliases and pages say what the ledger says: mends a kill between the two.
+
+    Needs neither the home's key nor its signer.
+
+    Args:
+        home: of the ledger, which is only read.
+        plant: the plant's name.
+        registry: MLflow.
+    """
+    # One after another, each from the ledger as it is then: an older view never comes last.
+    with exclusive(home.folder("locks") / f"pages-{plant}.lock"):
+        entries = Ledger.open(home, write=False).entries() if Ledger.exists(home) else []
+        wanted = wanted_aliases(entries, plant)
+        champion, challenger, shadow = (wanted.get(alias) for alias in (CHAMPION, CHALLENGER, SHADOW))
+        changes = registry.reconcile(plant, champion, challenger, shadow)
+        found = registry.pages(plant) if any(e.kind == "candidate" and e.plant == plant for e in entries) else {}
+        for version, (now, page) in stale_pages(entries, plant, found).items():
+            registry.annotate(plant, version, page.tags, told=page.description)
+            before = now.tags.get(STATUS_TAG, "nothing")
+            if before != page.tags[STATUS_TAG]:
+                changes.append(f"version {version}: {before} -> {page.tags[STATUS_TAG]}")
+    return Aliases(champion=champion, challenger=challenger, shadow=shadow, changes=tuple(changes))
+
+
+def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page]) -> list[Check]:
+    """Hold MLflow's pages of a plant, by version, against what follows from the ledger."""
+    return [
+        Check(
+            "pages",
+            False,
+            f"MLflow's page of version {version} of {plant} does not say what the ledger does, "
+            f"{page.tags[STATUS_TAG]!r} and who decided: the next `neorl candidates`, `approve` or `retrain` puts "
+            "it right; ask who changed it",
+        )
+        for version, (_, page) in stale_pages(entries, plant, found).items()
+    ]
+
+
+def stale_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page]) -> dict[str, tuple[Page, Page]]:
+    """The versions of which MLflow says otherwise than follows from the ledger: version -> (found, wanted).
+
+    Args:
+        entries: verified, from `Ledger.entries()`.
+        plant: the plant's name.
+        found: what MLflow says, by version.
+    """
+    wanted = wanted_pages(entries, plant, datetime.now(UTC))
+    stale = {}
+    for version, said in found.items():
+        page = wanted.get(version)
+        if page is None or not of_this_ledger(entries, plant, version, said.tags.get(COMPOSITE, "")):
+            continue
+        told = split(said.description)[0] == page.description and page.tags.items() <= said.tags.items()
+        if not told or said.tags.keys() & set(TOLD_ONCE):
+            stale[version] = (said, page)
+    return stale

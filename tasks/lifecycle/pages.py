@@ -1,0 +1,134 @@
+"""What MLflow's pages are to say, as it follows from the ledger: who decided what of a version, when, why and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tasks.evidence.decisions import champions, shadows
+from tasks.evidence.decisions.approvals import signed_how
+from tasks.evidence.decisions.queue import candidate_with, record_of, verdict_against, waiting
+from tasks.evidence.decisions.verdicts import missing_approvals
+from tasks.evidence.ledger.ledger import Entry
+from tasks.references import CandidateRecord
+from tasks.registry.upload import STATUS_TAG
+from tasks.registry.version_page import END, STATUS, Page
+
+DECISIONS = ("approval", "rejection", "promotion", "rollback", "withdrawal", "shadow", "extension")
+MOST = 12
+"""Decisions that a page shows, the last ones: `neorl history` has all."""
+NOTE = 300
+"""Characters of a note that a page shows."""
+
+
+def wanted_pages(entries: Sequence[Entry], plant: str, now: datetime) -> dict[str, Page]:
+    """What MLflow is to say of each version of a plant that the ledger knows; of a description its first part.
+
+    Args:
+        entries: verified, from `Ledger.entries()`.
+        plant: the plant's name.
+        now: for what ends by itself.
+    """
+    queue = {entry.digest for entry in waiting(entries, plant)}
+    pages = {}
+    for entry in entries:
+        if (entry.kind, entry.plant) == ("candidate", plant):
+            record = record_of(entry)
+            decided = [e for e in entries if e.kind in DECISIONS and e.plant == plant and _is_about(e, entry, entries)]
+            status = _status(entries, entry, record, entry.digest in queue, now)
+            pages[record.version] = Page({STATUS_TAG: status}, _text(status, decided, entries))
+    return pages
+
+
+def _is_about(decision: Entry, candidate: Entry, entries: Sequence[Entry]) -> bool:
+    named = decision.body.get("candidate")
+    if decision.kind == "rollback" and decision.body["leaves"] == candidate.body["composite"]:
+        return True
+    if named is None:
+        cause = decision.body.get("promotion") or decision.body.get("shadow")
+        named = next((entry.body["candidate"] for entry in entries if entry.digest == cause), None)
+    return bool(named == candidate.digest)
+
+
+def _status(entries: Sequence[Entry], candidate: Entry, record: CandidateRecord, waits: bool, now: datetime) -> str:
+    """What a version is, in a few words: of all that was once so the last."""
+    plant, promoted = candidate.plant, [e for e in entries if e.body.get("candidate") == candidate.digest]
+    champion, against = champions.champion(entries, plant), verdict_against(entries, plant, record.composite)
+    last = shadows.last_shadow(entries, plant)
+    if champion is not None and champion.body["candidate"] == candidate.digest:
+        return "champion"
+    if against is not None:
+        return {"withdrawal": "withdrawn", "rollback": "rolled back from"}.get(against.kind, "rejected")
+    if last is not None and last.body["candidate"] == candidate.digest:
+        watched = shadows.shadow(entries, plant)
+        return "in shadow" if watched is not None and watched.runs(now) else "shadow expired"
+    for kind, told in (("promotion", "was champion"), ("shadow", "was in shadow")):
+        if any(entry.kind == kind for entry in promoted):
+            return told
+    if not record.passed:
+        return "refused"
+    if waits:
+        return "waits for approval"
+    if champion is not None and champion.body["composite"] == record.composite:
+        same = next(record_of(entry) for entry in entries if entry.digest == champion.body["candidate"])
+        return f"the champion, as version {same.version}"
+    return "superseded"
+
+
+EXPLAINED = {
+    "was champion": "Another version has taken its place, or a key that this rested on was revoked.",
+    "withdrawn": "It was taken out of service and is not promoted again.",
+    "rolled back from": "An earlier champion took its place again; only `neorl rollback` brings it back.",
+    "rejected": "It is not promoted; the champion stays.",
+    "refused": "It did not pass every gate, and no approval can skip one.",
+    "superseded": "It was compared with what is no longer in force: nothing can be decided about it.",
+}
+
+
+def _text(status: str, decided: Sequence[Entry], entries: Sequence[Entry]) -> str:
+    """The first part of a version's description."""
+    lines = [f"{STATUS}{status}", ""]
+    if status in EXPLAINED:
+        lines += [EXPLAINED[status], ""]
+    approvals = [entry for entry in decided if entry.kind == "approval"]
+    if status == "waits for approval" and approvals:
+        missing = missing_approvals(entries, approvals[-1].plant, approvals[-1])
+        lines += [f"It needs more: {_cell(missing)}." if missing else "Approved: the next command promotes it.", ""]
+    if decided:
+        lines += ["| when | what | who | note | signed |", "|:--|:--|:--|:--|:--|"]
+        lines += [f"| {' | '.join(_row(entry, entries))} |" for entry in decided[-MOST:]]
+        lines.append("")
+    return "\n".join([*lines, "By the ledger: `neorl history`."]) + END
+
+
+def _row(entry: Entry, entries: Sequence[Entry]) -> tuple[str, ...]:
+    body = entry.body
+    when = f"{datetime.fromisoformat(entry.timestamp).astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+    if entry.kind in ("promotion", "shadow"):
+        return when, "promoted" if entry.kind == "promotion" else f"in shadow for {body['days']} days", "", "", ""
+    what = _meaning(entry) or f"{body.get('days')} more days in shadow"
+    role = f" ({_cell(body['role'])})" if body.get("role") else ""
+    note = _cell(body.get("note") or body.get("why") or "")
+    return when, what, f"{_cell(body['by'])}{role}", note, signed_how(entry)
+
+
+def _meaning(decision: Entry) -> str | None:
+    """What a person's decision means, in words; None of what is no decision on a candidate."""
+    body = decision.body
+    told = {"approval": "approved", "rejection": "rejected", "withdrawal": "withdrawn"}
+    told["rollback"] = f"version {body.get('version')} brought back"
+    return body.get("meaning") or told.get(decision.kind)
+
+
+def of_this_ledger(entries: Sequence[Entry], plant: str, version: str, composite: str) -> bool:
+    """Whether a version in MLflow is the one that the ledger means: homes may share a server."""
+    found = candidate_with([e for e in entries if (e.kind, e.plant) == ("candidate", plant)], version=version)
+    return found is not None and found.body["composite"] == composite
+
+
+def _cell(text: str) -> str:
+    """What somebody wrote, as plain words in a table of Markdown: it is told, not rendered."""
+    told = " ".join(text.split())[:NOTE]
+    for mark in "\\`*_[]<>|#!":
+        told = told.replace(mark, f"\\{mark}")
+    return told.replace("\\<", "&lt;").replace("\\>", "&gt;")

@@ -1,0 +1,254 @@
+"""A plant's safety policy: drafted from a claim, signed into the ledger, pinned, and held against every run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from configs.errors import BadInput, Refused
+from configs.load import load_yaml
+from configs.run import RunConfig
+from configs.safety_policy import RULE, SafetyPolicy
+from configs.strict import Approvers
+from neorl_core.types import Plant
+from tasks.evaluation.claims import claim_of
+from tasks.evidence.claims import Claim
+from tasks.evidence.decisions.champions import champion, restored
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.people.statement import Signatory
+from tasks.evidence.policies import (
+    POSTERIOR,
+    PolicyBody,
+    certified_claims,
+    check_pinned,
+    expires,
+    lacking,
+    pinned_file,
+    pinned_policy,
+    policy_entry,
+    policy_of,
+    said_of_policy,
+)
+from tasks.files.canonical import write_atomic
+from tasks.gates import REQUIRED
+from tasks.models.plants.known import plant_of
+from tasks.references import CandidateRecord, Evidence
+
+FLOOR_P0, FLOOR_CONFIDENCE = 0.1, 0.9
+"""What is signed without a person asks for this at least: a weaker claim takes somebody who signs for it."""
+HEAD = "# A run's YAML may be stricter, never laxer. After a change: neorl policy sign {plant} FILE --why '...'\n"
+
+
+def draft_of_run(plant: Plant, run: RunConfig) -> SafetyPolicy:
+    """The policy that a run's own claim meets, but for one that is weaker than what may be signed without a person."""
+    constants = sorted(run.identify.constants) if run.identify else []
+    found = _draft(claim_of(plant, run), run.gates.beat_plant, 0 if run.approval == "auto" else 1, constants)
+    return found.model_copy(
+        update={
+            "p0": min(found.p0, FLOOR_P0),
+            "confidence": max(found.confidence, FLOOR_CONFIDENCE),
+            "approvers": run.approvers or found.approvers,
+        }
+    )
+
+
+def draft_of_champion(entries: Sequence[Entry], plant: str) -> SafetyPolicy | None:
+    """The policy that the claim of a plant's champion meets; None without a champion.
+
+    Args:
+        entries: the ledger's.
+        plant: the plant's name.
+    """
+    now = champion(entries, plant)
+    claims = certified_claims(entries, plant, now.body["composite"]) if now is not None else []
+    if now is None or not claims:
+        return None
+    by_digest = {entry.digest: entry for entry in entries}
+    evidence = by_digest[now.body["candidate"]].read(CandidateRecord).evidence
+    claim, persons = claims[-1][1], 0 if by_digest[restored(entries, now).body["approval"]].body["by"] == RULE else 1
+    drawn = sorted(_constant(c.name, c.entry) for c in claim.identified.constants) if claim.identified else []
+    return _draft(claim, isinstance(evidence, Evidence) and evidence.beat_plant, persons, drawn)
+
+
+def _draft(claim: Claim, beat_plant: bool, persons: int, identified: list[str]) -> SafetyPolicy:
+    return SafetyPolicy(
+        plant=claim.plant,
+        limits=claim.phi,
+        horizon=claim.horizon,
+        family=claim.family,
+        domain={name: value for name, value in claim.domain.items() if not name.startswith(POSTERIOR)},
+        identified=identified,
+        p0=claim.p0,
+        confidence=claim.confidence,
+        gates=list(REQUIRED),
+        beat_plant=beat_plant,
+        approvers=Approvers(count=persons),
+    )
+
+
+def certificate_until(entries: Sequence[Entry], plant: str) -> str:
+    """When the newest certificate of a plant's champion ends to count, by the policy in force: a date, or nothing."""
+    now, policy = champion(entries, plant), policy_of(entries, plant)
+    results = certified_claims(entries, plant, now.body["composite"]) if now else []
+    return f"{expires(results[-1][0], policy.certificate_days):%Y-%m-%d}" if policy and results else ""
+
+
+def _constant(name: str, entry: int | None) -> str:
+    return name if entry is None else f"{name}[{entry}]"
+
+
+def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: Sequence[Signatory] = ()) -> Entry:
+    """Log a policy, and pin it beside the trust root; the one in force is only pinned again.
+
+    Args:
+        ledger: opened to write.
+        policy: that is to hold.
+        by: who signs it.
+        why: for the record.
+        signatories: the persons with their keys; in the home's name without any.
+
+    Raises:
+        Refused: when it names no gate, or nobody signs it.
+    """
+    plant = policy.plant
+
+    def body(history: Sequence[Entry]) -> PolicyBody:
+        last = policy_entry(history, plant)
+        said = PolicyBody(policy=policy, by=by, why=why, replaces=last.digest if last else None)
+        return said.model_copy(update={"signatures": tuple(each.sign(said_of_policy(said)) for each in signatories)})
+
+    last = policy_entry(ledger.entries(), plant)
+    if last is None or policy_of(ledger.entries(), plant) != policy:
+        last = ledger.append("policy", body, plant=plant)
+    _pin(ledger, policy)
+    return last
+
+
+def _pin(ledger: Ledger, policy: SafetyPolicy) -> Path:
+    path = pinned_file(ledger.trust, policy.plant)
+    if path.parent.parent == ledger.home.root:
+        ledger.home.folder(path.parent.name)  # nobody but its owner looks into it
+    return write_atomic(path, policy_yaml(policy))
+
+
+def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Signatory) -> str:
+    """A person's statement on a policy that is to replace the one in force, to be logged with others' by `sign`.
+
+    Args:
+        ledger: which is only read.
+        policy: that is to hold.
+        why: for the record; the same words for all who sign.
+        signatory: the person with their key.
+    """
+    last = policy_entry(ledger.entries(), policy.plant)
+    body = PolicyBody(policy=policy, by=signatory.person, why=why, replaces=last.digest if last else None)
+    return signatory.sign(said_of_policy(body))
+
+
+def policy_yaml(policy: SafetyPolicy) -> bytes:
+    """A policy as the file that is pinned, and that a person changes."""
+    stream = io.StringIO()
+    yaml = YAML()
+    yaml.width = 4096
+    yaml.dump(policy.model_dump(mode="json"), stream)
+    return (HEAD.format(plant=policy.plant) + stream.getvalue()).encode()
+
+
+def read_policy(path: Path, plant: str) -> SafetyPolicy:
+    """A policy from its file.
+
+    Raises:
+        BadInput: when there is none, a key is wrong, or it is another plant's.
+    """
+    if not path.is_file():
+        raise BadInput(f"expected a safety policy at {path}, got none: write one with 'neorl policy draft {plant}'.")
+    found = load_yaml(path, SafetyPolicy)
+    if found.plant != plant:
+        raise BadInput(f"expected a policy of {plant} in {path}, got one of {found.plant}: name that plant.")
+    return found
+
+
+def policy_for(history: Sequence[Entry], run: RunConfig) -> tuple[SafetyPolicy, str]:
+    """The policy that a run is held to: the one in force, else one drafted from the champion's claim or its own.
+
+    Args:
+        history: verified entries; none where there is no ledger yet.
+        run: opened, of a plant with a simulator.
+
+    Returns:
+        The policy, and where it was drafted from, nothing when it is in force.
+    """
+    if found := policy_of(history, run.plant):
+        return found, ""
+    if found := draft_of_champion(history, run.plant):
+        return found, "the champion's claim"
+    return draft_of_run(plant_of(run).simulator(), run), "the first run's claim"
+
+
+def hold_run(ledger: Ledger, run: RunConfig) -> SafetyPolicy | None:
+    """Refuse a run that asks for less than the policy of its plant; where there is none yet, one is drafted and signed.
+
+    A process without a simulator has none: nothing is claimed of it.
+
+    Args:
+        ledger: opened to write.
+        run: opened.
+
+    Raises:
+        BadInput: naming what the run would have to say.
+        Refused: when another policy is pinned than the ledger has, or than the one that is drafted.
+    """
+    if plant_of(run).plant is None:
+        return None
+    policy, whence = policy_for(ledger.entries(), run)
+    if not whence:
+        check_pinned(ledger.entries(), ledger.trust, run.plant)
+    check_run(policy, run)
+    if whence:
+        _sign_first(ledger, policy, f"drafted from {whence}, for there was none")
+    return policy
+
+
+def _sign_first(ledger: Ledger, policy: SafetyPolicy, why: str) -> None:
+    """Pin a drafted policy, then log it.
+
+    In this order, for a file that is missing beside an entry was taken away, and is never replaced. A run that is ended
+    between the two leaves a file that the same run agrees with.
+    """
+    pinned = pinned_policy(ledger.trust, policy.plant)
+    if pinned not in (None, policy):
+        path = pinned_file(ledger.trust, policy.plant)
+        raise Refused(
+            f"expected the policy that this first run drafts in {path}, got another: remove the file where it is of a "
+            f"run that was ended, or sign it with 'neorl policy sign {policy.plant} {path}'."
+        )
+    path = _pin(ledger, policy)
+    try:
+        sign(ledger, policy, by="neorl retrain", why=why)
+    except Refused:
+        if pinned is None and policy_entry(ledger.entries(), policy.plant) is None:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def check_run(policy: SafetyPolicy, run: RunConfig) -> None:
+    """Refuse a run that is laxer than a policy.
+
+    Raises:
+        BadInput: naming what the run would have to say.
+    """
+    cure = f"write that, or have the policy changed: 'neorl policy draft {run.plant}', 'neorl policy sign'"
+    if fault := lacking(policy, claim_of(plant_of(run).simulator(), run)):
+        raise BadInput(f"{fault} in this run: {cure}.")
+    constants = sorted(run.identify.constants) if run.identify else []
+    if extra := sorted(set(constants) - set(policy.identified)):
+        raise BadInput(f"expected no '{extra[0]}' under 'identify' by the policy of {run.plant}, got one: {cure}.")
+    if policy.beat_plant and not run.gates.beat_plant:
+        raise BadInput(f"expected gates.beat_plant: true by the policy of {run.plant}, got false: {cure}.")
+    if (policy.approvers.count or policy.approvers.roles) and run.approval == "auto":
+        raise BadInput(f"expected approval: required by the policy of {run.plant}, got auto: {cure}.")
+    if run.approvers is not None and run.approvers != policy.approvers:
+        raise BadInput(f"expected the approvers of the policy of {run.plant}, got others in this run: {cure}.")

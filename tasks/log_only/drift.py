@@ -1,0 +1,372 @@
+"""Drift of a plant: its newest logs beside those that its champion, or of a process its shadow, learned from.
+
+Each signal is watched by itself, in blocks so long that the variance of their means has stopped growing with length:
+whether it lies higher, or lower (by a block's mean), and whether it lies farther out (by its mean square). What
+predicts one step ahead is watched by its errors. The evidence of all is one: with blocks of L steps, L times a
+Shiryaev-Roberts sum of e-values grows by at most a unit a step on average while blocks are exchangeable, and so does
+every weighted mean of such sums. So the stated rate of false alarms is that of the whole plant, however many signals it
+has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from configs.run import RunConfig
+from configs.units import conversion
+from neorl_core.safety.drift import LEAST_REFERENCE, YEAR, alarm_threshold, detect
+from neorl_core.types import PlantSpec, moves
+from neorl_core.world_model.prediction import fit_autoregression
+from tasks.data.store.episodes import Logs, action_vectors, read_logs, unseen_of, vector_space
+from tasks.data.store.reader import StoredDataset
+from tasks.evidence.decisions import shadows
+from tasks.evidence.decisions.champions import champion
+from tasks.evidence.decisions.queue import record_of
+from tasks.evidence.ledger.ledger import Entry, Ledger, artefact
+from tasks.files.arrays import read_npz
+from tasks.log_only.learned_model import load_model, one_step_scores, set_by_people
+from tasks.models.plants.known import plant_of
+from tasks.references import CandidateRecord, Dataset, DriftGroup, DriftRecord, LearnedModel, SignalDrift
+
+Floats = npt.NDArray[np.float64]
+
+PLATEAU = 0.9
+"""Share of what is surely the largest variance of block means, per step, that counts as all of it."""
+AGAIN = 0.1
+"""Correlation with itself, after it was none, from which on a signal counts as periodic."""
+MOST_BLOCKS = 4000
+"""Blocks of a signal that are ranked one by one."""
+MOST_ROWS = 300_000
+"""Rows of the reference that are read: of a longer one the newest."""
+MODEL = "one-step prediction"
+
+
+class NothingNewer(Refused):
+    """The logs hold nothing that is newer than what the champion learned from."""
+
+
+class Watched(NamedTuple):
+    """What is in force for a plant, and what it learned from."""
+
+    entry: Entry
+    """Of the promotion, or of a process's shadow."""
+    record: CandidateRecord
+
+
+class Stream(NamedTuple):
+    """One signal of the reference and of the newer logs, as scores that grow when it drifts."""
+
+    name: str
+    group: DriftGroup
+    known: tuple[Floats, ...]
+    """(n,) each, by step of the reference in the order of time; a block's score is its mean."""
+    known_episode: npt.NDArray[np.int64]
+    """(n,)"""
+    new: tuple[Floats, ...]
+    """(N,) each, by step of the newer logs."""
+    shift: float
+
+
+class Logged(NamedTuple):
+    """A drift in the ledger."""
+
+    entry: Entry
+    finding: DriftRecord
+
+
+def watched_of(ledger: Ledger, plant: str) -> Watched:
+    """The champion of a plant with the record of its candidate, or of a process its shadow.
+
+    Raises:
+        Refused: when it has neither.
+    """
+    entries = ledger.entries()
+    found = champion(entries, plant)
+    if found is None and (shadow := shadows.shadow(entries, plant)) is not None:
+        found = shadow.entry
+    if found is None:
+        raise Refused(f"expected a champion or a shadow of {plant} to hold new logs against, got none: retrain it.")
+    return Watched(found, record_of(ledger.entry(found.body["candidate"])).at(ledger.home.root))
+
+
+def watch(home: Home, run: RunConfig, dataset: Dataset, alarms_per_year: float) -> Logged:
+    """Hold newer logs against those of the champion, and log what is found, once.
+
+    Args:
+        home: of the ledger.
+        run: its plant.
+        dataset: the newer logs; episodes that the champion's dataset holds are left out.
+        alarms_per_year: false alarms in a year of watching that are put up with.
+
+    Raises:
+        BadInput: when that rate is not positive.
+        NothingNewer: when there is nothing new in the logs.
+        Refused: when there is neither champion nor shadow.
+    """
+    if not alarms_per_year > 0:
+        raise BadInput(f"expected a positive number of false alarms a year, got {alarms_per_year:g}: such as 0.1.")
+    ledger = Ledger.open(home)
+    watched = watched_of(ledger, run.plant)
+    for entry in ledger.entries("drift", run.plant):
+        found = entry.read(DriftRecord)
+        if (found.against, found.dataset, found.alarms_per_year) == (
+            watched.entry.digest,
+            dataset.digest,
+            alarms_per_year,
+        ):
+            return Logged(entry, found)
+    finding = _finding(run, watched, dataset, alarms_per_year)
+    files = [artefact(home, dataset.manifest, "dataset manifest")]
+    return Logged(ledger.append("drift", finding, plant=run.plant, artefacts=files), finding)
+
+
+def step_seconds(spec: PlantSpec) -> float:
+    """Seconds of a plant's step; 1, which keeps any rate of alarms that is meant, where its time has no unit."""
+    try:
+        return spec.dt * conversion(spec.time_unit, "s")[0]
+    except ValueError:
+        return 1.0
+
+
+def evidence_of(streams: list[Stream], new: Logs) -> tuple[Floats, list[SignalDrift]]:
+    """Watch all streams over the newer logs.
+
+    Args:
+        streams: the signals.
+        new: the newer logs, of N steps.
+
+    Returns:
+        (N,) log of the mean evidence after each step, and the finding of each signal; nothing is watched before the
+        first block has ended.
+    """
+    counts = {group: sum(stream.group == group for stream in streams) for group in {s.group for s in streams}}
+    total, found = np.full(len(new.episode), -np.inf), list[SignalDrift]()
+    for stream in streams:
+        own, one = _watch_stream(stream, new)
+        weight = math.log(len(counts) * counts[stream.group])
+        total = np.logaddexp(total, own - weight)
+        found.append(one)
+    return total, found
+
+
+def block_length(scores: Sequence[Floats]) -> int:
+    """The least steps of a block after which its mean has forgotten the one before, as far as a reference can tell.
+
+    With blocks of L steps, L times the variance of their means grows with L while neighbours are correlated, also where
+    the correlation is slight and long, which no estimate by the first lags sees. Flyvbjerg and Petersen 1989, Error
+    estimates on averages of correlated data (Journal of Chemical Physics 91).
+
+    Args:
+        scores: (n,) each, of the reference in the order of time.
+
+    Returns:
+        At most so many that `LEAST_REFERENCE` blocks remain.
+    """
+    longest = max(len(scores[0]) // LEAST_REFERENCE, 1)
+    lengths = sorted({*(2**k for k in range(longest.bit_length())), longest})
+    needed, day = 1, 1
+    for score in scores:
+        whole = ((length, len(score) // length * length) for length in lengths)
+        grown = np.asarray([length * score[:rows].reshape(-1, length).mean(axis=1).var() for length, rows in whole])
+        # A variance of k means is known to a share sqrt(2 / k) of it.
+        sure = grown * (1 - 2 * np.sqrt(2 * np.asarray(lengths) / len(score)))
+        needed = max(needed, lengths[int(np.argmax(grown >= PLATEAU * sure.max()))])
+        day = max(day, _period(score, longest))
+    return min(math.ceil(needed / day) * day, max(longest // day, 1) * day)
+
+
+def _period(score: Floats, longest: int) -> int:
+    """Steps after which a signal comes again, such as those of a day; 1 where it does not.
+
+    Blocks of a part of a day are not exchangeable, however little one tells of the next.
+    """
+    x = score - score.mean()
+    if longest < 2 or not (variance := float(x @ x)) > 0:
+        return 1
+    transformed = np.fft.rfft(x, 2 * x.size)
+    rho = np.fft.irfft(transformed * np.conj(transformed))[: longest + 1] / variance
+    later = np.arange(longest + 1) >= int(np.argmax(rho <= 0)) if (rho <= 0).any() else np.zeros(longest + 1, bool)
+    most = float(rho[later].max()) if later.any() else 0.0
+    if most < AGAIN:
+        return 1
+    # The first of its multiples that is about as high, at the top of its hill.
+    first = int(np.argmax(later & (rho >= PLATEAU * most)))
+    return first + int(np.argmax(rho[first : first + first // 2 + 1]))
+
+
+def _watch_stream(stream: Stream, new: Logs) -> tuple[Floats, SignalDrift]:
+    """(N,) log evidence of one signal after each step, in steps, and its finding."""
+    rows = len(new.episode)
+    length = block_length(stream.known)
+    times = math.ceil(rows / MOST_BLOCKS / length)
+    # A reference that is short beside the newer logs needs its blocks more than they need to be few.
+    while times > 1 and len(_blocks(stream.known[0], stream.known_episode, times * length)[0]) < LEAST_REFERENCE:
+        times //= 2
+    length *= times
+    own, blocks, known = np.full(rows, -np.inf), 0, 0
+    for before, after in zip(stream.known, stream.new, strict=True):
+        reference, _ = _blocks(before, stream.known_episode, length)
+        scores, ends = _blocks(after, new.episode, length)
+        blocks, known = len(scores), len(reference)
+        if blocks:
+            log_sums = detect(reference, scores, math.inf).log_evidence + math.log(length)
+            held = np.repeat(log_sums, np.diff(np.append(ends, rows)))
+            own[ends[0] :] = np.logaddexp(own[ends[0] :], held - math.log(len(stream.known)))
+    finding = SignalDrift(
+        name=stream.name,
+        group=stream.group,
+        shift=stream.shift,
+        # Nothing watched is evidence of nothing: the factor that it starts from, 1.
+        log_evidence=float(own.max()) if blocks else 0.0,
+        blocks=blocks,
+        reference_blocks=known,
+        block_steps=length,
+    )
+    return own, finding
+
+
+def _blocks(scores: Floats, episode: npt.NDArray[np.int64], length: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Means of blocks of so many consecutive steps at least, and the last step of each.
+
+    A block is as many whole episodes as it takes, for episodes begin alike; one that is longer is cut into several.
+    """
+    lasts = np.flatnonzero(np.diff(episode, append=episode[-1] + 1)).tolist()
+    ends, begin = list[int](), 0
+    for last in lasts:
+        parts = (last + 1 - begin) // length
+        if parts:
+            ends += [begin + length * part - 1 for part in range(1, parts)] + [last]
+            begin = last + 1
+    if not ends:
+        return np.empty(0), np.empty(0, np.int64)
+    starts = np.asarray([0, *(end + 1 for end in ends[:-1])])
+    sums = np.add.reduceat(scores[: ends[-1] + 1], starts)
+    return sums / np.diff(np.append(starts, ends[-1] + 1)), np.asarray(ends)
+
+
+def _finding(run: RunConfig, watched: Watched, dataset: Dataset, alarms_per_year: float) -> DriftRecord:
+    spec, record = plant_of(run).spec, watched.record
+    own = StoredDataset.open(record.dataset.store, record.dataset.digest)
+    store = StoredDataset.open(dataset.store, dataset.digest)
+    unseen = unseen_of(store, own)
+    # All that came is looked at, so that some of it may be the champion's own; read in another way its episodes differ.
+    same = {source.sha256 for source in dataset.sources} <= {source.sha256 for source in record.dataset.sources}
+    if same or not unseen.size:
+        raise NothingNewer(
+            f"expected logs that version {record.version} of {run.plant} has not learned from, got those of its own "
+            "dataset: give newer ones."
+        )
+    known, new = _newest(own), read_logs(store, unseen)
+    streams = [*_signals(spec, known, new), _model(spec, record.model, known, new)]
+    evidence, found = evidence_of(streams, new)
+    bar = math.log(alarm_threshold(YEAR / step_seconds(spec), alarms_per_year))
+    reached = np.flatnonzero(evidence >= bar)
+    most = float(evidence.max())
+    return DriftRecord(
+        against=watched.entry.digest,
+        reference=own.digest,
+        dataset=store.digest,
+        rows=len(new.episode),
+        episodes=len(new.starts),
+        left_out=len(store.episode_digests) - len(unseen),
+        model="linear model" if record.model is None else "learned model",
+        step_seconds=step_seconds(spec),
+        alarms_per_year=alarms_per_year,
+        log_evidence=most if math.isfinite(most) else 0.0,
+        log_threshold=bar,
+        alarm=_place(int(reached[0]), new) if reached.size else None,
+        signals=tuple(found),
+    )
+
+
+def _newest(store: StoredDataset) -> Logs:
+    """The newest rows of a dataset, as many as are read at most, in the order of time."""
+    lengths = np.diff(store.episodes)
+    behind = np.cumsum(lengths[::-1])[::-1]
+    return read_logs(store, np.flatnonzero((behind <= MOST_ROWS) | (np.arange(len(lengths)) == len(lengths) - 1)))
+
+
+def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
+    """Observations, actions and rewards in deviations of the reference: up, down and squared."""
+    groups: tuple[tuple[DriftGroup, tuple[str, ...]], ...] = (
+        ("observations", spec.observation.names),
+        ("actions", vector_space(spec).names),
+        ("rewards", ("reward",)),
+    )
+    before, after = _columns(spec, known), _columns(spec, new)
+    for group, names in groups:
+        mean, deviation = before[group].mean(axis=0), before[group].std(axis=0)
+        # One that never moved there may move by what is next to nothing.
+        deviation = np.where(moves(mean, deviation), deviation, 1e-6 * np.abs(mean) + 1e-9)
+        for i, name in enumerate(names):
+            z, z_new = ((columns[group][:, i] - mean[i]) / deviation[i] for columns in (before, after))
+            shift = float(z_new.mean() - z.mean())
+            yield Stream(name, group, (z, -z, z**2), known.episode, (z_new, -z_new, z_new**2), shift)
+
+
+def _columns(spec: PlantSpec, logs: Logs) -> dict[DriftGroup, Floats]:
+    """(N, ...) values of each group of what is logged."""
+    t = logs.transitions
+    return {
+        "observations": np.asarray(t.observation, np.float64),
+        "actions": np.asarray(action_vectors(np.asarray(t.action), spec), np.float64),
+        "rewards": np.asarray(t.reward, np.float64)[:, None],
+    }
+
+
+def _model(spec: PlantSpec, model: LearnedModel | None, known: Logs, new: Logs) -> Stream:
+    """Errors of one-step predictions, 1 on average over the reference: of the process's own model, or a linear law."""
+    if model is not None:
+        # Of the episodes that it was not fitted to.
+        reference = read_npz(model.residuals)
+        before, episode = np.asarray(reference["scores"], np.float64), np.asarray(reference["episode"])
+        after = one_step_scores(load_model(model, spec), new)
+    else:
+        (before, after), episode = _linear_scores(spec, known, new), known.episode
+    return Stream(MODEL, "model", (before,), episode, (after,), float(after.mean() / max(before.mean(), 1e-12) - 1.0))
+
+
+def _linear_scores(spec: PlantSpec, known: Logs, new: Logs) -> tuple[Floats, Floats]:
+    """Squared errors of a linear law fitted to the reference, meaned over signals that people do not set.
+
+    It has so few numbers that the rows it was fitted to are predicted no better than others.
+    """
+    fitted = _columns(spec, known)
+    (mean, deviation), (centre, spread) = (_mean_and_scale(fitted[group]) for group in ("observations", "actions"))
+
+    def scaled(logs: Logs) -> tuple[Floats, Floats, Floats]:
+        columns, after = _columns(spec, logs), np.asarray(logs.transitions.next_observation, np.float64)
+        x = (columns["observations"] - mean) / deviation
+        return x, (columns["actions"] - centre) / spread, (after - mean) / deviation
+
+    law = fit_autoregression(*scaled(known))
+    weights, offset = np.asarray(law.weights, np.float64), np.asarray(law.offset, np.float64)
+
+    def squares(logs: Logs) -> Floats:
+        x, u, after = scaled(logs)
+        found: Floats = (after - x - np.concatenate([x, u], axis=1) @ weights - offset) ** 2
+        return found
+
+    before = squares(known)
+    counted = ~set_by_people(known.transitions) & (before.mean(axis=0) > 0)
+    weight = counted / np.maximum(before.mean(axis=0), 1e-12) / max(int(counted.sum()), 1)
+    return before @ weight, squares(new) @ weight
+
+
+def _mean_and_scale(columns: Floats) -> tuple[Floats, Floats]:
+    """Mean and deviation of columns; of one that does not move the deviation is taken for 1."""
+    mean, deviation = columns.mean(axis=0), columns.std(axis=0)
+    return mean, np.where(moves(mean, deviation), deviation, 1.0)
+
+
+def _place(row: int, logs: Logs) -> str:
+    """A step in words."""
+    episode = int(logs.episode[row])
+    return f"episode {episode + 1}, step {row - int(logs.starts[episode]) + 1}"

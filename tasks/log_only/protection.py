@@ -1,0 +1,278 @@
+"""What protects a process without a simulator: its fallback, and a shield that is calibrated on logs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from configs.errors import BadInput
+from configs.fallback import Fallback
+from configs.home import Home
+from configs.run import RunConfig
+from neorl_core.control import fallbacks
+from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops, fit_linear_law
+from neorl_core.history import resting_action
+from neorl_core.networks import Policy, actor_apply, actor_init, normalise, to_unit
+from neorl_core.safety.composite import Composite
+from neorl_core.safety.shield import envelope_of
+from neorl_core.safety.support import (
+    REFERENCES,
+    SupportShield,
+    choose_references,
+    conformal_quantile,
+    support_score,
+)
+from neorl_core.training import optimisers
+from neorl_core.training.optimisers import Optimiser, Recipe
+from neorl_core.training.preparation import moments, scaling
+from neorl_core.types import Params, PlantSpec, moves
+from tasks.data.store import reader
+from tasks.data.store.episodes import Logs, halves, read_logs
+from tasks.models.plants.known import plant_of
+from tasks.references import Bundle, Dataset
+from tasks.stages import cached
+from tasks.training.train import keep_bundle
+
+RETURN_SHARE = 0.8
+"""Share of the radius within which the policy gets control back, so that the two do not chatter."""
+LEAST_RATE = 1e-3
+"""Share of an action's range that it may move in a step, where the logs show no move."""
+CLONING_STEPS = 2_000
+CLONING_HIDDEN = (32,)
+CLONING_ROWS = 65_536
+"""Rows at most from which a law is cloned and references are chosen, evenly spaced."""
+
+
+@cached(name="fallback")
+def protect(home: Home, run: RunConfig, dataset: Dataset) -> Bundle:
+    """The process's fallback behind a shield that is calibrated on its logs, as a composite without a policy.
+
+    Args:
+        home: where bundles are kept.
+        run: its plant, seed, fallback, support and share of held-out episodes.
+        dataset: training episodes give references, rates and what is cloned; half of the held-out ones the radius.
+
+    Raises:
+        BadInput: when the fallback names signals or actions that the process has not, or there are fewer than two
+            held-out episodes.
+    """
+    plant = plant_of(run)
+    store = reader.StoredDataset.open(dataset.store, dataset.digest)
+    training, held_out = (read_logs(store, episodes) for episodes in store.split(run.data.held_out))
+    shield = calibrated_shield(run, plant.spec, training, halves(held_out)[0])
+    composite = Composite(None, shield, make_fallback(run, plant.spec, training, shield), ())
+    return keep_bundle(home, composite, plant)
+
+
+def calibrated_shield(run: RunConfig, spec: PlantSpec, training: Logs, calibration: Logs) -> SupportShield:
+    """Bounds of the spec, rates and references of the training episodes, and a radius of episodes held out from them.
+
+    Args:
+        run: its seed and support.
+        spec: the process.
+        training, calibration: logged steps.
+    """
+    points, unseen = _points(training), _points(calibration)
+    centre, deviation = points.mean(axis=0), points.std(axis=0)
+    # An observation that never moved is judged by the envelope alone: a distance has no unit for it, and one held-out
+    # episode that moves it would make the radius as long as its unit is short.
+    unmoved = np.where(np.arange(len(centre)) < spec.observation.size, np.inf, 1.0)
+    scale = np.where(moves(centre, deviation), deviation, unmoved)
+    scaled = jnp.asarray((_thinned(points) - centre) / scale, dtype=float)
+    chosen = choose_references(jax.random.key(run.seed), scaled, min(REFERENCES, len(scaled)))
+    observed, known = spec.observation.size, training.transitions
+    low, high = np.asarray(known.observation).min(axis=0), np.asarray(known.observation).max(axis=0)
+    envelope = envelope_of(
+        jnp.asarray(low, float), jnp.asarray(high, float), jnp.asarray(scale[:observed], float), run.shield.envelope
+    )
+    shield = SupportShield(
+        action_low=jnp.asarray(spec.action.low, float),
+        action_high=jnp.asarray(spec.action.high, float),
+        rate_limit=jnp.asarray(_rates(run, spec, training), float),
+        rest=jnp.asarray(resting_action(known.action, spec.action.low, spec.action.high), float),
+        hold=jnp.asarray(run.shield.hold, jnp.int32),
+        observation_low=envelope[0],
+        observation_high=envelope[1],
+        centre=jnp.asarray(centre, float),
+        scale=jnp.asarray(scale, float),
+        references=scaled[chosen],
+        radius=jnp.asarray(jnp.inf, float),
+        return_radius=jnp.asarray(jnp.inf, float),
+    )
+    scores = jax.jit(jax.vmap(support_score, (None, 0, 0)))(shield, unseen[:, :observed], unseen[:, observed:])
+    radius = conformal_quantile(scores, run.support.quantile)
+    return shield._replace(radius=jnp.asarray(radius, float), return_radius=jnp.asarray(RETURN_SHARE * radius, float))
+
+
+def make_fallback(run: RunConfig, spec: PlantSpec, training: Logs, shield: SupportShield) -> fallbacks.Fallback:
+    """The fallback that a run's YAML describes.
+
+    Args:
+        run: its seed and fallback.
+        spec: the process.
+        training: what is cloned.
+        shield: whose rates are a hold's where none are given.
+
+    Raises:
+        BadInput: when it names signals or actions that the process has not, or there is none.
+    """
+    check_fallback(run, spec)
+    assert run.fallback is not None
+    match run.fallback.kind:
+        case "pid":
+            return _loops(run.fallback, spec)
+        case "hold":
+            names, given = spec.action.names, run.fallback
+            target = [given.toward.get(name, float(shield.rest[i])) for i, name in enumerate(names)]
+            rate = [
+                given.rate.get(name, float(shield.rate_limit[i])) if name in given.toward else 0.0
+                for i, name in enumerate(names)
+            ]
+            return Hold(jnp.asarray(target, float), jnp.asarray(rate, float))
+        case "cloned":
+            return _cloned(run, spec, training)
+
+
+def check_fallback(run: RunConfig, spec: PlantSpec) -> None:
+    """Refuse a run of a process whose fallback is missing or names what the process has not, before anything is read.
+
+    Raises:
+        BadInput: naming the key.
+    """
+    given = run.fallback
+    if given is None:
+        raise BadInput(
+            f"expected 'fallback' in the run of process {run.plant}, got none: say what takes over, such as "
+            "{kind: hold, toward: {" + f"{spec.action.names[0]}: 0.0" + "}}."
+        )
+    if not np.isfinite([spec.action.low, spec.action.high]).all():
+        name = next(
+            n for n, lo, hi in zip(*spec.action[:1], *spec.action[2:], strict=True) if not np.isfinite([lo, hi]).all()
+        )
+        raise BadInput(
+            f"expected a 'range' of action {name}, got none or one side: say at its tag in "
+            f"{run.data.mapping or 'the mapping'} what the actuator can do, such as range: [0, 100]."
+        )
+    if run.shield.dwell > 1:
+        raise BadInput(
+            f"expected no 'shield.dwell' in the run of process {run.plant}, whose actions are continuous, got "
+            f"{run.shield.dwell}: limit their rates by shield.rate_limits."
+        )
+    predicting = [name for name in ("look_ahead", "buffers", "return_buffers") if name in run.shield.model_fields_set]
+    if predicting:
+        raise BadInput(
+            f"expected a shield that predicts nothing, got 'shield.{predicting[0]}' in the run of process {run.plant}: "
+            "leave it out, for there is no simulator to predict with."
+        )
+    acting = [*(loop.action for loop in given.loops), *given.toward, *given.rate, *run.shield.rate_limits]
+    observed = [loop.measured for loop in given.loops]
+    observed += [loop.set_point for loop in given.loops if isinstance(loop.set_point, str)]
+    for what, names, known in (("action", acting, spec.action.names), ("signal", observed, spec.observation.names)):
+        unknown = next((name for name in names if name not in known), None)
+        if unknown is not None:
+            raise BadInput(
+                f"expected 'fallback' and 'shield' to name an {what} among {', '.join(known)}, got '{unknown}': "
+                "correct the name."
+            )
+    _check_safe_values(given, spec)
+
+
+def _check_safe_values(given: Fallback, spec: PlantSpec) -> None:
+    """Refuse what is in another unit than its action's, for the bounds would make an end of the range of it."""
+    ranges = {name: (low, high) for name, low, high in zip(spec.action.names, *spec.action[2:], strict=True)}
+    values = [("safe value", name, value) for name, value in given.toward.items()]
+    values += [("bias", loop.action, loop.bias) for loop in given.loops if loop.bias is not None]
+    for what, name, value in values:
+        low, high = ranges[name]
+        if not low <= value <= high:
+            raise BadInput(
+                f"expected a {what} of {name} within {low:g} to {high:g}, got {value:g}: give it in the action's unit."
+            )
+
+
+def fallback_in_words(given: Fallback, spec: PlantSpec) -> str:
+    """A fallback named for what it is."""
+    match given.kind:
+        case "pid":
+            loops = ", ".join(f"{loop.action} on {loop.measured}" for loop in given.loops)
+            held = [name for name in spec.action.names if name not in {loop.action for loop in given.loops}]
+            return f"PID loops as the run's file states them ({loops})" + (f", {', '.join(held)} held" if held else "")
+        case "cloned":
+            return f"a {given.law} law cloned from the logged actions"
+        case "hold":
+            toward = ", ".join(f"{name} toward {value:g}" for name, value in given.toward.items())
+            return f"holding the last action{f', {toward} at a rate limit' if toward else ''}"
+
+
+def _loops(given: Fallback, spec: PlantSpec) -> PIDLoops:
+    by_action = {loop.action: loop for loop in given.loops}
+    observed, columns = list(spec.observation.names), dict[str, list[float]]()
+    for i, name in enumerate(spec.action.names):
+        loop = by_action.get(name)
+        constant = loop.set_point if loop is not None and not isinstance(loop.set_point, str) else 0.0
+        named = loop is not None and isinstance(loop.set_point, str)
+        row = {
+            "measured": observed.index(loop.measured) if loop else 0,
+            "set_point": observed.index(str(loop.set_point)) if loop and named else len(observed) + i,
+            "constant": constant,
+            # Without gains nothing moves from what is applied.
+            "kp": loop.kp if loop else 0.0,
+            "ki": loop.ki if loop else 0.0,
+            "kd": loop.kd if loop else 0.0,
+            "bias": loop.bias or 0.0 if loop else 0.0,
+            "positional": bool(loop and loop.bias is not None),
+            "low": spec.action.low[i],
+            "high": spec.action.high[i],
+            "dt": spec.dt,
+        }
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+    kinds = {"measured": jnp.int32, "set_point": jnp.int32, "positional": jnp.bool_}
+    return PIDLoops(**{key: jnp.asarray(values, kinds.get(key, float)) for key, values in columns.items()})
+
+
+def _cloned(run: RunConfig, spec: PlantSpec, training: Logs) -> LinearLaw | Policy:
+    t, given = training.transitions, run.fallback
+    observation, action = _thinned(np.asarray(t.observation)), _thinned(np.asarray(t.action))
+    if given is not None and given.law == "linear":
+        return fit_linear_law(observation, action, spec.action.low, spec.action.high)
+    normaliser = scaling(moments(t), spec).normaliser
+    x, u = normalise(normaliser, jnp.asarray(observation)), to_unit(normaliser, jnp.asarray(action))
+    params = actor_init(jax.random.key(run.seed), spec.observation.size, spec.action.size, CLONING_HIDDEN)
+    recipe = Recipe(schedule="cosine", steps=CLONING_STEPS)
+
+    @jax.jit
+    def clone(params: Params) -> Params:
+        def step(carry: tuple[Params, Optimiser], number: jax.Array) -> tuple[tuple[Params, Optimiser], None]:
+            weights, optimiser = carry
+            rows = jax.random.randint(jax.random.fold_in(jax.random.key(run.seed), number), (256,), 0, x.shape[0])
+            gradient = jax.grad(lambda w: jnp.mean((actor_apply(w, x[rows]) - u[rows]) ** 2))(weights)
+            return optimisers.step(weights, gradient, optimiser, jnp.asarray(1e-2, x.dtype)), None
+
+        begun = (params, optimisers.init(recipe, params))
+        (weights, _), _ = jax.lax.scan(step, begun, jnp.arange(CLONING_STEPS))
+        return weights
+
+    return Policy(clone(params), normaliser)
+
+
+def _rates(run: RunConfig, spec: PlantSpec, training: Logs) -> list[float]:
+    """The largest logged change of each action in a step, or what the run's file says."""
+    action = np.asarray(training.transitions.action, np.float64)
+    moved = np.abs(np.diff(action, axis=0))[training.followed[:-1]]
+    largest = moved.max(axis=0) if len(moved) else np.zeros(spec.action.size)
+    least = LEAST_RATE * (np.asarray(spec.action.high) - np.asarray(spec.action.low))
+    logged = np.maximum(largest, least)
+    return [run.shield.rate_limits.get(name, float(logged[i])) for i, name in enumerate(spec.action.names)]
+
+
+def _points(logs: Logs) -> npt.NDArray[np.float64]:
+    """Observations beside actions, (N, O + A)."""
+    t = logs.transitions
+    return np.concatenate([np.asarray(t.observation, np.float64), np.asarray(t.action, np.float64)], axis=1)
+
+
+def _thinned(rows: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    return rows[:: -(-len(rows) // CLONING_ROWS)]

@@ -1,0 +1,81 @@
+"""Agents from files: the core's agent, which touches none, over what a policy file or a bundle holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from configs.code import UserCode
+from configs.errors import BadInput
+from configs.run import Setting
+from neorl_core.fit import known_algorithm
+from neorl_core.history import stacked_spec
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import Algorithm
+from neorl_core.wrappers import agent
+from tasks.models.bundles.bundle import load_bundle
+from tasks.models.bundles.policy_file import MadeBy, load_policy, save_policy
+
+
+class Agent(agent.Agent):
+    """`neorl_core.wrappers.agent.Agent` that can be loaded and saved."""
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        expected_digest: str | None = None,
+        *,
+        source: UserCode | None = None,
+        algorithm: str | Algorithm | None = None,
+        hyperparameters: Mapping[str, Setting] | None = None,
+    ) -> Agent:
+        """The agent of a policy file (`policy.npz` of `neorl train`) or of a bundle (a folder).
+
+        A policy goes on training with the algorithm and hyper-parameters that it was made by, unless given others; a
+        bundle with what is usual for its kind of actions.
+
+        Args:
+            path: the file or folder.
+            expected_digest: of a bundle, as registry, ledger or certificate name it.
+            source: the code of a bundle's plant, where it is in a project of your own (`find_code`).
+            algorithm: for `train`, where it should be another.
+            hyperparameters: for `train`, where they should be others.
+
+        Raises:
+            BadInput: when there is nothing to load, or an unknown algorithm or hyper-parameter.
+            Refused: when it was altered.
+        """
+        path = Path(path)
+        try:
+            if path.is_dir():
+                plant, params = load_bundle(path, expected_digest, source)
+                return cls(params, plant.spec, plant, algorithm, hyperparameters)
+            policy, spec, made_by = load_policy(path)
+            if hyperparameters is None and made_by.algorithm is not None:
+                hyperparameters = _given(made_by.algorithm, made_by.hyperparameters)
+            return cls(policy, spec, None, algorithm or made_by.algorithm, hyperparameters)
+        except (ValueError, TypeError) as error:
+            raise BadInput(str(error)) from error
+
+    def save(self, path: Path, made_by: MadeBy | None = None) -> str:
+        """Write the policy (not the shield or its keeping of a history) as a policy file; its digest is returned."""
+        making = (made_by or MadeBy())._replace(algorithm=self.algorithm.name, hyperparameters=self.config._asdict())
+        return save_policy(Path(path), self.policy, stacked_spec(self.spec, self.history), making)
+
+
+def _given(algorithm: str, hyperparameters: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Hyper-parameters as they were given; JSON made lists of the optimisers' recipes.
+
+    A warm-up and schedules that fall were fitted to the length of the run that is over: the next one has its own.
+    """
+    values, known = dict(hyperparameters), known_algorithm(algorithm)
+    for name, default in known.Config()._asdict().items():
+        value = values.get(name)
+        if known.usual_updates and (name == "warm_up_updates" or (isinstance(default, Recipe) and default.steps)):
+            values.pop(name, None)
+            continue
+        if isinstance(default, Recipe) and isinstance(value, list):
+            recipe: dict[str, float | int | str | None] = dict(zip(Recipe._fields, value, strict=True))
+            values[name] = recipe
+    return values

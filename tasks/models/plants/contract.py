@@ -1,0 +1,227 @@
+"""What a plant of a user's own must be, checked once when it is loaded: types, shapes, and a step of finite numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.errors import BadInput, NeoRLError
+from configs.strict import NAME
+from neorl_core.networks import Normaliser, Policy
+from neorl_core.panels import panels_of
+from neorl_core.plants import PLANTS
+from neorl_core.plants.base import LoggedSignals
+from neorl_core.safety.composite import Composite
+from neorl_core.safety.shield import ShieldParams
+from neorl_core.types import Controller, Plant, PlantSpec, Timestep
+from tasks.files.canonical import canonical_json
+from tasks.files.spec import spec_of_record, spec_record
+
+OUR_TYPES = {kind.__name__ for kind in (Composite, Policy, Normaliser, ShieldParams)}
+"""Names by which bundles know our own types."""
+SAMPLES = 4
+"""Starts, each with one step, whose numbers are looked at."""
+
+
+def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
+    """The plant that a module builds, held against the contract of `docs/plants-of-your-own.md`.
+
+    Args:
+        module: imported.
+        attribute: name of the plant in it.
+        file: where it is, for messages.
+
+    Raises:
+        BadInput: one sentence on the first thing that is not as it must be.
+    """
+    plant = getattr(module, attribute, None)
+    if not isinstance(plant, Plant):
+        got = f"a {type(plant).__name__}" if hasattr(module, attribute) else "none"
+        raise _wrong(file, f"{attribute} to be a neorl_core.types.Plant", got, "build one under that name")
+    _check_spec(plant.spec, f"{file}: {attribute}.spec")
+    _check_constants(plant, f"{file}: {attribute}")
+    try:
+        panels_of(plant.spec, plant.drawn)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise BadInput(f"in {file}: {attribute}.drawn, {_line(error).rstrip('.')}.") from error
+    _check_functions(plant, f"{file}: {attribute}")
+    return plant
+
+
+def logged_signals(module: ModuleType, plant: Plant, file: str) -> LoggedSignals | None:
+    """What scores the plant's logs: `logged_reward` and `logged_margins` of its module; None where it has neither.
+
+    Raises:
+        BadInput: when it has one alone, or what they give has another shape.
+    """
+    reward, margins = (getattr(module, name, None) for name in ("logged_reward", "logged_margins"))
+    if reward is None and margins is None:
+        return None
+    if not callable(reward) or not callable(margins):
+        missing = "logged_margins" if callable(reward) else "logged_reward"
+        raise _wrong(file, "functions logged_reward and logged_margins, or neither", f"no {missing}", "add it")
+    spec, rows = plant.spec, 3
+    observed, acting = jnp.zeros((rows, spec.observation.size)), jnp.zeros((rows, spec.action.size))
+    _shaped(file, "logged_reward", lambda: reward(observed, acting, observed), (rows,))
+    _shaped(file, "logged_margins", lambda: margins(observed), (rows, len(spec.constraints)))
+    return LoggedSignals(reward, margins)
+
+
+def _check_spec(spec: Any, place: str) -> None:
+    if not isinstance(spec, PlantSpec):
+        raise _wrong(place, "a neorl_core.types.PlantSpec", f"a {type(spec).__name__}", "build one")
+    if not isinstance(spec.name, str) or not re.fullmatch(NAME, spec.name, re.ASCII):
+        raise _wrong(place, "a name of small letters, digits and underscores", repr(spec.name)[:80], "rename the plant")
+    if spec.name in PLANTS:
+        raise _wrong(place, "another name than that of a plant of NeoRL", f"'{spec.name}'", "rename the plant")
+    try:
+        same = spec_of_record(spec_record(spec)) == spec
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"in {place}, {_line(error)}: correct it.") from error
+    if not same:
+        raise _wrong(place, "tuples of texts and of Python's numbers", "other types", "write the spec as ours are")
+    bounds = [
+        *zip(spec.observation.names, spec.observation.low, spec.observation.high, strict=True),
+        *zip(spec.action.names, spec.action.low, spec.action.high, strict=True),
+        *((limit.name, limit.low, limit.high) for limit in spec.constraints),
+    ]
+    for name, low, high in bounds:
+        if not low < high:
+            raise _wrong(place, f"a low below the high of {name}", f"{low:g} and {high:g}", "correct the bounds")
+    if not (spec.observation.size and spec.action.size):
+        raise _wrong(place, "at least one observation and one action", "none", "name them")
+    if not np.isfinite([spec.action.low, spec.action.high]).all():
+        raise _wrong(place, "bounded actions", "an infinite bound", "give what the actuator can do")
+    worst, best = spec.score_range
+    if not (np.isfinite([worst, best]).all() and worst != best):
+        raise _wrong(place, "two different returns as score_range", f"{worst:g} and {best:g}", "correct it")
+
+
+def _check_constants(plant: Plant, place: str) -> None:
+    for name in ("params", "domain"):
+        value = getattr(plant, name)
+        if not (isinstance(value, tuple) and hasattr(value, "_asdict")):
+            raise _wrong(
+                f"{place}.{name}", "a NamedTuple of numbers", f"a {type(value).__name__}", "name each constant"
+            )
+        try:
+            canonical_json(value._asdict())
+        except (TypeError, ValueError) as error:
+            raise _wrong(
+                f"{place}.{name}", "Python's finite numbers", _line(error), "leave arrays to sample_params"
+            ) from error
+    if plant.idle is not None and np.shape(plant.idle) != (plant.spec.action.size,):
+        raise _wrong(f"{place}.idle", f"{plant.spec.action.size} actions", f"{plant.idle}", "name one for each")
+    for controller in ("fallback", "reference"):
+        found = getattr(plant, controller)
+        if not isinstance(found, Controller) and (found is not None or controller == "fallback"):
+            raise _wrong(
+                f"{place}.{controller}", "a neorl_core.types.Controller", f"a {type(found).__name__}", "build one"
+            )
+    clash = OUR_TYPES & set(_type_names([plant.params, plant.fallback_params]))
+    if clash:
+        raise _wrong(place, "types of constants with names of their own", f"'{min(clash)}'", "rename the type")
+
+
+def _type_names(node: Any) -> list[str]:
+    own = [type(node).__name__] if isinstance(node, tuple) and hasattr(node, "_fields") else []
+    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, tuple | list) else ()
+    return own + [name for child in children for name in _type_names(child)]
+
+
+def _check_functions(plant: Plant, place: str) -> None:
+    """Shapes by abstract evaluation, then a few starts and steps in numbers."""
+    spec, key = plant.spec, jax.random.key(0)
+    observed, acting, limits = (spec.observation.size,), (spec.action.size,), (len(spec.constraints),)
+    middle = (np.asarray(spec.action.low) + np.asarray(spec.action.high)) / 2
+    action = jnp.asarray(middle if spec.choices is None else np.round(middle), jnp.float32)
+    params = _traced(place, "sample_params", lambda: plant.sample_params(key, plant.domain))
+    state, _ = _pair(place, "reset", lambda p: plant.reset(key, p), params)
+    _shaped(place, "reset", lambda p: plant.reset(key, p)[1], observed, params)
+    following, timestep = _pair(place, "step", lambda s, p: plant.step(key, s, action, p), state, params)
+    if not isinstance(timestep, Timestep):
+        raise _wrong(f"{place}.step", "a state and a Timestep", f"a {type(timestep).__name__}", "return both")
+    if _shapes(following) != _shapes(state):
+        raise _wrong(
+            f"{place}.step", "a state of the types and shapes that reset returns", "another", "return the same"
+        )
+    for field, shape in zip(Timestep._fields, (observed, (), limits, (), ()), strict=True):
+        got = getattr(timestep, field).shape
+        if got != shape:
+            raise _wrong(f"{place}.step", f"{field} of shape {shape}, as its spec says", str(got), "correct the two")
+    example = jnp.zeros(observed)
+    _pair(place, "predict", lambda o: plant.predict(o, action, plant.params), example)
+    _shaped(place, "predict", lambda o: plant.predict(o, action, plant.params)[0], observed, example)
+    _shaped(place, "predict (margins)", lambda o: plant.predict(o, action, plant.params)[1], limits, example)
+    _shaped(place, "applied", plant.applied, acting, example)
+    if plant.resume is not None:
+        resume = plant.resume
+        resumed, constants = _pair(place, "resume", lambda s, o, p: resume(key, s, o, p), state, example, params)
+        if _shapes(resumed) != _shapes(state) or _shapes(constants)[0] != _shapes(params)[0]:
+            raise _wrong(
+                f"{place}.resume",
+                "a state of the types and shapes that reset returns, and constants as sample_params does",
+                "others",
+                "return the same",
+            )
+
+    def answer(o: jax.Array) -> jax.Array:
+        memory = plant.fallback.init(plant.fallback_params, o)
+        return plant.fallback.act(plant.fallback_params, memory, o, plant.applied(o))[1]
+
+    _shaped(place, "fallback", answer, acting, example)
+
+    @jax.jit
+    @jax.vmap
+    def played(key: jax.Array) -> tuple[Any, ...]:
+        constants = plant.sample_params(key, plant.domain)
+        start, seen = plant.reset(key, constants)
+        step = plant.step(key, start, answer(seen), constants)[1]
+        return seen, answer(seen), step, plant.predict(seen, action, plant.params)
+
+    names = ("reset", "fallback", "step", "predict")
+    for name, numbers in zip(names, played(jax.random.split(key, SAMPLES)), strict=True):
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(numbers)):
+            raise _wrong(f"{place}.{name}", "finite numbers", "others", "look at units and starts")
+
+
+def _shaped(place: str, name: str, function: Callable[..., Any], shape: tuple[int, ...], *given: Any) -> None:
+    got = getattr(_traced(place, name, function, *given), "shape", None)
+    if got != shape:
+        raise _wrong(f"{place}.{name}", f"an array of shape {shape}", str(got or "another"), "correct what it returns")
+
+
+def _pair(place: str, name: str, function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
+    got = _traced(place, name, function, *given)
+    if not isinstance(got, tuple) or len(got) != 2:
+        raise _wrong(f"{place}.{name}", "a pair", f"a {type(got).__name__}", "return two things")
+    return got
+
+
+def _traced(place: str, name: str, function: Callable[..., Any], *given: Any) -> Any:
+    try:
+        return jax.eval_shape(function, *given)
+    except NeoRLError:
+        raise
+    except Exception as error:
+        raise _wrong(
+            f"{place}.{name}", "a pure function of JAX arrays", f"{type(error).__name__} '{_line(error)}'", "correct it"
+        ) from error
+
+
+def _shapes(tree: Any) -> tuple[Any, list[Any]]:
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+def _wrong(place: str, expected: str, got: str, cure: str) -> BadInput:
+    return BadInput(f"expected {expected} in {place}, got {got}: {cure}.")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

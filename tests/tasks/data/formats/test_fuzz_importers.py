@@ -1,0 +1,382 @@
+"""Malformed files end in one sentence or in rows accounted for: no crash, no hang, no memory without bound.
+
+Files are changed by hypothesis (bytes, lengths, types, shapes, values) and made by hand where a format lets a few bytes
+promise much: links in circles, arrays that lie elsewhere, headers and archives that declare more than they hold.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.errors import BadInput
+from tasks.data.formats.exports import export
+from tasks.data.formats.hdf5 import isolated as hdf5_isolated
+from tasks.data.formats.hdf5.isolated import read_isolated
+from tasks.data.formats.sources import recognise, survey
+from tasks.data.store.reader import StoredDataset
+from tasks.data.store.row_checks import Quarantine, RowChecker
+from tasks.data.store.schema import Rows
+from tests.benchmark_files import walk, with_choices, write_d3rlpy, write_d3rlpy_1, write_d4rl, write_dsrl
+from tests.tasks.data.formats.test_exports import spec_for, store
+
+FORMATS = ("d3rlpy", "d3rlpy_1", "d4rl", "d4rl_made", "dsrl", "minari", "neorl", "neorl2", "packed", "shard")
+MADE = ("d3rlpy", "d3rlpy_1", "d4rl_made")
+"""Those that lack what followed the last row of a cut episode."""
+MANY = settings(max_examples=60)
+FEW = settings(max_examples=25)
+
+
+def rows_of(n: int = 40) -> Rows:
+    arrays = walk(n)
+    arrays["timeouts"][-1] = True
+    return {**arrays, "costs": np.zeros(n, np.float32), "constraint_costs": np.zeros((n, 1), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound file of each format, a few kilobytes each."""
+    folder = tmp_path_factory.mktemp("sound")
+    dataset: StoredDataset = store(folder / "store", spec_for(3, 1, 1), rows_of(), shard_bytes=10**6)
+    for to in ("neorl", "neorl2"):
+        export(dataset, to, folder / to)
+    write_d4rl(folder / "d4rl", walk(40))
+    write_d4rl(folder / "d4rl_made", walk(40), next_observations=None)
+    write_dsrl(folder / "dsrl", walk(40))
+    write_d3rlpy(folder / "d3rlpy", with_choices(walk(40)))
+    write_d3rlpy_1(folder / "d3rlpy_1", with_choices(walk(40)))
+    with np.load(folder / "neorl2") as file:
+        np.savez_compressed(folder / "packed.npz", **dict(file))
+    (folder / "packed.npz").rename(folder / "packed")
+    shutil.copy(dataset.shard_path(dataset.manifest.shards[0]), folder / "shard")
+    export(dataset, "minari", folder / "plant-v0")
+    shutil.copy(folder / "plant-v0" / "data" / "main_data.hdf5", folder / "minari")
+    return folder
+
+
+def take(path: Path) -> tuple[Rows, int]:
+    """Read a file as `neorl ingest` does; every row is passed or quarantined. Returns those passed and the others.
+
+    Raises:
+        BadInput: in one sentence.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            source = recognise(path)
+            spec = survey(source, "plant")
+            quarantine = Quarantine(Path(name), spec)
+            checker = RowChecker(spec, quarantine, "source")
+            parts = [checker.push(block) for block in source.blocks()]
+            if (last := checker.flush()) is not None:
+                parts.append(last)
+        except BadInput as error:
+            if "\n" in str(error) or not str(error).startswith("expected "):
+                raise AssertionError(f"no sentence: {error}") from error
+            raise
+    rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    passed = len(rows["rewards"])
+    assert passed + quarantine.count == checker.seen == source.rows
+    assert all(np.isfinite(rows[key]).all() for key in rows)
+    return rows, quarantine.count
+
+
+def changed(sound: Path, kind: str, folder: Path, change: Callable[[bytes], bytes]) -> Path:
+    """A file of that format with its bytes changed, in Minari's case within its folder."""
+    data = change((sound / kind).read_bytes())
+    if kind == "minari":
+        shutil.copytree(sound / "plant-v0", folder / "plant-v0")
+        (folder / "plant-v0" / "data" / "main_data.hdf5").write_bytes(data)
+        return folder / "plant-v0"
+    (folder / kind).write_bytes(data)
+    return folder / kind
+
+
+def test_the_sound_files_are_read(sound: Path) -> None:
+    for kind in FORMATS:
+        rows, quarantined = take(sound / ("plant-v0" if kind == "minari" else kind))
+        assert len(rows["rewards"]) + quarantined == 40, kind
+        assert (quarantined > 0) == (kind in MADE), kind
+
+
+@MANY
+@given(kind=st.sampled_from(FORMATS), data=st.data())
+def test_flipped_bytes_and_cuts(sound: Path, kind: str, data: st.DataObject) -> None:
+    size = (sound / kind).stat().st_size
+    places = st.one_of(st.integers(0, size - 1), st.integers(0, min(size, 3000) - 1))
+    flips = data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=8))
+    length = data.draw(st.one_of(st.just(size), st.integers(0, size)))
+
+    def change(whole: bytes) -> bytes:
+        raw = bytearray(whole)
+        for at, value in flips:
+            raw[at] = value
+        return bytes(raw[:length])
+
+    with tempfile.TemporaryDirectory() as name:
+        path = changed(sound, kind, Path(name), change)
+        try:
+            rows, _ = take(path)
+        except BadInput:
+            return
+        if kind in ("neorl", "neorl2", "packed"):
+            # The archive's checksums cover every value, so what is read is what was saved.
+            expected, _ = take(sound / kind)
+            for key in expected:
+                assert rows[key].tobytes() == expected[key].tobytes()
+
+
+def wrong(draw: st.DataObject, arrays: dict[str, np.ndarray[Any, Any]], kinds: str) -> dict[str, Any]:
+    """The arrays with one of another type or shape, or with values that are no numbers."""
+    key = draw.draw(st.sampled_from(sorted(arrays)))
+    how = draw.draw(st.sampled_from(kinds.split()))
+    values = arrays[key]
+    n = len(values)
+    made = {
+        "short": lambda: values[: n // 2],
+        "empty": lambda: values[:0],
+        "scalar": lambda: np.float32(1),
+        "deep": lambda: np.zeros((n, 1, 1, 1), np.float32),
+        "wide": lambda: np.zeros((n, 9), np.float32),
+        "hollow": lambda: np.zeros((n, 0), np.float32),
+        "text": lambda: np.full(n, b"no"),
+        "complex": lambda: values.astype(np.complex64),
+        "integer": lambda: values.astype(np.int8),
+        "half": lambda: values.astype(np.float16),
+        "double": lambda: values.astype(np.float64) * 1e300,
+        "big-endian": lambda: values.astype(">f4"),
+        "nan": lambda: np.full_like(values, np.nan, np.float32),
+        "infinite": lambda: np.where(np.arange(n).reshape(-1, *[1] * (values.ndim - 1)) == n // 2, np.inf, values),
+        "flags": lambda: np.full_like(values, 3),
+    }[how]()
+    return {**arrays, key: made}
+
+
+KINDS = "short empty scalar deep wide hollow text complex integer half double big-endian nan infinite flags"
+
+
+@FEW
+@given(data=st.data())
+def test_wrong_types_shapes_and_values_in_hdf5(data: st.DataObject) -> None:
+    arrays = wrong(data, rows_of(), KINDS)
+    layout = data.draw(st.sampled_from([None, "gzip", "lzf"]))
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "a.hdf5"
+        with h5py.File(path, "w") as file:
+            for key, values in arrays.items():
+                packed = layout if np.size(values) and np.ndim(values) else None
+                file.create_dataset(key, data=values, compression=packed)
+        try:
+            rows, _ = take(path)
+        except BadInput:
+            return
+        assert len(rows["rewards"]) <= 40
+
+
+@FEW
+@given(data=st.data())
+def test_wrong_types_shapes_and_values_in_npz(sound: Path, data: st.DataObject) -> None:
+    with np.load(sound / data.draw(st.sampled_from(["neorl", "neorl2"]))) as file:
+        arrays = wrong(data, dict(file), KINDS)
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "a.npz"
+        np.savez(path, **arrays)
+        try:
+            rows, _ = take(path)
+        except BadInput:
+            return
+        assert len(rows["rewards"]) <= 40
+
+
+def links(file: h5py.File, there: Path) -> None:
+    file["rewards"] = h5py.SoftLink("/actions")
+
+
+def circle(file: h5py.File, there: Path) -> None:
+    file["rewards"] = h5py.SoftLink("/next")
+    file["next"] = h5py.SoftLink("/rewards")
+
+
+def group_in_itself(file: h5py.File, there: Path) -> None:
+    group = file.create_group("rewards")
+    group["again"] = group
+
+
+def elsewhere(file: h5py.File, there: Path) -> None:
+    file["rewards"] = h5py.ExternalLink(str(there / "dsrl"), "/rewards")
+
+
+def foreign_bytes(file: h5py.File, there: Path) -> None:
+    file.create_dataset("rewards", (40,), np.float32, external=[(str(there / "dsrl"), 0, 160)])
+
+
+def view(file: h5py.File, there: Path) -> None:
+    layout = h5py.VirtualLayout((40,), np.float32)
+    layout[:] = h5py.VirtualSource(str(there / "dsrl"), "rewards", (40,))
+    file.create_virtual_dataset("rewards", layout)
+
+
+def endless(file: h5py.File, there: Path) -> None:
+    for key in ("observations", "actions", "rewards", "terminals"):
+        if key in file:
+            del file[key]
+        tail = (1,) if key in ("observations", "actions") else ()
+        file.create_dataset(key, (2**50, *tail), np.float32 if key != "terminals" else bool, chunks=(2**10, *tail))
+
+
+def unwritten(file: h5py.File, there: Path) -> None:
+    file.create_dataset("rewards", (40,), np.float32)
+
+
+def one_huge_chunk(file: h5py.File, there: Path) -> None:
+    file.create_dataset("rewards", (40,), np.float32, chunks=(2**27,), maxshape=(None,), compression="gzip")
+
+
+def wide(file: h5py.File, there: Path) -> None:
+    del file["observations"]
+    file.create_dataset("observations", (40, 2**30), np.float32, chunks=(1, 2**10))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (links, "got a link to another name"),
+        (circle, "got a link to another name"),
+        (group_in_itself, "expected an array 'rewards'"),
+        (elsewhere, "got a link to another file"),
+        (foreign_bytes, "got numbers of another file"),
+        (view, "got a view of other files"),
+        (endless, "got a file that holds 0 of it"),
+        (unwritten, "expected 160 bytes of 'rewards' .* holds 0 of it"),
+        (one_huge_chunk, "expected chunks of at most"),
+        (wide, "bytes in a row of 'observations'"),
+    ],
+)
+def test_what_an_hdf5_file_only_promises_is_refused(
+    tmp_path: Path, sound: Path, spoil: Callable[[h5py.File, Path], None], said: str
+) -> None:
+    path = tmp_path / "a.hdf5"
+    with h5py.File(path, "w", libver="latest") as file:
+        for key, values in walk(40).items():
+            if key != "rewards":
+                file[key] = values
+        spoil(file, sound)
+    with pytest.raises(BadInput, match=said):
+        take(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((2**40, 3), "cannot hold as many"),
+        ((40, 2**40), "cannot hold as many"),
+        ((1, 2**18 + 1), "rows of at most"),
+        ((40, -3), "lengths below|NumPy array"),
+    ],
+)
+def test_what_an_npz_only_promises_is_refused(tmp_path: Path, sound: Path, shape: tuple[int, int], said: str) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(sound / "neorl2") as whole, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in whole.namelist():
+            # Zeros deflate to a thousandth: a megabyte of them in a kilobyte.
+            promised = header.getvalue() + bytes(2**20 + 4)
+            archive.writestr(name, promised if name == "obs.npy" else whole.read(name))
+    assert path.stat().st_size < 20_000
+    with pytest.raises(BadInput, match=said):
+        take(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 9000, "{'descr': " + "[" * 4000, "{'descr': 'O8'}", "{'shape': (3L,)", "\n", "{1: 2", "'" * 99]
+)
+def test_headers_of_nonsense(tmp_path: Path, sound: Path, text: str) -> None:
+    body = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(sound / "neorl2") as whole, zipfile.ZipFile(path, "w") as archive:
+        for name in whole.namelist():
+            archive.writestr(name, body if name == "obs.npy" else whole.read(name))
+    with pytest.raises(BadInput, match="to be a NumPy array"):
+        take(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"total_steps": 2**60}, "steps in .*, as its metadata say"),
+        ({"total_steps": 39}, "steps in .*, as its metadata say"),
+        ({"total_episodes": 2**60, "total_steps": 2**61}, "expected a group episode_"),
+        ({"total_episodes": -1}, "expected episodes and steps"),
+        ({"total_episodes": "many"}, "expected episodes and steps"),
+        ({"data_format": "arrow"}, "expected Minari's data_format hdf5"),
+        ([], "expected Minari's data_format hdf5"),
+    ],
+)
+def test_minaris_metadata_are_held_against_the_file(tmp_path: Path, sound: Path, metadata: Any, said: str) -> None:
+    folder = tmp_path / "plant-v0"
+    shutil.copytree(sound / "plant-v0", folder)
+    path = folder / "data" / "metadata.json"
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps({**held, **metadata} if metadata else metadata))
+    with pytest.raises(BadInput, match=said):
+        take(folder)
+    path.write_text("[" * 100_000)
+    with pytest.raises(BadInput, match="expected JSON in"):
+        take(folder)
+
+
+def test_rows_that_are_no_numbers_are_quarantined_and_the_rest_is_kept(tmp_path: Path) -> None:
+    arrays = walk(40)
+    arrays["rewards"][[3, 4, 20]] = np.nan, np.inf, -np.inf
+    arrays["observations"][30, 1] = np.nan
+    rows, quarantined = take(write_d4rl(tmp_path / "a.hdf5", arrays))
+    assert quarantined >= 4
+    assert not np.isin(np.float32(arrays["rewards"][30]), rows["rewards"])
+    np.testing.assert_array_equal(rows["rewards"][:3], arrays["rewards"][:3])
+
+
+def test_a_view_of_shards_that_are_gone_or_others_is_refused(tmp_path: Path) -> None:
+    dataset = store(tmp_path / "store", spec_for(3, 1, 1), rows_of(), shard_bytes=1000)
+    shard = dataset.shard_path(dataset.manifest.shards[1])
+    take(dataset.view_path)
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(BadInput, match=r"as its name says, got another file or none"):
+        take(dataset.view_path)
+    shard.unlink()
+    with pytest.raises(BadInput, match="as its name says, got another file or none"):
+        take(dataset.view_path)
+
+
+def test_a_reader_that_dies_is_one_sentence_and_the_next_one_lives(tmp_path: Path, sound: Path) -> None:
+    # What a pipe holds is far less than this, so that the reader is at work when it is killed, as by a crash.
+    many = {key: np.zeros((300_000, *values.shape[1:]), values.dtype) for key, values in walk(40).items()}
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for key, values in many.items():
+            file[key] = values
+    blocks = read_isolated(tmp_path / "a.hdf5").blocks()
+    server = psutil.Process(hdf5_isolated._idle[-1].process.pid)
+    next(blocks)
+    for child in server.children():
+        child.kill()
+    with pytest.raises(BadInput, match=r"expected a whole HDF5 file in a.hdf5, got a crash or no end"):
+        list(blocks)
+    read_isolated(sound / "dsrl")
+    server = psutil.Process(hdf5_isolated._idle[-1].process.pid)
+    server.kill()
+    server.wait()
+    assert sum(len(rows["rewards"]) for rows in read_isolated(sound / "dsrl").blocks()) == 40

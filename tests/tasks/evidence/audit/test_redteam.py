@@ -1,0 +1,119 @@
+"""`make redteam` on a small home: every attack is refused or found, for the reason that it is named for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.redteam.__main__ import attacked, plant_of, table
+from benchmarks.redteam.attacks import ATTACKS, Attack
+from benchmarks.redteam.people import PEOPLE
+from configs.home import Home
+from configs.run import RunConfig
+from neorl_core.plants import PLANTS
+from tasks.evaluation.claims import claim_of
+from tasks.lifecycle.policy import hold_run
+from tests.evidence import PLANT, certify, furnished_home, open_ledger
+
+ONE_HAND = ("1e", "1f", "2e", "2f")
+"""What is open where the witness's folder and key are the attacker's, too."""
+SIMULATED = ("6a", "6b")
+"""They compile a plant: tests/tasks/evaluation/test_guarded.py has them on a smaller one."""
+WORDS = {
+    "1a": "the seed that runs is none of those that were tried",
+    "1b": "expected the seed that attempt",
+    "1c": "the witness gives no nonce for a record that no countersigned head contains",
+    "1d": "witness.example/w1 knows another head of this ledger",
+    "1e": "witness.example/w1 knows another head of this ledger",
+    "1f": "expected the nonce that witness.example/w1 gives",
+    "2a": "expected the ledger of this home's key",
+    "2b": "witness.example/w1 knows another head of this ledger",
+    "2c": "ledger entries that a signed head has seen, got 6",
+    "2d": "witness.example/w1 knows another head of this ledger",
+    "2e": "witness.example/w1 knows another head of this ledger",
+    "2f": "witness.example/w1 knows another head of this ledger",
+    "2g": "expected the witnesses that this ledger's attempts name",
+    "10a": "expected a last record of at most",
+    "10b": "expected a clock that is not behind the ledger's last entry",
+    "10c": "2099-01-01T00:00:00.000000Z is later than now",
+    "3a": "expected a p0 of at most 0.001, got 0.99 in this run",
+    "3b": "expected a p0 of at most 0.001, got 0.99",
+    "3c": "policies: expected the policy of chemical_reactor that the ledger has",
+    "3d": "expected the policy of chemical_reactor that the ledger has",
+    "3e": "policies: expected the policy of chemical_reactor that the ledger has",
+    "3f": "expected an approval of at most 1 days",
+    "3g": "expected a certificate of at most 1 days, got an older one",
+    "3h": "expected gates.beat_plant: true by the policy of chemical_reactor, got false",
+    "3i": "expected counts that add up",
+    "3j": "a lineage of its own would buy",
+    "4a": "simulator: certificate",
+    "4b": "code: certificate",
+    "4c": "lock: certificate",
+    "4d": "shield: certificate",
+    "4e": "composite: certificate",
+    "5a": "expected a candidate that passed every gate",
+    "5b": "expected gate data to be failed by its numbers, got passed",
+    "5c": "expected a passed result to name its certificate's file",
+    "5d": "files: certificates/",
+    "5e": "controllers: version 99",
+    "7a": "policy_model.py: expected SHA-256",
+    "7b": "MLmodel: expected SHA-256",
+    "7c": "code/numpy.py: a file that no entry names",
+    "7d": "MLmodel: missing",
+    "8": "MLflow's chemical_reactor@champion is version 99",
+    "8b": "does not say what the ledger does",
+    "9d": "expected Somebody Else's own signature on the approval, got the home's: the policy asks for persons' keys",
+    "9e": "expected Ada's own signature on the approval",
+    "9f": "expected a signature of Ada, got one of Ben",
+    "9g": "own signature on the key, got the home's",
+    "9h": "keys: ledger entry",
+    "9i": "own signature on the policy, got the home's",
+    "9j": "got one that the ledger has already",
+    "9k": "expected a statement whose policy is",
+    "9l": "expected a statement whose note is '', got 'only for the summer'",
+    "9m": "by another than who ran the retraining (ada)",
+    "9n": "expected a role of Ben (none), got 'safety engineer'",
+    "9o": "of Ben (no role) is pinned as Eve",
+    "10d": "which was revoked from",
+    "10e": "serves on Ben's approval",
+    "10f": "expected the home's key to be rotated by its signer",
+    "10g": "does not count: signed by key",
+    "10h": "all the same",
+    "11e": "expected a rejection of a candidate that waits",
+    "9a": "expected approval: required by the policy of chemical_reactor, got auto",
+    "9b": "by a person, by the policy of chemical_reactor, got the rule's",
+    "9c": "expected approvals by 2 persons, got 1",
+    "11a": "that was compared with the champion in force",
+    "11b": "later.py: no entry names it",
+    "11c": "'certify.confidence'",
+    "11d": "expected a composite of chemical_reactor that was not withdrawn",
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return furnished_home(tmp_path_factory.mktemp("redteam") / "home").home
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home whose policy is that of its first run: a run's file is held to the limits and the domain of its plant."""
+    home = Home(tmp_path_factory.mktemp("drafted") / "home")
+    run, ledger = RunConfig(plant=PLANT), open_ledger(home)
+    hold_run(ledger, run)
+    certify(ledger, "a" * 64, claim=claim_of(PLANTS[PLANT], run))
+    return home
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "attack", [a for a in (*ATTACKS, *PEOPLE) if a.number not in SIMULATED], ids=lambda attack: attack.number
+)
+def test_every_attack_is_refused_or_found(source: Home, drafted: Home, attack: Attack, tmp_path: Path) -> None:
+    home = drafted if attack.power == "YAML" else source
+    result = attacked(attack, home, plant_of(source), tmp_path)
+    assert result.held, result
+    assert (result.local in ("refused", "found")) is (attack.number not in ONE_HAND), result
+    assert WORDS[attack.number] in result.said
+    assert f"| {attack.number} | {attack.name} |" in table([result])

@@ -1,0 +1,323 @@
+"""Shadows in the ledger: who may run beside a process, for how long, and that no process ever has a champion."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import Refused
+from configs.home import Home
+from configs.run import RunConfig
+from tasks.audit_report.decisions import in_force_in
+from tasks.audit_report.tables import Period
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.decisions import approvals, champions, shadows, verdicts
+from tasks.evidence.decisions.queue import waiting
+from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.people.statement import read_payload, with_key
+from tasks.files.canonical import sha256_hex
+from tasks.gates import REQUIRED_OF_PROCESS
+from tasks.log_only.shadow_comparison import known_comparison
+from tasks.promote import promote_candidate, reject_candidate
+from tasks.references import (
+    CandidateRecord,
+    ProcessEvidence,
+    ShadowComparison,
+)
+from tests import judged
+from tests.evidence import DATASET, PLANT, forge, judged_record, open_ledger, propose
+from tests.tasks.evidence.people.persons import Person, enrol
+
+PROCESS = "buffer_vessel"
+A, B = (sha256_hex(name) for name in (b"a", b"b"))
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    found = open_ledger(Home(tmp_path / "home"), clock)
+    # Decisions open the ledger of their home by themselves: they get this one, whose signer has the test's clock.
+    monkeypatch.setattr(Ledger, "open", staticmethod(lambda home, **_: found))
+    return found
+
+
+def record(composite: str, evidence: ProcessEvidence | None = None, **changes: Any) -> CandidateRecord:
+    """A candidate of a process that passes every gate, but for what is changed."""
+    return judged_record(PROCESS, composite, evidence or judged.process_evidence(), **{"shadow_days": 30} | changes)
+
+
+def logged(ledger: Ledger, composite: str, **changes: Any) -> Entry:
+    return ledger.append("candidate", record(composite, **changes), plant=PROCESS)
+
+
+def begun(ledger: Ledger, composite: str = A, **changes: Any) -> Entry:
+    return promote_candidate(ledger.home, logged(ledger, composite, **changes), "shift engineer", "looks well")
+
+
+def reported(ledger: Ledger) -> list[tuple[str, str | None, str]]:
+    """What the report over the year tells of shadows: composite, end, and how it ended."""
+    year = Period(first=date(2026, 1, 1), last=date(2026, 12, 31))
+    return [(row.composite, row.until, row.ended) for row in in_force_in(ledger.entries(), year)]
+
+
+def test_an_approved_candidate_runs_in_shadow_for_its_days(ledger: Ledger, clock: Clock) -> None:
+    entry = begun(ledger)
+    assert (entry.kind, entry.body["days"]) == ("shadow", 30)
+    watched = shadows.shadow(ledger.entries(), PROCESS)
+    assert watched is not None
+    assert watched.until == NOON + timedelta(days=30)
+    assert watched.runs(NOON + timedelta(days=30) - timedelta(seconds=1))
+    assert not watched.runs(NOON + timedelta(days=30))
+    assert champions.champion(ledger.entries(), PROCESS) is None
+    assert not waiting(ledger.entries(), PROCESS)
+    # Once is enough, and what has ended is extended rather than approved again.
+    candidate = ledger.entry(entry.body["candidate"])
+    assert promote_candidate(ledger.home, candidate, "again", "", clock).digest == entry.digest
+    clock.now = NOON + timedelta(days=31)
+    with pytest.raises(Refused, match=f"shadow are over: let it run on with 'neorl extend {PROCESS} --days"):
+        promote_candidate(ledger.home, candidate, "again", "", clock)
+
+
+def test_who_has_a_key_extends_it_with_that_key(ledger: Ledger, clock: Clock) -> None:
+    """The attack: whoever holds the home lets a shadow run on in the name of somebody else, who has a key."""
+    entry, ada = begun(ledger), Person("Ada")
+    enrol(ledger, ada)
+    said = shadows.ExtensionBody(shadow=entry.digest, days=10, by="ada", note="the winter is to come")
+    with pytest.raises(Refused, match="expected ada's own signature on the extension, got the home's: this person has"):
+        ledger.append("extension", said, plant=PROCESS)
+    forge(ledger.home, "extension", said, plant=PROCESS)
+    assert "shadows" in {check.name for check in audit(ledger.home).failures}
+    envelope = with_key(ada.name, ada.key, clock).sign(shadows.said_of_extension(entry, said))
+    signed = said.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+    with pytest.raises(Refused, match="expected a statement whose days is '100', got '10'"):
+        ledger.append("extension", signed.model_copy(update={"days": 100}), plant=PROCESS)
+    ledger.append("extension", signed, plant=PROCESS)
+    with pytest.raises(Refused, match="got one that the ledger has already"):
+        ledger.append("extension", signed, plant=PROCESS)
+
+
+def test_a_person_extends_it_from_its_end_or_from_now_where_it_has_ended(ledger: Ledger, clock: Clock) -> None:
+    entry = begun(ledger)
+    extension = shadows.ExtensionBody(shadow=entry.digest, days=10, by="shift engineer")
+    ledger.append("extension", extension, plant=PROCESS)
+    watched = shadows.shadow(ledger.entries(), PROCESS)
+    assert watched is not None
+    assert watched.until == NOON + timedelta(days=40)
+    clock.now = NOON + timedelta(days=100)
+    ledger.append("extension", extension, plant=PROCESS)
+    watched = shadows.shadow(ledger.entries(), PROCESS)
+    assert watched is not None
+    assert watched.until == NOON + timedelta(days=110)
+    assert reported(ledger) == [(A, "2027-03-10T12:00:00.000000Z", "its days were over")]
+    for body, sentence in (
+        (extension.model_copy(update={"by": " "}), "expected the name of who extends"),
+        (extension.model_copy(update={"days": 5000}), "expected a period of 1 to 366 days"),
+        (extension.model_copy(update={"shadow": B}), "expected an extension of the shadow"),
+    ):
+        with pytest.raises(Refused, match=sentence):
+            ledger.append("extension", body, plant=PROCESS)
+
+
+def test_a_rejection_ends_it(ledger: Ledger) -> None:
+    entry = begun(ledger)
+    reject_candidate(ledger.home, ledger.entry(entry.body["candidate"]), "shift engineer", "too nervous")
+    assert shadows.shadow(ledger.entries(), PROCESS) is None
+    assert reported(ledger) == [(A, ledger.entries()[-1].timestamp, "rejected by shift engineer")]
+    # Nor is it approved again as if nothing had been said.
+    with pytest.raises(Refused, match="which shift engineer rejected"):
+        promote_candidate(ledger.home, ledger.entry(entry.body["candidate"]), "somebody else", "")
+
+
+def test_a_newer_candidate_replaces_it_and_one_judged_against_another_does_not(ledger: Ledger) -> None:
+    stale = logged(ledger, B)
+    first = begun(ledger)
+    with pytest.raises(Refused, match="another one meanwhile"):
+        promote_candidate(ledger.home, stale, "shift engineer", "")
+    fresh = logged(ledger, B, champion=first.digest, run_key="later")
+    assert promote_candidate(ledger.home, fresh, "shift engineer", "").body["replaces"] == first.digest
+
+
+def test_a_process_never_has_a_champion(ledger: Ledger) -> None:
+    """Not even where somebody approves it, and forges the promotion with the key."""
+    candidate = logged(ledger, A)
+    verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
+    approval = verdicts.approve(ledger, PROCESS, verdict)
+    promotion = champions.PromotionBody(
+        composite=A, approval=approval.digest, replaces=None, candidate=candidate.digest
+    )
+    with pytest.raises(Refused, match="it may run in shadow until there is a simulator and a certificate"):
+        champions.promote(ledger, PROCESS, promotion)
+    forge(ledger.home, "promotion", promotion, plant=PROCESS)
+    failures = audit(ledger.home).failures
+    assert [check.name for check in failures] == ["promotions"]
+
+
+def test_a_simulated_plant_cannot_pass_for_a_process(ledger: Ledger) -> None:
+    with pytest.raises(Refused, match="expected evidence of a simulator for chemical_reactor"):
+        ledger.append("candidate", record(A), plant=PLANT)
+
+
+@pytest.mark.parametrize("name", REQUIRED_OF_PROCESS)
+def test_a_missing_gate_is_refused(ledger: Ledger, name: str) -> None:
+    gates = tuple(gate for gate in record(A).gates if gate.name != name)
+    with pytest.raises(Refused, match="expected the gates data, learned_model, ope, bounds, shield, fallback, serv"):
+        logged(ledger, A, gates=gates)
+
+
+def test_a_shadow_needs_gates_passed_and_an_approval_of_its_own(ledger: Ledger) -> None:
+    failed = logged(ledger, A, evidence=judged.process_evidence(supported=False))
+    with pytest.raises(Refused, match="which failed ope"):
+        promote_candidate(ledger.home, failed, "shift engineer", "")
+    candidate = logged(ledger, B)
+    body = shadows.ShadowBody(composite=B, approval=A, candidate=candidate.digest, replaces=None, days=30)
+    with pytest.raises(Refused, match="expected an approval of composite"):
+        ledger.append("shadow", body, plant=PROCESS)
+    approval = verdicts.approve(
+        ledger, PROCESS, approvals.VerdictBody(composite=B, by="somebody", candidate=candidate.digest)
+    )
+    body = body.model_copy(update={"approval": approval.digest})
+    first = ledger.append("shadow", body, plant=PROCESS)
+    with pytest.raises(Refused, match="nothing else has used"):
+        ledger.append("shadow", body.model_copy(update={"replaces": first.digest}), plant=PROCESS)
+
+
+def test_a_review_begins_no_shadow(ledger: Ledger) -> None:
+    """Who signs that they reviewed a candidate approves nothing: neither the task nor the signer takes it for one."""
+    candidate = logged(ledger, A)
+    review = promote_candidate(ledger.home, candidate, "a colleague", "read", reviewed=True)
+    assert (review.kind, review.body["meaning"]) == ("approval", "reviewed")
+    assert ledger.entries("shadow") == []
+    body = shadows.ShadowBody(composite=A, approval=review.digest, candidate=candidate.digest, replaces=None, days=30)
+    with pytest.raises(Refused, match="expected an approval of composite"):
+        ledger.append("shadow", body, plant=PROCESS)
+    forge(ledger.home, "shadow", body, plant=PROCESS)
+    assert [check.name for check in audit(ledger.home).failures] == ["shadows"]
+
+
+def test_a_shadow_is_the_very_composite_of_a_process_that_was_approved(ledger: Ledger) -> None:
+    candidate = logged(ledger, A)
+    verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
+    approval = verdicts.approve(ledger, PROCESS, verdict)
+    body = shadows.ShadowBody(composite=B, approval=approval.digest, candidate=candidate.digest, replaces=None, days=30)
+    with pytest.raises(Refused, match=f"expected a logged candidate of {PROCESS} as shadow, got none"):
+        ledger.append("shadow", body, plant=PROCESS)
+    another = logged(ledger, B)
+    with pytest.raises(Refused, match=f"expected an approval of composite {B[:12]}"):
+        ledger.append("shadow", body.model_copy(update={"candidate": another.digest}), plant=PROCESS)
+    assert ledger.append("shadow", body.model_copy(update={"composite": A}), plant=PROCESS).kind == "shadow"
+
+
+def test_what_a_person_rejected_runs_in_no_shadow_on_a_later_approval(ledger: Ledger) -> None:
+    candidate = logged(ledger, A)
+    said = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
+    verdicts.reject(ledger, PROCESS, said.model_copy(update={"by": "Ada"}))
+    approval = verdicts.approve(ledger, PROCESS, said)
+    body = shadows.ShadowBody(
+        composite=A, approval=approval.digest, candidate=candidate.digest, replaces=None, days=30, version="99"
+    )
+    with pytest.raises(Refused, match=r"expected version 1 of .*, as its candidate has it, got '99'"):
+        ledger.append("shadow", body, plant=PROCESS)
+    with pytest.raises(Refused, match=r"that was not rejected, got .*, which Ada rejected"):
+        ledger.append("shadow", body.model_copy(update={"version": ""}), plant=PROCESS)
+
+
+def test_a_candidate_of_a_simulated_plant_is_no_shadow(ledger: Ledger) -> None:
+    certified = ledger.entry(propose(ledger, A))
+    verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=certified.digest)
+    approval = verdicts.approve(ledger, PLANT, verdict)
+    body = shadows.ShadowBody(composite=A, approval=approval.digest, candidate=certified.digest, replaces=None, days=30)
+    with pytest.raises(Refused, match=f"expected a candidate without a simulator as shadow of {PLANT}, got one with"):
+        ledger.append("shadow", body, plant=PLANT)
+
+
+def comparison(shadow: str, **changes: Any) -> ShadowComparison:
+    return judged.shadow_comparison(shadow, DATASET, **changes)
+
+
+def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger: Ledger) -> None:
+    entry = begun(ledger)
+    found = comparison(entry.digest)
+    ledger.append("comparison", found, plant=PROCESS)
+    alarmed = found.drift.model_copy(update={"alarm": "episode 1, step 5"})
+    easier = alarmed.model_copy(update={"log_threshold": 1.5})
+    blind = found.drift.model_copy(update={"blocks": 0})
+    timeless = found.drift.model_copy(update={"step_seconds": 0.0})
+    for wrong, sentence in (
+        (comparison(B), "expected a comparison of a logged shadow"),
+        (comparison(entry.digest, agreement=1.5), "expected shares between 0 and 1"),
+        (comparison(entry.digest, drift=alarmed), "expected an alarm where the evidence reached"),
+        (
+            comparison(entry.digest, drift=easier),
+            "expected the threshold 15.6579 that 0.1 alarms a year come to, got 1.5",
+        ),
+        (comparison(entry.digest, drift=blind), "expected no evidence of a drift where no block was watched, got 2"),
+        (comparison(entry.digest, drift=timeless), "expected a positive step, block and number of alarms in a year"),
+    ):
+        with pytest.raises(Refused, match=sentence):
+            ledger.append("comparison", wrong, plant=PROCESS)
+    unwatched = blind.model_copy(update={"log_evidence": 0.0})
+    ledger.append("comparison", comparison(entry.digest, drift=unwatched), plant=PROCESS)
+    assert audit(ledger.home).passed
+
+
+def test_a_drift_is_from_what_was_in_force_and_follows_from_its_numbers(ledger: Ledger) -> None:
+    entry = begun(ledger)
+    found = judged.drift_record(entry.digest, DATASET, B)
+    ledger.append("drift", found, plant=PROCESS)
+    alarmed = {"log_evidence": 20.0, "alarm": "episode 1, step 5"}
+    ledger.append("drift", found.model_copy(update=alarmed), plant=PROCESS)
+    for changed, sentence in (
+        ({"against": B}, "expected a drift from what was champion or shadow"),
+        ({"reference": B}, "expected a drift from the dataset of version"),
+        ({"step_seconds": 0.0}, "expected a positive step"),
+        ({"log_threshold": 1.5}, "expected the threshold 17.2673 that 0.1 alarms a year come to, got 1.5"),
+        ({"alarm": "episode 1, step 5"}, "expected an alarm where the evidence reached"),
+        ({"log_evidence": 20.0}, "expected an alarm where the evidence reached"),
+    ):
+        with pytest.raises(Refused, match=sentence):
+            ledger.append("drift", found.model_copy(update=changed), plant=PROCESS)
+    assert audit(ledger.home).passed
+    forge(ledger.home, "drift", found.model_copy(update={"log_threshold": 1.5}).model_dump(mode="json"), plant=PROCESS)
+    assert [check.name for check in audit(ledger.home).failures] == ["monitoring"]
+
+
+def test_a_comparison_is_known_by_its_shadow_its_logs_and_its_rate_of_alarms(ledger: Ledger) -> None:
+    shadow = begun(ledger)
+    entry = ledger.append("comparison", comparison(shadow.digest), plant=PROCESS)
+    dataset = record(A).dataset
+
+    def found(alarms: float, digest: str = DATASET) -> Entry | None:
+        run = RunConfig.model_validate({"plant": PROCESS, "shadow": {"alarms_per_year": alarms}})
+        newer = dataset.model_copy(update={"digest": digest})
+        return known_comparison(ledger.entries("comparison", PROCESS), run, shadow, newer)
+
+    assert found(0.1) == entry
+    assert found(0.2) is None
+    assert found(0.1, B) is None
+
+
+def test_a_comparison_tells_no_return_of_actions_that_nobody_took(ledger: Ledger) -> None:
+    """Whoever adds one finds no place for it: neither the signer nor the audit takes the entry."""
+    body = {**comparison(begun(ledger).digest).model_dump(mode="json"), "return": 12.0}
+    forge(ledger.home, "comparison", body, plant=PROCESS)
+    failures = audit(ledger.home).failures
+    assert [check.name for check in failures] == ["shadows"]
+    assert "'return'" in failures[0].detail

@@ -1,0 +1,354 @@
+"""Decisions by persons' own keys: what a signature binds, whose it must be, and what the home alone cannot do."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.decisions.approvals import approvers
+from tasks.evidence.decisions.verdicts import approve, reject, signed
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.ledger.signing import TrustRoot
+from tasks.evidence.people import store
+from tasks.evidence.people.keyring import RevocationBody, key_of
+from tasks.evidence.people.rules import said_of_revocation
+from tasks.evidence.people.statement import STATEMENT_TYPE, Said, Signatory, with_key
+from tasks.evidence.policies import policy_entry
+from tasks.files.canonical import canonical_json, sha256_hex
+from tasks.lifecycle.policy import sign
+from tasks.promote import promote_candidate, reject_candidate, verdict_on
+from tests.evidence import PLANT, certificate_of, forge, open_ledger, signer_at
+from tests.tasks.evidence.people.persons import Person, approval, crowned, demanding, enrol, pin, proposed
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+
+
+def test_a_signature_binds_all_that_a_decision_rests_on_and_holds_by_another_implementation(
+    keyed: Ledger, ada: Person, tmp_path: Path
+) -> None:
+    candidate = proposed(keyed, A)
+    entry = approval(keyed, candidate, ada, "compared trajectories", "safety engineer")
+    envelope = json.loads(entry.body["signature"])
+    payload = base64.b64decode(envelope["payload"])
+    said = json.loads(payload)
+    own, policy = certificate_of(keyed, A), policy_entry(keyed.entries(), PLANT)
+    assert own is not None
+    assert policy is not None
+    assert said["about"] == {
+        "candidate": candidate.digest,
+        "certificate": sha256_hex(own.path.read_bytes()),
+        "champion": None,
+        "composite": A,
+        "policy": policy.digest,
+        "version": "1",
+    }
+    assert {name: said[name] for name in ("act", "plant", "meaning", "role", "note", "person")} == {
+        "act": "approval",
+        "plant": PLANT,
+        "meaning": "approved for closed loop",
+        "role": "safety engineer",
+        "note": "compared trajectories",
+        "person": "Ada Lovelace",
+    }
+    assert said["signed"] == entry.body["signed"]
+    # DSSE's encoding, written out (DSSE v1.0.2), and OpenSSL's own Ed25519.
+    message = f"DSSEv1 {len(STATEMENT_TYPE)} {STATEMENT_TYPE} {len(payload)} ".encode() + payload
+    files = {"message": message, "signature": base64.b64decode(envelope["signatures"][0]["sig"])}
+    files["key.pem"] = ada.key.public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here")
+    words = [openssl, "pkeyutl", "-verify", "-pubin", "-inkey", "key.pem", "-rawin", "-in", "message"]
+    done = subprocess.run([*words, "-sigfile", "signature"], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done
+
+
+def test_somebody_elses_name_is_not_enough(keyed: Ledger, ada: Person, ben: Person) -> None:
+    """The attack: `neorl approve --by "Somebody Else"`, which the home's key signed."""
+    candidate = proposed(keyed, A)
+    for name in ("Somebody Else", ada.name, " ada  LOVELACE "):
+        with pytest.raises(Refused, match="own signature on the approval, got the home's: the policy asks for"):
+            approve(keyed, PLANT, verdict_on(candidate, name, ""))
+        with pytest.raises(Refused, match="own signature on the rejection"):
+            reject(keyed, PLANT, verdict_on(candidate, name, "", against=True))
+    # Another's key does not help, nor one that nobody enrolled.
+    stranger = Person("Ada Lovelace")
+    posing = with_key("Ada Lovelace", ben.key)
+    for signatory, told in (
+        (posing, "expected a signature of Ada Lovelace, got one of Ben"),
+        (stranger.signs, "by a key that is enrolled, got one by"),
+    ):
+        with pytest.raises(Refused, match=told):
+            approve(keyed, PLANT, verdict_on(candidate, ada.name, ""), signatory)
+    assert keyed.entries("approval") == []
+    crowned(keyed, approval(keyed, candidate, ada))
+    report = audit(keyed.home)
+    assert report.passed, report.failures
+    assert "1 decisions signed by persons' keys, each as the trust root pins it" in [c.detail for c in report.checks]
+
+
+def test_a_name_with_a_key_is_signed_for_where_the_policy_asks_for_none(
+    ledger: Ledger, ada: Person, ben: Person
+) -> None:
+    enrol(ledger, ada)
+    candidate = proposed(ledger, A)
+    with pytest.raises(Refused, match="got the home's: this person has a key"):
+        approve(ledger, PLANT, verdict_on(candidate, "ADA LOVELACE", ""))
+    given = approve(ledger, PLANT, verdict_on(candidate, "somebody else", ""))
+    crowned(ledger, given)
+    report = audit(ledger.home)
+    assert report.passed
+    assert "1 decisions are in the home's name: no person's key signed them" in [c.detail for c in report.checks]
+
+
+@pytest.mark.parametrize("name", ["", " \t"])
+def test_nobody_decides_nothing(ledger: Ledger, name: str) -> None:
+    """As where a machine does not know its user, and no command says who acts."""
+    candidate = proposed(ledger, A)
+    with pytest.raises(Refused, match="who gives the approval of a candidate, got nothing: give --by, or set NEORL_PE"):
+        approve(ledger, PLANT, verdict_on(candidate, name, ""))
+    with pytest.raises(Refused, match="expected who gives the rejection of a candidate, got nothing"):
+        reject(ledger, PLANT, verdict_on(candidate, name, "", against=True))
+    forge(ledger.home, "approval", verdict_on(candidate, name, ""))
+    (failure,) = audit(ledger.home).failures
+    assert "expected who gives the approval of a candidate, got nothing" in failure.detail
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Ren\u00e9e",
+        "Rene\u0301e",
+        "RENE\u0301E",
+        "Ren\u00e9\u200be",
+        "Ren\u00e9\x00e",
+        "\uff32en\u00e9e\ufe0f",
+        "\u2066Ren\u00e9e",
+    ],
+)
+def test_a_name_with_a_key_is_the_same_in_every_form_of_its_letters(ledger: Ledger, name: str) -> None:
+    enrol(ledger, Person("Ren\u00e9e"))
+    candidate = proposed(ledger, A)
+    with pytest.raises(Refused, match="got the home's: this person has a key"):
+        approve(ledger, PLANT, verdict_on(candidate, name, ""))
+
+
+@pytest.mark.parametrize(
+    "name", ["\u674e\u660e", "\U00020bb7\u91ce", "Zo\u00eb \U0001f600", "\u0646\u0627\u0645\u200c\u0647", "a\u00a0b"]
+)
+def test_persons_of_all_scripts_are_pinned_and_approve(ledger: Ledger, name: str) -> None:
+    person = Person(name)
+    enrol(ledger, person, [f"engineer of {name}\x85\u2028"])
+    assert [(pin.person, pin.roles) for pin in TrustRoot.read(ledger.trust.source).pins if pin.person] == [
+        (name, (f"engineer of {name}\x85\u2028",))
+    ]
+    crowned(ledger, approval(ledger, proposed(ledger, A), person))
+    assert audit(ledger.home).passed
+
+
+def test_a_name_with_control_characters_is_nobodys(ledger: Ledger) -> None:
+    for name in ("Ada\x07", "Ada\u202e", "Ada\u2028x", "\u200badA"):
+        with pytest.raises(Refused, match=r"a person's name without control characters, got U\+"):
+            enrol(ledger, Person(name))
+    with pytest.raises(BadInput, match=r"a person's name without control characters, got U\+202E"):
+        store.create(ledger.home, "Ada\u202e")
+    with pytest.raises(Refused, match="expected a person's name, who enrols"):
+        enrol(ledger, Person("\u3164\u200d"))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"note": "another"}, "expected a statement whose note is 'looked at it', got 'another'"),
+        ({"role": "operator"}, "expected a statement whose role is '', got 'operator'"),
+        ({"act": "rejection"}, "expected a statement whose act is 'approval', got 'rejection'"),
+        ({"plant": "double_mass"}, "expected a statement whose plant is 'chemical_reactor', got 'double_mass'"),
+        ({"meaning": "reviewed"}, "expected a statement whose meaning is 'approved for closed loop', got 'reviewed'"),
+        ({"about": {"composite": B}}, f"whose composite is '{A[:24]}', got '{B[:24]}'"),
+        ({"about": {"certificate": B}}, f"got '{B[:24]}'"),
+        ({"about": {"policy": None}}, "got none: sign what the ledger has now"),
+        ({"about": {"champion": B}}, f"whose champion is none, got '{B[:24]}'"),
+        ({"about": {"candidate": B}}, f"got '{B[:24]}'"),
+    ],
+)
+def test_a_statement_of_something_else_is_refused(
+    keyed: Ledger, ada: Person, change: dict[str, Any], told: str
+) -> None:
+    candidate = proposed(keyed, A)
+
+    def altered(said: Said) -> str:
+        about = {**said.about, **change.get("about", {})}
+        return ada.signs.sign(said._replace(**{**change, "about": about}))
+
+    with pytest.raises(Refused, match=told):
+        approve(keyed, PLANT, verdict_on(candidate, ada.name, "looked at it"), Signatory(ada.name, altered))
+    assert keyed.entries("approval") == []
+
+
+def test_what_is_signed_is_read_byte_by_byte(keyed: Ledger, ada: Person) -> None:
+    candidate = proposed(keyed, A)
+    body = signed(keyed.entries(), "approval", PLANT, verdict_on(candidate, ada.name, ""), ada.signs)
+    envelope = json.loads(body.signature)
+    payload = json.loads(base64.b64decode(envelope["payload"]))
+    loud = base64.b64encode(canonical_json({**payload, "note": "yes"})).decode()
+    spoiled = {
+        "another payload": canonical_json({**envelope, "payload": loud}).decode(),
+        "white space": json.dumps(envelope),
+        "nothing": "{}",
+        "no JSON": "signed: Ada",
+        "no signature": canonical_json({**envelope, "signatures": []}).decode(),
+    }
+    for name, text in spoiled.items():
+        with pytest.raises(Refused):
+            approve(keyed, PLANT, body.model_copy(update={"signature": text}))
+        assert keyed.entries("approval") == [], name
+    with pytest.raises(Refused, match=r"expected the time .* that was signed"):
+        approve(keyed, PLANT, body.model_copy(update={"signed": "2030-01-01T00:00:00.000000Z"}))
+    approve(keyed, PLANT, body)
+
+
+def test_a_statement_counts_once(keyed: Ledger, ada: Person, ben: Person) -> None:
+    """The attack: a rejection takes an approval back, and the home gives the same signature again."""
+    candidate = proposed(keyed, A)
+    given = approval(keyed, candidate, ada)
+    reject(keyed, PLANT, verdict_on(candidate, ben.name, "no", against=True), ben.signs)
+    body = verdict_on(candidate, ada.name, "").model_copy(
+        update={"signature": given.body["signature"], "signed": given.body["signed"]}
+    )
+    with pytest.raises(Refused, match="expected a new statement of Ada Lovelace, got one that the ledger has already"):
+        approve(keyed, PLANT, body)
+
+
+def test_a_statement_of_before_a_change_does_not_hold_after_it(keyed: Ledger, ada: Person) -> None:
+    """Kept back and logged under another policy, or beside another champion, it says what is no longer so."""
+    candidate = proposed(keyed, A)
+    kept = signed(keyed.entries(), "approval", PLANT, verdict_on(candidate, ada.name, ""), ada.signs)
+    sign(keyed, demanding(roles=["operator"]), ada.name, "x", [ada.signs])
+    with pytest.raises(Refused, match="expected a statement whose policy is"):
+        approve(keyed, PLANT, kept)
+
+
+def test_two_persons_with_their_roles_one_of_them_a_reviewer(keyed: Ledger, ada: Person, ben: Person) -> None:
+    both = demanding(roles=["safety engineer"], reviewers=1)
+    sign(keyed, both, ada.name, "a second pair of eyes", [ada.signs])
+    candidate = proposed(keyed, A)
+    first = approval(keyed, candidate, ben, reviewed=True)
+    with pytest.raises(Refused, match="expected approvals by 1 persons, got 0"):
+        crowned(keyed, first)
+    with pytest.raises(Refused, match=r"expected a role of Ben \(operator\), got 'safety engineer'"):
+        approval(keyed, candidate, ben, role="safety engineer")
+    # Ben's approval besides his review does not make him two.
+    second = approval(keyed, candidate, ben, role="operator")
+    with pytest.raises(Refused, match="expected 1 persons who reviewed it besides, got 0"):
+        crowned(keyed, second)
+    last = approval(keyed, candidate, ada, role="safety engineer")
+    crowned(keyed, last)
+    assert audit(keyed.home).passed
+
+
+def test_who_reviewed_is_not_told_as_who_approved(keyed: Ledger, ada: Person, ben: Person) -> None:
+    sign(keyed, demanding(reviewers=1), ada.name, "a second pair of eyes", [ada.signs])
+    candidate = proposed(keyed, A)
+    approval(keyed, candidate, ben, reviewed=True)
+    promotion = crowned(keyed, approval(keyed, candidate, ada))
+    assert approvers(keyed.entries(), promotion) == "Ada Lovelace"
+
+
+def test_a_review_meets_no_role_and_an_approval_is_no_review(keyed: Ledger, ada: Person, ben: Person) -> None:
+    sign(keyed, demanding(roles=["safety engineer"]), ada.name, "an engineer decides", [ada.signs])
+    candidate = proposed(keyed, A)
+    approval(keyed, candidate, ada, role="safety engineer", reviewed=True)
+    with pytest.raises(Refused, match="expected an approval as safety engineer, got none"):
+        crowned(keyed, approval(keyed, candidate, ben, role="operator"))
+    sign(keyed, demanding(reviewers=1), ada.name, "somebody looks at it first", [ada.signs])
+    approval(keyed, candidate, ada)
+    with pytest.raises(Refused, match="expected 1 persons who reviewed it besides, got 0"):
+        crowned(keyed, approval(keyed, candidate, ben))
+    crowned(keyed, approval(keyed, candidate, ada, reviewed=True))
+    assert audit(keyed.home).passed
+
+
+def test_who_ran_the_retraining_does_not_approve_it(keyed: Ledger, ada: Person, ben: Person) -> None:
+    sign(keyed, demanding(not_author=True), ada.name, "four eyes", [ada.signs])
+    own = proposed(keyed, A, author="ada")
+    with pytest.raises(Refused, match=r"by another than who ran the retraining \(ada\)"):
+        approval(keyed, own, ada)
+    nobodys = proposed(keyed, B, author="")
+    with pytest.raises(Refused, match="not known"):
+        approval(keyed, nobodys, ben)
+    crowned(keyed, approval(keyed, own, ben))
+
+
+def test_approvals_expire_from_when_they_were_signed(home: Path, ada: Person) -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    ledger = open_ledger(Home(home), clock=lambda: now)
+    enrol(ledger, ada)
+    early = with_key(ada.name, ada.key, lambda: datetime(2029, 12, 1, tzinfo=UTC))
+    month = demanding().model_copy(update={"approval_days": 30})
+    sign(ledger, month, ada.name, "a month", [with_key(ada.name, ada.key, lambda: now)])
+    candidate = proposed(ledger, A)
+    kept = approve(ledger, PLANT, verdict_on(candidate, ada.name, ""), early)
+    with pytest.raises(Refused, match="expected approvals by 1 persons, got 0, and 1 expired"):
+        crowned(ledger, kept)
+    for minutes, passes in ((6, False), (4, True)):
+        ahead = with_key(ada.name, ada.key, lambda minutes=minutes: now + timedelta(minutes=minutes))
+        body = signed(ledger.entries(), "approval", PLANT, verdict_on(candidate, ada.name, ""), ahead)
+        if passes:
+            crowned(ledger, ledger.append("approval", body, plant=PLANT))
+        else:
+            with pytest.raises(Refused, match="correct that clock"):
+                ledger.append("approval", body, plant=PLANT)
+
+
+def test_the_commands_path_signs_too(home: Path, ada: Person) -> None:
+    with signer_at(Home(home)):
+        ledger = Ledger.open(Home(home))
+        enrol(ledger, ada)
+        candidate = proposed(ledger, A)
+        made = promote_candidate(ledger.home, candidate, ada.name, "yes", signatory=ada.signs)
+        (given,) = ledger.entries("approval")
+        assert made.body["approval"] == given.digest
+        # Given again it is found again, and another champion is decided on anew.
+        assert promote_candidate(ledger.home, candidate, ada.name, "yes", signatory=ada.signs) == made
+        second = proposed(ledger, B)
+        entry = reject_candidate(ledger.home, second, ada.name, "too lively", ada.signs)
+        assert entry.body["meaning"] == "rejected"
+        with pytest.raises(Refused, match="the champion: promote another one"):
+            reject_candidate(ledger.home, candidate, ada.name, "", ada.signs)
+        # Below that check, too, where two commands race.
+        with pytest.raises(Refused, match="expected a rejection of a candidate that waits"):
+            reject(ledger, PLANT, verdict_on(candidate, ada.name, "", against=True), ada.signs)
+
+
+def test_a_revocation_is_signed_by_a_person_and_ends_what_came_after(keyed: Ledger, ada: Person, ben: Person) -> None:
+    candidate = proposed(keyed, A)
+    given = approval(keyed, candidate, ben)
+    said = RevocationBody(key=ben.id, since=given.timestamp, by="Eve", why="because")
+    with pytest.raises(Refused, match="own signature on the revocation"):
+        keyed.append("revocation", said)
+    body = said.model_copy(update={"by": ada.name, "why": "the laptop was stolen"})
+    body = body.model_copy(update={"signature": ada.signs.sign(said_of_revocation(body))})
+    keyed.append("revocation", body)
+    pin(keyed)
+    with pytest.raises(Refused, match="expected an approval of composite aaaaaaaaaaaa"):
+        crowned(keyed, given)
+    with pytest.raises(Refused, match=f"got one by {ben.id}, which was revoked from"):
+        approval(keyed, candidate, ben)
+    assert key_of(keyed.entries(), "Ben") is None
+    crowned(keyed, approval(keyed, candidate, ada))
+    assert audit(keyed.home).passed

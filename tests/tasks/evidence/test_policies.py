@@ -1,0 +1,357 @@
+"""The safety policy: no floor is gone below, no run is laxer, and what a promotion lacks is named."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from configs.load import load_yaml
+from configs.safety_policy import RULE, SafetyPolicy
+from configs.strict import Approvers
+from flows.cli.main import run
+from flows.cli.policy import policy_sign
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.certificate import verify_certificate
+from tasks.evidence.claims import DrawnConstant, IdentifiedFrom
+from tasks.evidence.decisions.approvals import VerdictBody, approvers, open_approvals
+from tasks.evidence.decisions.champions import before_policy, champion
+from tasks.evidence.decisions.verdicts import approve, reject
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.ledger.protocol import Answer, Append, Request
+from tasks.evidence.policies import PolicyBody, lacking, pinned_file, policy_of
+from tasks.evidence.signer import Signer
+from tasks.gates import REQUIRED
+from tasks.lifecycle.policy import draft_of_champion, hold_run, policy_yaml, read_policy, sign
+from tests.evidence import CLAIM, PLANT, POLICY, candidate_record, certify, crown, open_ledger, propose, put, signer_at
+from tests.evidence import verdict as verdict_of
+from tests.small_data import reactor_run
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+DRAWN = IdentifiedFrom(dataset="5" * 64, constants=(DrawnConstant(name="gain", entry=None, law="normal"),))
+
+
+@pytest.fixture
+def ledger(home: Path) -> Ledger:
+    return open_ledger(Home(home))
+
+
+def changed(**changes: Any) -> SafetyPolicy:
+    return POLICY.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"p0": 0.99}, "expected a p0 of at most 0.001, got 0.99"),
+        ({"confidence": 0.01}, "expected a confidence of at least 0.95, got 0.01"),
+        ({"horizon": 1}, "expected the horizon 60 of the policy, got 1"),
+        ({"phi": "0<=T<=999 K"}, "expected the limits 316<=T<=332 K of the policy, got 0<=T<=999 K"),
+        ({"family": "calm"}, "expected the family of domains nominal of the policy, got calm"),
+        ({"domain": {"spread": 0.0}}, "expected the policy's spread = 0.05 in the domain, got 0.0"),
+        ({"domain": {}}, "expected the policy's spread = 0.05 in the domain, got None"),
+        ({"domain": {"spread": 0.05, "more": 1.0}}, "expected the policy's more = None in the domain, got 1.0"),
+        ({"identified": DRAWN}, "expected no constant but none to be identified, got gain"),
+        ({"p0": 1e-4}, None),
+        ({"confidence": 0.99, "max_episodes": 10}, None),
+    ],
+)
+def test_a_claim_may_be_stronger_under_the_same_domain_and_nothing_else(change: dict[str, Any], said: str) -> None:
+    assert lacking(POLICY, CLAIM.model_copy(update=change)) == said
+
+
+def test_a_posterior_is_a_claim_of_its_own(ledger: Ledger) -> None:
+    claim = CLAIM.model_copy(update={"identified": DRAWN, "domain": {"spread": 0.05, "identified_gain": 2.0}})
+    assert lacking(changed(identified=["gain"]), claim) is None
+    assert lacking(changed(identified=["gain", "delay"]), CLAIM) is None
+    # A posterior adds its own parameters, and no others.
+    wider = claim.model_copy(update={"domain": {**claim.domain, "calm": 1.0}})
+    assert lacking(changed(identified=["gain"]), wider) == "expected the policy's calm = None in the domain, got 1.0"
+
+
+def test_no_floor_is_gone_below(ledger: Ledger) -> None:
+    """The attack: p0 = .99 at 1 % certifies anything in one episode, and replaces a champion of 1e-3."""
+    first = crown(ledger, A)
+    weak = CLAIM.model_copy(update={"p0": 0.99, "confidence": 0.01, "max_episodes": 2})
+    certify(ledger, B, claim=weak)
+    approval = approve(ledger, PLANT, verdict_of(ledger, B))
+    with pytest.raises(Refused, match=r"expected a p0 of at most 0.001, got 0.99: see `neorl policy show chem"):
+        put(ledger, approval, first.digest)
+    assert champion(ledger.entries(), PLANT) == first
+
+
+def test_a_gate_that_the_policy_requires_must_have_passed(ledger: Ledger) -> None:
+    sign(ledger, changed(beat_plant=True), "a reviewer", "first")
+    certify(ledger, A)
+    told = candidate_record(ledger, A)
+    record = told.model_copy(update={"evidence": told.evidence.model_copy(update={"beat_plant": False})})
+    candidate = ledger.append("candidate", record, plant=PLANT)
+    said = verdict_of(ledger, A).model_copy(update={"candidate": candidate.digest})
+    with pytest.raises(Refused, match="expected a candidate that had to beat the plant's own controller"):
+        put(ledger, approve(ledger, PLANT, said), None)
+
+
+def test_a_gate_beyond_the_usual_ones_must_have_passed_too(ledger: Ledger) -> None:
+    sign(ledger, changed(gates=[*REQUIRED, "bounds"]), "a reviewer", "first")
+    approval = approve(ledger, PLANT, verdict_of(ledger, A))
+    with pytest.raises(Refused, match="expected the gate bounds, which the policy requires, got none that passed"):
+        put(ledger, approval, None)
+    assert champion(ledger.entries(), PLANT) is None
+    sign(ledger, POLICY, "a reviewer", "without that gate")
+    put(ledger, approve(ledger, PLANT, verdict_of(ledger, A)), None)
+
+
+def test_two_persons_approve_where_the_policy_says_two(ledger: Ledger) -> None:
+    two = changed(approvers=Approvers(count=2, roles=["safety engineer"]))
+    sign(ledger, two, "a reviewer", "first")
+    said = verdict_of(ledger, A, "Ada")
+    first = approve(ledger, PLANT, said)
+    assert approve(ledger, PLANT, said) == first
+    with pytest.raises(Refused, match="expected approvals by 2 persons, got 1"):
+        put(ledger, first, None)
+    # The same person is one, however the name is written.
+    again = approve(ledger, PLANT, said.model_copy(update={"by": " ada ", "role": "safety engineer"}))
+    with pytest.raises(Refused, match="expected approvals by 2 persons, got 1"):
+        put(ledger, again, None)
+    with pytest.raises(Refused, match="by a person, by the policy of chemical_reactor, got the rule's"):
+        approve(ledger, PLANT, said.model_copy(update={"by": RULE}))
+    second = approve(ledger, PLANT, said.model_copy(update={"by": "Ben"}))
+    promotion = put(ledger, second, None)
+    assert promotion.body["composite"] == A
+    assert approvers(ledger.entries(), promotion) == "Ben, Ada"
+
+
+def test_a_role_that_the_policy_names_must_be_among_them(ledger: Ledger) -> None:
+    sign(ledger, changed(approvers=Approvers(count=1, roles=["safety engineer"])), "a reviewer", "first")
+    said = verdict_of(ledger, A, "Ada")
+    with pytest.raises(Refused, match="expected an approval as safety engineer, got none"):
+        put(ledger, approve(ledger, PLANT, said), None)
+    put(ledger, approve(ledger, PLANT, said.model_copy(update={"role": "safety engineer"})), None)
+
+
+def test_approvals_and_certificates_expire(home: Path) -> None:
+    start = datetime(2030, 1, 1, tzinfo=UTC)
+    now = start
+
+    ledger = open_ledger(Home(home), clock=lambda: now)
+    sign(ledger, changed(approval_days=30, certificate_days=60), "a reviewer", "first")
+    approval = approve(ledger, PLANT, verdict_of(ledger, A))
+    now = start + timedelta(days=31)
+    with pytest.raises(Refused, match="expected an approval of at most 30 days, got none"):
+        put(ledger, approval, None)
+    now = start + timedelta(days=61)
+    approval = approve(ledger, PLANT, verdict_of(ledger, A, "another"))
+    with pytest.raises(Refused, match=r"of at most 60 days, got an older one: .* retrain on newer logs"):
+        put(ledger, approval, None)
+    certify(ledger, A)
+    assert put(ledger, approval, None).kind == "promotion"
+
+
+def test_a_change_of_the_policy_is_an_entry_and_voids_what_was_approved_before(ledger: Ledger) -> None:
+    propose(ledger, A)
+    approval = approve(ledger, PLANT, verdict_of(ledger, A))
+    entry = sign(ledger, changed(approval_days=7), "a reviewer", "approvals get old")
+    assert sign(ledger, changed(approval_days=7), "a reviewer", "again") == entry
+    assert [e.body["why"] for e in ledger.entries("policy")] == ["before the first promotion", "approvals get old"]
+    with pytest.raises(Refused, match="expected an approval of at most 7 days, got none"):
+        put(ledger, approval, None)
+    put(ledger, approve(ledger, PLANT, verdict_of(ledger, A)), None)
+    last = PolicyBody(policy=POLICY, by="x", why="y", replaces=None)
+    for change, said in (
+        ({}, "replaces the one in force"),
+        ({"replaces": entry.digest, "why": " "}, "who changes a policy, and why"),
+        ({"replaces": entry.digest, "policy": changed(gates=["none"])}, "expected gates among data"),
+        ({"replaces": entry.digest, "policy": changed(plant="double_mass")}, "got one of double_mass"),
+    ):
+        with pytest.raises(Refused, match=said):
+            ledger.append("policy", last.model_copy(update=change), plant=PLANT)
+
+
+@pytest.mark.parametrize("attack", ["laxer", "gone", "no policy"])
+def test_the_pinned_policy_is_that_of_the_ledger(ledger: Ledger, attack: str) -> None:
+    """Whoever changes the file alone is refused, and found by the audit; so is who takes it away."""
+    approval = approve(ledger, PLANT, verdict_of(ledger, A))
+    path = pinned_file(ledger.trust, PLANT)
+    assert load_yaml(path, SafetyPolicy) == POLICY
+    if attack == "laxer":
+        path.write_bytes(policy_yaml(changed(p0=0.5)))
+    elif attack == "gone":
+        path.unlink()
+    else:
+        path.write_text("p0: 0.5\n")
+    with pytest.raises(Refused, match=re.escape("neorl policy sign chemical_reactor FILE")):
+        put(ledger, approval, None)
+    assert [check.name for check in audit(ledger.home).failures] == ["policies"]
+    sign(ledger, POLICY, "a reviewer", "pinned again")
+    put(ledger, approval, None)
+    assert audit(ledger.home).passed
+
+
+def test_nothing_is_promoted_without_a_policy(ledger: Ledger) -> None:
+    certify(ledger, A)
+    candidate = ledger.append("candidate", candidate_record(ledger, A), plant=PLANT)
+    said = VerdictBody(composite=A, by="a reviewer", candidate=candidate.digest)
+    approval = approve(ledger, PLANT, said)
+    with pytest.raises(Refused, match="expected a safety policy of chemical_reactor, got none"):
+        put(ledger, approval, None)
+    # A policy that is signed later holds for what was found before it, but not for what was approved.
+    sign(ledger, POLICY, "a reviewer", "first")
+    put(ledger, approve(ledger, PLANT, said), None)
+    assert policy_of(ledger.entries(), PLANT) == POLICY
+
+
+def test_a_champion_from_before_a_stricter_policy_serves_on_and_is_said_to(ledger: Ledger) -> None:
+    first = crown(ledger, A)
+    assert before_policy(ledger.entries(), PLANT) is None
+    assert draft_of_champion(ledger.entries(), PLANT) == changed(approval_days=90, certificate_days=366).model_copy(
+        update={"approvers": Approvers(count=1)}
+    )
+    sign(ledger, changed(p0=1e-4), "a reviewer", "stricter")
+    assert champion(ledger.entries(), PLANT) == first
+    said = before_policy(ledger.entries(), PLANT)
+    assert said is not None
+    assert "serves from before its policy: expected a p0 of at most 0.0001, got 0.001" in said
+    report = audit(ledger.home)
+    assert report.passed
+    assert [check.detail for check in report.checks if check.passed is None and check.name == "policies"] == [said]
+    with pytest.raises(Refused, match=r"expected a p0 of at most 0\.0001"):
+        crown(ledger, B)
+
+
+def test_a_champion_of_before_is_said_to_meet_a_policy_by_its_claim_alone(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was approved by one person, and the policy asks for two from now on."""
+    crown(ledger, A)
+    sign(ledger, changed(approvers=Approvers(count=2, roles=["safety engineer"])), "a reviewer", "four eyes")
+    held = [check.detail for check in audit(ledger.home).checks if check.name == "policies"]
+    assert held == ["1 pinned as the ledger has them, and met by champions' claims"]
+    assert run(["policy", "show", PLANT]) == 0
+    assert ": its claim meets it, its certificate counts until" in capsys.readouterr().out
+
+
+def test_a_statement_that_is_none_is_one_sentence(ledger: Ledger, tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_bytes(policy_yaml(POLICY))
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    for path in (tmp_path / "missing.json", other):
+        with pytest.raises(
+            BadInput, match=rf"^expected a signed policy in {re.escape(str(path))}, got .*--statement-to"
+        ):
+            policy_sign(PLANT, file, "why", statement=[path])
+
+
+def test_a_certificate_says_how_it_stands_to_the_policy_in_force(ledger: Ledger) -> None:
+    path = certify(ledger, A)
+
+    def said() -> tuple[bool | None, str]:
+        checks = {check.name: check for check in verify_certificate(path, ledger.trust, ledger=ledger)}
+        return checks["policy"].passed, checks["policy"].detail
+
+    assert said() == (None, "not compared: chemical_reactor has none")
+    sign(ledger, POLICY, "a reviewer", "first")
+    assert said() == (True, "the claim meets the policy of chemical_reactor in force")
+    sign(ledger, changed(p0=1e-4), "a reviewer", "stricter")
+    assert said() == (None, "expected a p0 of at most 0.0001, got 0.001")
+
+
+def test_an_approval_is_of_a_comparison_with_the_champion_in_force(ledger: Ledger) -> None:
+    """A race below the plant's lock left an approval of what was compared with another champion."""
+    stale = approve(ledger, PLANT, verdict_of(ledger, B))
+    first = crown(ledger, A)
+    with pytest.raises(Refused, match="expected an approval of composite bbbbbbbbbbbb"):
+        put(ledger, stale, first.digest)
+    assert open_approvals(ledger.entries(), PLANT, B) == []
+    # Nor is another one given of the same comparison.
+    with pytest.raises(Refused, match="that was compared with the champion in force, got composite bbbbbbbbbbbb"):
+        approve(ledger, PLANT, VerdictBody(composite=B, by="another", candidate=stale.body["candidate"]))
+    again = approve(ledger, PLANT, verdict_of(ledger, B))
+    reject(ledger, PLANT, verdict_of(ledger, B))
+    assert open_approvals(ledger.entries(), PLANT, B) == []
+    with pytest.raises(Refused, match="that was not rejected, got bbbbbbbbbbbb"):
+        put(ledger, again, first.digest)
+
+
+def test_a_run_may_be_stricter_and_never_laxer(home: Path) -> None:
+    with signer_at(Home(home)):
+        ledger = Ledger.open(Home(home))
+        lax = reactor_run(certify={"p0": 0.99, "confidence": 0.01, "max_episodes": 2})
+        with pytest.raises(BadInput, match=r"^expected a p0 of at most 0.1, got 0.99 in this run: write that, or"):
+            hold_run(ledger, lax)
+        assert ledger.entries() == []
+        # The first run's own claim is what is asked from then on.
+        policy = hold_run(ledger, reactor_run())
+        assert policy is not None
+        assert (policy.p0, policy.confidence, policy.approvers.count, policy.beat_plant) == (1e-3, 0.95, 1, True)
+        assert policy.limits == "316 <= reactor temperature <= 332 K"
+        (entry,) = ledger.entries("policy")
+        assert entry.body["why"] == "drafted from the first run's claim, for there was none"
+        assert read_policy(pinned_file(ledger.trust, PLANT), PLANT) == policy
+        assert hold_run(ledger, reactor_run(certify={"p0": 1e-5, "confidence": 0.99})) == policy
+        for laxer, said in (
+            (reactor_run(certify={"p0": 2e-3}), "expected a p0 of at most 0.001, got 0.002"),
+            (reactor_run(certify={"confidence": 0.9}), "expected a confidence of at least 0.95, got 0.9"),
+            (reactor_run(certify={"domain": {"reaction_spread": 0.0}}), "reaction_spread = "),
+            (reactor_run(gates={"beat_plant": False}), "expected gates.beat_plant: true"),
+            (
+                reactor_run(approvers={"count": 2}),
+                "expected the approvers of the policy",
+            ),
+            (reactor_run(approval="auto"), "expected approval: required by the policy of chemical_reactor, got auto"),
+            (
+                reactor_run(identify={"constants": {"reaction_rate": {"deviation": 0.03}}}),
+                "expected no 'reaction_rate' under 'identify'",
+            ),
+        ):
+            with pytest.raises(BadInput, match=re.escape(said)):
+                hold_run(ledger, laxer)
+        assert len(ledger.entries()) == 1
+        pinned_file(ledger.trust, PLANT).unlink()
+        with pytest.raises(Refused, match="expected the policy of chemical_reactor that the ledger has in"):
+            hold_run(ledger, reactor_run())
+
+
+def test_a_first_run_that_is_ended_between_file_and_entry_is_resumed(home: Path) -> None:
+    signer = Signer.open(Home(home))
+
+    def dies(request: Request) -> Answer:
+        if isinstance(request, Append):
+            raise KeyboardInterrupt
+        return signer.answer(request)
+
+    (home / "policies").write_text("stands where the folder of policies is to be")
+    ledger = Ledger.open(Home(home), ask=signer.answer)
+    with pytest.raises((BadInput, OSError)):
+        hold_run(ledger, reactor_run())
+    (home / "policies").unlink()
+    # A draft that is refused leaves nothing behind that the next one would have to agree with.
+    with pytest.raises(Refused, match="expected at least one approver"):
+        hold_run(ledger, reactor_run(approval="auto", approvers={"count": 0, "keys": True}))
+    assert not pinned_file(ledger.trust, PLANT).exists()
+    with pytest.raises(KeyboardInterrupt):
+        hold_run(Ledger.open(Home(home), ask=dies), reactor_run())
+    assert ledger.entries() == []
+    pinned = pinned_file(ledger.trust, PLANT).read_bytes()
+    # What is pinned is not replaced by what another run would draft.
+    with pytest.raises(Refused, match=r"expected the policy that this first run drafts in .* got another"):
+        hold_run(ledger, reactor_run(certify={"p0": 0.01}))
+    assert hold_run(ledger, reactor_run()) == policy_of(ledger.entries(), PLANT)
+    assert pinned_file(ledger.trust, PLANT).read_bytes() == pinned
+    assert len(ledger.entries()) == 1
+    hold_run(ledger, reactor_run())
+
+
+def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_bytes(policy_yaml(changed(p0=1e-9, domain={"a": 1e-300, "b": 0.1})))
+    assert read_policy(path, PLANT) == changed(p0=1e-9, domain={"a": 1e-300, "b": 0.1})
+    with pytest.raises(BadInput, match="expected a policy of double_mass in"):
+        read_policy(path, "double_mass")
+    with pytest.raises(BadInput, match="neorl policy draft chemical_reactor"):
+        read_policy(tmp_path / "none.yaml", PLANT)

@@ -1,0 +1,400 @@
+"""The signer process: what it refuses to sign, who can reach it, and that it comes back when it was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.home import PASSPHRASE, Home
+from tasks.evidence.attempts import Outcome, close_attempt, draw_seed
+from tasks.evidence.certificate import make_certificate
+from tasks.evidence.decisions.approvals import VerdictBody
+from tasks.evidence.decisions.champions import PromotionBody
+from tasks.evidence.ledger import client
+from tasks.evidence.ledger.client import ask, hello, socket_file, start, stop
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.ledger import ENTRY_TYPE, Ledger, artefact
+from tasks.evidence.ledger.protocol import LARGEST, Answer, Append, Head, Request
+from tasks.evidence.ledger.table import GENESIS
+from tasks.evidence.rules import NoteBody, RefusalBody
+from tasks.evidence.signer import Server, Signer
+from tasks.files.canonical import sha256_hex
+from tests.evidence import (
+    MATERIALS,
+    OTHERWISE,
+    PLANT,
+    attempt_for,
+    certify,
+    counts,
+    open_ledger,
+    outcome,
+    put,
+    signer_at,
+    verdict,
+)
+
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def place(home: Path) -> Iterator[Home]:
+    """A home whose signer is stopped at the end."""
+    yield Home(home)
+    stop(Home(home))
+
+
+def raw(home: Home, data: bytes) -> Answer:
+    """What the signer answers to any bytes."""
+    with client._connect(home) as connection:  # type: ignore[union-attr]
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return Answer.model_validate_json(b"".join(iter(lambda: connection.recv(65536), b"")))
+
+
+def pid_of(home: Home) -> int:
+    return ask(home, hello(home)).pid
+
+
+@pytest.mark.slow
+def test_the_socket_is_its_owners_alone(place: Home) -> None:
+    start(place)
+    path = socket_file(place)
+    assert stat.S_ISSOCK(path.stat().st_mode)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    first = pid_of(place)
+    start(place)
+    assert pid_of(place) == first != os.getpid()
+    stop(place)
+    assert not path.exists()
+    stop(place)
+    assert pid_of(place) != first
+
+
+@pytest.mark.slow
+def test_the_process_keeps_its_secrets(place: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no passphrase in its environment or arguments, and other processes of the user cannot look into it."""
+    monkeypatch.setenv(PASSPHRASE, "correct horse battery staple")
+    start(place)
+    # Nor do children that are started later inherit it.
+    assert PASSPHRASE not in os.environ
+    process = Path(f"/proc/{pid_of(place)}")
+    if not process.exists():
+        pytest.skip("no /proc on this system")
+    # The kernel takes from its user what nobody but root may look into.
+    assert os.getuid() == 0 or process.stat().st_uid != os.getuid()
+    for name in ("environ", "cmdline"):
+        try:
+            content = (process / name).read_bytes()
+        except PermissionError:
+            continue
+        assert b"correct horse" not in content
+    (core,) = (line for line in (process / "limits").read_text().splitlines() if line.startswith("Max core file size"))
+    assert core.split()[4:6] == ["0", "0"]
+    with pytest.raises(Refused, match="expected the passphrase"):
+        open_keys(place, first_use=False)
+    stop(place)
+    with pytest.raises(Refused, match="expected the passphrase"):
+        start(place)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "Invalid JSON"),
+        (b"{", "Invalid JSON"),
+        (b"\xff\xfe", "Invalid JSON"),
+        (b"[" * 100_000, "Invalid JSON"),
+        (b"[]", "expected a request that the signer knows"),
+        (b'{"ask":"sign","payload":"aGVsbG8=","payloadType":"application/vnd.in-toto+json"}', "ask"),
+        (json.dumps({"ask": "head", "payload": {"size": 9}}).encode(), "Extra inputs"),
+        (json.dumps({"ask": "seal", "stage": "s", "key": "k", "sha256": "hello"}).encode(), "sha256"),
+        (json.dumps({"ask": "seal", "stage": "../s", "key": "k", "sha256": A}).encode(), "stage"),
+        (json.dumps({"ask": "append", "kind": "note", "plant": "", "body": [], "artefacts": [],
+                     "predecessor": GENESIS}).encode(), "body"),
+        (json.dumps({"ask": "append", "kind": "note", "plant": "", "body": {}, "artefacts": [],
+                     "predecessor": GENESIS, "timestamp": "2020-01-01", "sequence": 9}).encode(), "Extra inputs"),
+    ],
+)  # fmt: skip
+def test_only_requests_of_its_own_protocol_are_answered(served: Home, data: bytes, why: str) -> None:
+    """There is no request that carries bytes to sign, nor a sequence or a time of the client's choice."""
+    answer = raw(served, data)
+    assert why in answer.refused
+    assert not answer.envelope
+    assert ask(served, Head()).envelope
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """A home with a signer that several tests ask."""
+    home = Home(tmp_path_factory.mktemp("signer") / "home")
+    start(home)
+    yield home
+    stop(home)
+
+
+def test_an_oversize_request_is_refused_while_it_is_sent(served: Home) -> None:
+    with client._connect(served) as connection:  # type: ignore[union-attr]
+        # The signer stops reading, and may be gone before the last byte is sent.
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b" " * (LARGEST + 1_000_000))
+        with contextlib.suppress(ConnectionError):
+            received = connection.recv(65536)
+            assert not received or "at most" in Answer.model_validate_json(received).refused
+    with pytest.raises(Refused, match="at most"):
+        Ledger.open(served).append("note", NoteBody(text="x" * LARGEST))
+    assert ask(served, Head()).envelope
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "why"),
+    [
+        ("champion", NoteBody(), "expected an entry of one of the kinds"),
+        ("note", RefusalBody(reason="not a note"), "Extra inputs"),
+        ("refusal", NoteBody(), "expected the body of a refusal, got 'reason'"),
+        ("approval", NoteBody(), "expected the body of a approval, got 'composite'"),
+        ("approval", VerdictBody(composite=A, by="x", candidate=B), "the approval of a logged candidate"),
+        (
+            "promotion",
+            PromotionBody(composite=A, approval=B, replaces=None, candidate=B),
+            "passed certification of composite",
+        ),
+        ("promotion", PromotionBody(composite=A, approval=B, replaces=B, candidate=B), "replaces the champion"),
+        ("result", Outcome(passed=True), "expected the body of a result"),
+    ],
+)
+def test_entries_that_break_a_rule_are_not_signed(home: Path, kind: str, body: NoteBody, why: str) -> None:
+    ledger = open_ledger(Home(home))
+    with pytest.raises(Refused, match=why):
+        ledger.append(kind, body, plant=PLANT)
+    assert ledger.entries() == []
+
+
+def test_a_promotion_needs_more_than_somebody_elses_approval(home: Path) -> None:
+    ledger = open_ledger(Home(home))
+    certify(ledger, A)
+    other = ledger.append("approval", verdict(ledger, B), plant=PLANT)
+    with pytest.raises(Refused, match="an approval of composite aaaaaaaa"):
+        put(ledger, other, None, composite=A)
+
+
+def test_a_certificate_is_signed_for_an_open_attempt_and_counts_that_add_up(home: Path) -> None:
+    ledger = open_ledger(Home(home))
+    attempt = attempt_for(ledger, A)
+    good = counts(attempt.alpha)
+    with pytest.raises(Refused, match="an attempt with a seed"):
+        make_certificate(ledger, attempt.entry, good, MATERIALS)
+    draw_seed(ledger, attempt)
+    false = counts(attempt.alpha, (1,), episodes=4000).model_copy(update={"certified": True})
+    with pytest.raises(Refused, match="statistics: 1 violations in 4000 episodes"):
+        make_certificate(ledger, attempt.entry, false, MATERIALS)
+    with pytest.raises(Refused, match="of the attempt"):
+        make_certificate(ledger, attempt.entry, good, MATERIALS.model_copy(update={"dataset": B}))
+    with pytest.raises(BadInput, match="digest of a ledger entry"):
+        make_certificate(ledger, B, good, MATERIALS)
+    envelope = make_certificate(ledger, attempt.entry, good, MATERIALS)
+    path = Home(home).folder("certificates") / "a.json"
+    path.write_bytes(envelope)
+    with pytest.raises(Refused, match="its certificate's file"):
+        close_attempt(ledger, attempt, outcome(A, good))
+    close_attempt(ledger, attempt, outcome(A, good), [artefact(ledger.home, path)])
+    with pytest.raises(Refused, match="no result"):
+        make_certificate(ledger, attempt.entry, good, MATERIALS)
+
+
+@pytest.mark.parametrize(("changed", "to"), OTHERWISE.items())
+@pytest.mark.parametrize("violating", [(), (1,)])
+def test_a_result_says_what_its_certificate_says(
+    home: Path, violating: tuple[int, ...], changed: str, to: object
+) -> None:
+    """Each number of it, and the verdict before all: nothing else stops a failed test from being logged as passed."""
+    ledger = open_ledger(Home(home))
+    attempt = attempt_for(ledger, A)
+    draw_seed(ledger, attempt)
+    found = counts(attempt.alpha, violating, episodes=4000 if violating else None)
+    path = Home(home).folder("certificates") / "a.json"
+    path.write_bytes(make_certificate(ledger, attempt.entry, found, MATERIALS))
+    true = outcome(A, found)
+    false = true.model_copy(update={changed: not true.passed if changed == "passed" else to})
+    with pytest.raises(Refused, match="with the result's own numbers"):
+        close_attempt(ledger, attempt, false, [artefact(ledger.home, path)])
+    assert ledger.entries("result") == []
+    close_attempt(ledger, attempt, true, [artefact(ledger.home, path)])
+    assert ledger.entries("result")[0].body["passed"] is not bool(violating)
+
+
+@pytest.mark.slow
+def test_a_killed_signer_is_started_again(place: Home) -> None:
+    ledger = Ledger.open(place)
+    ledger.append("note", NoteBody(text="before"))
+    first = pid_of(place)
+    os.kill(first, signal.SIGKILL)
+    ledger.append("note", NoteBody(text="after"))
+    assert pid_of(place) != first
+    assert [entry.body["text"] for entry in ledger.entries()] == ["before", "after"]
+    assert ledger.verify([(place.root / "ledger.head").read_text()]).size == 2
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_an_answer_that_was_lost_appends_once(home: Path, written: bool) -> None:
+    """The signer is lost after it wrote the entry, or before: in both cases there is one entry."""
+    signer, left = Signer.open(Home(home)), 1
+
+    def losing(request: Request) -> Answer:
+        nonlocal left
+        if isinstance(request, Append) and left:
+            left -= 1
+            if written:
+                signer.answer(request)
+            raise ConnectionError("gone")
+        return signer.answer(request)
+
+    ledger = Ledger.open(Home(home), ask=losing)
+    entry = ledger.append("note", NoteBody(text="once"))
+    assert not left
+    assert ledger.entries() == [entry]
+    left, written = 9, False
+    with pytest.raises(Refused, match="expected the signer to append an entry, got 'gone'"):
+        ledger.append("note", NoteBody(text="twice"))
+
+
+def test_a_signer_that_is_slow_appends_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes when its client has asked again, which then finds the entry; and one that does not end is named."""
+    monkeypatch.setattr(client, "PATIENCE", 0.5)
+    with signer_at(Home(home)) as signer:
+
+        def asking(request: Request) -> Answer:
+            try:
+                return client.ask(Home(home), request)
+            except ConnectionError:
+                monkeypatch.setattr(client, "PATIENCE", 60.0)
+                signer._one_at_a_time.release()
+                raise
+
+        ledger = Ledger.open(Home(home), ask=asking)
+        signer._one_at_a_time.acquire()
+        with pytest.raises(Refused, match=r"expected an answer of the signer within 0\.5 s, got none"):
+            stop(Home(home))
+        entry = ledger.append("note", NoteBody(text="once"))
+        assert ledger.entries() == [entry]
+
+
+@pytest.mark.slow
+def test_many_clients_at_once_write_one_chain(place: Home) -> None:
+    start(place)
+    failures: list[Exception] = []
+
+    def work(name: str) -> None:
+        try:
+            ledger = Ledger.open(place)
+            for i in range(3):
+                ledger.append("note", NoteBody(text=f"{name}{i}"))
+        except Exception as error:  # told to the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcdefgh"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    texts = [entry.body["text"] for entry in Ledger.open(place, write=False).entries()]
+    for name in "abcdefgh":
+        assert [text for text in texts if text[0] == name] == [f"{name}{i}" for i in range(3)]
+
+
+@pytest.mark.slow
+def test_clients_that_start_together_share_one_signer(place: Home) -> None:
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(pid_of(place))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+@pytest.mark.slow
+def test_a_signer_of_other_sources_is_replaced_once(place: Home) -> None:
+    """After an upgrade, the rules of the old version must not go on being applied."""
+    first = pid_of(place)
+    assert pid_of(place) == first
+    # A client of other sources than those on the disk, by now, takes what the disk has.
+    second = ask(place, hello(place).model_copy(update={"sources": B}))
+    assert second.stale
+    assert second.pid != first
+    assert pid_of(place) == second.pid
+
+
+@pytest.mark.slow
+def test_the_signer_and_its_clients_mean_one_ledger(
+    place: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Ledger.open(place)
+    monkeypatch.setenv("NEORL_LEDGER_URL", f"sqlite:///{tmp_path}/other.db")
+    with pytest.raises(Refused, match="another NEORL_LEDGER_URL"):
+        Ledger.open(place)
+
+
+def test_an_older_ledger_put_back_is_noticed(home: Path) -> None:
+    place = Home(home)
+    ledger = open_ledger(place)
+    ledger.append("note", NoteBody(text="1"))
+    shutil.copy(place.ledger, home / "older.db")
+    ledger.append("note", NoteBody(text="2"))
+    shutil.copy(home / "older.db", place.ledger)
+    with pytest.raises(Refused, match=r"ledger entry 2: .* bring back the newer ledger"):
+        ledger.signed_head()
+
+
+def test_it_ends_with_its_home_and_when_idle(home: Path, tmp_path: Path) -> None:
+    for name, idle, ends in (("gone", 0.0, "home"), ("idle", 1e-9, "idle")):
+        place = Home(tmp_path / name)
+        server = Server(Signer.open(place), idle)
+        if ends == "home":
+            shutil.rmtree(place.root)
+        server.serve_forever(poll_interval=0.01)
+        server.close()
+        assert not socket_file(place).exists()
+    # Another signer's socket is left alone.
+    place = Home(tmp_path / "taken")
+    server = Server(Signer.open(place), 0.0)
+    newer = Server(Signer.open(place), 0.0)
+    server.serve_forever(poll_interval=0.01)
+    server.close()
+    assert socket_file(place).exists()
+    newer.close()
+    assert not socket_file(place).exists()
+
+
+@pytest.mark.slow
+def test_what_stands_in_the_way_of_a_start_is_one_sentence(place: Home) -> None:
+    place.folder()
+    place.ledger.write_bytes(b"not a database" * 100)
+    with pytest.raises(Refused, match=r"^expected a database .* restore it from its backup\.$"):
+        start(place)
+    place.ledger.unlink()
+    place.trust.write_text("keys: []")
+    with pytest.raises(BadInput, match="non-empty list"):
+        start(place)
+
+
+def test_the_entry_is_the_signers_own(served: Home) -> None:
+    """Sequence, predecessor and time are not the client's to choose, and a client's stale view is said to be one."""
+    request = Append(kind="note", plant="", body={}, artefacts=(), predecessor=sha256_hex(b"elsewhere"))
+    answer = ask(served, request)
+    assert answer.stale
+    assert not answer.envelope
+    assert ENTRY_TYPE not in answer.model_dump_json()

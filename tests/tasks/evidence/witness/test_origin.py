@@ -1,0 +1,159 @@
+"""Whose ledger witnesses countersign: one of this name, by its key or one that the key before vouches for."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from ruamel.yaml import YAML
+
+from benchmarks.redteam.witnessed import ORIGIN, direct, pin_witnesses, watched, witness_in
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.evidence.attempts import draw_seed
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.certificate import verify_certificate
+from tasks.evidence.ledger.keys import PASSPHRASE_FILE, open_keys
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.ledger.protocol import Rotate
+from tasks.evidence.ledger.signing import SigningKey, TrustRoot, to_base64
+from tasks.evidence.rules import NoteBody
+from tasks.evidence.witness.client import Reply
+from tasks.evidence.witness.notes import SIGNATURE, Checkpoint, Note, Verifier, signed_note
+from tasks.evidence.witness.pinned import FILE, PinnedWitness
+from tasks.evidence.witness.server import open_witness
+from tasks.evidence.witness.service import Denied
+from tasks.files.merkle import consistency_proof, merkle_root
+from tests.evidence import attempt_for, certify
+
+A, B = "a" * 64, "b" * 64
+
+
+def test_the_key_that_a_home_rotates_to_is_vouched_for_at_its_witness(home: Path, tmp_path: Path) -> None:
+    """A witness of others takes the next key on the word of one that it knows, and on nobody else's."""
+    place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1", open_to_all=False)
+    pin_witnesses(place, witness)
+    ledger = watched(place, direct(witness))
+    old, _ = open_keys(place, first_use=False)
+    mine, strange = (Verifier.of(ORIGIN, SIGNATURE, key) for key in (old, SigningKey(Ed25519PrivateKey.generate())))
+    with pytest.raises(Denied) as unknown:
+        witness.take_log(str(signed_note(f"{strange}\n", ORIGIN, old)))
+    assert unknown.value.status == 404
+    witness.add_log(mine)
+    draw_seed(ledger, attempt_for(ledger, A))
+    # Somebody else's word, a word about another key, and a key without a word.
+    thief = SigningKey(Ed25519PrivateKey.generate())
+    for text in (str(signed_note(f"{strange}\n", ORIGIN, thief)), f"{strange}\n"):
+        with pytest.raises(Denied, match="got another"):
+            witness.take_log(text)
+    ledger.request(Rotate(by="an administrator", why="yearly"))
+    new, _ = open_keys(place, first_use=False)
+    assert set(witness.logs()[0].keys) == {str(mine), str(Verifier.of(ORIGIN, SIGNATURE, new))}
+    again = watched(place, direct(witness))
+    draw_seed(again, attempt_for(again, B))
+    # From the first head of the next key on, a copy of the old one speaks for this ledger no more.
+    assert witness.logs()[0].keys == [str(Verifier.of(ORIGIN, SIGNATURE, new))]
+    leaves = [*(entry.envelope for entry in again.entries()), b"rubbish"]
+    known = Checkpoint.parse(Note.parse(witness.newest(ORIGIN)).text)
+    head = signed_note(Checkpoint(ORIGIN, len(leaves), merkle_root(leaves), known.time).text, ORIGIN, old)
+    proof = [to_base64(node) for node in consistency_proof(leaves, known.size)]
+    with pytest.raises(Denied, match="signed by a key of"):
+        witness.add_checkpoint("\n".join([f"old {known.size}", *proof, "", str(head)]))
+    assert Note.parse(witness.newest(ORIGIN)).is_signed_by(Verifier.of(ORIGIN, SIGNATURE, new))
+    assert audit(place).passed
+
+
+def test_a_key_is_not_rotated_where_a_witness_does_not_answer(home: Path, tmp_path: Path) -> None:
+    """It would sign heads that the witness refuses for ever."""
+    place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
+    pin_witnesses(place, witness)
+    ledger = watched(place, direct(witness))
+    draw_seed(ledger, attempt_for(ledger, A))
+    old, _ = open_keys(place, first_use=False)
+    silent = watched(place, direct(witness, silent=[witness.name]))
+    with pytest.raises(Refused, match="expected every witness to learn of the next key, got no answer"):
+        silent.request(Rotate(by="an administrator", why="yearly"))
+    assert open_keys(place, first_use=False)[0].public == old.public
+    assert not ledger.entries("rotation")
+
+
+def test_a_certificate_of_another_ledger_at_the_same_witness_is_told_apart(home: Path, tmp_path: Path) -> None:
+    """The attack: a second ledger under a new name, whose attempts begin at one again."""
+    place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
+    pin_witnesses(place, witness)
+    path = certify(watched(place, direct(witness)), A)
+    other = Home(tmp_path / "other")
+    shutil.copytree(place.root, other.root)
+    yaml = YAML()
+    asked = yaml.load(other.root / FILE)
+    asked["origin"] = "neorl.example/plant-8"
+    yaml.dump(asked, other.root / FILE)
+    found = {check.name: check for check in verify_certificate(path, Ledger.open(other, write=False).trust)}
+    assert found["witnesses"].passed is False
+    assert found["witnesses"].detail == f"expected a head of ledger neorl.example/plant-8, got one of {ORIGIN}"
+    said = next(check.detail for check in audit(other).failures if check.name == "witnesses")
+    assert said.endswith(f"expected a head of ledger neorl.example/plant-8, got one of {ORIGIN}")
+
+
+def test_a_certificate_by_a_key_that_is_out_is_not_shown_without_the_ledger(home: Path, tmp_path: Path) -> None:
+    """The attack: who stole a key signs certificates with it, and dates them as it pleases."""
+    place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
+    pin_witnesses(place, witness)
+    ledger = watched(place, direct(witness))
+    path = certify(ledger, A)
+    (pin,) = ledger.trust.pins
+    for change, verdict in (({"until": "2026-01-01T00:00:00Z"}, None), ({"revoked": "2026-01-01T00:00:00Z"}, False)):
+        dated = TrustRoot(ledger.trust.keys, ledger.trust.source, (pin._replace(**change),))
+        (said,) = [check for check in verify_certificate(path, dated) if check.name == "key"]
+        assert said.passed is verdict
+    assert not [check for check in verify_certificate(path, ledger.trust) if check.name == "key"]
+
+
+def test_a_proxy_that_speaks_for_a_witness_is_a_silent_witness(home: Path, tmp_path: Path) -> None:
+    """A page of an error says nothing of a head: what waits for nobody goes on, and the sentence names the status."""
+    place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
+    pin_witnesses(place, witness)
+    attempt = attempt_for(watched(place, direct(witness)), A)
+    ledger = watched(place, lambda *_: Reply(502, "<html>Bad Gateway</html>"))
+    ledger.append("note", NoteBody(text="goes on"))
+    with pytest.raises(Refused, match=r"got 0 \(witness.example/w1 at .*: it answers with status 502\)"):
+        draw_seed(ledger, attempt)
+
+
+def test_a_witness_that_lets_one_wait_is_not_asked_again_and_again(home: Path, tmp_path: Path) -> None:
+    place, asked = Home(home), list[str]()
+    silent, other = (witness_in(tmp_path / name, f"witness.example/{name}") for name in ("w1", "w2"))
+    pin_witnesses(place, silent, other)
+
+    def reach(pinned: PinnedWitness, path: str, body: str | None) -> Reply:
+        if pinned.key == str(silent.verifier):
+            asked.append(path)
+            raise TimeoutError("timed out")
+        return direct(other)(pinned, path, body)
+
+    ledger = watched(place, reach)
+    draw_seed(ledger, attempt_for(ledger, A))
+    assert len(asked) == 1
+
+
+def test_an_encrypted_witness_opens_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its passphrase is in the file that the environment names; one that was generated is found whatever that says."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    older = open_witness(tmp_path / "older", "witness.example/w0").verifier
+    secret = tmp_path / "passphrase"
+    secret.write_text("correct horse battery")
+    monkeypatch.setenv(PASSPHRASE_FILE, str(secret))
+    found = open_witness(tmp_path / "witness", "witness.example/w1").verifier
+    assert open_witness(tmp_path / "witness").verifier == found
+    assert open_witness(tmp_path / "older").verifier == older
+
+
+def test_what_no_witness_can_be_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="expected a witness's name without spaces"):
+        open_witness(tmp_path / "named", "my witness")
+    assert not (tmp_path / "named").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="expected a folder for a witness at"):
+        open_witness(tmp_path / "file", "witness.example/w1")

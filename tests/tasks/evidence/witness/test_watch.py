@@ -1,0 +1,397 @@
+"""A ledger under witnesses: seeds nobody chooses, ledgers nobody sets back, clocks nobody turns."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from ruamel.yaml import YAML
+
+from benchmarks.redteam.witnessed import ORIGIN, direct, log_key, now, pin_witnesses, watched, witness_in
+from benchmarks.tamper import truncate
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from tasks.evidence.attempts import draw_seed, seed_file
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.certificate import PAYLOAD_TYPE, read_certificate, verify_certificate
+from tasks.evidence.decisions.champions import champion
+from tasks.evidence.ledger.keys import open_keys
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.ledger.protocol import Answer, Append, Countersign, Nonces, Request
+from tasks.evidence.ledger.signing import HEAD_TYPE
+from tasks.evidence.rules import NoteBody
+from tasks.evidence.signer import Signer
+from tasks.evidence.witness.notes import Checkpoint, Note
+from tasks.evidence.witness.pinned import FILE, PinnedWitness, pinned
+from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed
+from tasks.evidence.witness.service import Witness
+from tasks.files.canonical import write_atomic
+from tasks.files.merkle import leaf_hash
+from tests.evidence import attempt_for, certify, crown, forge, open_ledger
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+
+
+@pytest.fixture
+def place(home: Path) -> Home:
+    return Home(home)
+
+
+@pytest.fixture
+def witness(place: Home, tmp_path: Path) -> Witness:
+    """The one that the home asks for."""
+    found = witness_in(tmp_path / "witness", "witness.example/w1")
+    pin_witnesses(place, found)
+    return found
+
+
+@pytest.fixture
+def ledger(place: Home, witness: Witness) -> Ledger:
+    return watched(place, direct(witness))
+
+
+def test_a_seed_is_a_secret_and_a_nonce_that_came_after_it(place: Home, ledger: Ledger, witness: Witness) -> None:
+    attempt = attempt_for(ledger, A)
+    seed = draw_seed(ledger, attempt)
+    opened, record, given = ledger.entries()
+    assert [entry.kind for entry in (opened, record, given)] == ["attempt", "seed", "nonce"]
+    assert record.body["witnesses"] == [str(witness.verifier)]
+    # By hand, from the files alone: what the witness signed, and what the seed is the SHA-256 of.
+    secret, nonce = seed_file(place, attempt.entry).read_bytes(), base64.b64decode(given.body["nonces"][0])
+    leaf = base64.b64encode(hashlib.sha256(b"\x00" + record.envelope).digest()).decode()
+    text = f"neorl-nonce/v1\n{ORIGIN}\n1\n{leaf}\n"
+    Ed25519PublicKey.from_public_bytes(witness.verifier.public).verify(nonce, text.encode())
+    assert seed == hashlib.sha256(b"neorl attempt seed v1\n" + secret + nonce).digest()
+    assert record.body["commitment"] == hashlib.sha256(secret).hexdigest()
+    # The head that the witness countersigned before it gave the nonce contains the commitment.
+    assert Checkpoint.parse(Note.parse(given.body["head"]).text).size == 2
+    assert draw_seed(watched(place, direct(witness)), attempt) == seed
+    assert len(ledger.entries()) == 3
+
+
+def test_a_seed_that_was_chosen_after_looking_is_not_the_one_that_runs(
+    place: Home, ledger: Ledger, witness: Witness
+) -> None:
+    """Attack 1: secrets are tried offline, and one that suits is put where the seed is drawn."""
+    attempt = attempt_for(ledger, A)
+    tried = [hashlib.sha256(bytes([i])).digest() for i in range(50)]
+    foreseen = {derive_seed(secret, ()) for secret in tried}
+    path = seed_file(place, attempt.entry)
+    write_atomic(path, tried[7])
+    path.chmod(0o600)
+    assert draw_seed(ledger, attempt) not in foreseen
+    # Once the nonce is known, another secret is not the one committed to.
+    write_atomic(path, tried[8])
+    path.chmod(0o600)
+    with pytest.raises(Refused, match="expected the seed that attempt 1 committed to"):
+        draw_seed(ledger, attempt)
+
+
+def test_no_nonce_is_given_for_what_is_not_in_the_log(ledger: Ledger, witness: Witness) -> None:
+    """Nor for another record in its place: the witness looks at the proof."""
+    attempt = attempt_for(ledger, A)
+    draw_seed(ledger, attempt)
+    head = witness.newest(ORIGIN)
+    other = base64.b64encode(leaf_hash(b"a commitment that was never logged")).decode()
+    reach, pinned = direct(witness), _pinned(ledger)
+    for index in (0, 1, 2, 5):
+        assert reach(pinned, "/nonce", f"leaf {index} {other}\n\n{head}").status == 422
+    assert reach(pinned, "/nonce", f"leaf 0 {other}\n\n{head.replace(ORIGIN, 'elsewhere')}").status == 404
+
+
+def _pinned(ledger: Ledger) -> PinnedWitness:
+    found = pinned(ledger.home, ledger.trust)
+    assert found is not None
+    return found.witnesses[0]
+
+
+def test_a_deleted_ledger_is_no_new_beginning(place: Home, ledger: Ledger, witness: Witness) -> None:
+    """Attack 2, and its variants: with the head that the home keeps, without it, and with an empty table."""
+    certify(ledger, A)
+    place.ledger.unlink()
+    with pytest.raises(Refused, match=r"expected the ledger of this home's key in .* a new ledger needs a new home"):
+        watched(place, direct(witness))
+    # Whoever makes an empty table in its place, and takes the home's head away, is left with what the witness knows.
+    (place.root / "ledger.head").unlink()
+    stranger = Home(place.root.with_name("stranger"))
+    shutil.copy(_empty(stranger), place.ledger)
+    with pytest.raises(Refused, match=r"witness.example/w1 knows another head .* got 0: the ledger was truncated"):
+        watched(place, direct(witness)).append("note", NoteBody())
+    with pytest.raises(Refused, match="got 0: the ledger was truncated"):
+        attempt_for(watched(place, direct(witness)), A)
+
+
+def _empty(home: Home) -> Path:
+    open_ledger(home)
+    return home.ledger
+
+
+def test_a_truncated_ledger_takes_nothing(place: Home, ledger: Ledger, witness: Witness) -> None:
+    certify(ledger, A)
+    truncate(place, 1)
+    with pytest.raises(Refused, match="at least the 4 ledger entries that a signed head has seen, got 1"):
+        watched(place, direct(witness)).append("note", NoteBody())
+    # All of the home is set back, its own head included.
+    key, _ = open_keys(place, first_use=False)
+    older = key.seal(HEAD_TYPE, Ledger.open(place, write=False).head()._asdict())
+    (place.root / "ledger.head").write_bytes(older)
+    with pytest.raises(Refused, match=r"witness.example/w1 knows another head of this ledger: .* at least the"):
+        watched(place, direct(witness)).append("note", NoteBody())
+
+
+def test_another_history_of_the_same_length_is_refused(place: Home, ledger: Ledger, witness: Witness) -> None:
+    """The holder of the key writes the ledger anew, so as to draw another seed."""
+    attempt_for(ledger, A)
+    draw_seed(ledger, attempt_for(ledger, A))
+    truncate(place, 1)
+    for text in "ab":
+        forge(place, "note", NoteBody(text=text))
+    with pytest.raises(Refused, match="others: this is another history"):
+        watched(place, direct(witness)).append("note", NoteBody())
+
+
+def test_a_home_of_another_key_is_unknown_to_a_witness_of_others(tmp_path: Path) -> None:
+    """Ten new homes: each has a key that the witness's owner never added."""
+    witness = witness_in(tmp_path / "witness", "witness.example/w1", open_to_all=False)
+    first, second = Home(tmp_path / "first"), Home(tmp_path / "second")
+    for place in (first, second):
+        pin_witnesses(place, witness)
+    ledger = watched(first, direct(witness))
+    with pytest.raises(Refused, match=r"have its owner run 'neorl witness add FOLDER neorl.example/plant-7\+"):
+        draw_seed(ledger, attempt_for(ledger, A))
+    witness.add_log(log_key(ledger, first))
+    draw_seed(ledger, attempt_for(ledger, A))
+    again = watched(second, direct(witness))
+    with pytest.raises(Refused, match="knows another head of this ledger"):
+        draw_seed(again, attempt_for(again, A))
+    assert len(again.entries("seed")) == 0
+
+
+@pytest.mark.parametrize("lost", [Countersign, Nonces, Append])
+@pytest.mark.parametrize("done", [True, False])
+def test_a_kill_between_any_two_steps_leaves_an_attempt_that_goes_on(
+    place: Home, witness: Witness, lost: type[Request], done: bool
+) -> None:
+    signer = Signer.open(place, reach=direct(witness))
+
+    def dying(request: Request) -> Answer:
+        if isinstance(request, lost) and (not isinstance(request, Append) or request.kind == "nonce"):
+            if done:
+                signer.answer(request)
+            raise KeyboardInterrupt
+        return signer.answer(request)
+
+    dies = Ledger.open(place, ask=dying)
+    with pytest.raises(KeyboardInterrupt):
+        draw_seed(dies, attempt_for(dies, A))
+    ledger = watched(place, direct(witness))
+    attempt = attempt_for(ledger, A)
+    seed = draw_seed(ledger, attempt)
+    assert attempt.number == 1
+    assert [entry.kind for entry in ledger.entries()] == ["attempt", "seed", "nonce"]
+    assert draw_seed(ledger, attempt) == seed
+
+
+def test_a_witness_that_is_gone_is_one_sentence(place: Home, witness: Witness) -> None:
+    ledger = watched(place, direct(witness, silent=[witness.name]))
+    # What is no evidence of an attempt goes on without it.
+    ledger.append("note", NoteBody())
+    attempt = attempt_for(ledger, A)
+    with pytest.raises(Refused, match=r"expected 1 of 1 witnesses to countersign, got 0 .* 'neorl witness serve'"):
+        draw_seed(ledger, attempt)
+    assert [entry.kind for entry in ledger.entries()] == ["note", "attempt"]
+    back = watched(place, direct(witness))
+    assert draw_seed(back, attempt_for(back, A))
+    assert attempt_for(back, A).number == 1
+
+
+def test_some_of_several_witnesses_are_enough(place: Home, tmp_path: Path) -> None:
+    several = [witness_in(tmp_path / name, f"witness.example/{name}") for name in ("w1", "w2", "w3")]
+    pin_witnesses(place, *several, required=2)
+    ledger = watched(place, direct(*several, silent=["witness.example/w2"]))
+    attempt = attempt_for(ledger, A)
+    draw_seed(ledger, attempt)
+    names = [Note.parse(entry.body["head"]) for entry in ledger.entries("nonce")]
+    keys = [str(several[0].verifier), str(several[2].verifier)]
+    assert list(ledger.entries("seed")[0].body["witnesses"]) == keys
+    assert all(names[0].countersigned_by(each.verifier) for each in (several[0], several[2]))
+    # Its nonces are those of the witnesses that were named: another that answers now is no substitute.
+    late = watched(place, direct(*several, silent=["witness.example/w1", "witness.example/w2"]))
+    with pytest.raises(Refused, match="expected 2 of 3 witnesses to countersign, got 1"):
+        draw_seed(late, attempt_for(late, B))
+
+
+def test_a_witness_named_by_the_commitment_cannot_be_replaced(place: Home, tmp_path: Path) -> None:
+    one, other = (witness_in(tmp_path / name, f"witness.example/{name}") for name in ("w1", "w2"))
+    pin_witnesses(place, one, other, required=1)
+    ledger = watched(place, direct(one, other))
+    attempt = attempt_for(ledger, A)
+
+    def dying(request: Request) -> Answer:
+        if isinstance(request, Nonces):
+            raise KeyboardInterrupt
+        return Signer.open(place, reach=direct(one, other)).answer(request)
+
+    with pytest.raises(KeyboardInterrupt):
+        draw_seed(Ledger.open(place, ask=dying), attempt)
+    gone = watched(place, direct(one, other, silent=["witness.example/w1"]))
+    with pytest.raises(Refused, match=r"expected the witness witness.example/w1, which the attempt's commitment names"):
+        draw_seed(gone, attempt_for(gone, A))
+
+
+def test_a_commitment_names_the_pinned_witnesses_and_enough_of_them(
+    place: Home, ledger: Ledger, tmp_path: Path
+) -> None:
+    attempt = attempt_for(ledger, A)
+    stranger = str(witness_in(tmp_path / "other", "witness.example/w9").verifier)
+    for keys, why in (((), "expected 1 of the pinned"), ((stranger,), "pinned, got witness.example/w9")):
+        body = SeedBody(attempt=attempt.entry, commitment=A, witnesses=keys)
+        with pytest.raises(Refused, match=why):
+            ledger.append("seed", body)
+
+
+def test_nonces_of_ones_own_making_break_the_rules(place: Home, ledger: Ledger, witness: Witness) -> None:
+    """With the signing key: the nonce is another signature, the head not the witness's, the order another."""
+    attempt = attempt_for(ledger, A)
+    body = SeedBody(attempt=attempt.entry, commitment=hashlib.sha256(bytes(32)).hexdigest(),
+                    witnesses=(str(witness.verifier),))  # fmt: skip
+    ledger.append("seed", body)
+    good = NonceBody.model_validate_json(ledger.request(Nonces(attempt=attempt.entry)).envelope)
+    own = base64.b64encode(bytes(64)).decode()
+    head = Note.parse(good.head)
+    spoiled = {
+        "expected the nonce that witness.example/w1 gives for entry 2": good.model_copy(update={"nonces": (own,)}),
+        "expected nonces of 1 witnesses, got 0": good.model_copy(update={"nonces": ()}),
+        "countersigned by witness.example/w1, got one that is not": good.model_copy(
+            update={"head": str(Note(head.text, head.lines[:1]))}
+        ),
+        "expected a signed note": good.model_copy(update={"head": "x"}),
+        "expected nonces once": good.model_copy(update={"attempt": A}),
+    }
+    for why, bad in spoiled.items():
+        with pytest.raises(Refused, match=why):
+            ledger.append("nonce", bad)
+    forge(place, "nonce", spoiled["expected nonces of 1 witnesses, got 0"])
+    assert any("expected nonces of 1 witnesses" in check.detail for check in audit(place).failures)
+
+
+def test_an_entry_of_the_future_is_refused_by_the_witness_and_by_the_signer(
+    place: Home, ledger: Ledger, witness: Witness
+) -> None:
+    """Attack 10: a clock set to 2099 stamps an entry, and with it all that follow."""
+    ahead = watched(place, direct(witness), clock=lambda: now() + timedelta(days=365 * 73))
+    ahead.append("note", NoteBody(text="from the future"))
+    attempt = attempt_for(ahead, A)
+    with pytest.raises(Refused, match="to countersign, got its refusal: expected a last record of at most"):
+        draw_seed(ahead, attempt)
+    # Nor is anything stamped with that time by a signer whose clock is right.
+    with pytest.raises(Refused, match="expected a clock that is not behind the ledger's last entry"):
+        watched(place, direct(witness)).append("note", NoteBody())
+
+
+def test_promotions_are_countersigned_before_and_after(place: Home, ledger: Ledger, witness: Witness) -> None:
+    crown(ledger, A)
+    size = len(ledger.entries())
+    assert Checkpoint.parse(Note.parse(witness.newest(ORIGIN)).text).size == size
+    assert (place.root / "witnessed.head").read_text().startswith(f"{ORIGIN}\n{size}\n")
+    silent = watched(place, direct(witness, silent=[witness.name]))
+    before = champion(silent.entries(), "chemical_reactor")
+    with pytest.raises(Refused, match="expected 1 of 1 witnesses"):
+        crown(silent, B)
+    assert champion(silent.entries(), "chemical_reactor") == before
+
+
+def test_a_certificate_says_who_saw_to_its_seed_and_can_be_checked_without_the_ledger(
+    place: Home, ledger: Ledger, witness: Witness, tmp_path: Path
+) -> None:
+    path = certify(ledger, A)
+    stated = read_certificate(path, ledger.trust).predicate
+    assert stated.claim.splitlines()[1] == (
+        "Witnessed by witness.example/w1: its seed could not be known before its attempt was logged"
+    )
+    checks = {check.name: check for check in verify_certificate(path, ledger.trust, ledger=ledger)}
+    assert all(check.passed is not False for check in checks.values())
+    assert checks["witnesses"].passed is True
+    # Another witness is pinned than the one that took part.
+    other = Home(tmp_path / "other")
+    shutil.copytree(place.root, other.root)
+    pin_witnesses(other, witness_in(tmp_path / "w9", "witness.example/w9"))
+    found = {check.name: check for check in verify_certificate(path, Ledger.open(other, write=False).trust)}
+    assert found["witnesses"].passed is False
+    assert audit(place).passed
+    assert any("witness.example/w1" in check.detail for check in audit(other).failures)
+
+
+@pytest.mark.parametrize("field", ["secret", "nonces", "head", "value"])
+def test_a_seed_that_does_not_follow_is_found(place: Home, ledger: Ledger, field: str) -> None:
+    path = certify(ledger, A)
+    statement = read_certificate(path, ledger.trust).model_dump(mode="json", by_alias=True)
+    other = {"secret": "00" * 32, "nonces": [base64.b64encode(bytes(64)).decode()], "head": "", "value": "00" * 32}
+    statement["predicate"]["seed"][field] = other[field]
+    key, _ = open_keys(place, first_use=False)
+    spoiled = write_atomic(path.with_name("false.json"), key.seal(PAYLOAD_TYPE, statement))
+    failed = [check.name for check in verify_certificate(spoiled, ledger.trust) if check.passed is False]
+    assert failed == ["seed"]
+
+
+def test_the_witnesses_file_is_not_simply_taken_away(place: Home, ledger: Ledger) -> None:
+    certify(ledger, A)
+    (place.root / FILE).unlink()
+    alone = open_ledger(place)
+    with pytest.raises(Refused, match="expected the witnesses that this ledger's attempts name"):
+        draw_seed(alone, attempt_for(alone, B))
+    told = [check.detail for check in audit(place).failures]
+    assert told == [f"none are pinned in {place.root / FILE}: though attempts name witness.example/w1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"required": 2}, "expected at least 2 witnesses of different names"),
+        ({"witnesses": []}, "witnesses"),
+        ({"origin": "a b"}, "origin"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_malformed_witnesses_file_is_one_sentence(
+    place: Home, ledger: Ledger, change: dict[str, object], why: str
+) -> None:
+    path = place.root / FILE
+    found = YAML(typ="safe").load(path.read_text()) | change
+    path.write_text(json.dumps(found))
+    with pytest.raises(BadInput, match=why):
+        draw_seed(ledger, attempt_for(ledger, A))
+
+
+def test_a_folder_of_heads_is_followed(place: Home, ledger: Ledger, witness: Witness, tmp_path: Path) -> None:
+    """Where heads lie that the signing machine cannot write."""
+    for i in range(3):
+        ledger.append("note", NoteBody(text=f"{i}"))
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "monday.head").write_text(ledger.signed_head())
+    truncate(place, 1)
+    key, _ = open_keys(place, first_use=False)
+    older = key.seal(HEAD_TYPE, Ledger.open(place, write=False).head()._asdict())
+    (place.root / "ledger.head").write_bytes(older)
+    watched(place, direct(witness)).append("note", NoteBody())
+    with (place.root / FILE).open("a") as file:
+        file.write(f'heads: ["{tmp_path}/kept"]\n')
+    with pytest.raises(Refused, match=r"monday\.head: expected at least the 3 ledger entries"):
+        watched(place, direct(witness)).append("note", NoteBody())
+    # One that is not there shows nothing: what takes witnesses waits for it.
+    shutil.rmtree(tmp_path / "kept")
+    with pytest.raises(Refused, match=r"kept, which witnesses\.yaml names, got no such folder"):
+        draw_seed(alone := watched(place, direct(witness)), attempt_for(alone, A))
+
+
+def test_a_home_without_witnesses_says_so(home: Path) -> None:
+    ledger = open_ledger(Home(home))
+    path = certify(ledger, C)
+    assert read_certificate(path, ledger.trust).predicate.claim.splitlines()[1].startswith("Without a witness: ")
+    assert not (home / FILE).exists()

@@ -1,0 +1,72 @@
+"""Folders that became read-only, and disks that are full, end what writes to them with one sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import BadInput
+from configs.home import Home
+from flows.cli.doctor import examine
+from neorl_core.plants import PLANTS
+from tasks.data.store.writer import DatasetWriter
+from tasks.files.canonical import make_folder, write_atomic
+from tasks.files.locks import exclusive
+from tasks.files.secrets import write_secret
+from tests.sample_record import write_bundle
+
+
+def write_dataset(folder: Path) -> None:
+    DatasetWriter(folder, PLANTS["chemical_reactor"].spec)
+
+
+def lock(folder: Path) -> None:
+    with exclusive(folder / "lock"):
+        pass
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "file": lambda folder: write_atomic(folder / "file", b"bytes"),
+    "folder": make_folder,
+    "lock": lock,
+    "secret": lambda folder: write_secret(folder / "secret", b"bytes"),
+    "bundle": write_bundle,
+    "dataset": write_dataset,
+}
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder that was writable: by a mount over itself for root, whom permissions do not keep out."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    if os.geteuid():
+        folder.chmod(0o500)
+        yield folder
+        folder.chmod(0o700)
+        return
+    for words in (("--bind", str(folder), str(folder)), ("-o", "remount,ro,bind", str(folder))):
+        if subprocess.run(["mount", *words], capture_output=True, check=False).returncode:
+            pytest.skip("expected to be allowed to mount a folder over itself")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_the_doctor_names_it(read_only: Path) -> None:
+    found = {finding.name: finding for finding in examine(Home(read_only))}["home"]
+    assert (found.ok, found.detail) == (False, f"this account may not read and write {read_only}")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("below", ["", "part"])
+def test_what_cannot_be_written_to_is_named_with_its_cure(read_only: Path, kind: str, below: str) -> None:
+    if kind == "folder" and not below:
+        make_folder(read_only)  # which is there already
+        return
+    with pytest.raises(BadInput, match=r"^expected to be allowed to write .*make that folder writable or name another"):
+        WRITERS[kind](read_only / below)
+    assert not list(read_only.iterdir())

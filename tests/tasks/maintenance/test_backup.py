@@ -1,0 +1,315 @@
+"""A home's backup, and the home that is made of it: whole, verified, or not there at all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.home import LAYOUT, Home
+from flows.cli.main import run
+from flows.services.state import Service, read_services, write_services
+from tasks.evidence.audit.audit import audit
+from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.rules import NoteBody
+from tasks.files.folders import digests_in
+from tasks.maintenance.backup_file import HEADER, SUMS, Header, Megabytes, _write, backup
+from tasks.maintenance.restore import restore
+from tasks.maintenance.snapshot import Snapshot
+from tests.evidence import PLANT, furnished_home, open_ledger, signer_at
+from tests.flows.services.waiting import killed_process
+
+PROJECT = Path(__file__).parents[3]
+SHARD = f"datasets/{PLANT}/shard.h5"
+
+
+def silent(done: int, total: int, unit: str) -> None:
+    assert (unit, done <= total) == ("MB", True)
+
+
+@pytest.fixture
+def archive(furnished: Path, tmp_path: Path) -> Path:
+    made = backup(Home(furnished), tmp_path / "home.tar", silent)
+    assert made.damaged == ()
+    return tmp_path / "home.tar"
+
+
+def test_a_home_is_restored_elsewhere_file_by_file(furnished: Path, archive: Path, tmp_path: Path) -> None:
+    done = restore(archive, tmp_path / "elsewhere" / "home", silent)
+    assert done.passed, done.checks
+    assert any(line.startswith("ok    chain: 15 entries") for line in done.checks)
+    kept = {name: digest for name, digest in digests_in(furnished).items() if name.partition("/")[0] not in UNNEEDED}
+    found = digests_in(Path(done.home))
+    # The copy of a database has its rows, not always its bytes.
+    assert {**found, "ledger.db": ""} == {**kept, "ledger.db": ""}
+    assert [(entry.digest, entry.envelope) for entry in Ledger.open(Home(Path(done.home)), write=False).entries()] == [
+        (entry.digest, entry.envelope) for entry in Ledger.open(Home(furnished), write=False).entries()
+    ]
+    modes = {path.stat().st_mode & 0o777 for path in Path(done.home).rglob("*")}
+    assert modes == {0o700, 0o600}
+    # It goes on where it was: the key signs, with the passphrase that lies in no backup.
+    assert open_ledger(Home(Path(done.home))).append("note", NoteBody(text="here"), plant=PLANT).sequence == 16
+    assert audit(Home(Path(done.home))).passed
+    assert sorted(path.name for path in archive.parent.iterdir()) == ["elsewhere", "home.tar"]
+    assert [path.name for path in Path(done.home).parent.iterdir()] == ["home"]
+
+
+UNNEEDED = ("cache", "logs", "locks")
+
+
+def test_progress_is_told_in_megabytes_each_once() -> None:
+    told: list[tuple[int, int, str]] = []
+    count = Megabytes(2_500_000, lambda *said: told.append(said))
+    for _ in range(4):
+        count(700_000)
+    assert told == [(0, 2, "MB"), (1, 2, "MB"), (2, 2, "MB")]
+
+
+def test_outside_tools_can_check_a_backup(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    with tarfile.open(archive) as tar:
+        assert [tar.getnames()[0], tar.getnames()[-1]] == [HEADER, SUMS]
+        tar.extractall(tmp_path / "x", filter="data")
+    for line in (tmp_path / "x" / SUMS).read_text().splitlines():
+        digest, _, name = line.partition("  ")
+        assert hashlib.sha256((tmp_path / "x" / name).read_bytes()).hexdigest() == digest
+    header = json.loads((tmp_path / "x" / HEADER).read_text())
+    assert (header["layout"], header["entries"], header["format"]) == (LAYOUT, 15, 1)
+
+
+def test_names_with_odd_characters_come_back(furnished: Path, tmp_path: Path) -> None:
+    home = Path(shutil.copytree(furnished, tmp_path / "home"))
+    names = ["a\rb", "a\x0bb", "a\x1cb", "a\x85b", "a\u2028b", "a  b", "größe"]
+    for name in names:
+        (home / "bundles" / name).write_bytes(name.encode())
+    assert backup(Home(home), tmp_path / "b.tar", silent).damaged == ()
+    assert restore(tmp_path / "b.tar", tmp_path / "new", silent).passed
+    assert [(tmp_path / "new" / "bundles" / name).read_bytes().decode() for name in names] == names
+
+
+@pytest.mark.parametrize(("name", "shown"), [(b"a\xff", r"a\\udcff"), (b"a\nb", r"a\\nb"), (b"a\\b", r"a\\\\b")])
+def test_a_name_that_cannot_be_written_down_is_refused(
+    furnished: Path, tmp_path: Path, name: bytes, shown: str
+) -> None:
+    home = Path(shutil.copytree(furnished, tmp_path / "home"))
+    Path(os.fsdecode(os.fsencode(home / "bundles") + b"/" + name)).write_text("x")
+    with pytest.raises(BadInput, match=rf"expected names .*, got 'bundles/{shown}' in the home: rename it\."):
+        backup(Home(home), tmp_path / "b.tar", lambda *_: pytest.fail("something was written"))
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert list(home.glob(".backup.*")) == []
+
+
+class Renamed(type(Path())):  # type: ignore[misc]
+    """A file whose name another one gets as soon as it is open."""
+
+    def open(self, mode: str = "r") -> IO[bytes]:  # type: ignore[override]
+        content = super().open(mode)
+        os.replace(self.with_name("shorter"), self)
+        return content  # type: ignore[return-value]
+
+
+def test_a_file_that_is_replaced_while_it_is_copied_is_copied_whole(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_bytes(b"the whole of what was there")
+    (tmp_path / "shorter").write_bytes(b"less")
+    header = Header(format=1, layout=2, neorl="", made="", root="", files=1, size=1, entries=0, left_out=())
+    with (tmp_path / "x.tar").open("wb") as file:
+        _write(file, header, Snapshot({"status.json": Renamed(tmp_path / "status.json")}, ()), lambda *_: None)
+    with tarfile.open(tmp_path / "x.tar") as tar:
+        content = tar.extractfile("status.json")
+        assert content is not None
+        assert content.read() == b"the whole of what was there"
+
+
+def changed(archive: Path, change: Callable[[tarfile.TarInfo, bytes], tuple[str, bytes] | None]) -> Path:
+    """The same archive with what is changed in its members; its list of digests stays as it is."""
+    path = archive.with_name("changed.tar")
+    with tarfile.open(archive) as old, tarfile.open(path, "w") as new:
+        for member in old:
+            content = old.extractfile(member)
+            assert content is not None
+            if (told := change(member, content.read())) is not None:
+                member.name, member.size = told[0], len(told[1])
+                new.addfile(member, io.BytesIO(told[1]))
+    return path
+
+
+def one(name: str, to: str, data: bytes | None) -> Callable[[tarfile.TarInfo, bytes], tuple[str, bytes] | None]:
+    """A member with another name or other bytes, or none of it."""
+
+    def change(member: tarfile.TarInfo, content: bytes) -> tuple[str, bytes] | None:
+        if member.name != name:
+            return member.name, content
+        return None if data is None else (to, data or content)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            one(SHARD, SHARD, b"other bytes"),
+            rf"expected {SHARD} with SHA-256 [0-9a-f]{{12}} in .*, got [0-9a-f]{{12}}:",
+        ),
+        (one(SHARD, "", None), rf"expected {SHARD} with SHA-256 .* got no such file: take another copy"),
+        (one(SHARD, "stranger", b""), rf"expected {SHARD} with SHA-256 .* got no such file: take another copy"),
+        (one(SHARD, "../stranger", b""), r"got the odd member '\.\./stranger': take another copy of the backup"),
+        (one(SHARD, "/etc/stranger", b""), r"got the odd member '/etc/stranger': take another copy of the backup"),
+        (one(SUMS, "", None), "got one that ends before its list of digests: take another copy"),
+        (one(HEADER, "", None), f"expected a backup that begins with {HEADER}, got 'ledger.db'"),
+        (one(HEADER, HEADER, b"{}"), "got one that is cut short or altered"),
+    ],
+)
+def test_a_damaged_backup_is_refused_and_nothing_is_put_in_place(
+    archive: Path, tmp_path: Path, change: Callable[[tarfile.TarInfo, bytes], tuple[str, bytes] | None], said: str
+) -> None:
+    with pytest.raises(Refused, match=said):
+        restore(changed(archive, change), tmp_path / "new", silent)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["changed.tar", "home.tar"]
+
+
+def test_a_flipped_bit_a_short_file_and_another_file_are_refused(archive: Path, tmp_path: Path) -> None:
+    data = bytearray(archive.read_bytes())
+    data[len(data) // 2] ^= 1
+    for content in (bytes(data), archive.read_bytes()[: len(data) // 2], b"no tar at all", b""):
+        (tmp_path / "bad.tar").write_bytes(content)
+        assert run(["restore", str(tmp_path / "bad.tar"), "--home", str(tmp_path / "new")]) == 1
+        assert not (tmp_path / "new").exists()
+    with pytest.raises(BadInput, match="expected a backup at"):
+        restore(tmp_path / "none.tar", tmp_path / "new", silent)
+
+
+def test_only_an_empty_folder_becomes_a_home_and_only_a_new_file_a_backup(
+    furnished: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "note").write_text("mine")
+    with pytest.raises(Refused, match=r"expected an empty folder or none at .*held, got one that holds something"):
+        restore(archive, tmp_path / "held", silent)
+    (tmp_path / "empty").mkdir()
+    assert restore(archive, tmp_path / "empty", silent).passed
+    for path in (archive, furnished / "within.tar"):
+        with pytest.raises(BadInput, match="expected a new file outside the home"):
+            backup(Home(furnished), path, silent)
+    with pytest.raises(BadInput, match="expected a folder at"):
+        backup(Home(furnished), tmp_path / "none" / "x.tar", silent)
+    with pytest.raises(BadInput, match="expected a home at"):
+        backup(Home(tmp_path / "nowhere"), tmp_path / "x.tar", silent)
+    monkeypatch.setenv("NEORL_LEDGER_URL", "postgresql://db/ledger")
+    with pytest.raises(BadInput, match="expected NEORL_LEDGER_URL to be unset"):
+        restore(archive, tmp_path / "new", silent)
+
+
+def test_a_backup_of_a_newer_version_names_it(archive: Path, tmp_path: Path) -> None:
+    def newer(member: tarfile.TarInfo, content: bytes) -> tuple[str, bytes]:
+        told = json.dumps({**json.loads(content), "layout": 99}).encode() if member.name == HEADER else content
+        return member.name, told
+
+    with pytest.raises(Refused, match=r"and layout 2 at most, got 1 and 99, by NeoRL .*: install that version"):
+        restore(changed(archive, newer), tmp_path / "new", silent)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tasks.maintenance import {module}
+def die(*_): os.kill(os.getpid(), signal.SIGKILL)
+{module}.{function} = die
+{module}.{call}
+"""
+
+
+def killed(module: str, function: str, call: str) -> None:
+    code = KILLED.format(module=module, function=function, call=call)
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)})
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("function", ["_read_sums", "_put_in_place"])
+def test_kill_9_leaves_nothing_half_restored_and_the_same_command_completes(
+    archive: Path, tmp_path: Path, function: str
+) -> None:
+    call = f"restore(Path({str(archive)!r}), Path({str(tmp_path / 'new')!r}), lambda *_: None)"
+    killed("restore", function, call)
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / ".new.restoring" / SHARD).is_file()
+    assert restore(archive, tmp_path / "new", silent).passed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home.tar", "new"]
+
+
+def test_kill_9_leaves_no_half_backup(furnished: Path, tmp_path: Path) -> None:
+    call = f"backup(archive.Home(Path({str(furnished)!r})), Path({str(tmp_path / 'b.tar')!r}), lambda *_: None)"
+    killed("archive", "_add", call)
+    assert not (tmp_path / "b.tar").exists()
+    assert len(list(furnished.glob(".backup.*"))) == 1
+    made = backup(Home(furnished), tmp_path / "b.tar", silent)
+    with tarfile.open(tmp_path / "b.tar") as tar:
+        assert not [name for name in tar.getnames() if name.startswith(".backup.")]
+    assert made.damaged == ()
+    assert list(furnished.glob(".backup.*")) == []
+
+
+def test_a_backup_while_others_append_is_of_one_moment(tmp_path: Path) -> None:
+    """Heads, which the signer writes after each entry, never know more entries than the ledger beside them."""
+    home = Home(tmp_path / "home")
+    furnished_home(home.root)
+    stop = threading.Event()
+
+    def write() -> None:
+        ledger = Ledger.open(home)
+        while not stop.is_set():
+            ledger.append("note", NoteBody(text="x"), plant=PLANT)
+            head = home.folder("reports", PLANT) / "head.html"
+            head.with_suffix(".new").write_text(ledger.signed_head())
+            os.replace(head.with_suffix(".new"), head)
+
+    with signer_at(home):
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            sizes = []
+            for number in range(5):
+                done = backup(home, tmp_path / f"{number}.tar", silent)
+                sizes.append(done.entries)
+                restored = restore(tmp_path / f"{number}.tar", tmp_path / str(number), silent)
+                assert restored.passed, restored.checks
+                report = tmp_path / str(number) / "reports" / PLANT / "head.html"
+                heads = [report.read_text()] if report.exists() else []
+                Ledger.open(Home(tmp_path / str(number)), write=False).verify(heads)
+        finally:
+            stop.set()
+            thread.join()
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > 15
+
+
+def test_what_the_ledger_names_and_the_home_lacks_is_told_at_once(
+    furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Path(shutil.copytree(furnished, tmp_path / "home"))
+    (home / SHARD).unlink()
+    (home / "bundles" / "a" / "composite.json").write_text("{}")
+    monkeypatch.setenv("NEORL_HOME", str(home))
+    dead = killed_process()
+    write_services(Home(home), {"prefect": Service("prefect", "http://127.0.0.1:4200", 4200, dead, "token")})
+    assert run(["backup", str(tmp_path / "b.tar"), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert sorted(answer["damaged"]) == ["bundles/a/composite.json is another", f"{SHARD} is missing"]
+    assert run(["restore", str(tmp_path / "b.tar"), "--home", str(tmp_path / "new")]) == 1
+    assert "FAIL  files: " in capsys.readouterr().out
+    # No service of the new home has run: its doctor would send people to logs that are not there.
+    (kept,) = read_services(Home(tmp_path / "new")).values()
+    assert (kept.port, kept.process) == (4200, None)

@@ -1,0 +1,94 @@
+"""What a plant's file must be: each thing that is missing or wrong is one sentence, found when it is loaded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from configs.errors import BadInput
+from tasks.models.plants.known import KnownPlant, plant_of_code
+from tasks.models.user_code.loading import find_code
+
+
+def load(project: Path, old: str = "", new: str = "", reference: str = "plants/tank.py") -> KnownPlant:
+    path = project / "plants" / "tank.py"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return plant_of_code(find_code(reference, project))
+
+
+def test_the_tank_drains_as_torricelli_says(project: Path) -> None:
+    """A dh/dt = −a sqrt(2 g h) gives sqrt(h(t)) = sqrt(h0) − a sqrt(g/2) t / A while there is water (1643)."""
+    plant = load(project).simulator()
+    level = 1.5
+    for period in range(1, 4):
+        observation, margins = plant.predict(jnp.asarray([level, 0.0, 1.0]), jnp.zeros(1), plant.params)
+        level = float(observation[0])
+        expected = (math.sqrt(1.5) - 1e-3 / 0.1 * math.sqrt(9.81 / 2) * 5.0 * period) ** 2
+        assert level == pytest.approx(expected, rel=1e-5)
+        assert float(margins[0]) == pytest.approx(min(level - 0.1, 1.8 - level), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("PLANT = Plant(", "THE_PLANT = Plant(", "PLANT to be a neorl_core.types.Plant .*got none"),
+        ("PLANT = Plant(", "PLANT = dict(", "PLANT to be a neorl_core.types.Plant .*got a dict"),
+        ('name="tank"', 'name="double_mass"', "another name than that of a plant of NeoRL .*got 'double_mass'"),
+        ('name="tank"', 'name="../tank"', "a name of small letters"),
+        ("(2.0, 1.0, 2.0))", "(2.0, 1.0))", "as many names, units and bounds"),
+        ('("1",), (0.0,), (1.0,)', '("1",), (1.0,), (0.0,)', "a low below the high of valve .*got 1 and 0"),
+        ('("1",), (0.0,), (1.0,)', '("1",), (0.0,), (float("inf"),)', "bounded actions"),
+        ("score_range=(-40.0, -2.0)", "score_range=(1.0, 1.0)", "two different returns"),
+        ("domain=DOMAIN", "domain={}", r"PLANT\.domain, got a dict"),
+        ("margins=two_sided_margin(level, LOWEST, HIGHEST)[None]", "margins=jnp.zeros(2)", r"margins of shape \(1,\)"),
+        ("observation=observe(following),", "observation=jnp.zeros(4),", r"observation of shape \(3,\).*got \(4,\)"),
+        (
+            "return following, Timestep(",
+            "return following._replace(step=0.0), Timestep(",
+            "types and shapes that reset",
+        ),
+        ("reward=-jnp.abs(level - state.set_point)", "reward=jnp.log(-level)", r"finite numbers in .*PLANT\.step"),
+        ("return observation[1:2]", "return observation[:2]", r"PLANT\.applied, got \(2,\)"),
+        ("return observation[1:2]", "return float(observation[1])", r"PLANT\.applied, got \w+Error"),
+        ("fallback=pid(0, 2, DT)", "fallback=None", r"Controller in .*PLANT\.fallback, got a NoneType"),
+        ("fallback=pid", "resume=lambda k, s, o, p: s, fallback=pid", r"a pair in .*PLANT\.resume, got a State"),
+        (
+            "fallback=pid",
+            "resume=lambda k, s, o, p: (o, p), fallback=pid",
+            r"a state .* in .*PLANT\.resume, got others",
+        ),
+        (
+            "fallback=pid",
+            "resume=lambda k, s, o, p: (s, o), fallback=pid",
+            r"and constants .*PLANT\.resume, got others",
+        ),
+        ("def logged_reward", "def other", "got no logged_reward: add it"),
+        (
+            "return two_sided_margin(next_observation[..., :1]",
+            "return two_sided_margin(next_observation",
+            "logged_margins",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_plants_file_is_one_sentence(project: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said) as caught:
+        load(project, old, new)
+    assert "\n" not in str(caught.value)
+    assert str(project) in str(caught.value)
+
+
+def test_a_plant_that_can_be_put_where_a_log_says_is_known_as_one(project: Path) -> None:
+    resumes = "resume=lambda k, s, o, p: (s._replace(level=o[0], valve=o[1], set_point=o[2]), p), fallback=pid"
+    assert load(project, "fallback=pid", resumes).simulator().resume is not None
+
+
+def test_a_file_without_formulas_for_logs_is_a_plant_too(project: Path) -> None:
+    text = (project / "plants" / "tank.py").read_text()
+    found = load(project, text[text.index("def logged_reward") : text.index("PLANT = Plant(")])
+    assert found.logged is None
+    assert found.simulator().spec.name == "tank"
