@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from configs.home import Home
-from configs.run import Data, RunConfig
+from configs.run import Data, OpenedRun
 from tasks.files.canonical import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results" / "historian.json"
@@ -109,7 +109,7 @@ def ingest(folder: Path, rows_file: Path) -> int:
     from tasks.ingest import ingest as read
 
     with tempfile.TemporaryDirectory(prefix="neorl-historian-home-") as home:
-        run = RunConfig(plant="generated_unit", data=Data(mapping=rows_file))
+        run = OpenedRun(plant="generated_unit", data=Data(mapping=rows_file))
         reference = read(Home(Path(home)), run, [folder])
     (account,) = reference.accounts
     assert account is not None

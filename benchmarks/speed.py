@@ -229,7 +229,7 @@ def checkpoint_seconds(population: TrainState) -> float:
 def measure(python: str | None, rounds: int = 7, limit: float = 120.0) -> dict[str, Any]:
     """Everything, as JSON."""
     # The accelerator's benchmark takes rows from here where the pipeline's packages are not installed.
-    from configs.run import BESIDE, Train
+    from configs.run import DEFAULT_BESIDE, Train
 
     raw = transitions(ROWS)
     started = time.perf_counter()
@@ -246,7 +246,7 @@ def measure(python: str | None, rounds: int = 7, limit: float = 120.0) -> dict[s
         kept = interleaved(works, rounds, limit)
     gemm = max(2.0 * size**3 * repeats(size) / kept[f"product {size}"].seconds for size in products())
     result = [row(name, kept, gemm) for name in names]
-    updates = next(learner.updates for learner in BESIDE if learner.algorithm == "td3_bc")
+    updates = next(learner.updates for learner in DEFAULT_BESIDE if learner.algorithm == "td3_bc")
     rate = OURS["td3_bc"] / kept["td3_bc without metrics"].seconds
     saving = checkpoint_seconds(population)
     return {

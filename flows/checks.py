@@ -8,7 +8,7 @@ from pathlib import Path
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 
 OF_A_PROCESS = ("fallback", "support", "shadow")
 """Keys that change nothing for a simulated plant."""
@@ -16,7 +16,7 @@ OF_A_SIMULATOR = ("certify", "identify", "evaluate.rollouts")
 """Keys that change nothing for a process."""
 
 
-def checked_run(config: Path) -> RunConfig:
+def checked_run(config: Path) -> OpenedRun:
     """Read a run's file and hold its names against the plants, domains and algorithms that exist.
 
     Raises:
@@ -33,7 +33,7 @@ def checked_run(config: Path) -> RunConfig:
     return run
 
 
-def logs_at(home: Home, run: RunConfig, named: Sequence[Path]) -> list[Path]:
+def logs_at(home: Home, run: OpenedRun, named: Sequence[Path]) -> list[Path]:
     """The files that a run reads where its logs are named: by a path, `.neorl/` for the home, or a dataset's digest.
 
     Args:
@@ -50,7 +50,7 @@ def logs_at(home: Home, run: RunConfig, named: Sequence[Path]) -> list[Path]:
     return [in_home(home, logs_of(home, path, mapped)) for path in named]
 
 
-def check_logs(home: Home, run: RunConfig, logs: Sequence[Path]) -> None:
+def check_logs(home: Home, run: OpenedRun, logs: Sequence[Path]) -> None:
     """Refuse a log that is not there, but for the one that the run makes itself.
 
     Raises:
@@ -71,7 +71,7 @@ def in_home(home: Home, path: Path) -> Path:
     return path
 
 
-def is_usual_log(home: Home, run: RunConfig, path: Path) -> bool:
+def is_usual_log(home: Home, run: OpenedRun, path: Path) -> bool:
     """Whether a path is that of the log which a run of a simulated plant makes where it is not there yet."""
     if not path.resolve().is_relative_to(home.root / "generated"):
         return False
@@ -82,7 +82,7 @@ def is_usual_log(home: Home, run: RunConfig, path: Path) -> bool:
     return plant.plant is not None and path.resolve() == usual_log(home, plant).log
 
 
-def check_protection(run: RunConfig, config: Path) -> None:
+def check_protection(run: OpenedRun, config: Path) -> None:
     """Hold what takes over and what is certified against the plant.
 
     Raises:
@@ -109,7 +109,7 @@ def check_protection(run: RunConfig, config: Path) -> None:
         shield_of(plant.spec, run.shield)
 
 
-def check_constants(run: RunConfig) -> None:
+def check_constants(run: OpenedRun) -> None:
     """Hold the constants that are to be estimated against the plant's.
 
     Raises:
@@ -122,7 +122,7 @@ def check_constants(run: RunConfig) -> None:
         unknowns_of(run, plant_of(run).simulator())
 
 
-def check_history(run: RunConfig, config: Path) -> None:
+def check_history(run: OpenedRun, config: Path) -> None:
     """Hold the history's names and numbers against the plant's.
 
     Raises:
@@ -136,7 +136,7 @@ def check_history(run: RunConfig, config: Path) -> None:
         raise BadInput(f"in {config}, 'history': {error}") from error
 
 
-def check_training(run: RunConfig, config: Path) -> None:
+def check_training(run: OpenedRun, config: Path) -> None:
     """Hold the training's names against the algorithms and their settings.
 
     Raises:
@@ -152,7 +152,7 @@ def check_training(run: RunConfig, config: Path) -> None:
 
     spec = plant_of(run).spec
     shared = [run.train.model_copy(update=dict(run.shared.pooled()))] if run.shared else []
-    for learner in (*run.train.alone(), *shared):
+    for learner in (*run.train.single_learners(), *shared):
         try:
             varied = {name: values[0] for name, values in learner.grid.items()}
             algorithm = algorithm_of(learner).algorithm
@@ -168,7 +168,7 @@ def check_training(run: RunConfig, config: Path) -> None:
             raise BadInput(f"in {config}, 'train': {error}") from error
 
 
-def check_reward(run: RunConfig) -> None:
+def check_reward(run: OpenedRun) -> None:
     """Refuse a mapping whose reward is the same whatever happens.
 
     Raises:

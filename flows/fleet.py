@@ -22,10 +22,10 @@ from prefect.runtime import flow_run
 from prefect.transactions import CommitMode, transaction
 
 from configs.errors import NeoRLError, Refused, ServiceMissing
-from configs.fleet.fleet_file import Fleet
-from configs.fleet.reading import load_fleet, site_logs, site_run
+from configs.fleet import Fleet
 from configs.home import Home
-from configs.run import RunConfig
+from configs.load import load_fleet, site_logs, site_run
+from configs.run import OpenedRun
 from configs.strict import MARK
 from flows.checks import checked_run
 from flows.retrain import retrain
@@ -155,7 +155,7 @@ def share(config: str) -> str:
         Refused: when no site's data are fit.
     """
     path, home = Path(config), Home.locate()
-    fleet, runs, datasets = load_fleet(path), dict[str, RunConfig](), dict[str, Dataset]()
+    fleet, runs, datasets = load_fleet(path), dict[str, OpenedRun](), dict[str, Dataset]()
     for site in fleet.sites:
         try:
             run = checked_run(Path(f"{path}{MARK}{site}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from flows.running import proceed, run_key
 from tasks.conclusion import earlier_outcome, propose_shadow, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
@@ -20,7 +20,7 @@ from tasks.training.train import train
 from tasks.validate import validate
 
 
-def retrain_process(home: Home, run: RunConfig, sources: tuple[Path, ...]) -> Outcome:
+def retrain_process(home: Home, run: OpenedRun, sources: tuple[Path, ...]) -> Outcome:
     """Retrain a process's policy from its logs, judge it by all that logs can show, and let it run in shadow by rule.
 
     Args:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import PASSPHRASE, Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 
 
 class Finding(NamedTuple):
@@ -77,7 +77,7 @@ def _asked(name: str, step: Callable[[], str]) -> Finding:
 class _Look:
     """The steps: each says what it found, or raises what is missing; a later one uses what earlier ones read."""
 
-    run: RunConfig
+    run: OpenedRun
 
     def __init__(self, home: Home, config: Path, data: Sequence[Path]) -> None:
         self.home, self.config, self.data = home, config, data
@@ -146,7 +146,7 @@ class _Look:
 
         check_history(self.run, self.config)
         check_training(self.run, self.config)
-        return "; ".join(f"{one.words}, {one.updates:,} updates" for one in self.run.train.alone())
+        return "; ".join(f"{one.title}, {one.updates:,} updates" for one in self.run.train.single_learners())
 
     def logs(self) -> str:
         """There are files to learn from."""

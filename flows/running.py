@@ -17,7 +17,7 @@ from prefect.runtime import deployment, flow_run
 from configs.code import Described
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from configs.strict import MARK
 from flows.checks import checked_run, in_home, is_usual_log
 from flows.services.locks import plant_lock, recorded_run
@@ -48,7 +48,7 @@ R = TypeVar("R")
 _ended: dict[str, object] = {}
 """What this process's flow runs came to, by the run's id."""
 
-Inputs = tuple[Home, RunConfig, tuple[Path, ...]]
+Inputs = tuple[Home, OpenedRun, tuple[Path, ...]]
 
 
 def refusals_as_states(function: Callable[P, State[R]]) -> Callable[P, State[R]]:
@@ -152,7 +152,7 @@ def _keep_refusal(ledger: Ledger, plant: str, body: RefusalBody) -> None:
         ledger.append("refusal", body, plant=plant)
 
 
-def present(home: Home, run: RunConfig, path: Path) -> Path:
+def present(home: Home, run: OpenedRun, path: Path) -> Path:
     """Where a file of logs is; the usual generated log of a simulated plant is made where it is not there yet.
 
     So a deployment runs on a fresh clone, and no other file that is missing is ever made.
@@ -173,7 +173,7 @@ def present(home: Home, run: RunConfig, path: Path) -> Path:
     return path
 
 
-def without_simulator(run: RunConfig) -> bool:
+def without_simulator(run: OpenedRun) -> bool:
     """Whether a run is of a process that a mapping alone describes."""
     return isinstance(run.source, Described)
 
@@ -189,7 +189,7 @@ def proceed(validation: Validation) -> None:
 
 
 def run_key(
-    run: RunConfig, dataset: Dataset, population: Population, evaluation: Evaluation, champion: Champion
+    run: OpenedRun, dataset: Dataset, population: Population, evaluation: Evaluation, champion: Champion
 ) -> str:
     """What a decision depends on, as 16 hexadecimal digits: the same key was decided on before, and stands.
 
@@ -204,7 +204,7 @@ def run_key(
     return digest_json([*made_of, sources_digest(FLOW)])[:16]
 
 
-def announce(home: Home, run: RunConfig, outcome: Outcome) -> State[Outcome]:
+def announce(home: Home, run: OpenedRun, outcome: Outcome) -> State[Outcome]:
     """End the flow run: its state says what came of it, in a sentence, and so do its tags, its log and an artifact.
 
     Args:

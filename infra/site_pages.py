@@ -63,12 +63,12 @@ MODULES = {
 }
 """Pages of the core's modules."""
 FILES = (
-    ("A run", "configs.run", "RunConfig", "`configs/PLANT.yaml`, which `neorl retrain` takes."),
+    ("A run", "configs.run", "RunFile", "`configs/PLANT.yaml`, which `neorl retrain` takes."),
     ("A federation", "configs.federation", "Federation", "What `neorl federate run` takes ([how](../federation.md))."),
     ("A federation's site", "configs.federation", "Site", "What `neorl federate join` takes."),
     (
         "A fleet",
-        "configs.fleet.fleet_file",
+        "configs.fleet",
         "Fleet",
         "`fleet.yaml`, which `neorl fleet retrain` takes; a site has a run's keys.",
     ),

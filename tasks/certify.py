@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from configs.code import Origin, UserCode
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_results
 from neorl_core.safety.composite import Composite
@@ -103,7 +103,7 @@ def materials_here(folder: Path, source: UserCode | None, claim: Claim) -> dict[
 @effect()
 def certify_fallback(
     home: Home,
-    run: RunConfig,
+    run: OpenedRun,
     fallback: Bundle,
     progress: Report | None = None,
     identification: Identification = KNOWN,
@@ -115,7 +115,7 @@ def certify_fallback(
 @effect()
 def certify_candidate(
     home: Home,
-    run: RunConfig,
+    run: OpenedRun,
     dataset: Dataset,
     population: Population,
     evaluation: Evaluation,
@@ -143,7 +143,7 @@ def certify_candidate(
 
 def certify(
     home: Home,
-    run: RunConfig,
+    run: OpenedRun,
     bundle: Bundle,
     dataset: str = ANY_DATASET,
     progress: Report | None = None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from tasks.evidence.decisions import champions, shadows
 from tasks.evidence.decisions.queue import record_of, waiting, was_rejected
 from tasks.evidence.ledger.ledger import Entry, Ledger
@@ -44,7 +44,7 @@ from tasks.stages import config_digest, current, effect
 
 
 @effect(name="reconcile")
-def reconcile_aliases(home: Home, run: RunConfig, decision: Decision | None = None) -> Aliases:
+def reconcile_aliases(home: Home, run: OpenedRun, decision: Decision | None = None) -> Aliases:
     """Bring MLflow's aliases into line with the ledger, at the start of a run and after a decision.
 
     Args:
@@ -148,7 +148,7 @@ def report_outcome(home: Home, findings: Learned, decision: Decision) -> Outcome
     return outcome
 
 
-def earlier_outcome(home: Home, run: RunConfig, key: str) -> Outcome | None:
+def earlier_outcome(home: Home, run: OpenedRun, key: str) -> Outcome | None:
     """The outcome of an earlier run with the same key, as this run's; nothing is changed.
 
     Args:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput, Refused, nearest
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.identify import (
     Episodes,
     Posterior,
@@ -39,7 +39,7 @@ KEYS = ("observations", "actions", "next_observations")
 CONFIDENCE = 0.95
 
 
-def unknowns_of(run: RunConfig, plant: Plant) -> tuple[Unknown, ...]:
+def unknowns_of(run: OpenedRun, plant: Plant) -> tuple[Unknown, ...]:
     """The constants that a run has estimated, with their priors.
 
     Raises:
@@ -95,7 +95,7 @@ def simulator_of(known: KnownPlant, identification: Identification) -> Plant:
 
 
 @cached()
-def identify(home: Home, run: RunConfig, dataset: Dataset) -> Identification:
+def identify(home: Home, run: OpenedRun, dataset: Dataset) -> Identification:
     """Estimate the plant's unknown constants from the episodes that training uses: the others judge the simulator.
 
     Args:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from configs.errors import BadInput, Refused, nearest
 from configs.home import Home
-from configs.load import load_yaml
 from configs.mapping import HistorianMapping
 from configs.process import FileSpec, cost_formulas, declared_spec
-from configs.run import Data, RunConfig
+from configs.run import Data, OpenedRun
+from configs.yaml_files import load_yaml
 from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
 from tasks.data.formats.hdf5.sources import Blocks
@@ -44,7 +44,7 @@ MOST_NAMED = 10
 
 
 @cached()
-def ingest(home: Home, run: RunConfig, sources: Sequence[Path], progress: Report | None = None) -> Dataset:
+def ingest(home: Home, run: OpenedRun, sources: Sequence[Path], progress: Report | None = None) -> Dataset:
     """Turn source files into a dataset; a source that was read before is not read again.
 
     A shard, view, card or quarantine file that has gone, or was altered, is made again.
@@ -124,7 +124,7 @@ def ingest_file(
                 "horizon: leave those out."
             )
         data = allowed.model_copy(update={"mapping": mapping.resolve()})
-        run = RunConfig(plant=named.subject, data=data)
+        run = OpenedRun(plant=named.subject, data=data)
         made = ingest(home, run, [path], progress)
         note = f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"
         return made.model_copy(update={"notes": (note, *made.notes)})

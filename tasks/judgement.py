@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from tasks.evaluation.servability import serve_check
 from tasks.gates import judge, may_certify
 from tasks.references import (
@@ -23,7 +23,7 @@ from tasks.stages import effect
 
 @effect()
 def screen(
-    run: RunConfig,
+    run: OpenedRun,
     validation: Validation,
     simulator: SimulatorErrors,
     evaluation: Evaluation,
@@ -63,7 +63,7 @@ def screen(
 
 @effect()
 def check_service(
-    run: RunConfig, population: Population, evaluation: Evaluation, screening: Judgement, certification: Certification
+    run: OpenedRun, population: Population, evaluation: Evaluation, screening: Judgement, certification: Certification
 ) -> Service:
     """Load the selected bundle in a fresh process, where every gate so far passed.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from configs.errors import Refused
 from configs.home import Home, login
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from configs.safety_policy import RULE
 from tasks.evidence.decisions import approvals, champions, shadows, verdicts
 from tasks.evidence.decisions.queue import VERBS, candidate_with, in_force, record_of, verdict_against
@@ -43,7 +43,7 @@ FLOW = "flows.retrain"
 
 
 @effect()
-def drift_reference(home: Home, run: RunConfig, dataset: Dataset) -> DriftReference:
+def drift_reference(home: Home, run: OpenedRun, dataset: Dataset) -> DriftReference:
     """The dataset of the last champion or shadow that learned from another one: what drift is measured against."""
     entries = Ledger.open(home).entries()
     by_digest = {entry.digest: entry for entry in entries}
@@ -58,7 +58,7 @@ def drift_reference(home: Home, run: RunConfig, dataset: Dataset) -> DriftRefere
 
 
 @effect()
-def incumbent(home: Home, run: RunConfig, dataset: Dataset, fallback: Bundle) -> Champion:
+def incumbent(home: Home, run: OpenedRun, dataset: Dataset, fallback: Bundle) -> Champion:
     """The champion to compare with: the one in force before this run put one into force itself, if it did.
 
     A run that is repeated after it promoted its candidate compares with the same champion as before, so that its
@@ -219,7 +219,7 @@ def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecor
 
 
 @effect()
-def decide(home: Home, run: RunConfig, proposal: Proposal) -> Decision:
+def decide(home: Home, run: OpenedRun, proposal: Proposal) -> Decision:
     """Promote what is proposed where the rule decides; else it waits for a person."""
     about = proposal.proposed or proposal.candidate
     verdict, promotion = proposal.verdict, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from tasks.references import (
     KNOWN,
     NO_CLAIM,
@@ -69,7 +69,7 @@ GATE_TITLES: dict[GateName, str] = {
 class Record(Reference):
     """Everything that is known of one retraining, for the registry and the report; what is not known yet is empty."""
 
-    run: RunConfig
+    run: OpenedRun
     run_key: str
     verdict: Known
     headline: str

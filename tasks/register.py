@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from configs.run import named
+from configs.run import flattened
 from tasks.record import Record
 from tasks.references import Bundle, RatedMember, Version, member_name
 from tasks.registry.learning import rate_members
@@ -159,9 +159,9 @@ def parameters(record: Record) -> Iterator[tuple[str, str]]:
         yield from record.run.settings()
     else:
         learner = record.population.learners[record.selected.learner]
-        alone = record.run.train.alone()[learner.place]
+        alone = record.run.train.single_learners()[learner.place]
         yield from record.run.model_copy(update={"train": alone}).settings()
-        yield from named(
+        yield from flattened(
             {"algorithm": record.selected.algorithm, "seed": record.selected.seed, **record.selected.hyperparameters},
             "selected",
         )

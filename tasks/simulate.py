@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.plants.replay import LoggedEpisodes, ReplayErrors, replay_errors
 from neorl_core.safety import bounds
@@ -73,7 +73,7 @@ PUBLISHED_SCORES = {
 """NeoRL-2 (arXiv 2503.19267): best seed-averaged scores, selected online."""
 
 
-def domain_of(plant: Plant, run: RunConfig) -> Any:
+def domain_of(plant: Plant, run: OpenedRun) -> Any:
     """The plant's operating domain, a NamedTuple of its own type, with the run's overrides."""
     return plant.domain._replace(**run.certify.domain)
 
@@ -87,7 +87,7 @@ def score(spec: PlantSpec, ret: float) -> float:
 @cached()
 def simulate(
     home: Home,
-    run: RunConfig,
+    run: OpenedRun,
     population: Population,
     evaluation: Evaluation,
     champion: Champion,
@@ -180,7 +180,7 @@ def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
 
 @cached()
 def validate_simulator(
-    home: Home, run: RunConfig, dataset: Dataset, identification: Identification = KNOWN
+    home: Home, run: OpenedRun, dataset: Dataset, identification: Identification = KNOWN
 ) -> SimulatorErrors:
     """Prediction errors of the simulator on held-out logs, beside those of plants of its domain under the same actions.
 

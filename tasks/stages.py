@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from configs.code import UserCode
 from configs.errors import NeoRLError
 from configs.home import Home
-from configs.run import DECIDES_NOTHING, RunConfig
+from configs.run import NO_RESULT, OpenedRun
 from tasks.files.canonical import digest_json, file_sha256, sha256_hex
 from tasks.files.provenance import sources_digest
 from tasks.files.stored import is_stored, stored_sha256
@@ -54,7 +54,7 @@ STAGES: dict[str, Stage] = {}
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Reference)
-Modules = Callable[[RunConfig], Sequence[str]]
+Modules = Callable[[OpenedRun], Sequence[str]]
 Came = Reference | str
 """What came of a stage, or why nothing did."""
 
@@ -126,9 +126,9 @@ TOLD = ("progress", "learning")
 """Arguments by which a stage tells how far it is: a session gives them, and they change no result."""
 
 
-def config_digest(run: RunConfig) -> str:
+def config_digest(run: OpenedRun) -> str:
     """SHA-256 of all that a run's results depend on in its configuration; a mapping counts by its file's content."""
-    parts = (name for name in RunConfig.model_fields if name not in DECIDES_NOTHING)
+    parts = (name for name in OpenedRun.model_fields if name not in NO_RESULT)
     return digest_json(content(run.part(*parts)))
 
 
@@ -182,7 +182,7 @@ def cached(*, also: Modules | None = None, name: str = "") -> Callable[[Callable
 
     Example:
         >>> @cached()  # doctest: +SKIP
-        ... def train(home: Home, run: RunConfig, dataset: Dataset) -> Population: ...
+        ... def train(home: Home, run: OpenedRun, dataset: Dataset) -> Population: ...
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -241,7 +241,7 @@ def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def _key(function: Callable[..., R], given: inspect.BoundArguments, also: Modules | None) -> str:
     arguments = given.arguments
-    run = next((value for value in arguments.values() if isinstance(value, RunConfig)), None)
+    run = next((value for value in arguments.values() if isinstance(value, OpenedRun)), None)
     modules = [function.__module__, *(also(run) if run is not None and also else ())]
     sources = sources_digest(*modules) if run is None else run_sources(run, *modules)
     parts = {name: content(value) for name, value in arguments.items() if name not in TOLD and not _is_home(value)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from configs.home import Home
-from configs.run import Data, RunConfig
+from configs.run import Data, OpenedRun
 from neorl_core.types import Clock, PlantSpec, moves
 from tasks.data.store.cards.card import read_card, write_card
 from tasks.data.store.cards.pictures import pictures_of
@@ -49,7 +49,7 @@ MAX_STABILITY_INDEX = 0.25
 @cached()
 def validate(
     home: Home,
-    run: RunConfig,
+    run: OpenedRun,
     dataset: Dataset,
     earlier: DriftReference = NONE_EARLIER,
     progress: Report | None = None,

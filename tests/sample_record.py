@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.run import Data, RunConfig
+from configs.run import Data, OpenedRun
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from tasks.files.canonical import sha256_hex, write_json
@@ -178,7 +178,7 @@ def sample_record(folder: Path) -> tuple[Record, Bundle]:
     docs.write_text("<p>Data Docs</p>")
     digests = {name: sha256_hex(name.encode()) for name in ("dataset", "config", "code", "lock", "certificate")}
     record = Record(
-        run=RunConfig(plant="chemical_reactor", data=Data(mapping=Path("configs/mappings/chemical_reactor.yaml"))),
+        run=OpenedRun(plant="chemical_reactor", data=Data(mapping=Path("configs/mappings/chemical_reactor.yaml"))),
         run_key=sha256_hex(b"run"),
         verdict="waiting",
         headline="Better than the plant's own controller on held-out logs, certified, and waiting for a reviewer.",

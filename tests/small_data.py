@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.plants import PLANTS
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import Provenance
@@ -22,7 +22,7 @@ PLANT = "chemical_reactor"
 MAPPING = Path(__file__).parents[1] / "configs" / "mappings" / "chemical_reactor.yaml"
 
 
-def reactor_run(**settings: Any) -> RunConfig:
+def reactor_run(**settings: Any) -> OpenedRun:
     """A run of the reactor, small wherever a test does not say otherwise."""
     data = {"mapping": MAPPING, "held_out": 0.3}
     train = {"algorithm": "td3_bc", "updates": 40, "batch_size": 32, "seeds": 2, "checkpoint_every": 20}
@@ -31,7 +31,7 @@ def reactor_run(**settings: Any) -> RunConfig:
     parts: dict[str, Any] = {"data": data, "train": train, "evaluate": evaluate}
     for name, value in settings.items():
         parts[name] = {**parts[name], **value} if name in parts else value
-    return RunConfig(plant=PLANT, **parts)
+    return OpenedRun(plant=PLANT, **parts)
 
 
 def reactor_dataset(home: Home, folder: Path, weeks: float, seed: int = 0) -> Dataset:

@@ -25,8 +25,8 @@ UNTYPED = {
     "tasks.models.bundles.checkpoints:_check_identity": "compares identities, the JSON that each training brings",
     "tasks.files.spec:spec_record": "writes the JSON of a plant's spec, whose digest names bundles",
     "tasks.files.spec:_object": "reads the JSON of a plant's spec, which may come from anywhere",
-    "configs.fleet.reading:merged": "lays what a site's YAML says over what all sites' does, before both become a run",
-    "configs.fleet.reading:_said": "the same: what a fleet's file says of a site",
+    "configs.load:merged": "merges keys of a fleet and a site before they become a run",
+    "configs.load:_site_keys": "reads a site's keys before they become a run",
     "tasks.models.plants.known:site_record": "writes the JSON of a site, whose digest names bundles",
     "tasks.data.synthetic.fleet:_yaml": "writes a fleet's file like the run's that it is made of",
     # Signatures that a library prescribes.

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.ope_study.policies import evaluated
 from configs.home import Home
 from configs.load import load_run
-from configs.run import CLONED, RunConfig
+from configs.run import CLONE_UPDATES, OpenedRun
 from neorl_core.ope import fqe
 from neorl_core.ope.agreement import Estimate
 from neorl_core.plants import PLANTS
@@ -31,7 +31,7 @@ class Size(NamedTuple):
     rows: int = 50_000
     updates: int = 900
     """Gradient steps of each learner but the clone."""
-    cloned: int = CLONED
+    cloned: int = CLONE_UPDATES
     """Gradient steps of the clone."""
     truth: int = 256
     """Episodes of the simulator behind each true value."""
@@ -44,7 +44,7 @@ SMALL = Size(2_000, 60, 60, 16, {"model_updates": 40, "bootstraps": 50})
 """A cell of the tests."""
 
 
-def logged(run: RunConfig, behaviour: str, home: Home, size: Size, seed: int) -> tuple[Logs, Logs, str]:
+def logged(run: OpenedRun, behaviour: str, home: Home, size: Size, seed: int) -> tuple[Logs, Logs, str]:
     """Generated episodes: those to train on and those held out, and the digest of all."""
     horizon = PLANTS[run.plant].spec.horizon
     made = generate(run.plant, behaviour, -(-size.rows // horizon), seed, home.folder("generated", run.plant))
@@ -54,10 +54,10 @@ def logged(run: RunConfig, behaviour: str, home: Home, size: Size, seed: int) ->
     return ours, held_out, made.digest
 
 
-def configured(plant: str, size: Size, seed: int) -> RunConfig:
+def configured(plant: str, size: Size, seed: int) -> OpenedRun:
     """The plant's run with its own discount, as configs/ has it."""
     known = load_run(ROOT / "configs" / f"{plant}.yaml")
-    return RunConfig(plant=plant, seed=seed, evaluate=known.evaluate.model_copy(update=dict(size.evaluate)))
+    return OpenedRun(plant=plant, seed=seed, evaluate=known.evaluate.model_copy(update=dict(size.evaluate)))
 
 
 def cell(

@@ -12,10 +12,10 @@ import numpy as np
 
 from benchmarks.redteam import beginnings as first
 from benchmarks.redteam.stage import Stage, forge, invented
-from configs.load import load_yaml
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from configs.safety_policy import RULE, SafetyPolicy
 from configs.strict import Approvers
+from configs.yaml_files import load_yaml
 from neorl_core.safety.certify import certify_batches
 from neorl_core.types import Controller
 from tasks.evaluation.guarded import guarded
@@ -92,7 +92,7 @@ def turn_the_approval_off(stage: Stage) -> str | None:
 
 
 def _run(stage: Stage, changes: dict[str, object]) -> str | None:
-    hold_run(stage.ledger(), RunConfig.model_validate({"plant": stage.plant, **changes}))
+    hold_run(stage.ledger(), OpenedRun.model_validate({"plant": stage.plant, **changes}))
     return None
 
 
@@ -323,7 +323,7 @@ def put_a_later_file_into_a_bundle(stage: Stage) -> str | None:
 def ask_for_a_confidence_that_is_one(stage: Stage) -> str | None:
     path = stage.home.root / "run.yaml"
     path.write_text(f"plant: {stage.plant}\ncertify: {{confidence: 0.9999999999999}}\n")
-    load_yaml(path, RunConfig)
+    load_yaml(path, OpenedRun)
     return None
 
 

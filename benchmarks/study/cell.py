@@ -16,7 +16,7 @@ import numpy.typing as npt
 from benchmarks.study.table import ROOT
 from configs.home import Home
 from configs.load import load_run
-from configs.run import RunConfig, Train
+from configs.run import OpenedRun, Train
 from neorl_core.control.behaviour import Behaviour, play
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
@@ -56,12 +56,12 @@ SMALL = Size(
 """A run of the tests."""
 
 
-def configured(plant: str, seed: int, size: Size) -> RunConfig:
+def configured(plant: str, seed: int, size: Size) -> OpenedRun:
     """The plant's run as configs/ has it, but for the learners: those are the default of a run that names none."""
     known = load_run(ROOT / "configs" / f"{plant}.yaml")
     evaluated = known.evaluate.model_copy(update=dict(size.evaluate))
     trained = Train.model_validate(dict(size.train))
-    return RunConfig(plant=plant, seed=seed, train=trained, shield=known.shield, evaluate=evaluated)
+    return OpenedRun(plant=plant, seed=seed, train=trained, shield=known.shield, evaluate=evaluated)
 
 
 def generated(plant: str, behaviour: str, seed: int, home: Home, size: Size) -> Path:

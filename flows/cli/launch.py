@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from configs.environment import PREFECT_DATABASE, setting
 from configs.errors import BadInput, ServiceMissing, nearest
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from flows.checks import check_logs, checked_run, logs_at
 from flows.services.servers import environment, up
 from flows.services.state import REFUSED_LOGINS, Service, login_refused
@@ -38,7 +38,7 @@ def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
         NeoRLError: as the flow does; a wrong file, site or address of a cluster, or that no site has its logs, is
             found before any server is started.
     """
-    from configs.fleet.reading import load_fleet
+    from configs.load import load_fleet
     from configs.strict import MARK
     from tasks.evaluation.cluster import scheduler
 
@@ -58,13 +58,13 @@ def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
         return ending_of(cast("State[FleetOutcome]", ended))
 
 
-def _check_sites(home: Home, config: Path, runs: Mapping[str, RunConfig]) -> None:
+def _check_sites(home: Home, config: Path, runs: Mapping[str, OpenedRun]) -> None:
     """Refuse a fleet of which no site has its logs: where one has, the others are refused by themselves.
 
     Raises:
         BadInput: naming the first log that is missing.
     """
-    from configs.fleet.reading import DIGEST, site_logs
+    from configs.load import DIGEST, site_logs
 
     lost = []
     for site, run in runs.items():

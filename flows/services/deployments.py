@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.bounded import read_yaml
 from configs.errors import BadInput, ServiceMissing
 from configs.home import Home
+from configs.yaml_files import read_yaml
 from flows.services import processes, rest
 from flows.services.processes import ProcessId
 from flows.services.state import Services, environment

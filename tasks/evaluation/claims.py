@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.errors import BadInput, Refused
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.identify.domain import drawing_plant, replaced_fields
 from neorl_core.identify.unknowns import Unknown
 from neorl_core.safety.bounds import betting_episodes
@@ -19,7 +19,7 @@ ROOM = 10
 """Violations for which there is room where a run does not say how many episodes there may be."""
 
 
-def claim_of(plant: Plant, run: RunConfig, identification: Identification = KNOWN, attempt: int = 1) -> Claim:
+def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOWN, attempt: int = 1) -> Claim:
     """What the run's configuration asks to be shown for a plant.
 
     Args:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import ServiceMissing
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import fqe
@@ -38,7 +38,7 @@ Answer = TypeVar("Answer")
 class Episodes(NamedTuple):
     """What estimators are fitted to."""
 
-    run: RunConfig
+    run: OpenedRun
     logs: Logs
     """With the history that the policies see, cut into windows."""
     horizon: int
@@ -102,7 +102,7 @@ class Estimators(NamedTuple):
         )
 
 
-def episodes_of(run: RunConfig, plain: Logs, past: Past, normaliser: Normaliser) -> Episodes:
+def episodes_of(run: OpenedRun, plain: Logs, past: Past, normaliser: Normaliser) -> Episodes:
     """What estimators are fitted to.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.networks import Policy
 from neorl_core.ope.agreement import Estimate, interval
 from tasks.data.store import reader
@@ -35,7 +35,7 @@ NOTHING = Interval(value=np.nan, lower=np.nan, upper=np.nan)
 @cached()
 def evaluate(
     home: Home,
-    run: RunConfig,
+    run: OpenedRun,
     dataset: Dataset,
     population: Population,
     champion: Champion,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, normalise, to_unit
 from neorl_core.ope import model as model_based
@@ -59,7 +59,7 @@ class LearnedModelEvaluator(NamedTuple):
 
 
 def fit_learned_model(
-    run: RunConfig,
+    run: OpenedRun,
     steps: LoggedSteps,
     normaliser: Normaliser,
     history: History | None,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import get_args
 
 from configs.errors import BadInput, Refused
-from configs.load import load_yaml
 from configs.safety_policy import RULE, SafetyPolicy
 from configs.strict import Approvers
+from configs.yaml_files import load_yaml
 from tasks.evidence.attempts import AttemptBody
 from tasks.evidence.claims import Claim, DrawnConstant
 from tasks.evidence.ledger.ledger import Body, Entry

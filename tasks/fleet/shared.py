@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from configs.errors import Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.training.loop import TrainingRows, resident
 from neorl_core.training.preparation import merged
 from tasks.files.canonical import digest_json, file_sha256, read_json, write_json
@@ -36,7 +36,7 @@ CURRENT = "current.json"
 def pooled_start(
     home: Home,
     fleet: str,
-    runs: Mapping[str, RunConfig],
+    runs: Mapping[str, OpenedRun],
     datasets: Mapping[str, Dataset],
     progress: Report | None = None,
 ) -> str:
@@ -89,7 +89,7 @@ def current_start(home: Home, fleet: str) -> str:
     return str(read_json(path)["start"])
 
 
-def shared_run(run: RunConfig) -> RunConfig:
+def shared_run(run: OpenedRun) -> OpenedRun:
     """A site's run with the shared learner alone.
 
     Raises:
@@ -125,7 +125,7 @@ def _pooled(trainings: list[TrainingRun]) -> TrainingRun:
     return first._replace(data=data, identity=identity)
 
 
-def with_shared(home: Home, run: RunConfig) -> RunConfig:
+def with_shared(home: Home, run: OpenedRun) -> OpenedRun:
     """A site's run with a learner beside its own that begins with the shared weights; itself where nothing is shared.
 
     Args:
@@ -137,5 +137,5 @@ def with_shared(home: Home, run: RunConfig) -> RunConfig:
     """
     if run.shared is None:
         return run
-    learner = run.shared.going_on(current_start(home, run.shared.fleet))
+    learner = run.shared.fine_tuned(current_start(home, run.shared.fleet))
     return run.model_copy(update={"train": run.train.model_copy(update={"beside": [*run.train.beside, learner]})})

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from configs.errors import NeoRLError
-from configs.fleet.fleet_file import Fleet
-from configs.fleet.reading import load_fleet
+from configs.fleet import Fleet
+from configs.load import load_fleet
 from configs.strict import MARK
 from tasks.evidence.decisions import shadows
 from tasks.evidence.decisions.champions import champion

@@ -9,10 +9,10 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from configs.errors import BadInput, Refused
-from configs.load import load_yaml
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from configs.safety_policy import RULE, SafetyPolicy
 from configs.strict import Approvers
+from configs.yaml_files import load_yaml
 from neorl_core.types import Plant
 from tasks.evaluation.claims import claim_of
 from tasks.evidence.claims import Claim
@@ -42,7 +42,7 @@ FLOOR_P0, FLOOR_CONFIDENCE = 0.1, 0.9
 HEAD = "# A run's YAML may be stricter, never laxer. After a change: neorl policy sign {plant} FILE --why '...'\n"
 
 
-def draft_of_run(plant: Plant, run: RunConfig) -> SafetyPolicy:
+def draft_of_run(plant: Plant, run: OpenedRun) -> SafetyPolicy:
     """The policy that a run's own claim meets, but for one that is weaker than what may be signed without a person."""
     constants = sorted(run.identify.constants) if run.identify else []
     found = _draft(claim_of(plant, run), run.gates.beat_plant, 0 if run.approval == "auto" else 1, constants)
@@ -171,7 +171,7 @@ def read_policy(path: Path, plant: str) -> SafetyPolicy:
     return found
 
 
-def policy_for(history: Sequence[Entry], run: RunConfig) -> tuple[SafetyPolicy, str]:
+def policy_for(history: Sequence[Entry], run: OpenedRun) -> tuple[SafetyPolicy, str]:
     """The policy that a run is held to: the one in force, else one drafted from the champion's claim or its own.
 
     Args:
@@ -188,7 +188,7 @@ def policy_for(history: Sequence[Entry], run: RunConfig) -> tuple[SafetyPolicy, 
     return draft_of_run(plant_of(run).simulator(), run), "the first run's claim"
 
 
-def hold_run(ledger: Ledger, run: RunConfig) -> SafetyPolicy | None:
+def hold_run(ledger: Ledger, run: OpenedRun) -> SafetyPolicy | None:
     """Refuse a run that asks for less than the policy of its plant; where there is none yet, one is drafted and signed.
 
     A process without a simulator has none: nothing is claimed of it.
@@ -234,7 +234,7 @@ def _sign_first(ledger: Ledger, policy: SafetyPolicy, why: str) -> None:
         raise
 
 
-def check_run(policy: SafetyPolicy, run: RunConfig) -> None:
+def check_run(policy: SafetyPolicy, run: OpenedRun) -> None:
     """Refuse a run that is laxer than a policy.
 
     Raises:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from configs.code import Origin
 from configs.errors import BadInput, NeoRLError, Refused
-from configs.fleet.reading import load_runs
 from configs.home import Home
+from configs.load import load_runs
 from neorl_core.plants import NAMES
 from tasks.evaluation.servability import serve_check
 from tasks.evidence.attempts import certificate_file

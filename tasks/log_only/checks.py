@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.control.fallbacks import FALLBACK, LinearLaw, explained_variance
 from neorl_core.networks import Policy, policy_act
 from neorl_core.safety.bounds import mean_interval
@@ -50,7 +50,7 @@ HORIZON = 500
 
 
 @cached()
-def examine(home: Home, run: RunConfig, dataset: Dataset, population: Population, evaluation: Evaluation) -> Protection:
+def examine(home: Home, run: OpenedRun, dataset: Dataset, population: Population, evaluation: Evaluation) -> Protection:
     """Look at fallback, bounds and support of the selected composite, on held-out rows and on inputs of every kind.
 
     Args:
@@ -72,7 +72,7 @@ def examine(home: Home, run: RunConfig, dataset: Dataset, population: Population
 
 @cached()
 def estimate(
-    home: Home, run: RunConfig, dataset: Dataset, population: Population, evaluation: Evaluation, model: LearnedModel
+    home: Home, run: OpenedRun, dataset: Dataset, population: Population, evaluation: Evaluation, model: LearnedModel
 ) -> ModelEstimate:
     """Run composite and fallback in the learned model, from held-out starts: an estimate, never a certificate.
 
@@ -126,7 +126,7 @@ def estimate(
     )
 
 
-def held_out_logs(run: RunConfig, dataset: Dataset) -> Logs:
+def held_out_logs(run: OpenedRun, dataset: Dataset) -> Logs:
     """The held-out episodes of a dataset."""
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     return read_logs(store, store.split(run.data.held_out)[1])
@@ -174,7 +174,7 @@ def _limits(spec: PlantSpec) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(low, float), jnp.asarray(high, float)
 
 
-def _check_fallback(run: RunConfig, spec: PlantSpec, composite: Composite, logs: Logs) -> FallbackCheck:
+def _check_fallback(run: OpenedRun, spec: PlantSpec, composite: Composite, logs: Logs) -> FallbackCheck:
     params = composite.fallback
 
     @jax.jit
@@ -200,7 +200,7 @@ def _check_fallback(run: RunConfig, spec: PlantSpec, composite: Composite, logs:
     )
 
 
-def _check_bounds(run: RunConfig, spec: PlantSpec, composite: Composite, logs: Logs) -> BoundsCheck:
+def _check_bounds(run: OpenedRun, spec: PlantSpec, composite: Composite, logs: Logs) -> BoundsCheck:
     """Two steps each from inputs near the logs, far from them, and of every odd kind."""
     draw = np.random.default_rng(run.seed)
     t, count = logs.transitions, INPUTS
@@ -237,7 +237,7 @@ def _check_bounds(run: RunConfig, spec: PlantSpec, composite: Composite, logs: L
     return BoundsCheck(inputs=2 * count, **dict(zip(("beyond_bounds", "beyond_rates"), worst, strict=True)))
 
 
-def _check_support(run: RunConfig, composite: Composite, logs: Logs) -> SupportCheck:
+def _check_support(run: OpenedRun, composite: Composite, logs: Logs) -> SupportCheck:
     shield, t = composite.shield, logs.transitions
     assert isinstance(shield, SupportShield)
     inside = jax.jit(jax.vmap(inside_support, (None, 0, 0, None)))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from configs.units import conversion
 from neorl_core.safety.drift import LEAST_REFERENCE, YEAR, alarm_threshold, detect
 from neorl_core.types import PlantSpec, moves
@@ -96,7 +96,7 @@ def watched_of(ledger: Ledger, plant: str) -> Watched:
     return Watched(found, record_of(ledger.entry(found.body["candidate"])).at(ledger.home.root))
 
 
-def watch(home: Home, run: RunConfig, dataset: Dataset, alarms_per_year: float) -> Logged:
+def watch(home: Home, run: OpenedRun, dataset: Dataset, alarms_per_year: float) -> Logged:
     """Hold newer logs against those of the champion, and log what is found, once.
 
     Args:
@@ -251,7 +251,7 @@ def _blocks(scores: Floats, episode: npt.NDArray[np.int64], length: int) -> tupl
     return sums / np.diff(np.append(starts, ends[-1] + 1)), np.asarray(ends)
 
 
-def _finding(run: RunConfig, watched: Watched, dataset: Dataset, alarms_per_year: float) -> DriftRecord:
+def _finding(run: OpenedRun, watched: Watched, dataset: Dataset, alarms_per_year: float) -> DriftRecord:
     spec, record = plant_of(run).spec, watched.record
     own = StoredDataset.open(record.dataset.store, record.dataset.digest)
     store = StoredDataset.open(dataset.store, dataset.digest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from tasks.evaluation.servability import serve_check
 from tasks.gates import judge, may_serve
 from tasks.references import (
@@ -20,7 +20,7 @@ from tasks.stages import effect
 
 @effect(name="screen")
 def screen_process(
-    run: RunConfig, validation: Validation, model: LearnedModel, evaluation: Evaluation, protection: Protection
+    run: OpenedRun, validation: Validation, model: LearnedModel, evaluation: Evaluation, protection: Protection
 ) -> Judgement:
     """Judge a process's candidate by all that is known before it is served.
 

@@ -16,7 +16,7 @@ from jaxtyping import PRNGKeyArray
 
 from configs.errors import Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.history import History, resting_action, stacked_spec
 from neorl_core.networks import Normaliser, normalise, to_unit
 from neorl_core.training.optimisers import Recipe
@@ -73,7 +73,7 @@ class FittedModel(NamedTuple):
 
 
 @cached()
-def fit_model(home: Home, run: RunConfig, dataset: Dataset, progress: Report | None = None) -> LearnedModel:
+def fit_model(home: Home, run: OpenedRun, dataset: Dataset, progress: Report | None = None) -> LearnedModel:
     """Fit an ensemble to bootstrapped training episodes, and compare its predictions of held-out ones with simple ones.
 
     Args:
@@ -171,7 +171,7 @@ def set_by_people(t: Transition) -> npt.NDArray[np.bool_]:
     return np.asarray(still >= STILL)
 
 
-def _fitted(run: RunConfig, training: Logs, progress: Report | None) -> FittedModel:
+def _fitted(run: OpenedRun, training: Logs, progress: Report | None) -> FittedModel:
     spec, t = observed_spec(run), training.transitions
     known = moments(t)
     how = scaling(known, spec)
@@ -212,7 +212,7 @@ def _steps(t: Transition, found: FittedModel) -> tuple[Floats, Floats, Floats]:
 
 
 def _compared(
-    run: RunConfig, errors: npt.NDArray[np.floating], starts: Windows, spread: npt.ArrayLike, horizons: tuple[int, ...]
+    run: OpenedRun, errors: npt.NDArray[np.floating], starts: Windows, spread: npt.ArrayLike, horizons: tuple[int, ...]
 ) -> PredictionErrors:
     sums, counts = episode_errors(errors, starts.episode, spread, horizons)
     if not sums.shape[2]:

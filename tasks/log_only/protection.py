@@ -10,7 +10,7 @@ import numpy.typing as npt
 from configs.errors import BadInput
 from configs.fallback import Fallback
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.control import fallbacks
 from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops, fit_linear_law
 from neorl_core.history import resting_action
@@ -46,7 +46,7 @@ CLONING_ROWS = 65_536
 
 
 @cached(name="fallback")
-def protect(home: Home, run: RunConfig, dataset: Dataset) -> Bundle:
+def protect(home: Home, run: OpenedRun, dataset: Dataset) -> Bundle:
     """The process's fallback behind a shield that is calibrated on its logs, as a composite without a policy.
 
     Args:
@@ -66,7 +66,7 @@ def protect(home: Home, run: RunConfig, dataset: Dataset) -> Bundle:
     return keep_bundle(home, composite, plant)
 
 
-def calibrated_shield(run: RunConfig, spec: PlantSpec, training: Logs, calibration: Logs) -> SupportShield:
+def calibrated_shield(run: OpenedRun, spec: PlantSpec, training: Logs, calibration: Logs) -> SupportShield:
     """Bounds of the spec, rates and references of the training episodes, and a radius of episodes held out from them.
 
     Args:
@@ -106,7 +106,7 @@ def calibrated_shield(run: RunConfig, spec: PlantSpec, training: Logs, calibrati
     return shield._replace(radius=jnp.asarray(radius, float), return_radius=jnp.asarray(RETURN_SHARE * radius, float))
 
 
-def make_fallback(run: RunConfig, spec: PlantSpec, training: Logs, shield: SupportShield) -> fallbacks.Fallback:
+def make_fallback(run: OpenedRun, spec: PlantSpec, training: Logs, shield: SupportShield) -> fallbacks.Fallback:
     """The fallback that a run's YAML describes.
 
     Args:
@@ -135,7 +135,7 @@ def make_fallback(run: RunConfig, spec: PlantSpec, training: Logs, shield: Suppo
             return _cloned(run, spec, training)
 
 
-def check_fallback(run: RunConfig, spec: PlantSpec) -> None:
+def check_fallback(run: OpenedRun, spec: PlantSpec) -> None:
     """Refuse a run of a process whose fallback is missing or names what the process has not, before anything is read.
 
     Raises:
@@ -233,7 +233,7 @@ def _loops(given: Fallback, spec: PlantSpec) -> PIDLoops:
     return PIDLoops(**{key: jnp.asarray(values, kinds.get(key, float)) for key, values in columns.items()})
 
 
-def _cloned(run: RunConfig, spec: PlantSpec, training: Logs) -> LinearLaw | Policy:
+def _cloned(run: OpenedRun, spec: PlantSpec, training: Logs) -> LinearLaw | Policy:
     t, given = training.transitions, run.fallback
     observation, action = _thinned(np.asarray(t.observation)), _thinned(np.asarray(t.action))
     if given is not None and given.law == "linear":
@@ -258,7 +258,7 @@ def _cloned(run: RunConfig, spec: PlantSpec, training: Logs) -> LinearLaw | Poli
     return Policy(clone(params), normaliser)
 
 
-def _rates(run: RunConfig, spec: PlantSpec, training: Logs) -> list[float]:
+def _rates(run: OpenedRun, spec: PlantSpec, training: Logs) -> list[float]:
     """The largest logged change of each action in a step, or what the run's file says."""
     action = np.asarray(training.transitions.action, np.float64)
     moved = np.abs(np.diff(action, axis=0))[training.followed[:-1]]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from configs.errors import Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.networks import policy_act
 from neorl_core.safety.composite import Composite, composite_controller
 from neorl_core.safety.drift import YEAR, alarm_threshold, autocorrelation_time, block_means, detect
@@ -65,7 +65,7 @@ class Compared(NamedTuple):
     picture: Path
 
 
-def compare(home: Home, run: RunConfig, dataset: Dataset) -> Compared:
+def compare(home: Home, run: OpenedRun, dataset: Dataset) -> Compared:
     """Lay a shadow's proposals beside what the plant did in newer logs, and log what is found, once.
 
     Args:
@@ -120,7 +120,7 @@ def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset,
     return store, unseen
 
 
-def known_comparison(entries: Sequence[Entry], run: RunConfig, shadow: Entry, dataset: Dataset) -> Entry | None:
+def known_comparison(entries: Sequence[Entry], run: OpenedRun, shadow: Entry, dataset: Dataset) -> Entry | None:
     """The comparison of a shadow with these logs at this rate of false alarms, if it is in the ledger.
 
     Args:
@@ -179,7 +179,7 @@ def proposals(spec: PlantSpec, composite: Composite, logs: Logs) -> Proposals:
 
 
 def _finding(
-    run: RunConfig,
+    run: OpenedRun,
     spec: PlantSpec,
     shadow: Entry,
     model: LearnedModel,
@@ -215,7 +215,7 @@ def _finding(
 
 
 def _drift(
-    run: RunConfig, spec: PlantSpec, model: LearnedModel, scores: npt.NDArray[np.float64], logs: Logs
+    run: OpenedRun, spec: PlantSpec, model: LearnedModel, scores: npt.NDArray[np.float64], logs: Logs
 ) -> DriftFinding:
     """Watch block means of the model's errors against those of the held-out episodes."""
     reference = read_npz(model.residuals)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from configs.bounded import document, parse_yaml, read_text
 from configs.errors import BadInput
+from configs.yaml_files import document, parse_yaml, read_text
 from tasks.data.historian.guess.start import process_name, start_mapping
 from tasks.files.canonical import make_folder, write_atomic
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from tasks.references.base import Interval, Reference
 from tasks.references.data import Dataset, Validation
 from tasks.references.evidence import Certificate, Certification, Evidence
@@ -125,7 +125,7 @@ class Outcome(Reference):
 class Learned(Reference):
     """What the stages of any retraining found before anything was decided."""
 
-    run: RunConfig
+    run: OpenedRun
     run_key: str
     """Names the retraining by content: data, configuration, what was selected, what it is compared with, and code."""
     dataset: Dataset

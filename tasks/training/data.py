@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from configs.errors import BadInput
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.algorithms import check_actions
 from neorl_core.training import sharding
 from neorl_core.training.loop import Plan, TrainingRows, resident, schedule
@@ -38,7 +38,7 @@ class TrainingData(NamedTuple):
 
 
 def training_data(
-    run: RunConfig, store: StoredDataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int = 0
+    run: OpenedRun, store: StoredDataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int = 0
 ) -> TrainingData:
     """Resident where the rows fit into the memory that the run allows, else streamed.
 
@@ -108,7 +108,7 @@ def _reaching(known: Moments, seen: Moments) -> Moments:
     return known._replace(observation_low=seen.observation_low, observation_high=seen.observation_high)
 
 
-def mesh_for(run: RunConfig, members: int) -> Mesh | None:
+def mesh_for(run: OpenedRun, members: int) -> Mesh | None:
     """The devices to spread over, or None for one.
 
     Raises:

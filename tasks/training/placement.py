@@ -23,7 +23,7 @@ import numpy as np
 
 from configs.errors import Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.training.loop import RunState, TrainingRows
 from neorl_core.training.population import init_population, make_train_chunk, members
 from tasks.data.store.histories import observed_spec
@@ -55,7 +55,7 @@ class Job(Reference):
     """What a member's process is told to do."""
 
     home: Path
-    run: RunConfig
+    run: OpenedRun
     dataset: Dataset
     member: int
     trial: bool

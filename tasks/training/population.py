@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from configs.errors import Refused
 from configs.home import Home
-from configs.run import Evaluate, RunConfig, Train
+from configs.run import Evaluate, OpenedRun, Train
 from neorl_core.training import sharding
 from neorl_core.training.loop import RunState, TrainingRows, on_host, train
 from neorl_core.training.population import (
@@ -73,7 +73,7 @@ class TrainingRun(NamedTuple):
     """A population before any training."""
 
     home: Home
-    run: RunConfig
+    run: OpenedRun
     dataset: Dataset
     algorithm: Algorithm
     config: Any
@@ -95,13 +95,13 @@ class TrainingRun(NamedTuple):
         return self.home.folder("checkpoints", self.run.plant, f"{self.key}-{self.data.plan.chunk}")
 
 
-def learning_sources(run: RunConfig) -> str:
+def learning_sources(run: OpenedRun) -> str:
     """Digest of the sources on which a training's result depends."""
     known = algorithm_of(run.train)
     return digest_json([run_sources(run, "tasks.training.train"), known.sources()])
 
 
-def training_run(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
+def training_run(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
     """Check what a run says, and open its data.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import Learner, RunConfig, Shield
+from configs.run import Learner, OpenedRun, Shield
 from neorl_core.networks import Policy
 from neorl_core.safety.composite import Composite, make_composite
 from neorl_core.safety.shield import envelope_of
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from tasks.progress import FollowLearning, Report
 
 
-def algorithm_modules(run: RunConfig) -> list[str]:
+def algorithm_modules(run: OpenedRun) -> list[str]:
     """Our modules that the algorithms of a run are made of; code of a user's own counts by its digest, in the run."""
-    return list(dict.fromkeys(name for alone in run.train.alone() for name in algorithm_of(alone).modules))
+    return list(dict.fromkeys(name for alone in run.train.single_learners() for name in algorithm_of(alone).modules))
 
 
 @cached(also=algorithm_modules)
 def train(
     home: Home,
-    run: RunConfig,
+    run: OpenedRun,
     dataset: Dataset,
     progress: Report | None = None,
     protection: Bundle | None = None,
@@ -83,7 +83,7 @@ def train(
     learners: list[TrainedLearner] = []
     lost: list[Diverged] = []
     keys, index, rows = [], 0, 0
-    for place, alone in enumerate(run.train.alone()):
+    for place, alone in enumerate(run.train.single_learners()):
         training = _training(home, run.model_copy(update={"train": alone}), dataset)
         keys.append(training.key)
         rows = training.data.moments.rows
@@ -121,7 +121,7 @@ def train(
 
 
 def train_shares(
-    home: Home, run: RunConfig, dataset: Dataset, process: int, processes: int, progress: Report | None = None
+    home: Home, run: OpenedRun, dataset: Dataset, process: int, processes: int, progress: Report | None = None
 ) -> list[str]:
     """Train one machine's share of every learner's members, before `train` gathers them on one machine.
 
@@ -141,7 +141,7 @@ def train_shares(
         Refused: when a member's process ended before its training.
     """
     done = []
-    for alone in run.train.alone():
+    for alone in run.train.single_learners():
         if alone.members != "processes":
             raise BadInput(
                 f"expected 'members: processes' in 'train' of {alone.algorithm}, got '{alone.members}': members of one "
@@ -150,16 +150,16 @@ def train_shares(
         training = _training(home, run.model_copy(update={"train": alone}), dataset)
         shown = _named(progress, alone) if run.train.beside else progress
         found = train_share(training, process, processes, shown)
-        done += [f"{alone.words} {index} (seed {training.members[index].seed})" for index in found]
+        done += [f"{alone.title} {index} (seed {training.members[index].seed})" for index in found]
     return done
 
 
 def _named(progress: Report | None, learner: Learner) -> Report | None:
     """Progress that says whose updates they are, where there are several learners."""
-    return progress and (lambda done, total, unit: progress(done, total, f"{unit} of {learner.words}"))
+    return progress and (lambda done, total, unit: progress(done, total, f"{unit} of {learner.title}"))
 
 
-def _training(home: Home, run: RunConfig, dataset: Dataset) -> TrainingRun:
+def _training(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
     try:
         return training_run(home, run, dataset)
     except ValueError as error:
@@ -180,7 +180,7 @@ def _trained(
             log.end(sound)
     if not sound.any():
         raise Diverged(
-            f"expected a member of {training.run.train.words} whose training stayed finite, got none: lower the "
+            f"expected a member of {training.run.train.title} whose training stayed finite, got none: lower the "
             "learning rates in 'train.hyperparameters'."
         )
     found = policies(training.algorithm, trained.state.population, training.data.scaling.normaliser)
@@ -266,7 +266,7 @@ def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bu
 
 
 @cached(name="fallback")
-def fallback_composite(home: Home, run: RunConfig, identification: Identification = KNOWN) -> Bundle:
+def fallback_composite(home: Home, run: OpenedRun, identification: Identification = KNOWN) -> Bundle:
     """The plant's own controller as a composite: what the shield hands over to, and what may stand in for a candidate.
 
     Args:

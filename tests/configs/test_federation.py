@@ -10,7 +10,7 @@ import pytest
 from configs.errors import BadInput
 from configs.federation import Federation, Site
 from configs.federation.network import is_loopback
-from configs.load import load_yaml
+from configs.yaml_files import load_yaml
 from tasks.files.canonical import write_json
 
 SITES = {"north": {}, "south": {}, "east": {}}
@@ -47,7 +47,7 @@ def test_defaults_are_a_mean_of_local_updates_on_this_machine_alone(tmp_path: Pa
         ({"network": {"address": "0.0.0.0:9092"}}, "expected 'tls' where sites of other machines connect"),
         ({"network": {"tls": "tls"}}, "the key of every site where TLS is on, got none of east, north, south"),
         ({"sites": {"north": {}}}, "should have at least 2 items"),
-        ({"network": {"address": "nowhere"}}, "expected a string that should match"),
+        ({"network": {"address": "nowhere"}}, "must be a string that should match"),
         ({"round_second": 5}, "did you mean 'round_seconds'"),
     ],
 )

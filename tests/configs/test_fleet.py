@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from configs.errors import BadInput
-from configs.fleet.fleet_file import Fleet, SiteRun
-from configs.fleet.reading import is_fleet, load_fleet, load_runs, site_logs
-from configs.load import load_run
-from configs.run import BESIDE, RunConfig
+from configs.fleet import Fleet, SiteRun
+from configs.load import is_fleet, load_fleet, load_run, load_runs, site_logs
+from configs.run import DEFAULT_BESIDE, RunFile
 
 TEXT = """\
 fleet: tanks
@@ -51,7 +50,7 @@ def test_a_site_that_says_nothing_of_learners_has_those_of_a_run(tmp_path: Path)
     # Merging what was said, rather than models, leaves a run's defaults to the run.
     untold = "fleet: a\nplant: double_mass\ntrain: {batch_size: 64}\nsites: {b: }\n"
     run = load_run(f"{write(tmp_path, untold)}#b")
-    assert (run.train.batch_size, run.train.beside) == (64, list(BESIDE))
+    assert (run.train.batch_size, run.train.beside) == (64, list(DEFAULT_BESIDE))
     one = "fleet: a\nplant: double_mass\ntrain: {algorithm: bc}\nsites: {b: {train: {batch_size: 64}}}\n"
     assert load_run(f"{write(tmp_path, one)}#b").train.beside == []
 
@@ -65,10 +64,10 @@ def test_logs_are_beside_the_fleets_file(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_site_may_say_is_what_a_run_may_say() -> None:
-    hidden = {"source", "site", "shared", "concurrency"}
+def test_a_site_has_the_keys_of_a_run() -> None:
+    hidden = {"concurrency"}
     own = {"logs", "constants", "limits"}
-    assert set(SiteRun.model_fields) == (set(RunConfig.model_fields) - hidden) | own
+    assert set(SiteRun.model_fields) == (set(RunFile.model_fields) - hidden) | own
     assert set(Fleet.model_fields) - set(SiteRun.model_fields) == {"fleet", "at_once", "shared", "sites"}
 
 
@@ -77,24 +76,53 @@ def test_a_run_is_no_fleet(tmp_path: Path) -> None:
     run.write_text("plant: double_mass\n")
     assert (is_fleet(run), is_fleet(write(tmp_path))) == (False, True)
     assert [each.plant for each in load_runs(run)] == ["double_mass"]
-    run.write_text("plant: double_mass\nsite: {name: a_b}\n")
-    with pytest.raises(BadInput, match="got 'site': leave it out"):
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "site: {name: a_b}",
+        "shared: {updates: 10}",
+        "source: {spec: x}",
+        "train: {start: 0f0f}",
+        "train: {source: {module: a, attribute: b, digest: c}}",
+        "train: {beside: [{algorithm: bc, start: 0f0f}]}",
+    ],
+)
+def test_keys_set_by_the_program_are_unknown_in_files(tmp_path: Path, text: str) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_text(f"plant: double_mass\n{text}\n")
+    with pytest.raises(BadInput, match=r"unknown key '(site|shared|source|start)'"):
         load_run(run)
+    if not text.startswith(("site", "shared")):
+        with pytest.raises(BadInput, match=r"unknown key '(source|start)'"):
+            load_fleet(write(tmp_path, f"fleet: a\nplant: double_mass\n{text}\nsites: {{b: }}\n"))
+
+
+def test_the_fleet_of_a_shared_policy_is_unknown_in_files(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"unknown key 'fleet' under 'shared'"):
+        load_fleet(write(tmp_path, "fleet: a\nplant: double_mass\nshared: {fleet: b}\nsites: {c: }\n"))
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fleet: a\nsites: {b: {}}\n", "expected a plant for every site, got none for 'b'"),
+        ("fleet: a\nsites: {b: {}}\n", "site 'b' has no plant"),
         ("fleet: a\nplant: double_mass\nsites: {}\n", "'sites'"),
-        ("fleet: chemical\nplant: double_mass\nsites: {reactor: }\n", "got 'chemical_reactor': rename the fleet"),
+        (
+            "fleet: chemical\nplant: double_mass\nsites: {reactor: }\n",
+            "'chemical_reactor' is the name of a",
+        ),
         ("fleet: a\nplant: double_mass\nsites: {b: {trian: {}}}\n", "did you mean 'train'?"),
         ("fleet: a\nplant: double_mass\nsites: {B: }\n", "line 3"),
         ("fleet: a\nplant: double_mass\nsites: {b: {constants: {k: high}}}\n", "number"),
         ("fleet: a\nplant: double_mass\nsites: {b: {limits: {x: [1]}}}\n", "at least 2 items"),
-        ("fleet: a\nplant: double_mass\nsites: {b: {data: {mapping: nowhere.yaml}}}\n", "no file at"),
+        (
+            "fleet: a\nplant: double_mass\nsites: {b: {data: {mapping: nowhere.yaml}}}\n",
+            "which does not exist",
+        ),
         ("fleet: a\nplant: double_mass\napproval: auto\nsites: {b: {approvers: {count: 1}}}\n", "fleet.yaml#b: "),
-        ("plant: double_mass\n", "expected the key 'fleet'"),
+        ("plant: double_mass\n", "the key 'fleet' is missing"),
     ],
 )
 def test_every_error_names_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from configs.bounded import parse_yaml
 from configs.errors import BadInput
 from configs.expression import compile_expression
-from configs.load import load_yaml
 from configs.mapping import HistorianMapping
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from configs.units import parse
+from configs.yaml_files import load_yaml, parse_yaml
 from tests.limited import read_limited
 
 MAPPING = Path(__file__).resolve().parents[2] / "configs" / "mappings" / "chemical_reactor.yaml"
@@ -46,15 +45,15 @@ HOSTILE = {
     "a directive": ("%YAML 1.1\n---\na: 0o9\n", "without directives"),
     "a date that is none": ("plant: 2024-13-45\n", "month must be"),
     "two documents": ("a: 1\n---\nb: 2\n", "found another document"),
-    "control characters": ("a: \x00\n", "expected YAML"),
-    "tabs": ("a:\n\t- b\n", "expected YAML"),
+    "control characters": ("a: \x00\n", "is not valid YAML"),
+    "tabs": ("a:\n\t- b\n", "is not valid YAML"),
     "a set": ("? a\n? b\n", "known key"),
 }
 
 
-def load_run_file(path: Path) -> RunConfig:
+def load_run_file(path: Path) -> OpenedRun:
     """What `read_limited` calls."""
-    return load_yaml(path, RunConfig)
+    return load_yaml(path, OpenedRun)
 
 
 @pytest.mark.slow
@@ -76,13 +75,13 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
         with pytest.raises(BadInput, match="got a device or pipe"):
-            load_yaml(path, RunConfig)
+            load_yaml(path, OpenedRun)
 
 
 def test_yaml_of_other_readers_is_bounded_too() -> None:
     assert parse_yaml("keys:\n  - {id: a, note: '1'}\n", "trust.yaml") == {"keys": [{"id": "a", "note": "1"}]}
     assert parse_yaml("", "trust.yaml") is None
-    with pytest.raises(BadInput, match=r"expected YAML in trust\.yaml, line 2, got an alias"):
+    with pytest.raises(BadInput, match=r"trust\.yaml, line 2 is not valid YAML, got an alias"):
         parse_yaml("a: &a 1\nb: *a\n", "trust.yaml")
 
 

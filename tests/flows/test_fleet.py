@@ -127,7 +127,7 @@ def test_prefect_shows_a_flow_of_its_own_for_each_site(fleet: Fleet, first: dict
 
 
 def test_a_kill_changes_nothing(fleet: Fleet, first: dict[str, Any], tmp_path: Path) -> None:
-    from configs.fleet.reading import site_logs
+    from configs.load import site_logs
     from tasks.fleet.shared import with_shared
     from tasks.ingest import ingest
     from tasks.models.plants.opening import open_run

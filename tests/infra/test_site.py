@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_reference_has_every_command_and_every_key(site: Path) -> None:
-    from configs.run import RunConfig
+    from configs.run import OpenedRun
     from flows.cli.main import PANELS
 
     commands = (site / "reference" / "commands.html").read_text()
@@ -34,7 +34,7 @@ def test_the_reference_has_every_command_and_every_key(site: Path) -> None:
         assert f"neorl {function.__name__.replace('_', '-')}" in commands, function
     keys = (site / "reference" / "yaml.html").read_text()
     assert [
-        name for name, field in RunConfig.model_fields.items() if field.repr and f"<code>{name}</code>" not in keys
+        name for name, field in OpenedRun.model_fields.items() if field.repr and f"<code>{name}</code>" not in keys
     ] == []
     algorithms = (site / "reference" / "algorithms.html").read_text()
     assert "neorl_core.algorithms.td3_bc" in algorithms

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.run import Data, RunConfig
+from configs.run import Data, OpenedRun
 from flows.cli.main import app
 from tasks.data.store.cards.card import read_card
 from tasks.data.store.reader import StoredDataset
@@ -51,10 +51,10 @@ def frame() -> pl.DataFrame:
     )
 
 
-def made(folder: Path, table: pl.DataFrame, allowed: float = 0.05, text: str = MAPPING) -> tuple[Dataset, RunConfig]:
+def made(folder: Path, table: pl.DataFrame, allowed: float = 0.05, text: str = MAPPING) -> tuple[Dataset, OpenedRun]:
     (folder / "mapping.yaml").write_text(text)
     table.write_parquet(folder / "log.parquet")
-    run = RunConfig(plant="kettle", data=Data(mapping=folder / "mapping.yaml", max_quarantined=allowed))
+    run = OpenedRun(plant="kettle", data=Data(mapping=folder / "mapping.yaml", max_quarantined=allowed))
     return ingest(Home(folder / "home"), run, [folder / "log.parquet"]), run
 
 
@@ -132,7 +132,7 @@ def test_rows_that_come_twice_are_counted_and_are_no_loss(tmp_path: Path) -> Non
 def test_logs_that_overlap_are_told_of_where_each_is_a_source(tmp_path: Path) -> None:
     home, table = Home(tmp_path / "home"), frame()
     (tmp_path / "mapping.yaml").write_text(MAPPING)
-    run = RunConfig(plant="kettle", data=Data(mapping=tmp_path / "mapping.yaml"))
+    run = OpenedRun(plant="kettle", data=Data(mapping=tmp_path / "mapping.yaml"))
     logs = {"one": table[:701], "next": table[700:], "other": table[600:]}
     paths = {name: tmp_path / f"{name}.parquet" for name in logs}
     for name, part in logs.items():

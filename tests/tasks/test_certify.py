@@ -9,7 +9,7 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.safety.bounds import betting_episodes
 from tasks.certify import certify, materials_here, repeat_with, simulator_digest
 from tasks.evidence.attempts import attempt_alpha
@@ -23,7 +23,7 @@ from tests.sample_record import write_bundle
 from tests.small_data import PLANT, reactor_run
 
 
-def weak(**changes: float) -> RunConfig:
+def weak(**changes: float) -> OpenedRun:
     return reactor_run(certify={"p0": 0.3, "max_episodes": 100, **changes})
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.plants import PLANTS
 from tasks.certify import certify, materials_here, repeat_with, simulator_digest
 from tasks.data.store.reader import StoredDataset
@@ -72,7 +72,7 @@ FOUND = Identification(
     ],
 )
 def test_what_the_plant_does_not_have_is_named_in_one_sentence(plant: str, settings: Any, message: str) -> None:
-    run = RunConfig(plant=plant, identify=settings)
+    run = OpenedRun(plant=plant, identify=settings)
     with pytest.raises(BadInput, match=re.escape(message)) as error:
         unknowns_of(run, PLANTS[plant])
     assert str(error.value).startswith("expected ")
@@ -83,7 +83,7 @@ def test_priors_are_shares_of_the_values_in_the_plants_file() -> None:
     assert (first.name, first.spread, first.law) == ("reaction_rate", 0.03, "log-normal")
     assert (second.name, second.law) == ("cooling_rate", "normal")
     assert second.spread == pytest.approx(0.03 * 5e4 / 23900)
-    tanks = RunConfig(plant="water_treatment", identify={"constants": {"pump[1]": {"deviation": 0.1}}})  # type: ignore[arg-type]
+    tanks = OpenedRun(plant="water_treatment", identify={"constants": {"pump[1]": {"deviation": 0.1}}})  # type: ignore[arg-type]
     assert unknowns_of(tanks, PLANTS["water_treatment"])[0].entry == 1
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.run import Data, RunConfig
+from configs.run import Data, OpenedRun
 from neorl_core.plants import PLANTS
 from tasks.data.store.row_checks import Quarantine, RowChecker
 from tasks.data.store.schema import Rows
@@ -28,8 +28,8 @@ PROJECT = Path(__file__).parents[2]
 REACTOR = PROJECT / "configs" / "mappings" / "chemical_reactor.yaml"
 
 
-def run(max_quarantined: float = 0.05) -> RunConfig:
-    return RunConfig(plant="double_mass", data=Data(max_quarantined=max_quarantined))
+def run(max_quarantined: float = 0.05) -> OpenedRun:
+    return OpenedRun(plant="double_mass", data=Data(max_quarantined=max_quarantined))
 
 
 def files(home: Path) -> dict[Path, bytes]:
@@ -291,15 +291,15 @@ def test_missing_sources_plants_and_mappings_are_named(tmp_path: Path, home: Pat
         ingest(Home(home), run(), [])
     source = save(tmp_path / "a.npz", archive())
     with pytest.raises(BadInput, match="got 'kettle'"):
-        ingest(Home(home), RunConfig(plant="kettle"), [source])
+        ingest(Home(home), OpenedRun(plant="kettle"), [source])
     with pytest.raises(BadInput, match="expected a mapping of plant double_mass"):
-        ingest(Home(home), RunConfig(plant="double_mass", data=Data(mapping=REACTOR)), [source])
+        ingest(Home(home), OpenedRun(plant="double_mass", data=Data(mapping=REACTOR)), [source])
     assert not list(home.rglob("*.json"))
 
 
 def test_a_historian_s_log_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
     made = generate("chemical_reactor", tmp_path, seed=0, weeks=0.15)
-    reactor = RunConfig(plant="chemical_reactor", data=Data(mapping=REACTOR))
+    reactor = OpenedRun(plant="chemical_reactor", data=Data(mapping=REACTOR))
     reference = ingest(Home(home), reactor, [made.path])
     assert ingest(Home(home), reactor, [made.path]) == reference
     held = opened(reference)
@@ -325,7 +325,7 @@ def test_a_log_of_a_plant_that_never_ran_is_an_empty_dataset(tmp_path: Path, hom
     path = tmp_path / "stopped.parquet"
     pl.read_parquet(made.path).with_columns(value=stopped.otherwise(pl.col("value"))).write_parquet(path)
     with pytest.raises(BadInput, match=r"empty dataset \(.*the plant was not running \([\d,]+\).*\): check"):
-        ingest(Home(home), RunConfig(plant="chemical_reactor", data=Data(mapping=REACTOR)), [path])
+        ingest(Home(home), OpenedRun(plant="chemical_reactor", data=Data(mapping=REACTOR)), [path])
 
 
 @pytest.mark.slow

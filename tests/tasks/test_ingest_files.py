@@ -16,7 +16,7 @@ import pytest
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.mapping import HistorianMapping
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from flows.checks import checked_run
 from tasks.data.formats.exports import FORMATS, export
 from tasks.data.formats.options import SourceOptions
@@ -131,7 +131,7 @@ def test_an_export_that_has_grown_is_taken_beside_the_earlier_one(tmp_path: Path
     whole = archive(26_000)
     head = {key: values[: 24_000 * STEPS] for key, values in whole.items()}
     earlier, later = save(tmp_path / "week1.npz", head), save(tmp_path / "weeks12.npz", whole)
-    run = RunConfig(plant="double_mass")
+    run = OpenedRun(plant="double_mass")
     both = ingest(Home(home), run, [earlier, later])
     held = opened(both)
     names = [shard.file for shard in held.manifest.shards]

@@ -10,7 +10,7 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from configs.strict import Approvers
 from neorl_core.plants import PLANTS
 from tasks import promote
@@ -196,7 +196,7 @@ def test_a_run_compares_with_the_champion_before_it_put_one_into_force_itself(le
     logged = candidate_record(ledger, digest_of("z")).dataset
     other = logged.model_copy(update={"digest": digest_of("other data")})
 
-    def incumbent(fallback: str = "f", run: RunConfig = run, dataset: Dataset = logged) -> str | None:
+    def incumbent(fallback: str = "f", run: OpenedRun = run, dataset: Dataset = logged) -> str | None:
         own = Bundle(digest=digest_of(fallback), plant=PLANT, folder=tmp_path)
         return promote.incumbent(ledger.home, run, dataset, own).digest
 

@@ -10,7 +10,7 @@ import pytest
 
 from configs.fallback import Fallback, Shadow, Support
 from configs.home import Home
-from configs.run import Certify, Evaluate, RunConfig, Train
+from configs.run import Certify, Evaluate, OpenedRun, Train
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.plants import PLANTS
 from tasks import references, stages
@@ -76,7 +76,7 @@ def test_content_is_of_digests_and_values_and_never_of_paths(tmp_path: Path) -> 
 def test_a_mapping_counts_by_what_it_says(tmp_path: Path) -> None:
     mapping = tmp_path / "mapping.yaml"
     mapping.write_text("a")
-    run = RunConfig(plant="double_mass")
+    run = OpenedRun(plant="double_mass")
     data = run.data.model_copy(update={"mapping": mapping})
     mapped = run.model_copy(update={"data": data})
     first = config_digest(mapped)
@@ -86,7 +86,7 @@ def test_a_mapping_counts_by_what_it_says(tmp_path: Path) -> None:
 
 
 def test_approval_and_concurrency_change_no_result() -> None:
-    run = RunConfig(plant="double_mass")
+    run = OpenedRun(plant="double_mass")
     assert config_digest(run) == config_digest(run.model_copy(update={"approval": "auto", "concurrency": "wait"}))
     for changes in (
         {"train": Train(updates=7)},

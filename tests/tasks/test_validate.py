@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.plants import PLANTS
 from neorl_core.types import Clock, PlantSpec
 from tasks.data.store.distribution_shift import stability_index
@@ -29,7 +29,7 @@ from tasks.references import Dataset, DriftReference
 from tasks.validate import dataset_checks, validate
 
 SPEC = PLANTS["double_mass"].spec
-RUN = RunConfig.model_validate({"plant": "double_mass"})
+RUN = OpenedRun.model_validate({"plant": "double_mass"})
 
 
 def make_rows(lengths: list[int], seed: int = 0) -> Rows:

@@ -152,7 +152,7 @@ def federate_certificate(
 
 def _asked(file: Path) -> Federation:
     from configs.federation import Federation
-    from configs.load import load_yaml
+    from configs.yaml_files import load_yaml
 
     return load_yaml(file, Federation)
 
@@ -164,7 +164,7 @@ def site_of(file: Path) -> Site:
         BadInput: when it is none.
     """
     from configs.federation import Site
-    from configs.load import load_yaml
+    from configs.yaml_files import load_yaml
 
     return load_yaml(file, Site)
 

@@ -47,7 +47,7 @@ def fleet_status(config: FleetFile, as_json: AsJson = False) -> None:
 
     Example: neorl fleet status fleet.yaml
     """
-    from configs.fleet.reading import load_fleet
+    from configs.load import load_fleet
     from tasks.evidence.ledger.ledger import Ledger
     from tasks.fleet.compare import MEASURES, ranked, shown
     from tasks.fleet.report import in_force, verdict, write_page

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.history import History, history_of, longest, resting_action, stacked_spec, stacked_transitions
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.composite import Composite
@@ -51,7 +51,7 @@ class Past(NamedTuple):
         return logs._replace(transitions=self.rows(logs.transitions, logs.starts))
 
 
-def observed_spec(run: RunConfig) -> PlantSpec:
+def observed_spec(run: OpenedRun) -> PlantSpec:
     """The run's plant as its policies see it, earlier values included.
 
     Raises:
@@ -64,7 +64,7 @@ def observed_spec(run: RunConfig) -> PlantSpec:
 NO_PAST = Past(None, lambda observation: observation)
 
 
-def past_of(run: RunConfig, store: StoredDataset) -> Past:
+def past_of(run: OpenedRun, store: StoredDataset) -> Past:
     """The history that a run asks for.
 
     Args:

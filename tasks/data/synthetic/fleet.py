@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from ruamel.yaml import YAML
 
-from configs.bounded import read_yaml
 from configs.code import Site, SiteOf
 from configs.errors import BadInput
-from configs.fleet.reading import load_fleet
+from configs.load import load_fleet
+from configs.yaml_files import read_yaml
 from tasks.data.store.records import Record
 from tasks.data.synthetic.plant_log import HISTORIES
 from tasks.files.canonical import make_folder, write_atomic

@@ -17,9 +17,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 import configs
-from configs.bounded import MAX_BYTES, parse_yaml
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from configs.yaml_files import MAX_BYTES, parse_yaml
 from tasks.files.canonical import canonical_json
 from tasks.files.times import moment
 

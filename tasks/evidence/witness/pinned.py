@@ -13,8 +13,8 @@ from pydantic import Field, field_validator
 
 from configs.errors import BadInput, NeoRLError
 from configs.home import Home
-from configs.load import load_yaml
 from configs.strict import Strict
+from configs.yaml_files import load_yaml
 from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.witness.notes import COSIGNATURE, Checkpoint, Note, Verifier
 from tasks.files.canonical import FileState, file_state, write_atomic

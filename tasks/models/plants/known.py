@@ -24,7 +24,7 @@ from tasks.models.user_code.loading import find_code, find_installed, import_cod
 
 if TYPE_CHECKING:
     # For type checkers alone: a new key of a run changes nothing of how a plant is found.
-    from configs.run import RunConfig
+    from configs.run import OpenedRun
 
 
 class KnownPlant(NamedTuple):
@@ -78,7 +78,7 @@ class KnownPlant(NamedTuple):
         return self.plant
 
 
-def plant_of(run: RunConfig) -> KnownPlant:
+def plant_of(run: OpenedRun) -> KnownPlant:
     """The plant of an opened run.
 
     Raises:
@@ -169,7 +169,7 @@ def _of_site(text: str) -> KnownPlant:
     return KnownPlant(plant.spec, plant, logged, known.about, modules, code, of)
 
 
-def run_sources(run: RunConfig, *modules: str) -> str:
+def run_sources(run: OpenedRun, *modules: str) -> str:
     """Digest of modules of ours and of a run's plant; a plant that is not known adds nothing."""
     if isinstance(run.source, UserCode | SiteOf) or run.plant in PLANTS:
         return plant_of(run).sources(*modules)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from configs.code import Described, Site, SiteOf, UserCode
 from configs.errors import BadInput
-from configs.load import load_run, load_yaml
+from configs.load import load_run
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
-from configs.run import RunConfig
+from configs.run import OpenedRun
+from configs.yaml_files import load_yaml
 from neorl_core.plants import PLANTS
 from tasks.files.canonical import canonical_json, parse_json
 from tasks.files.spec import spec_of_record, spec_record
@@ -18,7 +19,7 @@ from tasks.models.user_code.algorithms import opened_learner
 from tasks.models.user_code.loading import find_code, find_installed, is_code, project_of
 
 
-def open_run(config: Path | str) -> RunConfig:
+def open_run(config: Path | str) -> OpenedRun:
     """Read a run's YAML, and find out where its plant comes from.
 
     Raises:
@@ -28,7 +29,7 @@ def open_run(config: Path | str) -> RunConfig:
     return opened_learners(opened(load_run(config), project), project)
 
 
-def opened_learners(run: RunConfig, project: Path) -> RunConfig:
+def opened_learners(run: OpenedRun, project: Path) -> OpenedRun:
     """The run with its algorithms' names and where those come from; of a discrete plant the defaults are others.
 
     Args:
@@ -38,14 +39,14 @@ def opened_learners(run: RunConfig, project: Path) -> RunConfig:
     Raises:
         BadInput: when there is no such algorithm, or its code cannot be used.
     """
-    told = run.train if plant_of(run).spec.choices is None else run.train.choosing()
+    told = run.train if plant_of(run).spec.choices is None else run.train.for_discrete_action()
     first = opened_learner(told, project)
     beside = [opened_learner(each, project) for each in told.beside]
     train = told.model_copy(update={"algorithm": first.algorithm, "source": first.source, "beside": beside})
     return run.model_copy(update={"train": train})
 
 
-def opened(run: RunConfig, project: Path | None = None) -> RunConfig:
+def opened(run: OpenedRun, project: Path | None = None) -> OpenedRun:
     """The run with its plant's name and where that comes from; a run that was opened before stays as it is.
 
     Args:
@@ -74,7 +75,7 @@ def opened(run: RunConfig, project: Path | None = None) -> RunConfig:
     return run if run.plant in PLANTS else run.model_copy(update={"source": find_installed(run.plant)})
 
 
-def mapping_of(run: RunConfig) -> HistorianMapping | None:
+def mapping_of(run: OpenedRun) -> HistorianMapping | None:
     """The mapping that a run names.
 
     Raises:
@@ -93,14 +94,14 @@ def mapping_of(run: RunConfig) -> HistorianMapping | None:
     return mapping
 
 
-def kind_of(run: RunConfig) -> str:
+def kind_of(run: OpenedRun) -> str:
     """The plant of an opened run; of a site's, the one that it is a site of."""
     if isinstance(run.source, SiteOf):
         return run.source.plant
     return (run.source.process if isinstance(run.source, Described) else "") or run.plant
 
 
-def _of_site(run: RunConfig, site: Site) -> RunConfig:
+def _of_site(run: OpenedRun, site: Site) -> OpenedRun:
     """A run of the plant of which there are several, as the site's own: under its name, and in its lineage.
 
     Args:

@@ -10,8 +10,8 @@ import openpyxl
 import polars as pl
 import pytest
 
-from configs.load import load_yaml
 from configs.mapping import HistorianMapping
+from configs.yaml_files import load_yaml
 from flows.cli.main import run
 from tasks.data.store.reader import StoredDataset
 from tests.dialect_files import MAKERS, DialectFile, batadal, numbers
@@ -237,7 +237,7 @@ def test_a_log_that_is_archived_by_exception_is_ingested_without_a_hand_edit(
 
 def test_a_deployment_joins_those_of_a_file_with_anchors(tmp_path: Path) -> None:
     """The project's own prefect.yaml says once what its deployments have in common."""
-    from configs.bounded import read_yaml
+    from configs.yaml_files import read_yaml
     from tasks.new_project.start import _deploy
 
     path = tmp_path / "prefect.yaml"

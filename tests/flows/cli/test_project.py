@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.load import load_yaml
 from configs.mapping import HistorianMapping
+from configs.yaml_files import load_yaml
 from flows.checks import checked_run
 from flows.cli.main import run
 from flows.services.deployments import declared, deployed_data
@@ -117,7 +117,7 @@ def test_a_process_needs_what_its_log_cannot_tell(
     config.write_text(given + "train: {algorithm: td3_bc, grid: {alpha: [1, -2]}}\n")
     assert "expected alpha of td3_bc to be at least 0, got -2" in checked(capsys)[1]["training"]
     config.write_text(given + "tarin: {}\n")
-    assert "expected a known key" in checked(capsys)[1]["configuration"]
+    assert "unknown key" in checked(capsys)[1]["configuration"]
     config.write_text(given)
     other = tmp_path / "other.csv"
     other.write_text(log.read_text().replace("LV-1", "LV-2", 1))

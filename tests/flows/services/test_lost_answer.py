@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 from prefect import flow
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from prefect.states import Completed
 from flows.running import announce, ending_of, refusals_as_states
 from tasks.fleet.records import FleetOutcome
@@ -40,7 +40,7 @@ def announced():
     if sys.argv[3] == "fleet":
         return Completed(data=FleetOutcome.model_validate_json(sys.argv[2]))
     outcome = Outcome.model_validate_json(sys.argv[2])
-    return announce(Home(Path(sys.argv[1])), RunConfig(plant="chemical_reactor"), outcome)
+    return announce(Home(Path(sys.argv[1])), OpenedRun(plant="chemical_reactor"), outcome)
 
 state = announced(return_state=True)
 print(state.data is None)

@@ -11,9 +11,9 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.load import load_yaml
 from configs.safety_policy import RULE, SafetyPolicy
 from configs.strict import Approvers
+from configs.yaml_files import load_yaml
 from flows.cli.main import run
 from flows.cli.policy import policy_sign
 from tasks.evidence.audit.audit import audit

@@ -12,7 +12,7 @@ import pytest
 
 from configs.errors import Refused
 from configs.home import Home
-from configs.run import RunConfig, Shared
+from configs.run import OpenedRun, Shared
 from tasks.files.arrays import read_npz
 from tasks.files.locks import exclusive
 from tasks.fleet.shared import _pooled, current_start, pooled_start, shared_run, with_shared
@@ -24,7 +24,7 @@ from tasks.training.train import train
 from tests.small_data import reactor_dataset, reactor_run
 
 SHARED = {"algorithm": "bc", "updates": 40, "fine_tune": 40, "fleet": "reactors", "hyperparameters": {"hidden": [8]}}
-Sites = tuple[Home, RunConfig, dict[str, Dataset]]
+Sites = tuple[Home, OpenedRun, dict[str, Dataset]]
 
 
 @pytest.fixture(scope="module")

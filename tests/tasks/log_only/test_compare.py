@@ -12,7 +12,7 @@ import pytest
 from configs.errors import BadInput
 from configs.home import Home
 from configs.load import load_run
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from flows.shadow import _drift_in_words, compare_shadow
 from neorl_core.control.fallbacks import Hold
 from neorl_core.networks import Normaliser, Policy
@@ -106,7 +106,7 @@ def test_no_alarm_is_told_only_where_one_was_possible(
     )
     model = LearnedModel(digest="0" * 64, weights=residuals, residuals=residuals, prediction=process_evidence().model)
     scores = draw.exponential(size=len(newer_rows))
-    drift = _drift(RunConfig(plant="vessel"), SPEC, model, scores, logs()._replace(episode=newer_rows))
+    drift = _drift(OpenedRun(plant="vessel"), SPEC, model, scores, logs()._replace(episode=newer_rows))
     assert _drift_in_words(drift).startswith(told)
 
 

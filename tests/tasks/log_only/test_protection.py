@@ -11,7 +11,7 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.fallback import Fallback, Loop
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.control.fallbacks import FALLBACK, Hold, LinearLaw, PIDLoops
 from neorl_core.networks import Policy, policy_act
 from neorl_core.safety.composite import Composite
@@ -35,8 +35,8 @@ SPEC = PlantSpec(
 LOOP = {"action": "valve", "measured": "level", "set_point": "set_point", "kp": 0.5, "ki": 0.01}
 
 
-def run(fallback: dict[str, Any] | None, **shield: Any) -> RunConfig:
-    return RunConfig.model_validate({"plant": "vessel", "fallback": fallback, "shield": shield})
+def run(fallback: dict[str, Any] | None, **shield: Any) -> OpenedRun:
+    return OpenedRun.model_validate({"plant": "vessel", "fallback": fallback, "shield": shield})
 
 
 def logs(rows: int = 400, seed: int = 0) -> Logs:

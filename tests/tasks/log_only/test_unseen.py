@@ -10,7 +10,7 @@ import pytest
 
 from configs.errors import Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from flows.checks import checked_run
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.ingest import ingest
@@ -24,12 +24,12 @@ Logs = Callable[[str], Dataset]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunConfig:
+def run(tmp_path: Path) -> OpenedRun:
     return checked_run(small_process.project(tmp_path))
 
 
 @pytest.fixture
-def ingested(tmp_path: Path, run: RunConfig) -> Logs:
+def ingested(tmp_path: Path, run: OpenedRun) -> Logs:
     """The dataset of a file or folder below the test's own folder."""
     return lambda name: ingest(Home(tmp_path / "home"), run, (tmp_path / name,))
 
@@ -74,7 +74,7 @@ def test_other_rows_at_the_shadows_own_moments_are_newer(tmp_path: Path, ingeste
 
 
 def test_a_part_of_the_shadows_own_folder_is_refused(
-    tmp_path: Path, run: RunConfig, ingested: Logs, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: OpenedRun, ingested: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "logs").mkdir()
     small_process.export(tmp_path / "logs" / "january.csv", 360)

@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {"hidden": [8], "critics": 2}
 
 
 def test_learners_are_those_of_a_default_retrain() -> None:
-    first = {learner.algorithm: learner for learner in Train.model_validate({}).alone()}
+    first = {learner.algorithm: learner for learner in Train.model_validate({}).single_learners()}
     for name, own in LEARNERS.items():
         if name in first:
             grid = {key: values[0] for key, values in first[name].grid.items()}

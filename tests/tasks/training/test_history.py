@@ -12,7 +12,7 @@ import pytest
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from flows.checks import checked_run
 from neorl_core.history import History
 from neorl_core.plants import PLANTS
@@ -35,7 +35,7 @@ HISTORY = {SPEC.observation.names[0]: 2, SPEC.action.names[0]: 3}
 BPTT = {"hidden": [8], "model_hidden": [8], "warm_up_updates": 20, "horizon": 5}
 
 
-def run_of(**settings: Any) -> RunConfig:
+def run_of(**settings: Any) -> OpenedRun:
     train = {"algorithm": "bptt", "seeds": 1, "hyperparameters": BPTT}
     return reactor_run(train={**train, **settings}, history=HISTORY)
 

@@ -9,7 +9,7 @@ import pytest
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import RunConfig, Shield
+from configs.run import OpenedRun, Shield
 from neorl_core.plants import PLANTS
 from neorl_core.safety.shield import default_shield
 from tasks.training.shielding import shield_of
@@ -72,7 +72,7 @@ def test_the_shield_is_part_of_the_composites_digest(tmp_path: Path) -> None:
 
 
 def test_members_depend_on_the_shield_and_their_training_does_not() -> None:
-    usual, other = RunConfig(plant="double_mass"), RunConfig(plant="double_mass", shield=Shield(hold=9))
+    usual, other = OpenedRun(plant="double_mass"), OpenedRun(plant="double_mass", shield=Shield(hold=9))
     assert usual.for_training() != other.for_training()
     assert usual.part("evaluate", "data.held_out", "certify", "gates") == other.part(
         "evaluate", "data.held_out", "certify", "gates"

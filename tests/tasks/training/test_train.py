@@ -132,7 +132,7 @@ def test_the_clone_of_the_best_episodes_does_as_those_did(reference: Dataset, tm
     # Streamed, the same episodes are learnt from.
     small = {"memory_mb": population.rows * 52 / 8e6}
     little = reactor_run(train={**learners, **small})
-    alone = little.model_copy(update={"train": little.train.alone()[0]})
+    alone = little.model_copy(update={"train": little.train.single_learners()[0]})
     assert training_run(Home(tmp_path / "streamed"), alone, mixed).data.streamed
     streamed = train(Home(tmp_path / "streamed"), little, mixed).members[0]
     np.testing.assert_allclose(acts(streamed), 0.6, atol=0.02)

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.dialect import Dialect
 from configs.errors import BadInput
-from configs.load import load_yaml
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
+from configs.yaml_files import load_yaml
 from neorl_core.plants import PLANTS
 from tasks.data.historian.guess.columns import Column, TagGuess, guess_tags, look_at
 from tasks.data.historian.guess.draft import Draft, write

@@ -10,8 +10,8 @@ import pytest
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.load import load_yaml
 from configs.process import FileSpec
+from configs.yaml_files import load_yaml
 from tasks.data.formats.exports import export
 from tasks.data.formats.options import SourceOptions
 from tasks.data.store.cards.card import read_card

@@ -16,7 +16,7 @@ from minari.data_collector.episode_buffer import EpisodeBuffer
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import Data, RunConfig
+from configs.run import Data, OpenedRun
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from tasks.data.formats.exports import export
@@ -171,7 +171,7 @@ def test_minari_reads_the_export_of_what_it_wrote(tmp_path: Path, dataset: Store
 
 
 def test_what_needs_continuous_actions_refuses_before_it_computes(tmp_path: Path, dataset: StoredDataset) -> None:
-    run = RunConfig(plant="double_mass")
+    run = OpenedRun(plant="double_mass")
     fitting = "expected an algorithm of discrete actions for classic_cartpole_random_v0, such as discrete_bc, .* td3_bc"
     with pytest.raises(ValueError, match=fitting):
         training_data(run, dataset, dataset.spec, ALGORITHMS["td3_bc"])

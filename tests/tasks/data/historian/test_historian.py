@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from configs.errors import BadInput
-from configs.load import load_yaml
 from configs.mapping import HistorianMapping
+from configs.yaml_files import load_yaml
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec, Space

@@ -14,7 +14,7 @@ from configs.errors import BadInput
 from configs.home import Home
 from configs.mapping import converted
 from configs.process import described_spec
-from configs.run import Data, RunConfig
+from configs.run import Data, OpenedRun
 from neorl_core.types import Constraint
 from tasks.data.store.reader import StoredDataset
 from tasks.ingest import ingest
@@ -232,7 +232,7 @@ def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path:
     file = tmp_path / "mapping.yaml"
     with file.open("w") as stream:
         YAML(typ="safe").dump(MAPPING | {"tags": tags}, stream)
-    run = RunConfig(plant="tank", data=Data(mapping=file))
+    run = OpenedRun(plant="tank", data=Data(mapping=file))
     reference = ingest(Home(home), run, [tmp_path / "long.parquet"])
     held = StoredDataset.open(reference.store, reference.digest)
     held.verify()
@@ -245,4 +245,4 @@ def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path:
     assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
     held.verify()
     with pytest.raises(BadInput, match="described by the mapping's 'process'"):
-        ingest(Home(home), RunConfig(plant="tonk"), [tmp_path / "long.parquet"])
+        ingest(Home(home), OpenedRun(plant="tonk"), [tmp_path / "long.parquet"])

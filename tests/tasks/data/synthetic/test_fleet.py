@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from configs.errors import BadInput
-from configs.fleet.reading import load_fleet, site_logs
+from configs.load import load_fleet, site_logs
 from neorl_core.plants import PLANTS
 from tasks.data.synthetic.fleet import make_fleet
 from tasks.models.plants.known import plant_of

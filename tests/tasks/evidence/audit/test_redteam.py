@@ -10,7 +10,7 @@ from benchmarks.redteam.__main__ import attacked, plant_of, table
 from benchmarks.redteam.attacks import ATTACKS, Attack
 from benchmarks.redteam.people import PEOPLE
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from neorl_core.plants import PLANTS
 from tasks.evaluation.claims import claim_of
 from tasks.lifecycle.policy import hold_run
@@ -100,7 +100,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def drafted(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home whose policy is that of its first run: a run's file is held to the limits and the domain of its plant."""
     home = Home(tmp_path_factory.mktemp("drafted") / "home")
-    run, ledger = RunConfig(plant=PLANT), open_ledger(home)
+    run, ledger = OpenedRun(plant=PLANT), open_ledger(home)
     hold_run(ledger, run)
     certify(ledger, "a" * 64, claim=claim_of(PLANTS[PLANT], run))
     return home

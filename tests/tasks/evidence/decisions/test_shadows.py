@@ -10,7 +10,7 @@ import pytest
 
 from configs.errors import Refused
 from configs.home import Home
-from configs.run import RunConfig
+from configs.run import OpenedRun
 from tasks.audit_report.decisions import in_force_in
 from tasks.audit_report.tables import Period
 from tasks.evidence.audit.audit import audit
@@ -305,7 +305,7 @@ def test_a_comparison_is_known_by_its_shadow_its_logs_and_its_rate_of_alarms(led
     dataset = record(A).dataset
 
     def found(alarms: float, digest: str = DATASET) -> Entry | None:
-        run = RunConfig.model_validate({"plant": PROCESS, "shadow": {"alarms_per_year": alarms}})
+        run = OpenedRun.model_validate({"plant": PROCESS, "shadow": {"alarms_per_year": alarms}})
         newer = dataset.model_copy(update={"digest": digest})
         return known_comparison(ledger.entries("comparison", PROCESS), run, shadow, newer)
 

@@ -11,7 +11,7 @@ import pytest
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import RunConfig, Train
+from configs.run import OpenedRun, Train
 from flows.cli.main import run as neorl
 from neorl_core.fit import fit
 from neorl_core.networks import policy_act
@@ -118,7 +118,7 @@ def test_a_plant_and_an_algorithm_of_one_project_share_its_modules(project: Path
 def test_code_counts_by_what_it_says_and_not_by_where_it_lies(project: Path, tmp_path: Path) -> None:
     def sources(folder: Path) -> str:
         learner = opened_learner(Train(algorithm=FILE), folder)
-        return learning_sources(RunConfig(plant="chemical_reactor", train=learner))
+        return learning_sources(OpenedRun(plant="chemical_reactor", train=learner))
 
     before = sources(project)
     assert sources(Path(shutil.copytree(project, tmp_path / "moved"))) == before

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.load import load_yaml
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
+from configs.yaml_files import load_yaml
 from tasks.data.historian.guess.start import start_mapping
 from tests.tasks.data.historian.whole import read_historian
 

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from configs.errors import BadInput
-from configs.load import load_yaml
 from configs.mapping import HistorianMapping
+from configs.yaml_files import load_yaml
 from tasks.data.historian.guess.start import start_mapping
 
 ROWS = 3000
