@@ -6,7 +6,7 @@ READY := .venv/.ready
 FEDERATION := .venv-federation
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint architecture dead bench bench-accelerator plants study ope-study fleet-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify fleet picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint reference graph-picture dead bench bench-accelerator plants study ope-study fleet-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration certification identify fleet picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
 
 run: $(READY)  ## from nothing to a certified, registered, explained policy
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -108,20 +108,23 @@ ROWS ?= 100000000
 store: $(READY)  ## the dataset store beside its yardsticks, and validation of ROWS transitions (100 million by default)
 	$(BIN)/python -m benchmarks.store --validate $(ROWS)
 
-architecture: $(READY)  ## tables of stages and metrics, the picture of a graph; writes docs/architecture.md, docs/operations.md, docs/graph.png
-	$(BIN)/python -m benchmarks.architecture
+reference: $(READY)  ## write the generated pages of docs/reference: commands, YAML keys, tasks, metrics
+	$(BIN)/python -m infra.reference
+
+graph-picture: $(READY)  ## a screenshot of the last run's graph in Prefect; writes docs/explanation/graph.png
+	$(BIN)/python -m benchmarks.pictures.graph
 
 tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 	$(BIN)/python -m benchmarks.tamper
 
-redteam: $(READY)  ## attacks that once went unnoticed, on copies of the home; writes docs/threat-model.md
+redteam: $(READY)  ## attacks on copies of the home; writes docs/studies/red-team.md
 	$(BIN)/python -m benchmarks.redteam
 
 certification: $(READY)  ## the first p0 of a ladder that certifies for every plant, and episodes per second; writes a table into docs/pipeline.md
 	$(BIN)/python -m benchmarks.certification --home "$${NEORL_HOME:-.neorl}"
 	$(BIN)/python -m benchmarks.plants_pipeline --page
 
-calibration: $(READY)  ## false certificates in 10,000 trials of all that an owner could try; writes docs/threat-model.md
+calibration: $(READY)  ## false certificates in 10,000 trials of each attempt; writes docs/studies/calibration.md
 	$(BIN)/python -m benchmarks.calibration
 
 TRIALS ?= 1000
@@ -134,7 +137,7 @@ fleet: $(READY)  ## twenty made reactors through `neorl fleet retrain`, killed o
 picture: $(READY)  ## copy the last run's picture into the README
 	cp "$$(ls -t .neorl/runs/chemical_reactor/*/plots/glance.png | head -1)" docs/result.png
 
-audit-picture: $(READY)  ## a picture of the audit report over the last run's day; writes docs/audit.png
+audit-picture: $(READY)  ## a picture of the audit report over the last run's day; writes docs/how-to/audit.png
 	$(BIN)/python -m benchmarks.pictures.audit
 
 screens: $(READY)  ## pictures of what each user sees first, of the home's last run; writes docs/screens.md

@@ -250,7 +250,7 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
         mapping = mapping_of(run)
         if mapping is None or not windows:
             wanted = "at least one window" if mapping else "a run with a mapping, whose rows have times,"
-            raise BadInput(f"expected {wanted} to retrain on, got none: see docs/operations.md.")
+            raise BadInput(f"expected {wanted} to retrain on, got none: see docs/how-to/operate.md.")
         spans = [Window.parse(window) for window in windows]
         files = cut(logs_at(home, run, [Path(path) for path in data]), mapping, spans, home.folder("backfill", plant))
         found = []

@@ -1,6 +1,7 @@
 """Check an archive of `neorl audit export` without NeoRL: python verify_archive.py ARCHIVE TRUST.YAML [HEAD FILE ...].
 
-Needs Python 3.11 and `cryptography` (pip install cryptography), and follows docs/audit.md and docs/evidence.md alone.
+Needs Python 3.11 and `cryptography` (pip install cryptography), and follows
+docs/reference/evidence-formats.md alone.
 It checks the list of files and their SHA-256, every entry's signature, the chain, the Merkle root and the signed head,
 the files that entries name, and the signatures of certificates. TRUST.YAML holds the public keys that you were given by
 another way than the archive. A HEAD is a file with a signed head that was kept: a report, or a `ledger.head`.

@@ -63,7 +63,7 @@ GATE_TITLES: dict[GateName, str] = {
     "fallback": "what takes over is sound",
     "servability": "loads elsewhere and answers in time",
 }
-"""What each gate asks; docs/review.md explains them under the same names."""
+"""What each gate asks; docs/how-to/review.md explains them under the same names."""
 
 
 class Record(Reference):

@@ -4,7 +4,7 @@
     python -m benchmarks.calibration --trials 200         # fewer
     python -m benchmarks.calibration --only grinding      # ways whose name contains this
 
-Keeps benchmarks/results/calibration.json and writes the table into docs/threat-model.md.
+Keeps benchmarks/results/calibration.json and writes the table into docs/studies/calibration.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tasks.files.canonical import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "calibration.json"
-PAGE = ROOT / "docs" / "threat-model.md"
+PAGE = ROOT / "docs" / "studies" / "calibration.md"
 BEGIN, END = "<!-- calibration: begin -->", "<!-- calibration: end -->"
 LIMIT = 0.0569
 """Of 10,000 trials: three standard deviations above 5 %."""

@@ -1,4 +1,4 @@
-"""A picture of the audit report over a period, for docs/audit.md: `make audit-picture`.
+"""A picture of the audit report over a period, for docs/how-to/audit.md: `make audit-picture`.
 
 It is the report over the day of the home's newest ledger entry, as a browser shows it and not edited afterwards.
 """
@@ -16,7 +16,7 @@ from configs.home import Home
 from flows.period_report import report_period
 from tasks.evidence.ledger.ledger import Ledger
 
-PICTURE = Path(__file__).parents[2] / "docs" / "audit.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "how-to" / "audit.png"
 WIDTH, HEIGHT = 1120, 1180
 
 

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.architecture import last_run
 from benchmarks.pictures.browser import chromium
+from benchmarks.pictures.graph import last_run
 from configs.home import Home
 from flows.services.servers import connect, environment
 from tasks.evidence.decisions.queue import record_of
@@ -80,7 +80,7 @@ def screens(home: Home, plant: str = "chemical_reactor") -> list[Screen]:
         Screen(
             "version",
             "Reviewer",
-            "A version: what was decided, the claim, the comparison and the gates (docs/review.md explains them).",
+            "A version: decision, claim, comparison and gates (docs/how-to/review.md explains them).",
             f"{mlflow}/#/models/{plant}/versions/{record.version}?{training}",
         ),
         Screen(

@@ -31,7 +31,10 @@ MappingOf = Annotated[
 ]
 SpecOf = Annotated[
     Path | None,
-    typer.Option("--spec", help="Names, units, limits and costs of a file of transitions, in YAML (docs/data.md)."),
+    typer.Option(
+        "--spec",
+        help="YAML with names, units, limits and costs (docs/how-to/import-datasets.md).",
+    ),
 ]
 HorizonOf = Annotated[
     int | None,

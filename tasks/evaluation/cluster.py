@@ -42,7 +42,7 @@ def scheduler() -> str:
     if address and urlsplit(address).scheme != "tls" and not is_loopback(f"{urlsplit(address).hostname}:0"):
         raise BadInput(
             f"expected {DASK} to begin with tls:// where the scheduler is on another machine, got {address}: "
-            "start scheduler and workers with certificates (docs/scale-out.md)."
+            "start scheduler and workers with certificates (docs/how-to/scale-out.md)."
         )
     return address
 

@@ -52,7 +52,7 @@ def test_the_pages_commands_give_parameters_that_the_flows_take(deployments: Dep
     from flows.retrain import retrain
 
     flows = {"retrain": retrain} | {name: getattr(deployed, name) for name, _ in deployments if name != "retrain"}
-    page = (PROJECT / "docs" / "operations.md").read_text()
+    page = (PROJECT / "docs" / "how-to" / "operate.md").read_text()
     commands = re.findall(r"^prefect deployment run (.+)$", page, re.MULTILINE)
     assert len(commands) > 5
     for command in commands:

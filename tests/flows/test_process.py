@@ -91,7 +91,7 @@ def test_a_log_alone_becomes_a_shadow_and_never_a_champion(
 
 
 def test_prefect_shows_every_dependency_and_no_other(first: dict[str, Any], services: Services) -> None:
-    from benchmarks.architecture import nodes
+    from infra.reference import nodes
 
     wanted = sorted((node.stage, sorted(node.takes)) for node in nodes("process"))
     wait_until(lambda: len(shown_graph(services, first["run"])) >= len(wanted))  # tasks are written some seconds later

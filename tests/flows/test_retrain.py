@@ -106,7 +106,7 @@ def test_a_log_becomes_a_certified_registered_champion(first: dict[str, Any], se
 
 
 def test_prefect_shows_every_dependency_and_no_other(first: dict[str, Any], services: Services) -> None:
-    from benchmarks.architecture import nodes
+    from infra.reference import nodes
 
     wanted = sorted((node.stage, sorted(node.takes)) for node in nodes())
     wait_until(lambda: len(shown_graph(services, first["run"])) >= len(wanted))  # tasks are written some seconds later

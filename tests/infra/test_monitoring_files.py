@@ -157,18 +157,3 @@ def test_prometheus_own_tool_takes_rules_and_alerts_when_it_should(tmp_path: Pat
     for words in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts.yml"]):
         done = subprocess.run([tool, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
-    from benchmarks.architecture import OPERATIONS, with_metrics
-
-    text = OPERATIONS.read_text(encoding="utf-8")
-    assert text.count("| `neorl_") == len(METRICS)
-    assert with_metrics(text) == text, "run `make architecture`"
-
-
-def test_the_tables_of_stages_are_those_of_the_flows() -> None:
-    from benchmarks.architecture import PAGE, with_table
-
-    text = PAGE.read_text(encoding="utf-8")
-    assert with_table(text) == text, "run `make architecture`"

@@ -83,7 +83,7 @@ def test_the_champion_and_the_history_come_from_the_ledger() -> None:
 
 
 def test_the_page_for_reviewers_explains_every_gate_by_its_name_and_title() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "review.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "review.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]{40,} \| [^|]{10,} \|$", page, re.MULTILINE)
     assert set(rows) == set(GATE_TITLES.items())
     assert {name for name, _ in rows} == {*REQUIRED, *REQUIRED_OF_PROCESS}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 federate = group("Train over several sites whose rows stay where they are.")
 
-FederationFile = Annotated[Path, typer.Argument(help="The coordinator's YAML, as docs/federation.md describes it.")]
+FederationFile = Annotated[Path, typer.Argument(help="The coordinator's YAML (docs/how-to/federation.md).")]
 
 
 @federate.command("run")
@@ -42,7 +42,7 @@ def federate_run(file: FederationFile, as_json: AsJson = False) -> None:
 
 @federate.command("join")
 def federate_join(
-    file: Annotated[Path, typer.Argument(help="The site's YAML, as docs/federation.md describes it.")],
+    file: Annotated[Path, typer.Argument(help="The site's YAML (docs/how-to/federation.md).")],
 ) -> None:
     """Take part in a federation as a site until interrupted: its rows stay in this home.
 

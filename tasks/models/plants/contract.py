@@ -30,7 +30,7 @@ SAMPLES = 4
 
 
 def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
-    """The plant that a module builds, held against the contract of `docs/plants-of-your-own.md`.
+    """The plant that a module builds, held against the contract of `docs/how-to/own-simulator.md`.
 
     Args:
         module: imported.

@@ -10,7 +10,7 @@ import pytest
 from flows.cli.main import run
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("standards", "threat-model")
+PAGES = ("reference/standards", "explanation/threat-model")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -23,7 +23,7 @@ def test_every_test_that_is_named_is_there(page: str) -> None:
 
 
 def test_every_command_that_the_standards_name_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "standards.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "standards.md").read_text(encoding="utf-8")
     commands = set(re.findall(r"`neorl ([a-z]+(?: (?:show|verify|sign|pin))?)", text))
     assert len(commands) > 6
     for command in commands:

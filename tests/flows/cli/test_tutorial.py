@@ -50,7 +50,7 @@ def benchmark(path: Path, rows: int = 1024) -> None:
 
 def blocks(begin: str, end: str) -> list[str]:
     """The commands of a part of the page, block by block."""
-    page = (ROOT / "docs" / "tutorial.md").read_text()
+    page = (ROOT / "docs" / "tutorial" / "own-plant.md").read_text()
     part = page[page.index(begin) : page.index(end)]
     return re.findall(r"^```sh\n(.*?)^```", part, re.DOTALL | re.MULTILINE)
 

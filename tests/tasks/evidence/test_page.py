@@ -1,4 +1,4 @@
-"""docs/evidence.md says enough: a verifier written from that page alone, by somebody who never saw the code, agrees."""
+"""A verifier written from docs/reference/evidence-formats.md alone agrees with ours."""
 
 from __future__ import annotations
 

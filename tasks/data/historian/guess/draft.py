@@ -46,7 +46,7 @@ def write(draft: Draft) -> Written:
     page = _Page()
     page.lines += [
         f"# What {_plain(draft.log)} means, as far as it tells: each guess has its reason beside it. Correct what you",
-        "# know better; docs/historian.md has all keys.",
+        "# know better; docs/how-to/historian-logs.md has all keys.",
     ]
     page.add("process", f"{{name: {draft.name}, horizon: {draft.horizon[0]}}}", draft.horizon[1])
     page.add("period_seconds", _number(draft.period[0]), draft.period[1])

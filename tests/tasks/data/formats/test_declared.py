@@ -194,6 +194,6 @@ def test_a_spec_stands_alone(tmp_path: Path, home: Path) -> None:
 
 
 def test_the_example_of_the_docs_is_a_spec(tmp_path: Path) -> None:
-    page = (Path(__file__).resolve().parents[4] / "docs" / "data.md").read_text()
+    page = (Path(__file__).resolve().parents[4] / "docs" / "how-to" / "import-datasets.md").read_text()
     for block in page.split("```yaml\n")[1:]:
         load_yaml(spec_file(tmp_path, block.split("```")[0]), FileSpec)

@@ -25,7 +25,7 @@ from tests.benchmark_files import walk, write_d4rl
 from tests.small_data import reactor_dataset, reactor_run
 
 FILE = "algorithms/median_cloning.py"
-DOCS = Path(__file__).parents[4] / "docs" / "algorithms-of-your-own.md"
+DOCS = Path(__file__).parents[4] / "docs" / "how-to" / "own-algorithm.md"
 
 
 def load(project: Path, old: str = "", new: str = "") -> KnownAlgorithm:
