@@ -1,4 +1,4 @@
-"""Offline RL algorithms, each a tuple of pure functions. An algorithm's module is imported when it is asked for."""
+"""Offline RL algorithms, each a tuple of pure functions. A module is imported when its algorithm is first used."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ ALGORITHMS: Table[Algorithm] = Table(
 
 
 def usual(spec: PlantSpec) -> str:
-    """The algorithm of ours that learns where nobody names one."""
+    """Return the name of the default algorithm for a plant."""
     return "td3_bc" if spec.choices is None else "discrete_cql"
 
 
 def check_actions(algorithm: Algorithm, spec: PlantSpec) -> None:
-    """Refuse an algorithm of another kind of actions than a plant's.
+    """Check that an algorithm and a plant have the same kind of actions, discrete or continuous.
 
     Raises:
-        ValueError: naming ours that fit.
+        ValueError: if they differ; the message lists the algorithms that fit.
     """
     discrete = spec.choices is not None
     if algorithm.discrete == discrete:
         return
     kind, names = ("discrete", DISCRETE) if discrete else ("continuous", CONTINUOUS)
-    got = "which learns continuous ones" if discrete else "which chooses among named choices"
     raise ValueError(
-        f"expected an algorithm of {kind} actions for {spec.name}, such as {', '.join(names)}, got {algorithm.name}, "
-        f"{got}: name one that fits."
+        f"{algorithm.name} cannot learn the {kind} actions of {spec.name}: choose one of {', '.join(names)}."
     )
 
 
 def __getattr__(name: str) -> Algorithm:
-    """`neorl_core.algorithms.TD3_BC` and the like."""
+    """Resolve `neorl_core.algorithms.TD3_BC` and the like."""
     if name.isupper() and name.lower() in NAMES:
         return ALGORITHMS[name.lower()]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Advantage-weighted actor critic (Nair, Gupta, Dalal & Levine 2020, arXiv 2006.09359), with any number of critics."""
+"""Advantage-weighted actor critic (Nair, Gupta, Dalal & Levine 2020, arXiv 2006.09359) with any number of critics."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Defaults of AWAC; a population may vary the floats.
+    """Default hyper-parameters of AWAC; floats may vary within a population.
 
-    The weights are the paper's, clipped as IQL's are. Its code and some peers normalise them over the batch by a
-    softmax instead, others clip. The paper's 4 layers of 256 and its decay of the actor's weights (1e-4) are left out.
+    The advantage weights follow the paper and are clipped as in IQL; the paper's code normalises them by a softmax over
+    the batch. The paper's four layers of 256 and weight decay (1e-4) are omitted.
     """
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 2
     temperature: float = 1.0
-    """The paper's lambda: infinite clones, smaller is greedier."""
+    """The paper's lambda: large values clone, small values are greedy."""
     discount: float = 0.99
     tau: float = 0.005
     actor_lr: float = 3e-4
@@ -46,7 +46,7 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that AWAC remembers between two updates."""
+    """Training state of AWAC."""
 
     actor: NormalActor
     critics: Ensemble
@@ -57,13 +57,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh actor and critics, the critics' targets equal to them, and optimisers.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations and actions.
-        config: hyper-parameters.
-    """
+    """Return fresh actor and critics, target critics equal to them, and optimisers."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = normal_init(actor_key, *sizes, config.hidden)
@@ -78,56 +72,32 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     )
 
 
-def least_q(
+def min_q(
     critics: Ensemble, actor: NormalActor, observation: Float[Array, "B O"], key: PRNGKeyArray
 ) -> Float[Array, " B"]:
-    """`min_i Q_i(s, a)` at an action drawn from the policy.
-
-    Args:
-        critics: weights of the critics.
-        actor: weights of the actor.
-        observation: (B, O), normalised observations.
-        key: randomness of the policy's draws.
-    """
+    """Return `min_i Q_i(s, a)` at an action sampled from the policy."""
     distribution = normal_apply(actor, observation)
     noise = jax.random.normal(key, distribution.mean.shape, distribution.mean.dtype)
     return jnp.min(critics_apply(critics, observation, normal_sample(distribution, noise)), axis=0)
 
 
 def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """`losses.td_target` of the target critics at an action of the present policy (algorithm 1).
-
-    Args:
-        state: the learner's state.
-        batch: transitions (B, ...).
-        key: randomness of all draws.
-    """
-    q_next = least_q(state.critics_target, state.actor, batch.next_observation, key)
+    """Return `losses.td_target` of the target critics at an action of the current policy (algorithm 1)."""
+    q_next = min_q(state.critics_target, state.actor, batch.next_observation, key)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 0))
     return target(batch.reward, state.hyper["discount"], batch.terminated, q_next[:, None])
 
 
 def weights(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """`losses.advantage_weight` of `Q(s, a) - Q(s, a')`, where a' is drawn from the policy: one sample of V(s).
-
-    Args:
-        state: the learner's state.
-        batch: transitions (B, ...).
-        key: randomness of all draws.
-    """
+    """Return `losses.advantage_weight` of `Q(s, a) - Q(s, a')`, with a' sampled from the policy as an estimate of
+    V(s)."""
     q = jnp.min(critics_apply(state.critics, batch.observation, batch.action), axis=0)
-    advantage = q - least_q(state.critics, state.actor, batch.observation, key)
+    advantage = q - min_q(state.critics, state.actor, batch.observation, key)
     return jax.vmap(losses.advantage_weight, in_axes=(0, None))(advantage, 1.0 / state.hyper["temperature"])
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of the critics, then of the actor by what they have learned; `batches` is (1, B, ...).
-
-    Args:
-        state: the learner's state.
-        batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: randomness of all draws.
-    """
+    """Take one step of the critics, then one of the actor with the new critics; `batches` is (1, B, ...)."""
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     h = state.hyper
     next_key, value_key = jax.random.split(key)
@@ -144,7 +114,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """The mean, a unit action, for a normalised observation."""
+    """Return the mean unit action at a normalised observation."""
     return actor_apply(state.actor.mean, observation)
 
 

@@ -1,10 +1,10 @@
-"""A deterministic policy trained by back-propagation through a learned ensemble of the plant.
+"""A deterministic policy trained by back-propagation through rollouts of a learned model.
 
-Returns of rollouts are differentiated through dynamics, reward and policy (SVG(inf) with a learned model; Heess et al.
-2015, arXiv 1510.09142). Two penalties are the price of leaving the data: the ensemble's disagreement on where a step
-leads and what it pays, and the way beyond the edge of the logs' support (`world_model.support`), for where there are no
-logs the members may well agree and all be wrong. While the ensemble is learned the policy clones the logged actions:
-from a policy of chance some rollouts would begin where nothing is known.
+Rollout returns are differentiated through dynamics, reward and policy (SVG(inf) with a learned model; Heess et al.
+2015, arXiv 1510.09142). Two penalties keep the policy near the data: the disagreement of the ensemble, and the distance
+beyond the edge of the support (`world_model.support`), because members can agree and all be wrong where there are no
+logs. During warm-up the ensemble is trained and the policy clones the logged actions, so that rollouts start near the
+data.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from neorl_core.world_model.support import Edge, Support
 
 
 class Config(NamedTuple):
-    """Defaults of a run of 4,000 updates; a population may vary the floats. Four fifths of a run teach the model."""
+    """Default hyper-parameters for a run of 4,000 updates, of which 3,200 train the model; floats may vary within a
+    population."""
 
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
-    """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
+    """Units of a GRU that reads the stacked history before the actor; 0 disables it."""
     model_hidden: tuple[int, ...] = (32, 32)
     members: int = 5
     elites: int = 3
     warm_up_updates: int = 3200
     horizon: int = 25
     starts: int = 128
-    """Rollouts per step; they begin where the first rows of the batch do."""
+    """Rollouts per step; they start at the first rows of the batch."""
     discount: float = 0.99
     penalty: float = 1.0
-    """Weight of the disagreement, in deviations of the reward per deviation of an observation and of the reward."""
+    """Weight of the disagreement, in standard deviations of the reward per standard deviation of an observation and of
+    the reward."""
     support: float = 10.0
-    """Weight of the way beyond the edge of the logs' support, in deviations of the reward per radius."""
+    """Weight of the distance beyond the support, in standard deviations of the reward per radius."""
     actor_lr: float = 5e-3
     clone_lr: float = 1e-3
     model_lr: float = 1e-2
@@ -54,7 +56,7 @@ class Config(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Whole numbers that shape a rollout; structure, not arrays."""
+    """Integers that shape the rollouts: static structure, not arrays."""
 
     elites: int
     horizon: int
@@ -65,7 +67,7 @@ jax.tree_util.register_static(Shape)
 
 
 class State(NamedTuple):
-    """All that BPTT remembers between two updates."""
+    """Training state of BPTT."""
 
     actor: Params
     model: Model
@@ -77,13 +79,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """A fresh actor and a fresh ensemble.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations and actions.
-        config: hyper-parameters.
-    """
+    """Return a fresh actor and a fresh ensemble."""
     actor_key, model_key = jax.random.split(key)
     support_key = jax.random.fold_in(key, 2)
     sizes = spec.observation.size, spec.action.size
@@ -108,38 +104,32 @@ def actor_loss(
     horizon: int,
     h: Hyperparameters,
 ) -> tuple[Float[Array, ""], ModelSteps]:
-    """Mean over rollouts of `losses.rollout_loss`, at rewards less `support` times `support.excess`.
+    """Return the mean of `losses.rollout_loss` over rollouts, with rewards reduced by `support` times `support.excess`.
 
     Args:
         actor: weights of the actor.
-        members: weights of the ensemble's members.
-        reach: range of observations that rollouts stay in.
-        edge: of the logs' support.
-        starts: (M, B, O), normalised observations that each member's rollouts begin at.
+        members: weights of the ensemble members.
+        reach: range of observations that clips the rollouts.
+        edge: edge of the support.
+        starts: (M, B, O) normalised initial observations per member.
         horizon: steps of a rollout.
         h: hyper-parameters.
     """
     steps = expected_rollouts(members, reach, lambda observation: actor_apply(actor, observation), starts, horizon)
     outside = support.excess(edge, jnp.concatenate([steps.observation, steps.action], axis=-1))
     steps = steps._replace(reward=steps.reward - h["support"] * outside)
-    of_rollout = jax.vmap(jax.vmap(losses.rollout_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
-    every = of_rollout(steps.reward, steps.alive, steps.disagreement, h["discount"], h["penalty"])
-    return jnp.mean(every), steps
+    rollout_loss = jax.vmap(jax.vmap(losses.rollout_loss, in_axes=(0, 0, 0, None, None)), in_axes=(0, 0, 0, None, None))
+    loss = rollout_loss(steps.reward, steps.alive, steps.disagreement, h["discount"], h["penalty"])
+    return jnp.mean(loss), steps
 
 
 def cloning_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
-    """Mean over the batch of `losses.behaviour_cloning_loss`."""
+    """Return the batch mean of `losses.behaviour_cloning_loss`."""
     return jnp.mean(jax.vmap(losses.behaviour_cloning_loss)(actor_apply(actor, batch.observation), batch.action))
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of the actor; `batches` is (1, B, ...). The rollouts are shared out among the elites.
-
-    Args:
-        state: the learner's state.
-        batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: randomness of all draws.
-    """
+    """Take one step of the actor on one batch (1, B, ...), with rollouts distributed over the elites."""
     h, shape = state.hyper, state.shape
     members = dynamics.elites(state.model, shape.elites)
     rows = batches.observation[0, : shape.starts]
@@ -160,25 +150,20 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of the ensemble, and one of the actor towards the logged actions.
-
-    Args:
-        state: the learner's state.
-        batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: randomness of all draws.
-    """
+    """Take one step of the ensemble and one cloning step of the actor on one batch (1, B, ...)."""
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
-    model, found = dynamics.update(state.model, batch, state.hyper["model_lr"], key)
+    model, metrics = dynamics.update(state.model, batch, state.hyper["model_lr"], key)
     gradient = jax.grad(cloning_loss)(state.actor, batch)
     actor, optimiser = optimisers.step(state.actor, gradient, state.clone_optimiser, state.hyper["clone_lr"])
-    nothing = jnp.zeros_like(found["model_error"])
-    metrics = {"actor_loss": nothing, "disagreement": nothing, "model_error": found["model_error"]}
-    known = support.seen(state.support, jnp.concatenate([batch.observation, batch.action], axis=-1))
-    return state._replace(actor=actor, clone_optimiser=optimiser, model=model, support=known), metrics
+    error = metrics["model_error"]
+    zero = jnp.zeros_like(error)
+    metrics = {"actor_loss": zero, "disagreement": zero, "model_error": error}
+    seen = support.seen(state.support, jnp.concatenate([batch.observation, batch.action], axis=-1))
+    return state._replace(actor=actor, clone_optimiser=optimiser, model=model, support=seen), metrics
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Unit action for a normalised observation."""
+    """Return the unit action at a normalised observation."""
     return actor_apply(state.actor, observation)
 
 

@@ -1,6 +1,6 @@
 """COMBO (Yu et al. 2021, arXiv 2102.08363): SAC on logged steps and steps in a learned model.
 
-Its critics are pushed down on the latter and up on the logged ones instead of a penalty on uncertain rewards.
+Instead of penalising uncertain rewards, the critics are pushed down on model steps and up on logged steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neorl_core.types import Transition
 
 
 class Config(NamedTuple):
-    """Defaults of COMBO in a run of 6,000 updates; a population may vary the floats."""
+    """Default hyper-parameters of COMBO for a run of 6,000 updates; floats may vary within a population."""
 
     hidden: tuple[int, ...] = (64, 64)
     model_hidden: tuple[int, ...] = (32, 32)
@@ -30,9 +30,9 @@ class Config(NamedTuple):
     horizon: int = 5
     critics: int = 2
     beta: float = 1.0
-    """Weight of the push; the paper's tasks have 0.5 to 5 beside half a squared error, we have the whole."""
+    """Weight of the gap between model and logged values; 0.5 to 5 in the paper, which halves the squared error."""
     penalty: float = 0.0
-    """Weight of MOPO's penalty on uncertainty, which this algorithm has none of."""
+    """Weight of MOPO's uncertainty penalty, which COMBO does not use."""
     real: float = 0.5
     """Share of logged rows in a batch."""
     discount: float = 0.99
@@ -55,16 +55,7 @@ def critic_loss(
     logged: Transition,
     modelled: Transition,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """That of SAC on the mixed batch, plus beta times the mean of `losses.model_gap`.
-
-    Args:
-        critics: weights of the critics.
-        sac: state of SAC.
-        mixed: logged transitions and steps in the model.
-        target: (B,), what the critics are drawn towards.
-        logged: logged transitions.
-        modelled: steps in the learned model.
-    """
+    """Return SAC's critic loss on the mixed batch plus beta times the mean of `losses.model_gap`, and metrics."""
     loss, metrics = sac_n.critic_loss(critics, sac, mixed, target)
     q_modelled = critics_apply(critics, modelled.observation, modelled.action)
     q_logged = critics_apply(critics, logged.observation, logged.action)

@@ -1,4 +1,4 @@
-"""CQL(H) (Kumar et al. 2020, arXiv 2006.04779): SAC whose critics are pushed down where the data have no actions."""
+"""CQL(H) (Kumar et al. 2020, arXiv 2006.04779): SAC with critics pushed down at actions absent from the data."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from neorl_core.training.population import Algorithm, Metrics
 from neorl_core.types import PlantSpec, Transition
 
 SAMPLES = 10
-"""Actions per state and proposal: uniform, the policy's at the state, the policy's at the next state."""
+"""Actions per state and proposal: uniform, from the policy at the state, from the policy at the next state."""
 CHUNKS = 8
-"""Parts of the batch whose gradients are summed one after the other, so that their activations stay in the cache."""
+"""Parts of a batch with gradients summed one after the other, so that activations stay in the cache."""
 
 
 class Config(NamedTuple):
-    """Defaults of CQL; a population may vary the floats."""
+    """Default hyper-parameters of CQL; floats may vary within a population."""
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 2
     alpha: float = 5.0
-    """Weight of the conservative loss beside a TD error without the paper's factor of one half."""
+    """Weight of the conservative loss. The TD error has no factor of one half, unlike the paper's."""
     alpha_lr: float = 0.0
-    """Above zero alpha is multiplied by a Lagrange multiplier that holds the conservative loss at `threshold`."""
+    """If positive, a Lagrange multiplier of alpha keeps the conservative loss at `threshold`."""
     threshold: float = 5.0
     entropy_backup: float = 0.0
-    """Share of the policy's entropy in the target. The paper's operator has none; 1 is SAC's."""
+    """Share of the policy's entropy in the target: 0 in the paper, 1 in SAC."""
     discount: float = 0.99
     tau: float = 0.005
     actor_lr: float = 1e-4
@@ -45,7 +45,7 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that CQL remembers between two updates."""
+    """Training state of CQL."""
 
     sac: sac_n.State
     log_multiplier: Float[Array, ""]
@@ -57,13 +57,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """A fresh state of SAC and a multiplier of one.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations and actions.
-        config: hyper-parameters.
-    """
+    """Return a fresh state of SAC and a multiplier of one."""
     log_multiplier = jnp.zeros(())
     return State(sac_n.init(key, spec, config), log_multiplier, optimisers.init(Recipe(), log_multiplier))
 
@@ -71,22 +65,21 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 def proposals(
     actor: Params, batch: Transition, uniform: Float[Array, "B N A"], noise: Float[Array, "2 B N A"]
 ) -> tuple[Float[Array, "B K A"], Float[Array, "B K"]]:
-    """K = 3 N actions for every state, and their log densities.
-
-    A third each is uniform over [-1, 1]^A, from the policy at the state, and from the policy at the next state.
+    """Return K = 3 N actions per state with log densities: N uniform, N from the policy at the state, N from the next
+    state.
 
     Args:
         actor: weights of the actor.
         batch: transitions (B, ...).
-        uniform: (B, N, A), uniform over [-1, 1].
-        noise: (2, B, N, A), standard normal numbers, at the state and at the next.
+        uniform: (B, N, A) uniform over [-1, 1].
+        noise: (2, B, N, A) standard normal noise at the state and at the next state.
     """
     sample = jax.vmap(squash, in_axes=(None, 1), out_axes=1)
     here, here_density = sample(gaussian_apply(actor, batch.observation), noise[0])
     there, there_density = sample(gaussian_apply(actor, batch.next_observation), noise[1])
-    even_density = jnp.full_like(here_density, -uniform.shape[2] * math.log(2.0))
+    uniform_density = jnp.full_like(here_density, -uniform.shape[2] * math.log(2.0))
     actions = jnp.concatenate([uniform, here, there], axis=1)
-    return actions, jnp.concatenate([even_density, here_density, there_density], axis=1)
+    return actions, jnp.concatenate([uniform_density, here_density, there_density], axis=1)
 
 
 def critic_loss(
@@ -97,22 +90,22 @@ def critic_loss(
     log_density: Float[Array, "B K"],
     weight: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Mean over the batch of `losses.td_loss` plus `weight` times `losses.conservative_loss`, summed over critics.
+    """Return the batch mean of `losses.td_loss` plus `weight` times `losses.conservative_loss`, summed over critics.
 
     Args:
         critics: weights of the critics.
         batch: transitions (B, ...).
-        target: (B,), what the critics are drawn towards.
-        actions: (B, K, A), unit actions.
-        log_density: (B, K), log density with which each action was drawn.
+        target: (B,) TD targets.
+        actions: (B, K, A) proposed unit actions.
+        log_density: (B, K) log density that each action was sampled with.
         weight: weight of the conservative loss.
     """
-    every = jnp.concatenate([batch.action[:, None], actions], axis=1)
-    observation = jnp.broadcast_to(batch.observation[:, None], (*every.shape[:2], batch.observation.shape[-1]))
-    q = critics_apply(critics, observation, every)
+    candidates = jnp.concatenate([batch.action[:, None], actions], axis=1)
+    observation = jnp.broadcast_to(batch.observation[:, None], (*candidates.shape[:2], batch.observation.shape[-1]))
+    q = critics_apply(critics, observation, candidates)
     error = jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q[:, :, 0], target))
-    of_critics = jax.vmap(jax.vmap(losses.conservative_loss), in_axes=(0, None, 0))
-    conservative = jnp.mean(of_critics(q[:, :, 1:], log_density, q[:, :, 0]))
+    conservative_loss = jax.vmap(jax.vmap(losses.conservative_loss), in_axes=(0, None, 0))
+    conservative = jnp.mean(conservative_loss(q[:, :, 1:], log_density, q[:, :, 0]))
     loss = error + weight * len(critics) * conservative
     return loss, {"critic_loss": loss, "conservative_loss": conservative}
 
@@ -125,36 +118,22 @@ def critic_gradient(
     log_density: Float[Array, "B K"],
     weight: Float[Array, ""],
 ) -> tuple[Ensemble, Metrics]:
-    """Gradient of `critic_loss`, summed over chunks of the batch.
-
-    Args:
-        critics: weights of the critics.
-        batch: transitions (B, ...).
-        target: (B,), what the critics are drawn towards.
-        actions: (B, K, A), unit actions.
-        log_density: (B, K), log density with which each action was drawn.
-        weight: weight of the conservative loss.
-    """
+    """Return the gradient of `critic_loss` (same arguments), summed over chunks of the batch."""
     rows = target.shape[0]
     chunks = math.gcd(rows, CHUNKS)
-    cut = jax.tree.map(lambda x: x.reshape(chunks, rows // chunks, *x.shape[1:]), (batch, target, actions, log_density))
+    inputs = batch, target, actions, log_density
+    parts = jax.tree.map(lambda x: x.reshape(chunks, rows // chunks, *x.shape[1:]), inputs)
 
     def add(total: Ensemble, part: tuple[Transition, Array, Array, Array]) -> tuple[Ensemble, Metrics]:
         gradient, metrics = jax.grad(critic_loss, has_aux=True)(critics, *part, weight)
         return jax.tree.map(jnp.add, total, gradient), metrics
 
-    total, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, critics), cut)
+    total, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, critics), parts)
     return jax.tree.map(lambda g: g / chunks, total), jax.tree.map(jnp.mean, metrics)
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One gradient step; `batches` is (1, B, ...). Target and actor draw the same noise as SAC's do.
-
-    Args:
-        state: the learner's state.
-        batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: randomness of all draws.
-    """
+    """Take one gradient step on one batch (1, B, ...), with the same noise for target and actor as SAC."""
     sac, h = state.sac, state.sac.hyper
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     rows, actions = batch.action.shape
@@ -173,7 +152,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Unit action for a normalised observation: tanh of the mean."""
+    """Return the unit action at a normalised observation: tanh of the mean."""
     return sac_n.act(state.sac, observation)
 
 

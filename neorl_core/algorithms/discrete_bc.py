@@ -1,4 +1,4 @@
-"""Behaviour cloning of a discrete action: classification of the logged choices."""
+"""Behaviour cloning for discrete actions: classification of the logged choices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Defaults of discrete BC; a population may vary the floats."""
+    """Default hyper-parameters of discrete BC; floats may vary within a population."""
 
     hidden: tuple[int, ...] = (64, 64)
     actor_lr: float = 1e-3
@@ -26,30 +26,18 @@ class Config(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh parameters and optimiser.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations, and the choices.
-        config: hyper-parameters.
-    """
+    """Return fresh weights and optimiser."""
     actor = mlp_init(key, spec.observation.size, (*config.hidden, spec.acting))
     return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
 
 
 def actor_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
-    """Mean over the batch of `losses.cross_entropy_loss`."""
+    """Return the batch mean of `losses.cross_entropy_loss`."""
     return jnp.mean(jax.vmap(losses.cross_entropy_loss)(mlp_apply(actor, batch.observation), batch.action))
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One gradient step; `batches` is (1, B, ...).
-
-    Args:
-        state: the learner's state.
-        batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: randomness of all draws.
-    """
+    """Take one gradient step on one batch; `batches` is (1, B, ...)."""
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, batch)
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, state.hyper["actor_lr"])
@@ -57,7 +45,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n C"]:
-    """Logits of the choices for a normalised observation."""
+    """Return logits of the choices at a normalised observation."""
     return mlp_apply(state.actor, observation)
 
 

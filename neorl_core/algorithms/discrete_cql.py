@@ -1,4 +1,4 @@
-"""CQL(H) (Kumar et al. 2020, arXiv 2006.04779) of a discrete action: double DQN, pushed down where the data are not."""
+"""CQL(H) (Kumar et al. 2020, arXiv 2006.04779) for discrete actions: double DQN with the conservative loss."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from neorl_core.types import Transition
 
 
 class Config(NamedTuple):
-    """Defaults of discrete CQL; a population may vary the floats. The paper's critic for Atari is distributional."""
+    """Default hyper-parameters of discrete CQL; floats may vary within a population. The paper's Atari critic is
+    distributional."""
 
     hidden: tuple[int, ...] = (64, 64)
     alpha: float = 1.0
-    """Weight of the conservative loss beside a TD error without the paper's factor of one half."""
+    """Weight of the conservative loss. The TD error has no factor of one half, unlike the paper's."""
     discount: float = 0.99
     tau: float = 0.005
     critic_lr: float = 3e-4
@@ -30,14 +31,7 @@ class Config(NamedTuple):
 def critic_loss(
     q: Float[Array, "B C"], batch: Transition, target: Float[Array, " B"], h: Hyperparameters
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Double DQN's loss plus alpha times the mean over the batch of `losses.discrete_conservative_loss`.
-
-    Args:
-        q: (B, C), values of the choices.
-        batch: transitions (B, ...).
-        target: (B,), what the critic is drawn towards.
-        h: hyper-parameters.
-    """
+    """Return double DQN's loss plus alpha times the batch mean of `losses.discrete_conservative_loss`, and metrics."""
     conservative = jnp.mean(jax.vmap(losses.discrete_conservative_loss)(q, batch.action))
     error = double_dqn.td_loss(q, batch, target)
     return error + h["alpha"] * conservative, {"critic_loss": error, "conservative_loss": conservative}

@@ -1,7 +1,6 @@
-"""Implicit Q-learning (Kostrikov, Nair & Levine 2021, arXiv 2110.06169) of a discrete action.
+"""Implicit Q-learning (Kostrikov, Nair & Levine 2021, arXiv 2110.06169) for discrete actions.
 
-Value and critics are those of `iql`, whose equations ask for no action but logged ones; a critic has an output for each
-choice, and the policy extracted by weighted regression is a softmax over them.
+Uses the value and critic losses of `iql`. A critic has one output per choice; the policy is a softmax over choices.
 """
 
 from __future__ import annotations
@@ -18,13 +17,7 @@ from neorl_core.types import PlantSpec, Transition
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh actor, value and critics, the critics' targets equal to them, and optimisers.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations, and the choices.
-        config: hyper-parameters.
-    """
+    """Return fresh actor, value network and critics, target critics equal to them, and optimisers."""
     actor_key, value_key, critic_key = jax.random.split(key, 3)
     observed, layers = spec.observation.size, (*config.hidden, spec.acting)
     critics = tuple(mlp_init(k, observed, layers) for k in jax.random.split(critic_key, config.critics))
@@ -33,17 +26,17 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def logged_values(critics: Ensemble, batch: Transition) -> Float[Array, "C B"]:
-    """Each critic's value of the logged choices."""
+    """Return the value of the logged choices by each critic."""
     return jnp.stack([jnp.sum(mlp_apply(critic, batch.observation) * batch.action, axis=-1) for critic in critics])
 
 
 def logged_log_prob(actor: Params, batch: Transition) -> Float[Array, " B"]:
-    """Log probability of the logged choices."""
+    """Return the log probability of the logged choices."""
     return -jax.vmap(losses.cross_entropy_loss)(mlp_apply(actor, batch.observation), batch.action)
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n C"]:
-    """Logits of the choices for a normalised observation."""
+    """Return logits of the choices at a normalised observation."""
     return mlp_apply(DISCRETE_IQL.actor(state), observation)
 
 

@@ -1,7 +1,6 @@
 """Double DQN (van Hasselt, Guez & Silver 2015, arXiv 1509.06461) on logged transitions: the greedy choice of a critic.
 
-Nothing holds its values down where the logs have no such choice: it is for logs in which every choice was tried
-everywhere, and the base that `discrete_cql` is made of.
+Without any pessimism it needs logs that cover every choice everywhere. `discrete_cql` builds on it.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Defaults of double DQN; a population may vary the floats.
+    """Default hyper-parameters of double DQN; floats may vary within a population.
 
-    The target network follows at every step as in the continuous algorithms, where the paper copies it now and then.
+    The target network is updated by Polyak averaging at every step; the paper copies it periodically.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -35,47 +34,30 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that double DQN remembers between two updates."""
+    """Training state of double DQN."""
 
     critic: Params
-    """Weights of a network with an output for each choice: what ships."""
+    """Weights of a network with one output per choice; this network ships."""
     critic_target: Params
     critic_optimiser: Optimiser
     hyper: Hyperparameters
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
-    """A fresh critic, its target equal to it, and its optimiser; `config` has the fields of `Config`.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations, and the choices.
-        config: hyper-parameters.
-    """
+    """Return a fresh critic, its target and its optimiser; `config` has the fields of `Config`."""
     critic = mlp_init(key, spec.observation.size, (*config.hidden, spec.acting))
     return State(critic, critic, optimisers.init(config.critic_recipe, critic), hyperparameters(config))
 
 
 def targets(state: State, batch: Transition) -> Float[Array, " B"]:
-    """`losses.double_q_target` of the critic and its target.
-
-    Args:
-        state: the learner's state.
-        batch: transitions (B, ...).
-    """
-    chosen, valued = (mlp_apply(params, batch.next_observation) for params in (state.critic, state.critic_target))
+    """Return `losses.double_q_target` of the critic and the target network."""
+    q_online, q_target = (mlp_apply(params, batch.next_observation) for params in (state.critic, state.critic_target))
     target = jax.vmap(losses.double_q_target, in_axes=(0, None, 0, 0, 0))
-    return target(batch.reward, state.hyper["discount"], batch.terminated, chosen, valued)
+    return target(batch.reward, state.hyper["discount"], batch.terminated, q_online, q_target)
 
 
 def td_loss(q: Float[Array, "B C"], batch: Transition, target: Float[Array, " B"]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.td_loss` at the logged choices.
-
-    Args:
-        q: (B, C), values of the choices.
-        batch: transitions (B, ...).
-        target: (B,), what the critic is drawn towards.
-    """
+    """Return the batch mean of `losses.td_loss` at the logged choices, for values (B, C) and targets (B,)."""
     return jnp.mean(jax.vmap(losses.td_loss)(jnp.sum(q * batch.action, axis=-1, keepdims=True), target))
 
 
@@ -88,31 +70,31 @@ CriticLoss = Callable[
 def critic_loss(
     q: Float[Array, "B C"], batch: Transition, target: Float[Array, " B"], h: Hyperparameters
 ) -> tuple[Float[Array, ""], Metrics]:
-    """`td_loss`, and as a metric."""
+    """Return `td_loss`, and metrics."""
     loss = td_loss(q, batch, target)
     return loss, {"critic_loss": loss}
 
 
 def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """One gradient step of a critic that descends `loss`, then of its target; `batches` is (1, B, ...)."""
+    """Build an update of the critic and its target on one batch (1, B, ...) from a critic loss."""
 
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
         batch: Transition = jax.tree.map(lambda x: x[0], batches)
         h, target = state.hyper, targets(state, batch)
 
-        def of_critic(critic: Params) -> tuple[Float[Array, ""], Metrics]:
+        def critic_loss_at(critic: Params) -> tuple[Float[Array, ""], Metrics]:
             return loss(mlp_apply(critic, batch.observation), batch, target, h)
 
-        gradient, metrics = jax.grad(of_critic, has_aux=True)(state.critic)
+        gradient, metrics = jax.grad(critic_loss_at, has_aux=True)(state.critic)
         critic, optimiser = optimisers.step(state.critic, gradient, state.critic_optimiser, h["critic_lr"])
-        followed = polyak(state.critic_target, critic, h["tau"])
-        return State(critic, followed, optimiser, h), metrics | {"q": jnp.mean(target)}
+        critic_target = polyak(state.critic_target, critic, h["tau"])
+        return State(critic, critic_target, optimiser, h), metrics | {"q": jnp.mean(target)}
 
     return update
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n C"]:
-    """Values of the choices for a normalised observation."""
+    """Return values of the choices at a normalised observation."""
     return mlp_apply(state.critic, observation)
 
 

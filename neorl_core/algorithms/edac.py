@@ -1,6 +1,6 @@
-"""EDAC (An et al. 2021, arXiv 2110.01548): SAC-N whose critics are kept from agreeing on how Q changes with the action.
+"""EDAC (An et al. 2021, arXiv 2110.01548): SAC-N with a penalty on similar action gradients of the critics.
 
-It needs fewer critics than SAC-N for the same pessimism.
+It reaches the pessimism of SAC-N with fewer critics.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from neorl_core.types import Transition
 
 
 class Config(NamedTuple):
-    """Defaults of EDAC; a population may vary the floats. The paper uses three hidden layers of 256."""
+    """Default hyper-parameters of EDAC; floats may vary within a population. The paper uses three layers of 256."""
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 10
     diversity: float = 1.0
-    """The paper's eta: 1 for most of its tasks, 5 for HalfCheetah-expert-like data, 0 gives SAC-N."""
+    """The paper's eta: 1 for most tasks, 5 for HalfCheetah-expert data, 0 gives SAC-N."""
     discount: float = 0.99
     tau: float = 0.005
     actor_lr: float = 3e-4
@@ -39,13 +39,7 @@ class Config(NamedTuple):
 def action_gradients(
     critics: Ensemble, observation: Float[Array, "B O"], action: Float[Array, "B A"]
 ) -> Float[Array, "C B A"]:
-    """Slope of each critic along the action.
-
-    Args:
-        critics: weights of the critics.
-        observation: (B, O), normalised observations.
-        action: (B, A), unit actions.
-    """
+    """Return the gradient of each critic with respect to the action."""
 
     def total(action: Float[Array, "B A"], critic: Ensemble) -> Float[Array, ""]:
         return jnp.sum(critics_apply(critic, observation, action))
@@ -56,14 +50,7 @@ def action_gradients(
 def critic_loss(
     critics: Ensemble, state: sac_n.State, batch: Transition, target: Float[Array, " B"]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """SAC-N's loss plus `diversity` times the batch's mean of `losses.diversity_loss`.
-
-    Args:
-        critics: weights of the critics.
-        state: the learner's state.
-        batch: transitions (B, ...).
-        target: (B,), what the critics are drawn towards.
-    """
+    """Return SAC-N's loss plus `diversity` times the batch mean of `losses.diversity_loss`, and metrics."""
     loss, metrics = sac_n.critic_loss(critics, state, batch, target)
     gradients = action_gradients(critics, batch.observation, batch.action)
     diversity = jnp.mean(jax.vmap(losses.diversity_loss, in_axes=1)(gradients))

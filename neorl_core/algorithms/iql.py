@@ -1,4 +1,4 @@
-"""Implicit Q-learning (Kostrikov, Nair & Levine 2021, arXiv 2110.06169), with any number of critics."""
+"""Implicit Q-learning (Kostrikov, Nair & Levine 2021, arXiv 2110.06169) with any number of critics."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Defaults of IQL, the paper's for locomotion; a population may vary the floats.
+    """Default hyper-parameters of IQL, from the paper's locomotion tasks; floats may vary within a population.
 
-    The paper's code lets the actor's rate fall along a cosine over the whole run, as most peers do:
-    `actor_recipe: {schedule: cosine, steps: <updates of the run>}`.
+    The paper's code decays the actor's learning rate along a cosine over the run: `actor_recipe: {schedule: cosine,
+    steps: <updates of the run>}`.
     """
 
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
-    """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
+    """Units of a GRU that reads the stacked history before the actor; 0 disables it."""
     graph: int = 0
-    """Rounds of message passing over the plant's layout in place of dense layers; none by default."""
+    """Rounds of message passing over the plant layout instead of dense layers; 0 disables it."""
     critics: int = 2
     expectile: float = 0.7
     beta: float = 3.0
-    """Weight of the advantage: 0 clones, larger is greedier."""
+    """Inverse temperature of the advantage: 0 clones, larger values are greedier."""
     discount: float = 0.99
     tau: float = 0.005
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
-    """Step length of the critics and of the value."""
+    """Learning rate of the critics and of the value network."""
     actor_recipe: Recipe = optimisers.TD3
     critic_recipe: Recipe = optimisers.TD3
 
 
 class State(NamedTuple):
-    """All that IQL remembers between two updates."""
+    """Training state of IQL."""
 
     actor: NormalActor | Params
     value: Params
@@ -69,13 +69,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh actor, value and critics, the critics' targets equal to them, and optimisers.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations and actions.
-        config: hyper-parameters.
-    """
+    """Return fresh actor, value network and critics, target critics equal to them, and optimisers."""
     actor_key, value_key, critic_key = jax.random.split(key, 3)
     sizes = spec.observation.size, spec.action.size
     body = body_of(spec, config.hidden, config.gru, config.graph)
@@ -86,7 +80,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def fresh(config: Any, actor: NormalActor | Params, value: Params, critics: Ensemble) -> State:
-    """The state of fresh networks; `config` has the fields of `Config`."""
+    """Return the initial state of given networks; `config` has the fields of `Config`."""
     return State(
         actor,
         value,
@@ -100,12 +94,12 @@ def fresh(config: Any, actor: NormalActor | Params, value: Params, critics: Ense
 
 
 def logged_values(critics: Ensemble, batch: Transition) -> Float[Array, "C B"]:
-    """Each critic's value of the logged actions."""
+    """Return the value of the logged actions by each critic."""
     return critics_apply(critics, batch.observation, batch.action)
 
 
 def logged_log_prob(actor: Any, batch: Transition) -> Float[Array, " B"]:
-    """Log density of the logged actions under a `NormalActor`."""
+    """Return the log density of the logged actions under a `NormalActor`."""
     return normal_log_prob(normal_apply(actor, batch.observation), batch.action)
 
 
@@ -116,12 +110,12 @@ LogProb = Callable[[Any, Transition], Float[Array, " B"]]
 def value_loss(
     value: Params, batch: Transition, q: Float[Array, " B"], expectile: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, " B"]]:
-    """Mean over the batch of `losses.expectile_loss`, and the advantages `Q(s, a) - V(s)`.
+    """Return the batch mean of `losses.expectile_loss`, and the advantages `Q(s, a) - V(s)`.
 
     Args:
         value: weights of the value network.
         batch: transitions (B, ...).
-        q: (B,), least value of the target critics at the logged actions.
+        q: (B,) minimum over the target critics at the logged actions.
         expectile: tau, in (0, 1).
     """
     advantage = q - mlp_apply(value, batch.observation)[..., 0]
@@ -129,7 +123,7 @@ def value_loss(
 
 
 def targets(state: State, batch: Transition) -> Float[Array, " B"]:
-    """`losses.td_target` of V(s') (equation 6): no action is asked for that was not logged."""
+    """Return `losses.td_target` of V(s') (equation 6), which needs no action."""
     v_next = mlp_apply(state.value, batch.next_observation)  # (B, 1)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 0))
     return target(batch.reward, state.hyper["discount"], batch.terminated, v_next)
@@ -138,42 +132,28 @@ def targets(state: State, batch: Transition) -> Float[Array, " B"]:
 def critic_loss(
     critics: Ensemble, batch: Transition, target: Float[Array, " B"], values: Values = logged_values
 ) -> Float[Array, ""]:
-    """Mean over the batch of `losses.td_loss` (equation 6).
-
-    Args:
-        critics: weights of the critics.
-        batch: transitions (B, ...).
-        target: (B,), what the critics are drawn towards.
-        values: of the logged actions.
-    """
+    """Return the batch mean of `losses.td_loss` at targets (B,) (equation 6)."""
     return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(values(critics, batch), target))
 
 
 def actor_loss(
     actor: NormalActor | Params, batch: Transition, weight: Float[Array, " B"], log_prob: LogProb = logged_log_prob
 ) -> Float[Array, ""]:
-    """Mean over the batch of `losses.weighted_regression_loss` on the logged actions.
-
-    Args:
-        actor: weights of the actor.
-        batch: transitions (B, ...).
-        weight: (B,), weight of each logged action.
-        log_prob: of the logged actions.
-    """
+    """Return the batch mean of `losses.weighted_regression_loss` on the logged actions."""
     return jnp.mean(jax.vmap(losses.weighted_regression_loss)(log_prob(actor, batch), weight))
 
 
 def make_update(
     values: Values = logged_values, log_prob: LogProb = logged_log_prob
 ) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """One step of everything on one batch, for critics and an actor of any kind; `batches` is (1, B, ...).
+    """Build an update on one batch (1, B, ...) for continuous or discrete critics and actors.
 
-    Every gradient is taken at the parameters before the step, so that V(s) is evaluated once. The paper's code steps
-    the value first; its algorithm 1 extracts the policy after all else.
+    All gradients are taken at the weights before the step, so V(s) is evaluated once. The paper's code updates the
+    value network first; its algorithm 1 extracts the policy at the end.
 
     Args:
-        values: the critics' values of the logged actions.
-        log_prob: the actor's log probability of them.
+        values: returns each critic's value of the logged actions.
+        log_prob: returns the actor's log probability of the logged actions.
     """
 
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
@@ -200,7 +180,7 @@ def make_update(
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """The mean, a unit action, for a normalised observation."""
+    """Return the mean unit action at a normalised observation."""
     return actor_apply(IQL.actor(state), observation)
 
 

@@ -1,11 +1,11 @@
-"""MOPO (Yu et al. 2020, arXiv 2005.13239): SAC on short rollouts of a learned ensemble, at penalised rewards.
+"""MOPO (Yu et al. 2020, arXiv 2005.13239): SAC on short rollouts of a learned model with penalised rewards.
 
-An update draws fresh rollouts from the states of its first batch, then makes a gradient step on each batch, some of
-whose rows are replaced by steps in the learned model. COMBO has the same functions and another loss of the critics.
+Each update samples fresh rollouts from the states of its first batch, then takes one gradient step per batch with part
+of its rows replaced by steps in the learned model. COMBO reuses these functions with another critic loss.
 
-The paper keeps imagined steps of earlier policies in a buffer, for it draws rollouts once in a thousand steps and
-needs them in between. Here an update of four gradient steps draws more rows (batch times horizon) than it uses, so that
-nothing has to last: all are of the present policy, and an interrupted run has no buffer to lose.
+The paper keeps rollouts of older policies in a buffer because it samples them once in a thousand steps. Here an update
+of four gradient steps samples more rows (batch times horizon) than it uses, so no buffer is needed and an interrupted
+run loses nothing.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ STEPS = 4
 
 
 class Config(NamedTuple):
-    """Defaults of MOPO in a run of 9,000 updates; a population may vary the floats."""
+    """Default hyper-parameters of MOPO for a run of 9,000 updates; floats may vary within a population."""
 
     hidden: tuple[int, ...] = (64, 64)
     model_hidden: tuple[int, ...] = (32, 32)
     members: int = 5
-    """The paper has seven, five of them elites, of four layers of 200."""
+    """The paper uses seven members (five elites) with four layers of 200."""
     elites: int = 2
     warm_up_updates: int = 3000
     horizon: int = 5
     critics: int = 2
     penalty: float = 1.0
-    """lambda, in deviations of the reward per deviation of an observation."""
+    """lambda, in standard deviations of the reward per standard deviation of an observation."""
     real: float = 0.05
     """Share of logged rows in a batch."""
     discount: float = 0.99
@@ -59,7 +59,7 @@ class Config(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Whole numbers that shape the rollouts; structure, not arrays."""
+    """Integers that shape the rollouts: static structure, not arrays."""
 
     elites: int
     horizon: int
@@ -69,7 +69,7 @@ jax.tree_util.register_static(Shape)
 
 
 class State(NamedTuple):
-    """All that MOPO remembers between two updates."""
+    """Training state of MOPO."""
 
     sac: sac_n.State
     model: Model
@@ -81,13 +81,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
-    """A fresh state of SAC and a fresh ensemble; `config` has the fields of `Config`.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations and actions.
-        config: hyper-parameters.
-    """
+    """Return a fresh state of SAC and a fresh ensemble; `config` has the fields of `Config`."""
     sac_key, model_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     model = dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe, spec.history)
@@ -96,13 +90,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
 
 
 def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple[Transition, Float[Array, " N"]]:
-    """N = B H steps of the policy from B logged states, at the ensemble's rewards, and their uncertainty.
-
-    Args:
-        state: the learner's state.
-        logged: logged transitions.
-        key: randomness of all draws.
-    """
+    """Return N = B H policy steps from B logged states in the learned model, and their uncertainty (N,)."""
 
     def policy(observation: Float[Array, " O"], noise: Float[Array, " A"]) -> Float[Array, " A"]:
         return squash(gaussian_apply(state.sac.actor, observation), noise)[0]
@@ -117,18 +105,18 @@ def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple
 
 
 def mix(logged: Transition, modelled: Transition, real: Float[Array, ""]) -> Transition:
-    """The first `real` of a batch's rows, and steps in the model in place of the others.
+    """Replace all but the first `real` of a batch's rows by steps in the learned model.
 
     Args:
-        logged: logged transitions.
-        modelled: steps in the learned model.
+        logged: logged transitions (B, ...).
+        modelled: steps in the learned model (B, ...).
         real: share of logged rows, 0 to 1.
     """
     rows = logged.reward.shape[0]
     keep = jnp.arange(rows) < real * rows
 
-    def choose(ours: Array, theirs: Array) -> Array:
-        return jnp.where(keep.reshape(rows, *[1] * (ours.ndim - 1)), ours, theirs)
+    def choose(real_row: Array, model_row: Array) -> Array:
+        return jnp.where(keep.reshape(rows, *[1] * (real_row.ndim - 1)), real_row, model_row)
 
     mixed: Transition = jax.tree.map(choose, logged._replace(next_action=None), modelled)
     return mixed
@@ -138,7 +126,7 @@ CriticLoss = Callable[
     [Ensemble, sac_n.State, Transition, Float[Array, " B"], Transition, Transition],
     tuple[Float[Array, ""], Metrics],
 ]
-"""(critics, state, mixed batch, its target, logged batch, batch of the model) -> (loss, metrics)."""
+"""(critics, SAC state, mixed batch, its targets, logged batch, model batch) -> (loss, metrics)."""
 
 
 def critic_loss(
@@ -149,56 +137,41 @@ def critic_loss(
     logged: Transition,
     modelled: Transition,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """That of SAC on the mixed batch.
-
-    Args:
-        critics: weights of the critics.
-        sac: state of SAC.
-        mixed: logged transitions and steps in the model.
-        target: (B,), what the critics are drawn towards.
-        logged: logged transitions.
-        modelled: steps in the learned model.
-    """
+    """Return SAC's critic loss on the mixed batch, and metrics."""
     return sac_n.critic_loss(critics, sac, mixed, target)
 
 
 def penalise(steps: Transition, uncertainty: Float[Array, " N"], penalty: Float[Array, ""]) -> Transition:
-    """Steps in the model at `losses.penalised_reward`.
-
-    Args:
-        steps: N steps in the learned model.
-        uncertainty: (N,), uncertainty of the ensemble at each step.
-        penalty: weight of the uncertainty.
-    """
+    """Replace the rewards of N model steps by `losses.penalised_reward`."""
     reward = jax.vmap(losses.penalised_reward, in_axes=(0, None, 0))(steps.reward, penalty, uncertainty)
     return steps._replace(reward=reward)
 
 
 def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """`STEPS` gradient steps of SAC on logged rows and steps in the model, whose critics descend `loss`."""
+    """Build an update of `STEPS` SAC steps on logged rows and model steps from a critic loss."""
 
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        of_rollouts, of_steps = jax.random.split(key)
+        rollout_key, steps_key = jax.random.split(key)
         h = state.sac.hyper
-        fresh, uncertainty = model_rollouts(state, jax.tree.map(lambda x: x[0], batches), of_rollouts)
+        fresh, uncertainty = model_rollouts(state, jax.tree.map(lambda x: x[0], batches), rollout_key)
         pool = penalise(fresh, uncertainty, h["penalty"])
 
-        def one(sac: sac_n.State, given: tuple[Transition, PRNGKeyArray]) -> tuple[sac_n.State, Metrics]:
-            logged, key = given
+        def one(sac: sac_n.State, inputs: tuple[Transition, PRNGKeyArray]) -> tuple[sac_n.State, Metrics]:
+            logged, key = inputs
             rows, actions = logged.action.shape
-            of_rows, of_noise = jax.random.split(key)
-            drawn = jax.random.randint(of_rows, (rows,), 0, pool.reward.shape[0])
-            modelled: Transition = jax.tree.map(lambda x: x[drawn], pool)
+            rows_key, noise_key = jax.random.split(key)
+            indices = jax.random.randint(rows_key, (rows,), 0, pool.reward.shape[0])
+            modelled: Transition = jax.tree.map(lambda x: x[indices], pool)
             mixed = mix(logged, modelled, h["real"])
-            noise = jax.random.normal(of_noise, (2, rows, actions), logged.action.dtype)
+            noise = jax.random.normal(noise_key, (2, rows, actions), logged.action.dtype)
             target = sac_n.targets(sac, mixed, noise[0], jnp.ones((), mixed.reward.dtype))
             gradient, critic_metrics = jax.grad(loss, has_aux=True)(sac.critics, sac, mixed, target, logged, modelled)
             sac, actor_metrics = sac_n.update_actor(sac_n.step_critics(sac, gradient), mixed, noise[1])
             return sac, critic_metrics | actor_metrics
 
-        keys = jax.random.split(of_steps, batches.reward.shape[0])
-        sac, every = jax.lax.scan(one, state.sac, (batches, keys))
-        metrics = jax.tree.map(jnp.mean, every)
+        keys = jax.random.split(steps_key, batches.reward.shape[0])
+        sac, metrics = jax.lax.scan(one, state.sac, (batches, keys))
+        metrics = jax.tree.map(jnp.mean, metrics)
         metrics |= {"uncertainty": jnp.mean(uncertainty), "model_error": jnp.mean(state.model.error)}
         return state._replace(sac=sac), metrics
 
@@ -206,23 +179,23 @@ def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray],
 
 
 def make_warm_up(names: tuple[str, ...]) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """`STEPS` steps of the ensemble, each on a batch of its own; the metrics of `names` are zero meanwhile."""
+    """Build `STEPS` training steps of the ensemble, one batch each; the metrics in `names` are reported as zero."""
 
     def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        def one(model: Model, given: tuple[Transition, PRNGKeyArray]) -> tuple[Model, Metrics]:
-            batch, key = given
+        def one(model: Model, inputs: tuple[Transition, PRNGKeyArray]) -> tuple[Model, Metrics]:
+            batch, key = inputs
             return dynamics.update(model, batch, state.sac.hyper["model_lr"], key)
 
         keys = jax.random.split(key, batches.reward.shape[0])
-        model, found = jax.lax.scan(one, state.model, (batches, keys))
-        error = jnp.mean(found["model_error"])
+        model, metrics = jax.lax.scan(one, state.model, (batches, keys))
+        error = jnp.mean(metrics["model_error"])
         return state._replace(model=model), {**dict.fromkeys(names, jnp.zeros_like(error)), "model_error": error}
 
     return warm_up
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Unit action for a normalised observation: tanh of the mean."""
+    """Return the unit action at a normalised observation: tanh of the mean."""
     return sac_n.act(state.sac, observation)
 
 

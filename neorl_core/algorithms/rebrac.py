@@ -1,4 +1,4 @@
-"""ReBRAC (Tarasov, Kurenkov, Nikulin & Kolesnikov 2023, arXiv 2305.09836): TD3+BC with a penalty on critics, too."""
+"""ReBRAC (Tarasov, Kurenkov, Nikulin & Kolesnikov 2023, arXiv 2305.09836): TD3+BC with a penalty on the critics too."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Defaults of ReBRAC; a population may vary the floats.
+    """Default hyper-parameters of ReBRAC; floats may vary within a population.
 
-    The paper's for locomotion: three layers, rates of 1e-3 and batches of 1024. It tunes the penalties for each data
-    set, the actor's among 0.001 to 0.1 and the critics' among 0 to 0.5; 0.01 is what it takes most often.
+    The paper's values for locomotion are three layers, learning rates of 1e-3 and batches of 1024. It tunes the
+    penalties per dataset: 0.001 to 0.1 for the actor, 0 to 0.5 for the critics, most often 0.01.
     """
 
     hidden: tuple[int, ...] = (64, 64, 64)
@@ -39,13 +39,7 @@ class Config(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh actor and layer-normalised critics, their targets equal to them, and optimisers.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations and actions.
-        config: hyper-parameters.
-    """
+    """Return fresh actor and layer-normalised critics, target networks equal to them, and optimisers."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = actor_init(actor_key, *sizes, config.hidden)
@@ -62,18 +56,13 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """`losses.penalised_td_target` at the smoothed action of the target actor.
-
-    Args:
-        state: the learner's state.
-        batch: transitions (B, ...).
-        key: randomness of all draws.
+    """Return `losses.penalised_td_target` at the smoothed action of the target actor.
 
     Raises:
-        ValueError: when the batch does not hold the actions that were logged next.
+        ValueError: if the batch has no `next_action`.
     """
     if batch.next_action is None:
-        raise ValueError("expected transitions with next_action for rebrac, got none: make them with `prepare`.")
+        raise ValueError("rebrac needs transitions with next_action, got next_action=None: use `prepare`.")
     action = next_action(state, batch, key)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
     target = jax.vmap(losses.penalised_td_target, in_axes=(0, None, 0, 1, None, 0, 0))
@@ -82,14 +71,7 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
 
 
 def actor_loss(actor: Params, critics: Ensemble, batch: Transition, penalty: Float[Array, ""]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.rebrac_actor_loss`, its weight of centred rewards' Q (`losses.q_weight`).
-
-    Args:
-        actor: weights of the actor.
-        critics: weights of the critics.
-        batch: transitions (B, ...).
-        penalty: weight of the penalty.
-    """
+    """Return the batch mean of `losses.rebrac_actor_loss`, with the weight of `losses.q_weight` at alpha = 1."""
     action = actor_apply(actor, batch.observation)
     q = jnp.min(critics_apply(critics, batch.observation, action), axis=0)
     weight = jax.lax.stop_gradient(losses.q_weight(jnp.ones_like(penalty), q))
@@ -98,13 +80,7 @@ def actor_loss(actor: Params, critics: Ensemble, batch: Transition, penalty: Flo
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Two critic steps and one actor step, then one of every target network; `batches` is (2, B, ...).
-
-    Args:
-        state: the learner's state.
-        batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: randomness of all draws.
-    """
+    """Take two critic steps and one actor step, then update all target networks; `batches` is (2, B, ...)."""
     h = state.hyper
     for i, critic_key in enumerate(jax.random.split(key)):
         batch: Transition = jax.tree.map(lambda x, i=i: x[i], batches)

@@ -1,7 +1,6 @@
-"""SAC-N (An et al. 2021, arXiv 2110.01548): soft actor-critic whose pessimism is the least of many critics.
+"""SAC-N (An et al. 2021, arXiv 2110.01548): soft actor-critic with the minimum over N critics.
 
-EDAC and CQL are made of the same functions and another loss of the critics. With two critics it is SAC
-(Haarnoja et al. 2018, arXiv 1812.05905).
+With two critics it is SAC (Haarnoja et al. 2018, arXiv 1812.05905). EDAC, CQL and MOPO reuse these functions.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Defaults of SAC-N; a population may vary the floats. The paper uses three hidden layers of 256."""
+    """Default hyper-parameters of SAC-N; floats may vary within a population. The paper uses three layers of 256."""
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 10
@@ -41,15 +40,15 @@ class Config(NamedTuple):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     temperature: float = 1.0
-    """Where the temperature starts; it is adapted to an entropy of minus the number of actions."""
+    """Initial temperature; it adapts to a target entropy of minus the number of actions."""
     temperature_lr: float = 3e-4
     actor_recipe: Recipe = optimisers.SAC
     critic_recipe: Recipe = optimisers.SAC
-    """The paper has no clipping; the field's later practice has."""
+    """Clips gradients as is common now; the paper does not."""
 
 
 class State(NamedTuple):
-    """All that SAC-N remembers between two updates."""
+    """Training state of SAC-N."""
 
     actor: Params
     critics: Ensemble
@@ -62,13 +61,8 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
-    """Fresh actor and critics, targets equal to the critics, and optimisers; `config` has the fields of `Config`.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations and actions.
-        config: hyper-parameters.
-    """
+    """Return fresh actor and critics, target critics equal to them, and optimisers; `config` has the fields of
+    `Config`."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = gaussian_init(actor_key, *sizes, config.hidden)
@@ -89,13 +83,13 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
 def targets(
     state: State, batch: Transition, noise: Float[Array, "B A"], entropy: Float[Array, ""]
 ) -> Float[Array, " B"]:
-    """`losses.soft_td_target` at actions drawn with `noise`; `entropy` is the entropy's share, 1 for SAC.
+    """Return `losses.soft_td_target` at actions sampled with `noise`.
 
     Args:
-        state: the learner's state.
+        state: training state.
         batch: transitions (B, ...).
-        noise: (B, A), standard normal numbers.
-        entropy: weight of the entropy: 1 for SAC, 0 for none.
+        noise: (B, A) standard normal noise.
+        entropy: share of the entropy in the target: 1 for SAC, 0 for none.
     """
     action, log_prob = squash(gaussian_apply(state.actor, batch.next_observation), noise)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
@@ -107,14 +101,7 @@ def targets(
 def critic_loss(
     critics: Ensemble, state: State, batch: Transition, target: Float[Array, " B"]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Mean over the batch of `losses.td_loss`.
-
-    Args:
-        critics: weights of the critics.
-        state: the learner's state.
-        batch: transitions (B, ...).
-        target: (B,), what the critics are drawn towards.
-    """
+    """Return the batch mean of `losses.td_loss` at targets (B,), and metrics."""
     q = critics_apply(critics, batch.observation, batch.action)
     loss = jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
     return loss, {"critic_loss": loss, "q": jnp.mean(target)}
@@ -123,13 +110,13 @@ def critic_loss(
 def actor_loss(
     actor: Params, critics: Ensemble, batch: Transition, noise: Float[Array, "B A"], temperature: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, " B"]]:
-    """Mean over the batch of `losses.sac_actor_loss`, and the log densities of the actions drawn with `noise`.
+    """Return the batch mean of `losses.sac_actor_loss`, and the log densities (B,) of the sampled actions.
 
     Args:
         actor: weights of the actor.
         critics: weights of the critics.
         batch: transitions (B, ...).
-        noise: (B, A), standard normal numbers.
+        noise: (B, A) standard normal noise.
         temperature: weight of the entropy.
     """
     action, log_prob = squash(gaussian_apply(actor, batch.observation), noise)
@@ -138,13 +125,7 @@ def actor_loss(
 
 
 def temperature_loss(log_temperature: Float[Array, ""], log_prob: Float[Array, " B"], actions: int) -> Float[Array, ""]:
-    """Mean over the batch of `losses.temperature_loss`, for an entropy of minus the number of actions.
-
-    Args:
-        log_temperature: logarithm of the temperature.
-        log_prob: (B,), log densities of drawn actions.
-        actions: number of actions A.
-    """
+    """Return the batch mean of `losses.temperature_loss` for a target entropy of `-actions`."""
     target_entropy = jnp.asarray(-float(actions), log_prob.dtype)
     return jnp.mean(
         jax.vmap(losses.temperature_loss, in_axes=(None, 0, None))(log_temperature, log_prob, target_entropy)
@@ -152,23 +133,17 @@ def temperature_loss(log_temperature: Float[Array, ""], log_prob: Float[Array, "
 
 
 def step_critics(state: State, gradient: Ensemble) -> State:
-    """One step of all critics down `gradient`."""
+    """Take one step of all critics along `gradient`."""
     critics, optimiser = optimisers.step(state.critics, gradient, state.critics_optimiser, state.hyper["critic_lr"])
     return state._replace(critics=critics, critics_optimiser=optimiser)
 
 
 def update_actor(state: State, batch: Transition, noise: Float[Array, "B A"]) -> tuple[State, Metrics]:
-    """One step of the actor and of the temperature, on the same drawn actions, then of the target critics.
-
-    Args:
-        state: the learner's state.
-        batch: transitions (B, ...).
-        noise: (B, A), standard normal numbers.
-    """
+    """Take one step of the actor and of the temperature on the same sampled actions, then update the target critics."""
     h = state.hyper
     temperature = jnp.exp(state.log_temperature)
-    of_actor = jax.value_and_grad(actor_loss, has_aux=True)
-    (loss, log_prob), gradient = of_actor(state.actor, state.critics, batch, noise, temperature)
+    loss_and_gradient = jax.value_and_grad(actor_loss, has_aux=True)
+    (loss, log_prob), gradient = loss_and_gradient(state.actor, state.critics, batch, noise, temperature)
     actor, actor_optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
     slope = jax.grad(temperature_loss)(state.log_temperature, log_prob, batch.action.shape[-1])
     log_temperature, temperature_optimiser = optimisers.step(
@@ -189,7 +164,7 @@ CriticLoss = Callable[[Ensemble, State, Transition, Float[Array, " B"]], tuple[F
 
 
 def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """One gradient step of SAC whose critics descend `loss`; `batches` is (1, B, ...)."""
+    """Build one SAC update on one batch (1, B, ...) from a critic loss."""
 
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
         batch: Transition = jax.tree.map(lambda x: x[0], batches)
@@ -203,7 +178,7 @@ def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray],
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Unit action for a normalised observation: tanh of the mean."""
+    """Return the unit action at a normalised observation: tanh of the mean."""
     return actor_apply(mean_actor(state.actor), observation)
 
 

@@ -1,4 +1,4 @@
-"""TD3+BC (Fujimoto & Gu 2021, arXiv 2106.06860), with any number of critics."""
+"""TD3+BC (Fujimoto & Gu 2021, arXiv 2106.06860) with any number of critics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Defaults of TD3+BC; a population may vary the floats."""
+    """Default hyper-parameters of TD3+BC; floats may vary within a population."""
 
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
-    """Units of a recurrent unit that reads the run's `history` before the actor's layers; none by default."""
+    """Units of a GRU that reads the stacked history before the actor; 0 disables it."""
     graph: int = 0
-    """Rounds of message passing over the plant's layout in place of dense layers; none by default."""
+    """Rounds of message passing over the plant layout instead of dense layers; 0 disables it."""
     critics: int = 2
     alpha: float = 2.5
     discount: float = 0.99
@@ -37,7 +37,7 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that TD3+BC remembers between two updates."""
+    """Training state of TD3+BC."""
 
     actor: Params
     critics: Ensemble
@@ -49,13 +49,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Fresh actor and critics, their targets equal to them, and optimisers.
-
-    Args:
-        key: randomness of all draws.
-        spec: names, units and bounds of observations and actions.
-        config: hyper-parameters.
-    """
+    """Return fresh actor and critics, target networks equal to them, and optimisers."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     body = body_of(spec, config.hidden, config.gru, config.graph)
@@ -73,25 +67,13 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def critic_loss(critics: Ensemble, batch: Transition, target: Float[Array, " B"]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.td_loss`.
-
-    Args:
-        critics: weights of the critics.
-        batch: transitions (B, ...).
-        target: (B,), what the critics are drawn towards.
-    """
+    """Return the batch mean of `losses.td_loss` at targets (B,)."""
     q = critics_apply(critics, batch.observation, batch.action)
     return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
 
 
 def next_action(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, "B A"]:
-    """`losses.smoothed_action` of the target actor at the next observation.
-
-    Args:
-        state: the learner's state.
-        batch: transitions (B, ...).
-        key: randomness of all draws.
-    """
+    """Return `losses.smoothed_action` of the target actor at the next observation."""
     noise = jax.random.normal(key, batch.action.shape, batch.action.dtype)
     smoothed = jax.vmap(losses.smoothed_action, in_axes=(0, 0, None, None))
     action = actor_apply(state.actor_target, batch.next_observation)
@@ -99,13 +81,7 @@ def next_action(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Arr
 
 
 def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """`losses.td_target` at the smoothed action of the target actor.
-
-    Args:
-        state: the learner's state.
-        batch: transitions (B, ...).
-        key: randomness of all draws.
-    """
+    """Return `losses.td_target` at the smoothed action of the target actor."""
     action = next_action(state, batch, key)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 1))
@@ -113,22 +89,17 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
 
 
 def followed(critics: Ensemble) -> Ensemble:
-    """The critics that the actor climbs the least of: the first of the paper's two, all of an ensemble.
+    """Return the critics that the actor loss minimises over: the first of two as in the paper, all of a larger
+    ensemble.
 
-    A third critic and more are there for their pessimism (An et al. 2021, arXiv 2110.01548), which the actor must see.
+    More than two critics are used for their pessimism (An et al. 2021, arXiv 2110.01548), so the actor must see all of
+    them.
     """
     return critics[:1] if len(critics) == 2 else critics
 
 
 def actor_loss(actor: Params, critics: Ensemble, batch: Transition, alpha: Float[Array, ""]) -> Float[Array, ""]:
-    """Mean over the batch of `losses.td3_bc_actor_loss`.
-
-    Args:
-        actor: weights of the actor.
-        critics: weights of the critics.
-        batch: transitions (B, ...).
-        alpha: weight of the value against imitation.
-    """
+    """Return the batch mean of `losses.td3_bc_actor_loss`."""
     action = actor_apply(actor, batch.observation)
     q = jnp.min(critics_apply(followed(critics), batch.observation, action), axis=0)
     weight = jax.lax.stop_gradient(losses.q_weight(alpha, q))
@@ -137,13 +108,7 @@ def actor_loss(actor: Params, critics: Ensemble, batch: Transition, alpha: Float
 
 
 def update_critics(state: State, batch: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """One step of all critics towards `targets`.
-
-    Args:
-        state: the learner's state.
-        batch: transitions (B, ...).
-        key: randomness of all draws.
-    """
+    """Take one step of all critics towards `targets`."""
     target = targets(state, batch, key)
     loss, gradient = jax.value_and_grad(critic_loss)(state.critics, batch, target)
     critics, optimiser = optimisers.step(state.critics, gradient, state.critics_optimiser, state.hyper["critic_lr"])
@@ -152,7 +117,7 @@ def update_critics(state: State, batch: Transition, key: PRNGKeyArray) -> tuple[
 
 
 def update_actor(state: State, batch: Transition) -> tuple[State, Metrics]:
-    """One step of the actor, then of every target network (they are delayed together)."""
+    """Take one step of the actor, then update all target networks (they are delayed together)."""
     h = state.hyper
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, state.critics, batch, h["alpha"])
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
@@ -166,14 +131,9 @@ def update_actor(state: State, batch: Transition) -> tuple[State, Metrics]:
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Two critic steps and one actor step; `batches` is (2, B, ...).
+    """Take two critic steps and one actor step; `batches` is (2, B, ...).
 
-    The pair is the unit of training, so that the actor's delay is no counter that could restart.
-
-    Args:
-        state: the learner's state.
-        batches: transitions (batches, B, ...), one batch for each gradient step.
-        key: randomness of all draws.
+    The pair is one update, so the actor delay needs no counter in the state.
     """
     first, second = (jax.tree.map(lambda x, i=i: x[i], batches) for i in range(2))
     first_key, second_key = jax.random.split(key)
@@ -184,7 +144,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Unit action for a normalised observation."""
+    """Return the unit action at a normalised observation."""
     return actor_apply(state.actor, observation)
 
 

@@ -48,7 +48,7 @@ def test_a_discrete_plant_gets_a_certified_champion(services: Services, tmp_path
     config.write_text(RUN.replace("discrete_cql", "iql"))
     refused = neorl("check", str(config))
     (detail,) = [each["detail"] for each in refused["findings"] if each["name"] == "training"]
-    assert "expected an algorithm of discrete actions for pumping_station, such as discrete_bc" in detail
+    assert "cannot learn the discrete actions of pumping_station: choose one of discrete_bc" in detail
     config.write_text(RUN)
     made = neorl("generate", "pumping_station", "--episodes", "80", "--out", "logs.hdf5")
     assert made["exit"] == 0, made

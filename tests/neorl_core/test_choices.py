@@ -91,7 +91,7 @@ def test_a_policy_comes_back_from_its_file(tmp_path: Path, policy: Policy, log: 
     # It goes on with its own weights, in the network and in the target that follows it.
     agent.train(log, updates=20, batch_size=16)
     assert agent.save(tmp_path / "later.npz") != digest
-    with pytest.raises(ValueError, match="expected an algorithm of discrete actions for pumping_station"):
+    with pytest.raises(ValueError, match="cannot learn the discrete actions of pumping_station"):
         Agent(policy, STATION.spec, algorithm="td3_bc").train(log, updates=4)
     arrays = read_npz(tmp_path / "policy.npz")
     (tmp_path / "policy.npz").write_bytes(npz_bytes({k: v for k, v in arrays.items() if k != "normaliser/choices"}))

@@ -135,5 +135,5 @@ def test_the_next_action_is_the_next_rows_where_that_row_goes_on() -> None:
 
 def test_transitions_without_next_actions_are_refused_in_one_sentence() -> None:
     batches = batch_of(np.random.default_rng(4), 2, 16)._replace(next_action=None)
-    with pytest.raises(ValueError, match="expected transitions with next_action for rebrac, got none: make them with"):
+    with pytest.raises(ValueError, match="rebrac needs transitions with next_action, got next_action=None"):
         jax.eval_shape(REBRAC.update, start(REBRAC, REBRAC.Config(hidden=(5, 4))), batches, jax.random.key(1))

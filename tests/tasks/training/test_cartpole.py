@@ -73,5 +73,5 @@ def test_the_train_command_chooses_and_refuses_by_the_kind_of_action(tmp_path: P
     assert "discrete_cql: " in done.stdout
     refused = train("--algorithm", "td3_bc")
     assert refused.returncode == 2
-    assert "expected an algorithm of discrete actions for cartpole_mixed_v0, such as discrete_bc" in refused.stderr
+    assert "cannot learn the discrete actions of cartpole_mixed_v0: choose one of discrete_bc" in refused.stderr
     assert not list(tmp_path.glob("*-td3_bc"))
