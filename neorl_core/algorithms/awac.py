@@ -89,8 +89,7 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
 
 
 def weights(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """Return `losses.advantage_weight` of `Q(s, a) - Q(s, a')`, with a' sampled from the policy as an estimate of
-    V(s)."""
+    """Return `losses.advantage_weight` of `Q(s, a) - Q(s, a')`, with a' sampled from the policy."""
     q = jnp.min(critics_apply(state.critics, batch.observation, batch.action), axis=0)
     advantage = q - min_q(state.critics, state.actor, batch.observation, key)
     return jax.vmap(losses.advantage_weight, in_axes=(0, None))(advantage, 1.0 / state.hyper["temperature"])

@@ -29,8 +29,10 @@ from neorl_core.world_model.support import Edge, Support
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters for a run of 4,000 updates, of which 3,200 train the model; floats may vary within a
-    population."""
+    """Default hyper-parameters for a run of 4,000 updates; floats may vary within a population.
+
+    3,200 of the updates train the model.
+    """
 
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0

@@ -65,8 +65,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 def proposals(
     actor: Params, batch: Transition, uniform: Float[Array, "B N A"], noise: Float[Array, "2 B N A"]
 ) -> tuple[Float[Array, "B K A"], Float[Array, "B K"]]:
-    """Return K = 3 N actions per state with log densities: N uniform, N from the policy at the state, N from the next
-    state.
+    """Return K = 3 N actions per state and their log densities: uniform, from the policy here, from the next state.
 
     Args:
         actor: weights of the actor.

@@ -16,8 +16,10 @@ from neorl_core.types import Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of discrete CQL; floats may vary within a population. The paper's Atari critic is
-    distributional."""
+    """Default hyper-parameters of discrete CQL; floats may vary within a population.
+
+    The paper's critic for Atari is distributional.
+    """
 
     hidden: tuple[int, ...] = (64, 64)
     alpha: float = 1.0

@@ -366,8 +366,7 @@ def penalised_reward(
 
 
 def model_gap(q_modelled: Float[Array, " C"], q_logged: Float[Array, " C"]) -> Float[Array, ""]:
-    """Return how far Q of a learned-model step exceeds Q of a logged step, summed over critics: `Q(s_m, a_m) - Q(s,
-    a)`.
+    """Return how far Q of a model step exceeds Q of a logged step, summed over critics: `Q(s_m, a_m) - Q(s, a)`.
 
     Yu et al. 2021 (arXiv 2102.08363), section 4, the factor of beta, with rho the steps of the ensemble (COMBO). The
     paper's experiments use the soft maximum over actions instead, `log sum_a exp Q(s_m, a)`, which needs thirty more

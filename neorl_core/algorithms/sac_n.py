@@ -61,8 +61,8 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
-    """Return fresh actor and critics, target critics equal to them, and optimisers; `config` has the fields of
-    `Config`."""
+    """Return fresh actor, critics and optimisers, target critics equal to the critics, for any `Config` of this
+    family."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = gaussian_init(actor_key, *sizes, config.hidden)

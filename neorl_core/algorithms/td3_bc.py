@@ -89,8 +89,7 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
 
 
 def followed(critics: Ensemble) -> Ensemble:
-    """Return the critics that the actor loss minimises over: the first of two as in the paper, all of a larger
-    ensemble.
+    """Return the critics that the actor maximises: the first of two as in the paper, all of a larger ensemble.
 
     More than two critics are used for their pessimism (An et al. 2021, arXiv 2110.01548), so the actor must see all of
     them.

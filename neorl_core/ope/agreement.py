@@ -1,4 +1,4 @@
-"""What fitted Q evaluation on several guesses says: one value, an interval over all of them, or no support."""
+"""Combine fitted Q evaluation with models of two families into one value, an interval, or "not supported"."""
 
 from __future__ import annotations
 
@@ -19,50 +19,48 @@ Reason = Literal[
     "fitted Q evaluation carries errors too far on too many guesses",
     "the interval of the gain is wider than half of what logged rewards allow",
 ]
-"""Why the logs do not support an estimate, or a gain over the logged controller; empty where they do."""
+"""Reason why the logs do not support an estimate or a gain over the logged controller; empty if they do."""
 WIDE: Reason = "the interval of the gain is wider than half of what logged rewards allow"
 MOST_OUTSIDE = 0.2
-"""Share of a policy's steps outside the data's support beyond which nothing is said of it. In the cells that the study
-was developed on, the intervals of policies up to here held the truth, and some of those beyond were far from it."""
+"""Largest share of policy steps outside the support. In the development cells of the study, the intervals of policies
+up to this share contained the true value; some beyond it were far off."""
 
 WIDEST = 0.5
-"""Width of a gain's interval beyond which it says nothing, as a share of how far the lowest and the highest value lie
-apart that logged rewards allow. Of the 32 claims, on nine plants, on which it was found all were
-a third of it wide at most, or seven tenths and more. One reward far from all others allows almost everything, and then
-this refuses nothing."""
+"""Largest width of a supported gain interval, as a share of the range of values that logged rewards allow. Of the 32
+claims on nine plants that this was chosen on, every interval was either at most a third or at least seven tenths of the
+range wide. A single extreme reward makes the range so large that this check rejects nothing."""
 
 
 class Estimate(NamedTuple):
-    """A policy's discounted value over an episode; where it is not supported the numbers are for ordering alone."""
+    """Discounted value of a policy over an episode. If it is not supported, use the numbers for ranking only."""
 
     guessed: Floats
-    """(2, G) value by fitted Q evaluation on each guess, NaN where the logs do not support it."""
+    """(2, G) value by fitted Q evaluation on each guess, NaN if unsupported."""
     modelled: Floats
-    """(2,) value in the models of either family themselves."""
+    """(2,) value in the networks and in the regressions."""
     pessimistic: Floats
-    """(V, B) draws of fitted Q evaluation on each guess, of networks before those of regressions, widened as windows
-    are few, NaN where the logs do not support it; and of the models themselves, either family as far again from the
-    other as they lie apart; all if steps outside the data's support pay as the worst logged ones do. Same resamples:
-    subtract them."""
+    """(V, B) bootstrap draws if steps outside the support pay the worst logged rewards. The estimators are fitted Q
+    evaluation on each guess (networks, then regressions; NaN if unsupported), and each model family extrapolated by the
+    distance between the families. Two estimates share resamples, so subtract their draws to compare them."""
     optimistic: Floats
-    """The same draws if they pay as the best ones do."""
+    """The same draws if steps outside the support pay the best logged rewards."""
     allowed: tuple[float, float]
-    """The lowest and the highest value that logged rewards allow, by `fqe.reachable`. Nothing is taken to be worth
-    more; how bad a policy may be, rewards that were logged of another do not tell."""
+    """Lowest and highest value that the logged rewards allow (`fqe.reachable`). Values are capped at the highest only:
+    rewards logged from another controller do not bound how bad this policy is."""
     cost: float
     cost_draws: Floats
-    """(V, B) draws of the discounted cost, as those of the value."""
+    """(V, B) bootstrap draws of the discounted cost."""
     reason: Reason
     outside: float
-    """Share of the policy's steps outside the data's support."""
+    """Share of the policy's steps outside the support."""
     disagreement: float
     effective_rows: float
 
     @property
     def value(self) -> float:
-        """The mean of what the guesses of either family come to; where too few are supported, of the models'."""
-        found = np.nanmean(self.guessed, axis=1) if _enough(self.guessed) else self.modelled
-        return float(np.minimum(found.mean(), self.allowed[1]))
+        """Mean over both families of the supported guesses, or of the models if too few guesses are supported."""
+        values = np.nanmean(self.guessed, axis=1) if _enough(self.guessed) else self.modelled
+        return float(np.minimum(values.mean(), self.allowed[1]))
 
     @property
     def supported(self) -> bool:
@@ -70,15 +68,14 @@ class Estimate(NamedTuple):
         return not self.reason
 
     def bounds(self, confidence: float) -> tuple[float, float]:
-        """Lower and upper end of the value's interval: what `interval` says of the draws, as far as rewards allow."""
+        """Return the lower and upper end of the interval of the value, capped at the highest allowed value."""
         lower, upper = interval(np.concatenate([self.pessimistic, self.optimistic]), confidence)
         return float(np.minimum(lower, self.allowed[1])), float(np.minimum(upper, self.allowed[1]))
 
     def less(self, other: Estimate) -> Estimate:
-        """How much more this policy is worth than another, by the same estimators and resamples.
+        """Return the difference to another policy, by the same estimators and resamples.
 
-        What steps outside the support pay is unknown of both. Guesses on which one of the two is not supported say
-        nothing of the difference.
+        Steps outside the support are unknown for both. A guess counts only if it is supported for both policies.
         """
         return self._replace(
             guessed=self.guessed - other.guessed,
@@ -89,19 +86,18 @@ class Estimate(NamedTuple):
         )
 
     def gain(self, logged: Estimate, confidence: float) -> Estimate:
-        """How much more this policy is worth than the logged controller, which has no support if it says too little.
+        """Return the gain over the logged controller.
 
-        The logged controller's value is known, and what rewards allow beyond it is the most that there is to gain. An
-        interval that is wider than `WIDEST` of what they allow holds almost any policy: with such a one a policy is no
-        better known than without logs.
+        The gain is unsupported if its interval is wider than `WIDEST` of the range that the logged rewards allow. The
+        value of the logged controller is known, so that range bounds the possible gain.
         """
         lowest, highest = self.allowed
-        found = self.less(logged)._replace(allowed=(lowest - logged.value, highest - logged.value))
-        lower, upper = found.bounds(confidence)
+        gain = self.less(logged)._replace(allowed=(lowest - logged.value, highest - logged.value))
+        lower, upper = gain.bounds(confidence)
         rounding = 1e-6 * max(abs(lowest), abs(highest))
-        if found.reason or upper - lower <= WIDEST * (highest - lowest) + rounding:
-            return found
-        return found._replace(reason=WIDE if np.isfinite(upper - lower) else "no finite estimate")
+        if gain.reason or upper - lower <= WIDEST * (highest - lowest) + rounding:
+            return gain
+        return gain._replace(reason=WIDE if np.isfinite(upper - lower) else "no finite estimate")
 
 
 def together(
@@ -111,59 +107,59 @@ def together(
     windows: float,
     confidence: float,
 ) -> Estimate:
-    """What fitted Q evaluation makes of the guesses of both families of models.
+    """Combine fitted Q evaluation and models of both families into one estimate.
 
-    A model's own value has its errors in it, of which no resample of episodes tells; a guess of it that logged steps
-    correct has them no more, as far as features and logs reach. Errors that are left differ between guesses: the
-    interval reaches over all of them. Where all guesses err alike and features are too few to correct them, models that
-    lie apart tell: the interval reaches over their own values, too, and as far beyond either family as they lie apart.
-    What steps outside the data's support pay neither models nor logs know: the interval reaches as much further as the
-    networks' replays would pay less or more there with the worst and the best logged rewards, after Manski (1990,
-    Nonparametric bounds on treatment effects).
+    The value of a model contains model errors, which no resample of episodes shows. Fitted Q evaluation corrects a
+    guess by the logged steps as far as features and logs reach. The remaining errors differ between guesses, so the
+    interval covers all guesses. If all guesses share an error that the features cannot correct, the families disagree,
+    so the interval also covers both model values, each extrapolated by their distance. Steps outside the support are
+    unknown: the interval is widened by the value of paying the worst and the best logged rewards there, as in Manski
+    (1990, Nonparametric bounds on treatment effects).
 
-    An estimate has support where the policy stays by the logged steps, and where fitted Q evaluation is supported on at
-    least half of the guesses, and on some of either family.
+    The estimate is supported if the policy stays near the logged steps, and if fitted Q evaluation is supported on at
+    least half of the guesses and on at least one per family.
 
     Args:
-        rounds: fitted Q evaluation on networks' guesses, and on regressions', as many of both.
-        models: values in the models themselves, and how far the policy's steps lie outside.
-        allowed: the lowest and the highest value that logged rewards allow.
-        windows: logged windows behind the draws, as `model.effective_windows` counts them.
-        confidence: of the intervals that are compared.
+        rounds: fitted Q evaluation on the guesses of the networks and of the regressions, equally many of both.
+        models: values in the models and the share of steps outside the support.
+        allowed: lowest and highest value that logged rewards allow.
+        windows: effective number of logged windows (`effective_windows`).
+        confidence: two-sided confidence of the intervals.
     """
-    wider = spread(windows, confidence)
-    drawn = np.asarray([[one.draws for one in family] for family in rounds], np.float64)
-    said = np.asarray([[one.value for one in family] for family in rounds], np.float64)
-    known = np.asarray([[bool(one.supported) for one in family] for family in rounds])
-    each = np.where(known[..., None], said, np.nan)
-    own = each[..., None, :] + wider * (drawn - each[..., None, :])
-    reward, cost = (each[..., which] for which in (fqe.REWARD, fqe.COST))
-    every = [one for family in rounds for one in family]
-    of_models = np.asarray(models.value, np.float64)
-    # What other windows would have given is much the same for every estimator, and cancels in differences.
-    heard = (own - each[..., None, :])[..., fqe.REWARD][known]
-    chance = heard.mean(axis=0) if len(heard) else np.zeros(own.shape[2])
-    apart = of_models + (of_models - of_models[::-1])
-    draws = np.concatenate([own[..., fqe.REWARD].reshape(len(every), -1), apart[:, None] + chance])
+    factor = spread(windows, confidence)
+    draws = np.asarray([[e.draws for e in family] for family in rounds], np.float64)
+    values = np.asarray([[e.value for e in family] for family in rounds], np.float64)
+    supported = np.asarray([[bool(e.supported) for e in family] for family in rounds])
+    values = np.where(supported[..., None], values, np.nan)
+    draws = values[..., None, :] + factor * (draws - values[..., None, :])
+    reward, cost = (values[..., which] for which in (fqe.REWARD, fqe.COST))
+    evaluations = [e for family in rounds for e in family]
+    model_values = np.asarray(models.value, np.float64)
+    # The sampling error of the windows is nearly the same for every estimator, and cancels in differences.
+    deviations = (draws - values[..., None, :])[..., fqe.REWARD][supported]
+    sampling = deviations.mean(axis=0) if len(deviations) else np.zeros(draws.shape[2])
+    extrapolated = model_values + (model_values - model_values[::-1])
+    rewards = draws[..., fqe.REWARD].reshape(len(evaluations), -1)
+    rewards = np.concatenate([rewards, extrapolated[:, None] + sampling])
     return Estimate(
         guessed=reward,
-        modelled=of_models,
-        pessimistic=draws - float(models.below),
-        optimistic=draws + float(models.above),
+        modelled=model_values,
+        pessimistic=rewards - float(models.below),
+        optimistic=rewards + float(models.above),
         allowed=allowed,
-        cost=float(np.mean(cost[known])) if known.any() else np.nan,
-        cost_draws=own[..., fqe.COST].reshape(len(every), -1),
+        cost=float(np.mean(cost[supported])) if supported.any() else np.nan,
+        cost_draws=draws[..., fqe.COST].reshape(len(evaluations), -1),
         reason=_reason(_enough(reward), models),
         outside=float(models.outside),
         disagreement=float(models.disagreement),
-        effective_rows=float(np.mean([float(one.effective_rows) for one in every])),
+        effective_rows=float(np.mean([float(e.effective_rows) for e in evaluations])),
     )
 
 
-def _enough(each: Floats) -> bool:
-    """Whether at least half of the guesses say something, and some of either family."""
-    known = np.isfinite(each)
-    return bool(known.any(axis=1).all()) and 2 * int(known.sum()) >= known.size
+def _enough(values: Floats) -> bool:
+    """Return whether at least half of the guesses are supported, with at least one per family."""
+    finite = np.isfinite(values)
+    return bool(finite.any(axis=1).all()) and 2 * int(finite.sum()) >= finite.size
 
 
 def _reason(enough: bool, models: ModelValue) -> Reason:
@@ -178,14 +174,14 @@ def _reason(enough: bool, models: ModelValue) -> Reason:
 
 
 def interval(draws: Floats, confidence: float) -> tuple[float, float]:
-    """From the lowest to the highest end of the estimators' percentile intervals: it holds where one of theirs does.
+    """Return the envelope of the percentile intervals of several estimators.
 
     Args:
-        draws: (B,), or (V, B) of V estimators, of which those that are not finite do not count; NaN where none is.
-        confidence: two-sided; a percentile interval leaves (1 - confidence) / 2 on each side.
+        draws: (B,) or (V, B) draws of V estimators. Estimators with non-finite draws are ignored; NaN if none is left.
+        confidence: two-sided confidence; each tail holds (1 - confidence) / 2.
     """
-    every = np.atleast_2d(draws)
-    finite = every[np.isfinite(every).all(axis=1)]
+    draws = np.atleast_2d(draws)
+    finite = draws[np.isfinite(draws).all(axis=1)]
     if not len(finite):
         return np.nan, np.nan
     tail = (1.0 - confidence) / 2.0

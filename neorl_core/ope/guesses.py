@@ -1,4 +1,4 @@
-"""What learned models take a policy's action values for, which fitted Q evaluation begins with."""
+"""Guesses of a policy's action values by learned models, used as features of fitted Q evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Reach
 
 ROWS_AT_ONCE = 1024
-"""Rollouts that `action_values` makes side by side: their networks' layers stay in a processor's cache."""
+"""Rollouts per batch of `action_values`, so that activations stay in the processor cache."""
 
 
 @partial(jax.jit, static_argnames=("members", "steps"))
@@ -30,23 +30,22 @@ def action_values(
     steps: int,
     discount: float = 0.99,
 ) -> Float[Array, "M n 2"]:
-    """What members of both families take a policy's action values for, as far as some steps show them.
+    """Estimate a policy's action values by truncated rollouts in members of both families.
 
-    `q(s, a) = r(s, a) + sum_{0 < t < steps} discount^t P(goes on until t) r(s_t, pi(s_t))` along the states that a
-    member expects, without noise.
+    `q(s, a) = r(s, a) + sum_{0 < t < steps} discount^t P(not terminated before t) r(s_t, pi(s_t))`, without noise.
 
     Args:
         learned: models of both families.
         normaliser: scale of the models' observations and actions; the policy has its own.
-        policy: that acts after the first step.
-        observation: (n, S), normalised.
-        action: (n, A) of the first step, between -1 and 1.
-        members: the first M of each family, at most `MEMBERS`.
-        steps: how many count.
-        discount: per step.
+        policy: policy that acts after the first step.
+        observation: (n, S) normalised.
+        action: (n, A) unit actions of the first step.
+        members: number M of members per family, at most `MEMBERS`.
+        steps: length of the rollouts.
+        discount: discount factor per step.
 
     Returns:
-        (M, n, 2), by networks and by regressions.
+        (M, n, 2) values by networks and by regressions.
     """
     reach: Reach = dynamics.reach(learned.model)
     networks: Params = jax.tree.map(lambda *x: jnp.stack(x), *learned.model.members[:members])
@@ -55,17 +54,17 @@ def action_values(
         def outcome(s: Array, a: Array) -> tuple[Array, Array, Array]:
             after = dynamics.within(reach, moved(learned, member, regressed, s, a))
             reward, logit = paid(learned, member, s, a, after)
-            goes_on = jnp.where(learned.ends, jax.nn.sigmoid(-logit), 1.0)
-            return dynamics.onward(reach, s, a, after), reward, goes_on
+            continues = jnp.where(learned.ends, jax.nn.sigmoid(-logit), 1.0)
+            return dynamics.onward(reach, s, a, after), reward, continues
 
         def step(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
             x, weight = carry
             u = to_unit(normaliser, policy_act(policy, x * normaliser.scale + normaliser.mean))
-            after, reward, goes_on = outcome(x, u)
-            return (after, weight * discount * goes_on), weight * reward
+            after, reward, continues = outcome(x, u)
+            return (after, weight * discount * continues), weight * reward
 
-        after, reward, goes_on = outcome(*first)
-        later: Float[Array, ""] = jax.lax.scan(step, (after, discount * goes_on), length=steps - 1)[1].sum()
+        after, reward, continues = outcome(*first)
+        later: Float[Array, ""] = jax.lax.scan(step, (after, discount * continues), length=steps - 1)[1].sum()
         return reward + later
 
     def both(member: Member) -> Float[Array, "n 2"]:
@@ -75,5 +74,5 @@ def action_values(
         ]
         return jnp.stack(families, axis=-1)
 
-    found: Float[Array, "M n 2"] = jax.lax.map(both, Member(networks, learned.ridge.coefficients[:members]))
-    return found
+    values: Float[Array, "M n 2"] = jax.lax.map(both, Member(networks, learned.ridge.coefficients[:members]))
+    return values

@@ -1,7 +1,7 @@
-"""An ensemble whose members learn from bootstrapped episodes: each believes in a plant of its own resample.
+"""Train an ensemble on bootstrap resamples of episodes.
 
-Rows of an episode resemble each other, so episodes are drawn, not rows: a resample of rows would make members that
-agree with each other where the logs say little.
+Episodes are resampled, not rows, because the rows of an episode are correlated: members trained on resampled rows would
+agree where the logs say little.
 
 Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 8; Chua et al. 2018 (PETS, arXiv 1805.12114).
 """
@@ -22,26 +22,26 @@ from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model
 
 PARTS = 4
-"""Parts that the steps of a member are cut into, so that progress can be told."""
+"""Parts of the training of a member, for progress reports."""
 
 
 @partial(jax.jit, static_argnames=("episodes", "members"))
 def resample(key: PRNGKeyArray, episode: Int[Array, " N"], episodes: int, members: int) -> Int[Array, "M N"]:
-    """How often each member has drawn the rows up to each row, when it drew as many episodes as there are.
+    """Draw one resample of whole episodes per member.
 
     Args:
-        key: randomness of the draws.
-        episode: (N,) which episode a row belongs to, 0 to E - 1.
-        episodes: E.
-        members: M.
+        key: PRNG key of the draws.
+        episode: (N,) episode index of each row, 0 to E - 1.
+        episodes: number of episodes E.
+        members: number of members M.
 
     Returns:
-        (M, N) running sums of the rows' counts: a row drawn uniformly below the last of a member's is one of its own.
+        (M, N) cumulative counts of the rows; a uniform integer below the last count selects a row of the resample.
     """
 
     def one(key: PRNGKeyArray) -> Int[Array, " N"]:
-        drawn = jax.random.randint(key, (episodes,), 0, episodes)
-        return jnp.cumsum(jnp.bincount(drawn, length=episodes)[episode])
+        indices = jax.random.randint(key, (episodes,), 0, episodes)
+        return jnp.cumsum(jnp.bincount(indices, length=episodes)[episode])
 
     return jax.vmap(one)(jax.random.split(key, members))
 
@@ -56,16 +56,16 @@ def train(
     learning_rate: float = 1e-2,
     batch_size: int = 256,
 ) -> Model:
-    """Gradient steps of every member on its own resample, one member after the other: one small program serves all.
+    """Train every member on its own resample, one member after the other so that they share one program.
 
     Args:
-        model: fresh, with the recipe of its optimiser.
-        key: randomness of the batches.
-        data: (N, ...) prepared transitions, in the order of `counts`.
-        counts: what `resample` made.
-        updates: gradient steps of each member.
-        report: told before each part, and at the end, how many steps of how many are made.
-        learning_rate: what the recipe multiplies.
+        model: fresh model with the recipe of its optimiser.
+        key: PRNG key of the batches.
+        data: (N, ...) prepared transitions in the order of `counts`.
+        counts: result of `resample`.
+        updates: gradient steps per member.
+        report: callback for progress: (steps done, steps in total).
+        learning_rate: learning rate before the schedule.
         batch_size: rows per step and member.
     """
     low, high = dynamics.seen(model, data)
@@ -76,8 +76,8 @@ def train(
         for first in range(0, updates, chunk):
             if report:
                 report((number * updates + first) // count, updates)
-            drawn = batch_keys(key, first, min(chunk, updates - first), number, count)
-            member, optimiser = _steps(member, optimiser, drawn, data, counts[number], learning_rate, batch_size)
+            keys = batch_keys(key, first, min(chunk, updates - first), number, count)
+            member, optimiser = _steps(member, optimiser, keys, data, counts[number], learning_rate, batch_size)
             jax.block_until_ready(member)  # type: ignore[no-untyped-call]
         trained.append(member)
     if report:
@@ -87,7 +87,7 @@ def train(
 
 @partial(jax.jit, static_argnames=("steps", "members"))
 def batch_keys(key: PRNGKeyArray, first: int, steps: int, number: int, members: int) -> Key[Array, " U"]:
-    """The key of each of some batches of one of the members, which no cut of the steps into parts changes."""
+    """Return the keys of some batches of one member, independent of how training is cut into parts."""
     return jax.vmap(lambda at: jax.random.split(jax.random.fold_in(key, at), members)[number])(
         first + jnp.arange(steps)
     )
@@ -99,18 +99,18 @@ def _steps(
     optimiser: Optimiser,
     keys: Key[Array, " U"],
     data: Transition,
-    running: Int[Array, " N"],
+    counts: Int[Array, " N"],
     learning_rate: float,
     batch_size: int,
 ) -> tuple[Params, Optimiser]:
-    """Gradient steps of one member, one for each key."""
+    """Take one gradient step of one member per key."""
 
     def mean_loss(member: Params, batch: Transition) -> Float[Array, ""]:
         return jnp.mean(jax.vmap(dynamics.loss, in_axes=(None, 0))(member, batch))
 
     def one(state: tuple[Params, Optimiser], key: PRNGKeyArray) -> tuple[tuple[Params, Optimiser], None]:
-        drawn = jax.random.randint(key, (batch_size,), 0, running[-1])
-        rows = jnp.searchsorted(running, drawn, side="right")
+        indices = jax.random.randint(key, (batch_size,), 0, counts[-1])
+        rows = jnp.searchsorted(counts, indices, side="right")
         gradient = jax.grad(mean_loss)(state[0], jax.tree.map(lambda x: x[rows], data))
         return optimisers.step(state[0], gradient, state[1], jnp.asarray(learning_rate, data.reward.dtype)), None
 

@@ -1,4 +1,4 @@
-"""Episodes of a controller in a learned model: an estimate that is worth what the model is, and certifies nothing."""
+"""Episodes of a controller in a learned model. The estimate is only as good as the model and certifies nothing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from neorl_core.world_model.dynamics import Reach
 
 
 class ModelEpisodes(NamedTuple):
-    """What came of a controller in the plants that the members believe in."""
+    """Results of a controller in each member of the ensemble."""
 
     ret: Float[Array, "M E"]
-    """Sum of the rewards of H steps, in the reward's unit."""
+    """Sum of the rewards of H steps, in the unit of the reward."""
     violated: Bool[Array, "M E"]
-    """Whether an observation left the limits."""
+    """Whether an observation exceeded the limits."""
     handed_over: Float[Array, "M E"]
-    """Share of the steps before the episode's end in which the fallback overruled the policy."""
+    """Share of the steps before the end of the episode in which the fallback overruled the policy."""
 
 
 @partial(jax.jit, static_argnames=("controller", "horizon"))
@@ -41,21 +41,22 @@ def model_episodes(
     key: PRNGKeyArray,
     horizon: int,
 ) -> ModelEpisodes:
-    """Roll a controller out in every member, with the member's own noise.
+    """Roll a controller out in every member, with the noise of the member.
 
-    The controller sees plain observations and keeps its own history; the members' begins anew with the episode.
+    The controller sees plain observations and keeps its own history; the history of the members restarts with each
+    episode.
 
     Args:
-        members: M members' weights.
-        reach: where an observation would leave it, it is clipped.
+        members: weights of M members.
+        reach: bounds that clip the observations.
         normaliser: scale of the members' observations and actions.
-        rewards: mean and deviation of the rewards, by which they were standardised.
-        controller: with the state of a composite's.
-        params: the controller's.
-        starts: (E, O) first observations, physical units.
-        applied: (E, A) actions in force at them.
-        limits: lowest and highest allowed of each observation, physical units; infinite where there is none.
-        key: randomness of the noise, the same for all controllers that are compared.
+        rewards: mean and standard deviation that the rewards were standardised by.
+        controller: controller with the state of a composite.
+        params: parameters of the controller.
+        starts: (E, O) initial observations in physical units.
+        applied: (E, A) actions in force at the start.
+        limits: lowest and highest allowed value of each observation in physical units, or infinity.
+        key: PRNG key of the noise; use the same key for all controllers that are compared.
         horizon: steps H.
     """
 
@@ -72,18 +73,18 @@ def model_episodes(
             physical = following * normaliser.scale[: start.shape[0]] + normaliser.mean[: start.shape[0]]
             out = ~jnp.all((physical >= limits[0]) & (physical <= limits[1]))
             paid = alive * (rewards[0] + rewards[1] * reward)
-            found = (paid, out & (alive > 0), alive * memory.handed_over, alive)
+            record = (paid, out & (alive > 0), alive * memory.handed_over, alive)
             after = dynamics.onward(reach, stacked, action, physical)
-            return (memory, after, action, alive * (logit <= 0.0)), found
+            return (memory, after, action, alive * (logit <= 0.0)), record
 
         noises = jax.random.normal(key, (horizon, start.shape[0]), start.dtype)
         fresh = controller.init(params, start), begun(reach.history, start, before)
         paid, out, handed, lived = jax.lax.scan(step, (*fresh, before, jnp.ones((), start.dtype)), noises)[1]
         return ModelEpisodes(jnp.sum(paid), jnp.any(out), jnp.sum(handed) / jnp.sum(lived))
 
-    found = []
+    episodes = []
     for number, member in enumerate(members):
         keys = jax.random.split(jax.random.fold_in(key, number), starts.shape[0])
-        found.append(jax.vmap(partial(one, member))(starts, applied, keys))
-    together: ModelEpisodes = jax.tree.map(lambda *x: jnp.stack(x), *found)
-    return together
+        episodes.append(jax.vmap(partial(one, member))(starts, applied, keys))
+    stacked: ModelEpisodes = jax.tree.map(lambda *x: jnp.stack(x), *episodes)
+    return stacked

@@ -1,8 +1,7 @@
-"""How well a learned model predicts episodes that it has not seen, beside what needs no learning.
+"""Prediction errors of a learned model on held-out episodes, compared with persistence and linear regression.
 
-All predictors run free: from a logged observation on, with its history where there is one, they are given the logged
-actions and nothing else, and predict from what they predicted. Observations are normalised and actions unit, as
-`training.prepare` makes them.
+All predictors run open loop: from a logged observation with its history they get only the logged actions, and predict
+from their own predictions. Observations are normalised and actions are unit actions, as in `training.prepare`.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Reach
 
 HORIZONS = (1, 5, 20)
-"""Steps after which predictions are compared."""
+"""Prediction horizons in steps."""
 WINDOWS = 4096
-"""Logged observations at most from which predictions start, evenly spaced."""
+"""Largest number of start rows, evenly spaced."""
 LEAST_EPISODES = 5
-"""Episodes below which percentiles of resamples say too little, so that a ratio has no upper bound."""
+"""Number of episodes below which the upper bound of a ratio is infinite."""
 FLOOR = 0.01
-"""Error, as a share of a signal's deviation, below which predictions count as equally good."""
+"""Error, relative to the standard deviation of a signal, below which predictions count as equally good."""
 
 
 class Autoregression(NamedTuple):
-    """`x' = x + A x + B u + c`; with a history A reads the earlier values, too."""
+    """`x' = x + A x + B u + c`; with a history A also reads the earlier values."""
 
     weights: Float[Array, "D O"]
-    """A over B."""
+    """A stacked on B."""
     offset: Float[Array, " O"]
 
 
 class Windows(NamedTuple):
-    """Stretches of logged steps from which predictions start."""
+    """Stretches of logged steps that predictions start from."""
 
     start: Float[Array, "W S"]
     actions: Float[Array, "W H A"]
     following: Float[Array, "W H O"]
-    """What was logged after each action."""
+    """Logged observation after each action."""
     valid: Bool[Array, "W H"]
-    """False beyond an episode's end."""
+    """False beyond the end of the episode."""
     episode: npt.NDArray[np.int64]
-    """(W,)"""
+    """(W,) episode index."""
 
 
 class Ratio(NamedTuple):
-    """How large one predictor's error is beside another's, with its interval over resampled episodes."""
+    """Ratio of one predictor's error to another's, with an interval over resampled episodes."""
 
     value: float
     lower: float
@@ -61,17 +60,17 @@ class Ratio(NamedTuple):
 def fit_autoregression(
     observation: npt.ArrayLike, action: npt.ArrayLike, following: npt.ArrayLike, ridge: float = 1e-4
 ) -> Autoregression:
-    """Ridge regression of the change of the observation on observation and action.
+    """Fit the change of the observation by ridge regression on observation and action.
 
     `min |x' - x - (x, u) W - c|^2 / N + ridge |W|^2`
 
     Hoerl and Kennard 1970, Ridge regression (Technometrics 12).
 
     Args:
-        observation: (N, S), normalised; of a stacked one the first O are those of now.
-        action: (N, A), between -1 and 1.
-        following: (N, O), normalised.
-        ridge: penalty of the weights, which draws them toward persistence.
+        observation: (N, S) normalised; the first O components are the current ones.
+        action: (N, A) unit actions.
+        following: (N, O) next observations, normalised.
+        ridge: penalty of the weights, which favours persistence.
     """
     x = np.concatenate([np.asarray(observation, np.float64), np.asarray(action, np.float64)], axis=1)
     after = np.asarray(following, np.float64)
@@ -89,13 +88,13 @@ def windows(
     episode: npt.NDArray[np.int64],
     horizon: int,
 ) -> Windows:
-    """Stretches of up to `horizon` steps that begin at rows of episodes, at most `WINDOWS` of them.
+    """Cut at most `WINDOWS` stretches of up to `horizon` steps from episodes.
 
     Args:
-        observation: (N, S), normalised, in the order of time within each episode.
-        action: (N, A), unit.
-        following: (N, O), normalised.
-        episode: (N,) which episode a row belongs to, in ascending order.
+        observation: (N, S) normalised, in order of time within each episode.
+        action: (N, A) unit actions.
+        following: (N, O) next observations, normalised.
+        episode: (N,) episode index of each row, ascending.
         horizon: steps H of the longest prediction.
     """
     rows = len(episode)
@@ -113,14 +112,18 @@ def windows(
 
 
 @jax.jit
-def squared_errors(members: Ensemble, reach: Reach, linear: Autoregression, found: Windows) -> Float[Array, "P W H O"]:
-    """Squared errors of the learned model, persistence and the autoregression, NaN beyond an episode's end.
+def squared_errors(
+    members: Ensemble, reach: Reach, linear: Autoregression, windows: Windows
+) -> Float[Array, "P W H O"]:
+    """Return squared errors (P, W, H, O) of the learned model, persistence and the autoregression.
+
+    Errors after the end of an episode are NaN.
 
     Args:
-        members: the ensemble; its prediction is the mean of what its members, each running by itself, predict.
-        reach: where an observation would leave it, it is clipped.
-        linear: the autoregression.
-        found: windows of held-out episodes.
+        members: weights of the ensemble; its prediction is the mean over members that each run on their own.
+        reach: bounds that clip the observations.
+        linear: autoregression.
+        windows: windows of held-out episodes.
     """
 
     observed = dynamics.predicted(members)
@@ -134,32 +137,32 @@ def squared_errors(members: Ensemble, reach: Reach, linear: Autoregression, foun
             following = jnp.stack([*learned, regressed])
             return jax.vmap(dynamics.onward, (None, 0, None, 0))(reach, x, action, following), following
 
-        begun = jnp.broadcast_to(start, (len(members) + 1, start.shape[0]))
-        run = jax.lax.scan(step, begun, actions)[1]
-        held = jnp.broadcast_to(start[:observed], (actions.shape[0], observed))
-        return jnp.stack([jnp.mean(run[:, :-1], axis=1), held, run[:, -1]])
+        states = jnp.broadcast_to(start, (len(members) + 1, start.shape[0]))
+        run = jax.lax.scan(step, states, actions)[1]
+        persistence = jnp.broadcast_to(start[:observed], (actions.shape[0], observed))
+        return jnp.stack([jnp.mean(run[:, :-1], axis=1), persistence, run[:, -1]])
 
-    predicted = jax.vmap(one, out_axes=1)(found.start, found.actions)
-    errors = (predicted - found.following[None]) ** 2
-    return jnp.where(found.valid[None, :, :, None], errors, jnp.nan)
+    predicted = jax.vmap(one, out_axes=1)(windows.start, windows.actions)
+    errors = (predicted - windows.following[None]) ** 2
+    return jnp.where(windows.valid[None, :, :, None], errors, jnp.nan)
 
 
 def episode_errors(
     errors: npt.ArrayLike, episode: npt.NDArray[np.int64], spread: npt.ArrayLike, horizons: tuple[int, ...]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Sums of squared errors by episode, in units of each signal's variance.
+    """Sum squared errors by episode, in units of each signal's variance.
 
     Args:
-        errors: (P, W, H, O) squared errors, NaN where there is none.
-        episode: (W,)
-        spread: (O,) deviation of each signal; one that does not move is left out.
-        horizons: K of them, each at most H.
+        errors: (P, W, H, O) squared errors, NaN where invalid.
+        episode: (W,) episode index.
+        spread: (O,) standard deviation of each signal; constant signals are excluded.
+        horizons: K horizons, each at most H.
 
     Returns:
         (P, K, O', E) sums for the O' signals that move, and (K, E) numbers of windows.
     """
     squares, scale = np.asarray(errors, np.float64), np.asarray(spread, np.float64)
-    # A signal whose spread is NaN stays in, and its errors count.
+    # A signal with a NaN spread is included.
     moving = np.flatnonzero(np.logical_not(scale <= 1e-9))
     there = np.isfinite(squares[1, :, :, 0])[:, [h - 1 for h in horizons]]
     each = squares[:, :, [h - 1 for h in horizons]][..., moving] / scale[moving] ** 2
@@ -181,21 +184,21 @@ def error_ratios(
     bootstraps: int = 1000,
     confidence: float = 0.95,
 ) -> tuple[Ratio, ...]:
-    """The learned model's root mean square error beside each other predictor's: geometric mean of signals and horizons.
+    """Return the learned model's RMS error relative to each other predictor.
 
-    `exp mean_{k,o} (log(m_ko + floor^2) - log(n_ko + floor^2)) / 2`: a disturbance that nobody can predict counts for
-    nothing, where in a mean of squares it would hide all else; nor do errors that are too small to matter.
-    Episodes are resampled, the same for all, so that what makes one hard to predict is not counted as noise.
+    The ratio is a geometric mean over signals and horizons: `exp mean_{k,o} (log(m_ko + floor^2) - log(n_ko + floor^2))
+    / 2`. So an unpredictable signal cannot hide the others, and the floor removes negligible errors. All predictors
+    share the resamples of episodes, so the difficulty of an episode does not count as noise.
 
     Args:
-        sums: (P, K, O, E), the learned model first.
-        counts: (K, E).
-        seed: of the resamples.
-        bootstraps: resamples.
-        confidence: of the two-sided interval.
+        sums: (P, K, O, E) with the learned model first.
+        counts: (K, E) numbers of windows.
+        seed: seed of the resamples.
+        bootstraps: number of resamples.
+        confidence: two-sided confidence.
 
     Returns:
-        A ratio for each predictor after the first; below 1 the learned model is better. Of fewer than `LEAST_EPISODES`
+        One ratio per other predictor, below 1 if the learned model is better. With fewer than `LEAST_EPISODES` episodes
         the interval is infinite.
     """
     episodes = sums.shape[-1]
@@ -204,10 +207,10 @@ def error_ratios(
     weights = np.concatenate([np.ones((1, episodes)), weights])
     means = np.einsum("be,pkoe->bpko", weights, sums) / np.maximum(weights @ counts.T, 1)[:, None, :, None]
     logs = np.mean(np.log(means + FLOOR**2) / 2, axis=(2, 3))
-    found = []
+    ratios = []
     for other in range(1, sums.shape[0]):
-        drawn = np.exp(logs[:, 0] - logs[:, other])
-        tails = np.quantile(drawn[1:], [(1 - confidence) / 2, (1 + confidence) / 2])
+        draws = np.exp(logs[:, 0] - logs[:, other])
+        tails = np.quantile(draws[1:], [(1 - confidence) / 2, (1 + confidence) / 2])
         lower, upper = tails if episodes >= LEAST_EPISODES else (0.0, np.inf)
-        found.append(Ratio(float(drawn[0]), float(lower), float(upper)))
-    return tuple(found)
+        ratios.append(Ratio(float(draws[0]), float(lower), float(upper)))
+    return tuple(ratios)

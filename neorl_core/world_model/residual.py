@@ -1,8 +1,8 @@
-"""A simulator with a learned residual on top: what the physics leaves out, an ensemble learns from the logs.
+"""A simulator with a learned residual: an ensemble learns the error of the physics from logs.
 
 x' = f(x, u) + scale * mean_m r_m(x, u)
 
-f is the simulator's own step; the members' networks are those of `dynamics`, trained on the simulator's errors.
+f is the simulator's step; the networks are those of `dynamics`, trained on the simulator's errors.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ Predict = Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float
 
 
 def error_transitions(predict: Predict, params: Params, normaliser: Normaliser, rows: Transition) -> Transition:
-    """Transitions of an imaginary plant that moves by the simulator's error, for `dynamics.train`.
+    """Return transitions of an imaginary plant that moves by the simulator's error, for `dynamics.train`.
 
     Args:
-        predict: the simulator's step.
-        params: its constants.
+        predict: step of the simulator.
+        params: constants of the simulator.
         normaliser: scale of observations and actions.
         rows: (N, ...) logged transitions in physical units.
 
     Returns:
-        (N, ...) in normalised units: s, a, and s + (logged − predicted) / scale. Rewards and terminations are zero.
+        (N, ...) in normalised units: s, a, and s + (logged - predicted) / scale. Rewards and terminations are zero.
     """
     expected, _ = jax.vmap(predict, (0, 0, None))(rows.observation, rows.action, params)
     s = normalise(normaliser, jnp.asarray(rows.observation))
     a = to_unit(normaliser, jnp.asarray(rows.action))
     error = (jnp.asarray(rows.next_observation) - expected) / normaliser.scale[None]
-    nothing = jnp.zeros(s.shape[0], s.dtype)
-    return Transition(s, a, nothing, nothing, s + error, nothing)
+    zeros = jnp.zeros(s.shape[0], s.dtype)
+    return Transition(s, a, zeros, zeros, s + error, zeros)
 
 
 def with_residual(predict: Predict, members: Ensemble, normaliser: Normaliser) -> Predict:
-    """The simulator's step corrected by what the members expect of its error; margins stay the simulator's.
+    """Return the simulator's step corrected by the learned residual; margins are not corrected.
 
-    Use it as `plant._replace(predict=...)`, in `plants.replay.replay_errors` to see whether it helps on held-out
-    episodes: where it does not, leave it out.
+    Use it as `plant._replace(predict=...)`, and check on held-out episodes with `plants.replay.replay_errors` that it
+    helps.
 
     Args:
-        predict: the simulator's step.
-        members: trained on `error_transitions`.
-        normaliser: the same as there.
+        predict: step of the simulator.
+        members: ensemble trained on `error_transitions`.
+        normaliser: the normaliser used there.
     """
 
     def corrected(

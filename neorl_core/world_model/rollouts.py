@@ -1,7 +1,4 @@
-"""Rollouts of policies in a learned ensemble: differentiable ones without noise, and short noisy ones.
-
-What the members say of a step, and how far they can be trusted there, comes from `neorl_core.world_model.dynamics`.
-"""
+"""Rollouts of policies in a learned ensemble: differentiable ones without noise, and short noisy ones."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from neorl_core.world_model.dynamics import Reach
 
 
 class ModelSteps(NamedTuple):
-    """Steps of policies in the ensemble, with leading axes (members, starts of each, H)."""
+    """Steps of policies in the ensemble, with leading axes (members, starts, H)."""
 
     observation: Float[Array, "*n O"]
     action: Float[Array, "*n A"]
@@ -28,21 +25,21 @@ class ModelSteps(NamedTuple):
     terminated: Float[Array, "*n"]
     """Probability that the step terminates."""
     alive: Float[Array, "*n"]
-    """Probability that the episode had not ended before the step."""
+    """Probability that the episode has not ended before the step."""
     disagreement: Float[Array, "*n"]
-    """How far the members' next observations and rewards lie apart, as `disagreement` has it."""
+    """`disagreement` of the next observations plus that of the rewards."""
 
 
 def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
-    """How far the members' next observations lie apart: `sqrt(mean_i var_m s'_{m,i})`, normalised units.
+    """Return the disagreement of the members: `sqrt(mean_i var_m s'_{m,i})`, in normalised units.
 
-    The epistemic part of an ensemble's variance (compared with others by Lu et al. 2022, arXiv 2110.04135).
+    The epistemic part of the ensemble variance (compared with others by Lu et al. 2022, arXiv 2110.04135).
     """
     return jnp.sqrt(jnp.mean(jnp.var(means, axis=0)) + 1e-12)
 
 
 def _precise(members: Ensemble, starts: Float[Array, "*n S"]) -> Float[Array, "*n S"]:
-    """In the precision of the members, which what follows a start has, too; models without weights have none."""
+    """Cast starts to the precision of the members, if these have weights."""
     return starts.astype(jnp.result_type(starts, *jax.tree.leaves(members)))
 
 
@@ -53,17 +50,17 @@ def expected_rollouts(
     starts: Float[Array, "M B S"],
     horizon: int,
 ) -> ModelSteps:
-    """What a policy would do in the plant that each member believes in, without noise; differentiable.
+    """Roll a policy out in every member without noise; differentiable.
 
     Args:
-        members: M members' weights.
-        reach: where an observation would leave it, it is clipped.
+        members: weights of M members.
+        reach: bounds that clip the observations.
         policy: normalised observation -> unit action.
-        starts: (M, B, S), where each member's rollouts begin.
+        starts: (M, B, S) initial observations per member.
         horizon: steps H.
 
     Returns:
-        The steps, (M, B, H, ...).
+        Steps (M, B, H, ...).
     """
 
     def one(number: Int[Array, ""], start: Float[Array, " S"]) -> ModelSteps:
@@ -78,20 +75,20 @@ def expected_rollouts(
             rewards, logits = (jnp.stack(each) for each in zip(*outcomes, strict=True))
             ending = jax.nn.sigmoid(logits[number])
             following = dynamics.onward(reach, observation, action, expected)
-            apart = disagreement(means) + disagreement(rewards[:, None])
-            record = ModelSteps(observation, action, rewards[number], following, ending, alive, apart)
+            spread = disagreement(means) + disagreement(rewards[:, None])
+            record = ModelSteps(observation, action, rewards[number], following, ending, alive, spread)
             return (following, alive * (1.0 - ending)), record
 
         return jax.lax.scan(step, (start, jnp.ones((), start.dtype)), length=horizon)[1]
 
-    every: ModelSteps = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(jnp.arange(len(members)), _precise(members, starts))
-    return every
+    steps: ModelSteps = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(jnp.arange(len(members)), _precise(members, starts))
+    return steps
 
 
 def uncertainty(log_deviations: Float[Array, "M D"]) -> Float[Array, ""]:
-    """The largest of the members' own deviations: `max_m |sigma_m(s, a)|`.
+    """Return the largest predicted deviation of the members: `max_m |sigma_m(s, a)|`.
 
-    The norm is taken over the observation and the reward; of a member's reward the deviation is one for all states.
+    The norm covers observation and reward; the reward deviation of a member is the same in all states.
 
     Yu et al. 2020 (arXiv 2005.13239), section 4.3.
     """
@@ -108,39 +105,39 @@ def branched_rollouts(
     key: PRNGKeyArray,
     horizon: int,
 ) -> tuple[Transition, Float[Array, "B H"]]:
-    """Short rollouts with the policy's noise and the ensemble's, each step by one of the leading members, drawn anew.
+    """Sample short rollouts with policy and model noise, each step by a randomly chosen leading member.
 
-    A rollout that ends, where termination is more likely than not, begins again where it began.
+    A rollout that terminates (more likely than not) restarts at its initial observation.
 
     Args:
-        members: M members' weights, all of which say how uncertain a step is.
-        leading: (E,) numbers of the members that make the steps.
-        reach: where an observation would leave it, it is clipped.
+        members: weights of M members, all used for the uncertainty.
+        leading: (E,) indices of the members that make the steps.
+        reach: bounds that clip the observations.
         policy: (normalised observation, standard normal noise) -> unit action.
-        actions: A.
-        starts: (B, S).
-        key: randomness of all draws.
+        actions: size A of an action.
+        starts: (B, S) initial observations.
+        key: PRNG key of all draws.
         horizon: steps H.
 
     Returns:
-        Transitions (B, H, ...) without costs, and their `uncertainty` (B, H).
+        Transitions (B, H, ...) with zero costs, and their `uncertainty` (B, H).
 
-    Source: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
+    Reference: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
     """
     starts = _precise(members, starts)
     rows, observations = starts.shape[0], dynamics.predicted(members)
-    of_member, of_noise = jax.random.split(key)
-    paid = jnp.stack([member["reward_log_deviation"] for member in members])[:, None]
-    numbers = leading[jax.random.randint(of_member, (rows, horizon), 0, len(leading))]
-    noises = jax.random.normal(of_noise, (rows, horizon, actions + observations), starts.dtype)
+    member_key, noise_key = jax.random.split(key)
+    reward_deviations = jnp.stack([member["reward_log_deviation"] for member in members])[:, None]
+    numbers = leading[jax.random.randint(member_key, (rows, horizon), 0, len(leading))]
+    noises = jax.random.normal(noise_key, (rows, horizon, actions + observations), starts.dtype)
 
     def one(
         start: Float[Array, " S"], numbers: Int[Array, " H"], noises: Float[Array, "H N"]
     ) -> tuple[Transition, Float[Array, " H"]]:
         def step(
-            observation: Float[Array, " S"], drawn: tuple[Int[Array, ""], Float[Array, " N"]]
+            observation: Float[Array, " S"], draw: tuple[Int[Array, ""], Float[Array, " N"]]
         ) -> tuple[Float[Array, " S"], tuple[Transition, Float[Array, ""]]]:
-            number, noise = drawn
+            number, noise = draw
             action = policy(observation, noise[:actions])
             expected = [dynamics.transition(member, observation, action) for member in members]
             means, log_deviations = (jnp.stack(parts) for parts in zip(*expected, strict=True))
@@ -152,11 +149,9 @@ def branched_rollouts(
             reward, logit = outcomes[number]
             ended = logit > 0.0
             done = ended.astype(start.dtype)
-            made = Transition(observation, action, reward, jnp.zeros_like(reward), following, done)
-            return jnp.where(ended, start, following), (
-                made,
-                uncertainty(jnp.concatenate([log_deviations, paid], axis=-1)),
-            )
+            transition = Transition(observation, action, reward, jnp.zeros_like(reward), following, done)
+            deviations = jnp.concatenate([log_deviations, reward_deviations], axis=-1)
+            return jnp.where(ended, start, following), (transition, uncertainty(deviations))
 
         return jax.lax.scan(step, start, (numbers, noises))[1]
 
