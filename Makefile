@@ -55,26 +55,26 @@ dead: $(READY)  ## names that nothing uses
 bench: $(READY)  ## speed and time tables, kept under benchmarks/results
 	$(BIN)/python -m benchmarks.training
 
-bench-accelerator: $(READY)  ## populations of up to a thousand on the device that JAX finds, what is missing; writes docs/accelerators.md
+bench-accelerator: $(READY)  ## populations of up to a thousand on the device that JAX finds, what is missing; writes docs/studies/accelerators.md
 	$(BIN)/python -m benchmarks.accelerator
 
-plants: $(READY)  ## outside values, speeds, controllers, pictures and sensitivity of the plants; writes docs/plants.md
+plants: $(READY)  ## outside values, speeds, controllers, pictures and sensitivity of the plants; writes docs/studies/plants.md
 	$(BIN)/python -m benchmarks.plants
 
-tune: $(READY)  ## search for better parameters of every plant's controller; writes a table into docs/plants.md
+tune: $(READY)  ## search for better parameters of every plant's controller; writes a table into docs/studies/plants.md
 	$(BIN)/python -m benchmarks.tuning
 
-plants-pipeline: $(READY)  ## every plant through a retraining on generated logs; writes docs/pipeline.md
+plants-pipeline: $(READY)  ## every plant through a retraining on generated logs; writes docs/studies/pipeline.md
 	$(BIN)/python -m benchmarks.plants_pipeline
 
-chaos: $(READY)  ## two hundred faults in the middle of retrainings, those that are missing; writes docs/chaos.md
+chaos: $(READY)  ## two hundred faults in the middle of retrainings, those that are missing; writes docs/studies/chaos.md
 	$(BIN)/python -m benchmarks.chaos
 
-study: $(READY)  ## retraining on nine plants and three behaviours held against the truth, runs that are missing; writes docs/results.md
+study: $(READY)  ## retraining on nine plants and three behaviours held against the truth, runs that are missing; writes docs/studies/retraining.md
 	$(BIN)/python -m benchmarks.study
 	$(BIN)/python -m benchmarks.study --official
 
-ope-study: $(READY)  ## off-policy evaluation held against the truth, cells that are missing; writes docs/ope.md
+ope-study: $(READY)  ## off-policy evaluation held against the truth, cells that are missing; writes docs/studies/ope.md
 	$(BIN)/python -m benchmarks.ope_study
 
 fleet-study: $(READY)  ## twenty similar reactors alone, together and federated, cells that are missing; writes a table into docs/federated-learning.md
@@ -83,7 +83,7 @@ fleet-study: $(READY)  ## twenty similar reactors alone, together and federated,
 graph-study: $(READY)  ## graph policies of a feeder's switches against every topology, cells that are missing; writes docs/graphs.md's tables
 	$(BIN)/python -m benchmarks.graph_study
 
-season: $(READY)  ## ninety days of a plant that wears, each with monitoring and a retraining; writes docs/season.md
+season: $(READY)  ## ninety days of a plant that wears, each with monitoring and a retraining; writes docs/studies/season.md
 	$(BIN)/python -m benchmarks.season
 
 resume: $(READY)  ## kill -9 the training of every algorithm at twenty random steps and compare bits
@@ -101,7 +101,7 @@ streaming: $(READY)  ## training on data four times as large as its memory besid
 historian: $(READY)  ## raw rows/s and memory of ingesting 200 million rows, beside polars' own scan of the same files
 	$(BIN)/python -m benchmarks.historian
 
-nasty: $(READY)  ## small files as plants have them through ingestion; writes docs/nasty.md
+nasty: $(READY)  ## small files as plants have them through ingestion; writes docs/studies/import-files.md
 	$(BIN)/python -m benchmarks.nasty
 
 ROWS ?= 100000000
@@ -120,7 +120,7 @@ tamper: $(READY)  ## flip bytes everywhere and count what the audit finds
 redteam: $(READY)  ## attacks on copies of the home; writes docs/studies/red-team.md
 	$(BIN)/python -m benchmarks.redteam
 
-certification: $(READY)  ## the first p0 of a ladder that certifies for every plant, and episodes per second; writes a table into docs/pipeline.md
+certification: $(READY)  ## the first p0 of a ladder that certifies for every plant, and episodes per second; writes a table into docs/studies/pipeline.md
 	$(BIN)/python -m benchmarks.certification --home "$${NEORL_HOME:-.neorl}"
 	$(BIN)/python -m benchmarks.plants_pipeline --page
 
@@ -140,7 +140,7 @@ picture: $(READY)  ## copy the last run's picture into the README
 audit-picture: $(READY)  ## a picture of the audit report over the last run's day; writes docs/how-to/audit.png
 	$(BIN)/python -m benchmarks.pictures.audit
 
-screens: $(READY)  ## pictures of what each user sees first, of the home's last run; writes docs/screens.md
+screens: $(READY)  ## pictures of what each user sees first, of the home's last run; writes docs/studies/screens.md
 	$(BIN)/python -m benchmarks.pictures.screens
 
 services:  ## Debian packages that only some tests need

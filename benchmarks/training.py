@@ -1,4 +1,4 @@
-"""`make bench`: how fast the core trains, certifies and acts on this machine; writes docs/benchmarks.md.
+"""`make bench`: how fast the core trains, certifies and acts on this machine; writes docs/studies/speed.md.
 
 Medians of repeated windows after compilation, of those in which other programs used less than a tenth of a core:
 where none was so quiet, the table says so. Each part says when it was measured. Where NeoRL-2's
@@ -38,7 +38,7 @@ from tasks.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "training.json"
-TABLES = ROOT / "docs" / "benchmarks.md"
+TABLES = ROOT / "docs" / "studies" / "speed.md"
 SOURCES = (
     *("neorl_core", "tasks", "configs"),
     *(f"benchmarks/{name}.py" for name in ("training", "speed", "score", "windows")),

@@ -71,7 +71,7 @@ class Truth(Protocol):
 
 @pytest.fixture
 def truth(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Truth:
-    """Asserts |ours − theirs| <= allowed and keeps the comparison, of which `make plants` makes docs/plants.md."""
+    """Asserts |ours − theirs| <= allowed and keeps the comparison, of which `make plants` makes docs/studies/plants.md."""
     named = request.path.stem.removeprefix("test_plant_")
 
     def hold(quantity: str, theirs: float, ours: float, allowed: float, source: str, plant: str | None = None) -> None:

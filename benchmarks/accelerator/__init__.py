@@ -2,7 +2,7 @@
 
     python -m benchmarks.accelerator                         # what this device has no result of yet
     python -m benchmarks.accelerator --parts speed           # one of the two parts alone
-    python -m benchmarks.accelerator --table                 # docs/accelerators.md from the results alone
+    python -m benchmarks.accelerator --table                 # docs/studies/accelerators.md from the results alone
 
 Two parts: gradient steps per second of populations from one member to a thousand, and whole trainings of a population
 whose every member is then scored in the simulator. Each is done in float32 and, on an accelerator, in bfloat16. Results

@@ -23,7 +23,7 @@ from configs.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "accelerator.json"
-PAGE = ROOT / "docs" / "accelerators.md"
+PAGE = ROOT / "docs" / "studies" / "accelerators.md"
 SOURCES = (
     "neorl_core/algorithms",
     "neorl_core/control",

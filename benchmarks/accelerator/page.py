@@ -1,4 +1,4 @@
-"""docs/accelerators.md from the records that are kept."""
+"""docs/studies/accelerators.md from the records that are kept."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SPEED = f"""\
 ## Gradient steps per second
 
 Steps of all members count. {ROWS:,} random transitions of 11 observations and 3 actions lie on the device, as in
-[benchmarks](benchmarks.md). Medians of windows after compilation. `bptt` first learns a model of the plant, which is a
+[benchmarks](speed.md). Medians of windows after compilation. `bptt` first learns a model of the plant, which is a
 program of its own. Memory is what the compiled program was planned to take: what goes in (of the transitions, which
 are 0.1 GB, what it uses), what comes out, and what is between; it and the time of compiling are those of float32."""
 

@@ -11,5 +11,5 @@ as an operator would, and the same retraining is run again. Whatever happened: a
 ends with a sentence, the second run decides, the ledger and all that it names verify, there is one champion at
 most, its certificate holds, and no dataset is lost. Then two promoters race a hundred times.
 
-Keeps benchmarks/results/chaos and makes docs/chaos.md of it.
+Keeps benchmarks/results/chaos and makes docs/studies/chaos.md of it.
 """

@@ -26,7 +26,7 @@ from tasks.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "chaos"
-PAGE = ROOT / "docs" / "chaos.md"
+PAGE = ROOT / "docs" / "studies" / "chaos.md"
 SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/chaos")
 """What a trial depends on."""
 KILLED = ("flow killed", "everything killed")

@@ -1,4 +1,4 @@
-"""`make nasty`: small files as plants have them, through ingestion; writes docs/nasty.md."""
+"""`make nasty`: small files as plants have them, through ingestion; writes docs/studies/import-files.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.nasty.cases import all_cases
 from benchmarks.nasty.run import Told, run
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "nasty.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "studies" / "import-files.md"
 INTRODUCTION = """\
 # What becomes of nasty files
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.ope_study                                   # every cell that has no result yet
     python -m benchmarks.ope_study chemical_reactor --behaviours medium
-    python -m benchmarks.ope_study --table                           # docs/ope.md from the results alone
+    python -m benchmarks.ope_study --table                           # docs/studies/ope.md from the results alone
     python -m benchmarks.ope_study --peers LOGS                      # what benchmarks/peers/fqe_d3rlpy.py reads
 
 A cell is a plant and a behaviour: 50,000 generated rows, at least twenty policies of widely different worth that are

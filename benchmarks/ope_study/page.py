@@ -1,4 +1,4 @@
-"""docs/ope.md from the cells that are kept."""
+"""docs/studies/ope.md from the cells that are kept."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def beside_peers(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def page() -> str:
-    """docs/ope.md from all cells that are kept."""
+    """docs/studies/ope.md from all cells that are kept."""
     results = [json.loads(path.read_text()) for path in sorted(kept.RESULTS.glob("*.json"))]
     missing = len(DEVELOPMENT + OTHERS) * len(BEHAVIOURS) - len(results)
     commits = {result["commit"][:12] for result in results if result["plant"] in OTHERS}

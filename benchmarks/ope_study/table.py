@@ -15,7 +15,7 @@ from neorl_core.ope.metrics import rank_correlation
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "ope"
-PAGE = ROOT / "docs" / "ope.md"
+PAGE = ROOT / "docs" / "studies" / "ope.md"
 DEVELOPMENT = ("chemical_reactor", "hvac_control", "water_treatment")
 OTHERS = ("double_mass", "supply_chain", "industrial_benchmark", "steel_annealing", "robot_assembly", "power_grid")
 BEHAVIOURS = ("medium", "pid", "mixed")

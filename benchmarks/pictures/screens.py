@@ -1,4 +1,4 @@
-"""The first screens of each user, for docs/screens.md: `make screens`.
+"""The first screens of each user, for docs/studies/screens.md: `make screens`.
 
 They are pages of the home's servers and its reports, as a browser shows them at first and not edited afterwards; the
 last retraining of the home is what they show (`make run` makes one).
@@ -21,7 +21,7 @@ from tasks.evidence.decisions.queue import record_of
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.registry.registry import Registry
 
-FOLDER = Path(__file__).parents[2] / "docs" / "screens"
+FOLDER = Path(__file__).parents[2] / "docs" / "studies" / "screens"
 PAGE = FOLDER.parent / "screens.md"
 WIDTH, HEIGHT = 1360, 900
 TEXT = """\
@@ -103,7 +103,7 @@ async def take(command: str, home: Home) -> None:
                 await page.log_in(services.prefect.url, login)
             await page.open(screen.url)
             await page.picture(FOLDER / f"{screen.name}.png")
-            print(f"wrote docs/screens/{screen.name}.png", flush=True)
+            print(f"wrote docs/studies/screens/{screen.name}.png", flush=True)
 
 
 def main() -> int:
@@ -117,7 +117,7 @@ def main() -> int:
     asyncio.run(take(command, home))
     parts = [f"\n## {s.who}\n\n{s.what}\n\n![{s.what}](screens/{s.name}.png)\n" for s in screens(home)]
     PAGE.write_text(TEXT + "".join(parts))
-    print("wrote docs/screens.md")
+    print("wrote docs/studies/screens.md")
     return 0
 
 

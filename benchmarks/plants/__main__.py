@@ -6,11 +6,11 @@
     python -m benchmarks.plants pictures      # an episode of each against its limits
     python -m benchmarks.plants steps         # what the step of integration costs
     python -m benchmarks.plants sensitivity   # what the tuned controller's record owes to constants without a source
-    python -m benchmarks.plants page          # only writes docs/plants.md
+    python -m benchmarks.plants page          # only writes docs/studies/plants.md
     python -m benchmarks.plants               # all of it
     python -m benchmarks.plants sensitivity --plants steel_annealing
 
-Each part is kept as JSON, and docs/plants.md is made of what is kept.
+Each part is kept as JSON, and docs/studies/plants.md is made of what is kept.
 """
 
 from __future__ import annotations

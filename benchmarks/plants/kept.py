@@ -1,4 +1,4 @@
-"""Where the parts of docs/plants.md are kept: one file for the parts about all plants, one for each plant's own."""
+"""Where the parts of docs/studies/plants.md are kept: one file for the parts about all plants, one for each plant's own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tasks.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "plants.md"
-PICTURES = ROOT / "docs" / "plants"
+PAGE = ROOT / "docs" / "studies" / "plants.md"
+PICTURES = ROOT / "docs" / "studies" / "plants"
 
 
 def kept(part: str) -> Any:

@@ -1,4 +1,4 @@
-"""docs/plants.md, from what is kept of each part and what the plants' modules say."""
+"""docs/studies/plants.md, from what is kept of each part and what the plants' modules say."""
 
 from __future__ import annotations
 

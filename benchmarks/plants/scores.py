@@ -61,7 +61,7 @@ def controllers(plant: Plant) -> dict[str, tuple[Controller, Params]]:
 
 
 def lines_of(kept: Mapping[str, Any]) -> list[str]:
-    """The scores as a section of docs/plants.md."""
+    """The scores as a section of docs/studies/plants.md."""
     if not kept:
         return []
     lines = [

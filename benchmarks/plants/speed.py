@@ -129,7 +129,7 @@ def speed(python: str | None) -> dict[str, Any]:
 
 
 def lines_of(kept: Mapping[str, Any] | None) -> list[str]:
-    """The speeds as a section of docs/plants.md."""
+    """The speeds as a section of docs/studies/plants.md."""
     if not kept:
         return []
     without = "" if kept.get("peers") else ", which had none: NEORL_PEERS_PYTHON names a Python that has them"

@@ -42,7 +42,7 @@ def truths(names: Sequence[str] = NAMES) -> list[dict[str, Any]]:
 
 
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
-    """The outside values as a section of docs/plants.md."""
+    """The outside values as a section of docs/studies/plants.md."""
     if not rows:
         return []
     lines = [

@@ -4,7 +4,7 @@
     python -m benchmarks.plants_pipeline steel_annealing      # one anew; what is kept of the others stays in the table
 
 Each run is what a user types: `neorl generate PLANT`, then `neorl retrain configs/PLANT.yaml` on what it wrote. What
-they come to is kept in benchmarks/results/plants-pipeline.json, of which docs/pipeline.md is made.
+they come to is kept in benchmarks/results/plants-pipeline.json, of which docs/studies/pipeline.md is made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from neorl_core.plants import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "plants-pipeline.json"
-PAGE = ROOT / "docs" / "pipeline.md"
+PAGE = ROOT / "docs" / "studies" / "pipeline.md"
 SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/plants_pipeline")
 """What a row depends on."""
 MARKS = {True: "pass", False: "**fail**", None: "not run"}

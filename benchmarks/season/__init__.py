@@ -10,5 +10,5 @@ registry, gates, certificates and approvals are the real ones; the budgets of tr
 promotion the new champion and the one before it run the next day's plant in the same episodes, and where the new one is
 surely worse, or violates a limit, it is rolled back.
 
-Keeps benchmarks/results/season.json and makes docs/season.md of it.
+Keeps benchmarks/results/season.json and makes docs/studies/season.md of it.
 """

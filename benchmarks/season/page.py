@@ -1,4 +1,4 @@
-"""docs/season.md and its picture from the days that are kept."""
+"""docs/studies/season.md and its picture from the days that are kept."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from benchmarks.season.days import ALARMS_PER_YEAR, FEW, Day, summary
 from benchmarks.season.plant import CALM, CLEANED, FOULING
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "season.md"
-PICTURE = ROOT / "docs" / "season.png"
+PAGE = ROOT / "docs" / "studies" / "season.md"
+PICTURE = ROOT / "docs" / "studies" / "season.png"
 TEXT = """\
 # A season
 

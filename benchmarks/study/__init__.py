@@ -3,7 +3,7 @@
     python -m benchmarks.study                                    # every run that has no result yet
     python -m benchmarks.study hvac_control --behaviours medium
     python -m benchmarks.study --official                         # double_mass on NeoRL-2's own episodes, ten runs
-    python -m benchmarks.study --table                            # docs/results.md from the results alone
+    python -m benchmarks.study --table                            # docs/studies/retraining.md from the results alone
 
 A cell is a plant and a behaviour. Each of its runs generates episodes, trains the default population, selects a member
 by off-policy evaluation, and only then scores every member, the behaviour and the plant's own controller in the same

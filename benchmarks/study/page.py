@@ -1,4 +1,4 @@
-"""docs/results.md from the runs that are kept."""
+"""docs/studies/retraining.md from the runs that are kept."""
 
 from __future__ import annotations
 
@@ -224,11 +224,11 @@ higher price on those of double_mass, supply_chain, robot_assembly, steel_anneal
 refused which expect no gain, or whose gain has an interval wider than half of what logged rewards allow, was found on
 the study's former runs, whose seeds are not used again but for the three plants that were developed on. The runs on
 NeoRL-2's own episodes have the seeds that they had before all that; nothing was found on them. That the default
-clone counts large errors linearly was found on other episodes of all plants ([training](training.md)), and how far
+clone counts large errors linearly was found on other episodes of all plants ([training](../training.md)), and how far
 fitted Q evaluation may carry errors on the study of estimates ([ope](ope.md)). After all that the seeds of the six
 plants were drawn anew, and nothing was changed by what these runs came to.
 
-Windows that are cut count otherwise since then ([research](research.md)), which generated episodes and NeoRL-2's do
+Windows that are cut count otherwise since then ([research](../how-to/research.md)), which generated episodes and NeoRL-2's do
 not have. The fifteen runs that were made again, at 7a29367 and on the same episodes, have the same scores of all
 members to five decimals and select the same ones. Members' estimates differ by at most 0.15 % and bounds of what is
 claimed by at most 1.4 %, for two threads add up in another order than one.

@@ -17,7 +17,7 @@ from tasks.evaluation.evaluate import rank
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study"
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "studies" / "retraining.md"
 RUNS = {"medium": 5, "pid": 2, "mixed": 2, "official": 10}
 """Runs of a cell; `official` is double_mass on the episodes that NeoRL-2 publishes."""
 OFFICIAL = "double_mass", "official"

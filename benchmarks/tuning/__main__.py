@@ -1,6 +1,6 @@
 """`make tune`: a search over the parameters of each plant's own controller, and what it finds beyond the tuned ones.
 
-    python -m benchmarks.tuning                   # all plants; the table goes into docs/plants.md
+    python -m benchmarks.tuning                   # all plants; the table goes into docs/studies/plants.md
     python -m benchmarks.tuning water_treatment   # one
     python -m benchmarks.tuning --idle            # the best constant actions, which score 0
 

@@ -1,4 +1,4 @@
-"""What the search's results say in docs/plants.md, and how each of the plants' controllers came about."""
+"""What the search's results say in docs/studies/plants.md, and how each of the plants' controllers came about."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def kept() -> dict[str, Any]:
 
 
 def table(kept: Mapping[str, Any]) -> list[str]:
-    """The results as a section of docs/plants.md."""
+    """The results as a section of docs/studies/plants.md."""
     if not kept:
         return []
     lines = [

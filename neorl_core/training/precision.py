@@ -19,7 +19,7 @@ def mixed(algorithm: Algorithm) -> Algorithm:
     """The algorithm whose updates multiply matrices in bf16; parameters, optimisers and losses stay float32.
 
     For accelerators with bf16 units (GPUs since Ampere, TPUs). The small layers of a default retrain gain nothing by it
-    (docs/accelerators.md). A CPU's XLA computes such products in float32 where it can compile them, and ends the
+    (docs/studies/accelerators.md). A CPU's XLA computes such products in float32 where it can compile them, and ends the
     process on those of `bptt`'s model (JAX 0.10.2 and 0.11.2).
     """
 

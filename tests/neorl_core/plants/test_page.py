@@ -1,4 +1,4 @@
-"""What docs/plants.md says of each plant: sources of its constants, convergence, and what its record owes to them."""
+"""What docs/studies/plants.md says of each plant: sources of its constants, convergence, and what its record owes to them."""
 
 from __future__ import annotations
 
