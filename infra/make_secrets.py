@@ -10,7 +10,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from tasks.files.certificates import issued
+from tasks.files.certificates import issue_certificate
 
 FOLDER = Path(__file__).parent / "secrets"
 DATABASES = ("ledger", "prefect", "mlflow")
@@ -68,7 +68,7 @@ def passwords() -> dict[str, str]:
 
 def certificates() -> dict[str, str]:
     """A certificate authority of Dask's own, whose key is forgotten, and the certificate of all who speak Dask."""
-    made = issued("neorl dask")
+    made = issue_certificate("neorl dask")
     return {
         "dask-ca.pem": made.authority.decode(),
         "dask.pem": made.certificate.decode(),

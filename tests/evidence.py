@@ -46,8 +46,7 @@ from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.policies import policy_of
 from tasks.evidence.rules import NoteBody
 from tasks.evidence.signer import Server, Signer
-from tasks.files.canonical import sha256_hex, write_atomic, write_json
-from tasks.files.folders import digests_in
+from tasks.files.canonical import digests_in, sha256_hex, write_atomic, write_json
 from tasks.gates import REQUIRED, judge
 from tasks.lifecycle.policy import sign
 from tasks.references import CandidateRecord, Certificate, Dataset, Evidence, ProcessEvidence, ServedFile, ServedModel

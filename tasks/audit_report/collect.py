@@ -25,7 +25,7 @@ from tasks.evidence.audit.audit import audit
 from tasks.evidence.certificate import Check
 from tasks.evidence.ledger.ledger import Entry, HeadNow, Ledger
 from tasks.evidence.ledger.signing import HEAD_TYPE, report_heads
-from tasks.files.times import read, written
+from tasks.files.times import format_time, parse_time
 from tasks.pictures.in_force import Bar, Lane, Mark, draw_in_force
 from tasks.record import history_rows
 from tasks.references import LedgerHead
@@ -77,7 +77,7 @@ def _told(
     mine: Sequence[Entry],
     head: LedgerHead,
 ) -> Told:
-    clock = written(now)
+    clock = format_time(now)
     at = min(clock, period.end)
 
     def own(rows: Iterator[InForce]) -> tuple[InForce, ...]:
@@ -145,11 +145,11 @@ def _attention(told: Told, at: str) -> Iterator[str]:
 
 def _ends_soon(row: CertificateRow, at: str) -> bool:
     ends = row.state.endswith("champion") and row.expires
-    return bool(ends) and read(str(ends)) - read(at) < SOON
+    return bool(ends) and parse_time(str(ends)) - parse_time(at) < SOON
 
 
 def _of_certificate(row: CertificateRow, at: str) -> str:
-    ended = "expired" if read(row.expires or at) < read(at) else "expires"
+    ended = "expired" if parse_time(row.expires or at) < parse_time(at) else "expires"
     return f"The certificate of the champion of {row.plant} {ended} on {(row.expires or '')[:10]} (entry {row.entry})."
 
 
@@ -159,8 +159,8 @@ def timeline(told: Told) -> str:
     Args:
         told: what the report tells.
     """
-    begin = read(told.period.begin)
-    end = min(read(told.period.end), max(read(told.written), begin + timedelta(days=1)))
+    begin = parse_time(told.period.begin)
+    end = min(parse_time(told.period.end), max(parse_time(told.written), begin + timedelta(days=1)))
     lanes = []
     for plant in told.plants:
         bars = tuple(_bar(row, begin, end) for row in told.in_force if row.plant == plant)
@@ -171,20 +171,20 @@ def timeline(told: Told) -> str:
 
 
 def _bar(row: InForce, begin: datetime, end: datetime) -> Bar:
-    until = read(row.until) if row.until else end
+    until = parse_time(row.until) if row.until else end
     kind: Literal["champion", "own", "shadow"] = "shadow" if row.kind == "shadow" else "own" if row.own else "champion"
     said = f"version {row.version} from {row.time}" + (f" to {row.until}, {row.ended}" if row.until else "")
-    return Bar(max(read(row.time), begin), min(until, end), f"version {row.version}", said, kind)
+    return Bar(max(parse_time(row.time), begin), min(until, end), f"version {row.version}", said, kind)
 
 
 def _marks(told: Told, plant: str) -> Iterator[Mark]:
     for decision in told.decisions:
         if decision.plant == plant and decision.what in ("rejected", "withdrew"):
             kind: Literal["rejection", "withdrawal"] = "rejection" if decision.what == "rejected" else "withdrawal"
-            yield Mark(read(decision.time), kind, f"version {decision.version}, {decision.by}: {decision.why}")
+            yield Mark(parse_time(decision.time), kind, f"version {decision.version}, {decision.by}: {decision.why}")
     for refusal in told.refusals:
         if refusal.plant == plant:
-            yield Mark(read(refusal.time), "refusal", refusal.reason)
+            yield Mark(parse_time(refusal.time), "refusal", refusal.reason)
     for incident in told.incidents:
         if incident.plant == plant and incident.what == "drift alarm":
-            yield Mark(read(incident.time), "alarm", incident.detail)
+            yield Mark(parse_time(incident.time), "alarm", incident.detail)

@@ -15,7 +15,7 @@ from tasks.evidence.ledger.signing import keyid_of
 from tasks.evidence.ledger.voided import VOID, leaves_service
 from tasks.evidence.people.keyring import KeyBody, RevocationBody, RotationBody
 from tasks.evidence.policies import PolicyBody
-from tasks.files.times import written
+from tasks.files.times import format_time
 from tasks.references import DriftRecord, ShadowComparison
 
 HOME_NAME = "in the home's name"
@@ -102,7 +102,7 @@ def _shadows(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce
         if entry.kind != "shadow":
             continue
         told = course(own, entry)
-        until, ended, later = written(told.until), "its days were over", told.ended
+        until, ended, later = format_time(told.until), "its days were over", told.ended
         if later is not None and later.timestamp < until:
             rejected = later.kind == "rejection"
             ended = f"rejected by {later.body['by']}" if rejected else f"replaced by {later.body['version']}"

@@ -19,7 +19,7 @@ from tasks.evidence.people.keyring import folded
 from tasks.evidence.people.rules import check_signed, signed_by_person
 from tasks.evidence.people.statement import Said
 from tasks.files.canonical import digest_json
-from tasks.files.times import read
+from tasks.files.times import parse_time
 from tasks.references import CandidateRecord, GateName
 
 POSTERIOR = "identified_"
@@ -175,7 +175,7 @@ def check_met(
     faults = []
     for result, claim in certified_claims(history, plant, record.composite):
         old = f"expected a certificate of at most {policy.certificate_days} days, got an older one"
-        expired = expires(result, policy.certificate_days) < read(at)
+        expired = expires(result, policy.certificate_days) < parse_time(at)
         faults.append(lacking(policy, claim) or (old if expired else None))
     if None not in faults:
         got = faults[-1] if faults else "expected a passed certification, got none"
@@ -205,7 +205,7 @@ def lacking_approvals(
     """
     wanted, valid = policy.approvers, []
     for approval in approvals:
-        fresh = approval.sequence > signed.sequence and expires(approval, policy.approval_days) >= read(at)
+        fresh = approval.sequence > signed.sequence and expires(approval, policy.approval_days) >= parse_time(at)
         if used or fresh:
             valid.append(approval)
     stale = f", and {len(approvals) - len(valid)} expired" if len(valid) < len(approvals) else ""
@@ -230,7 +230,7 @@ def _people(approvals: Sequence[Entry]) -> set[str]:
 
 def expires(entry: Entry, days: int) -> datetime:
     """When an approval or a result ends to count; a person's from when it was signed."""
-    return read(entry.body.get("signed") or entry.timestamp) + timedelta(days=days)
+    return parse_time(entry.body.get("signed") or entry.timestamp) + timedelta(days=days)
 
 
 def pinned_file(trust: TrustRoot, plant: str) -> Path:

@@ -59,7 +59,7 @@ from tasks.evidence.witness.watch import WITNESSED, Watch
 from tasks.files.canonical import sha256_hex, write_atomic
 from tasks.files.secrets import read_secret
 from tasks.files.sockets import OwnedSocketServer, serve_in_child
-from tasks.files.times import written
+from tasks.files.times import format_time
 
 Clock = Callable[[], datetime]
 PATIENCE = 10.0
@@ -198,7 +198,7 @@ class Signer:
         if request.predecessor != (last.digest if last else GENESIS):
             return Answer(stale=True)
         # Never before the last entry, whatever the clock does: "champion at a date" relies on the order.
-        now = written(time := self._clock())
+        now = format_time(time := self._clock())
         if last and datetime.fromisoformat(last.timestamp) > time + TOLERANCE:
             raise Refused(
                 f"expected a clock that is not behind the ledger's last entry of {last.timestamp}, got {now}: set the "

@@ -1,7 +1,7 @@
-"""npz archives of plain arrays, written by content alone and read without trust.
+"""Write npz archives with bytes that depend on the arrays alone, and read npz archives from untrusted sources.
 
-NumPy's own reader believes what an archive says of itself: it inflates whatever a member expands to, and allocates
-whatever shape a header names. Here both are compared with the bytes that are there before anything is allocated.
+NumPy's own reader inflates any member completely and allocates any shape that a header declares. This reader first
+compares sizes and shapes with the bytes in the file.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ import numpy.typing as npt
 from configs.errors import BadInput
 
 MAX_BYTES = 2**28
-"""Bytes of all arrays that `read_npz` reads unless told otherwise."""
+"""Default limit for the bytes of all arrays that `read_npz` reads."""
 MAX_RATIO = 1100
-"""Bytes that one compressed byte may stand for: deflate reaches 1032."""
+"""Largest accepted ratio of inflated to compressed bytes; deflate reaches 1032."""
 MAX_DIRECTORY_BYTES = 2**20
-"""Size of an archive's table of contents: more than ten thousand members."""
+"""Largest accepted table of contents: room for more than ten thousand members."""
 MAX_HEADER_BYTES = 12 + 10_000
-"""An array's magic string, header length and header, which NumPy limits to 10 000 characters."""
+"""Magic string, header length and header of an array; NumPy limits the header to 10,000 characters."""
 MAX_DIMENSIONS = 32
 
 
 class Member(NamedTuple):
-    """An array inside an npz archive, known by its header alone."""
+    """Header of an array inside an npz archive."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     header_bytes: int
-    """Where its numbers begin within the member."""
+    """Offset of the numbers within the member."""
     by_column: bool = False
-    """Whether its first index changes fastest (Fortran order)."""
+    """Fortran order: the first index changes fastest."""
 
     @property
     def width(self) -> int:
@@ -53,15 +53,12 @@ class Member(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its numbers."""
+        """Bytes of the numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class NpzReader:
-    """An open npz archive. Each header is checked, against the bytes that are there, when its array is asked for.
-
-    Open it with `open_npz`.
-    """
+    """An open npz archive, made by `open_npz`. The header of an array is checked when the array is requested."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, size: int) -> None:
         self.path = path
@@ -69,51 +66,48 @@ class NpzReader:
         entries = archive.infolist()
         self.names = tuple(entry.filename.removesuffix(".npy") for entry in entries)
         if len(set(self.names)) < len(self.names):
-            raise BadInput(f"expected arrays of different names in {path.name}, got one twice: export it again.")
+            raise BadInput(f"{path.name} contains two arrays of one name: export it again.")
 
     def member(self, name: str) -> Member:
-        """The type and shape of an array, which its bytes are known to fill.
+        """Return the type and shape of an array, after checking that the member has that many bytes.
 
         Raises:
-            BadInput: when there is no such array, it is not of plain numbers, or its bytes cannot be as
-                many as its shape and type need.
+            BadInput: if the array is missing, is not numeric, or the file is too short for the declared shape.
         """
         if f"{name}.npy" not in self._archive.NameToInfo:
-            found = ", ".join(sorted(self.names))[:300] or "none"
-            raise BadInput(
-                f"expected an array '{name}' in {self.path.name}, got only {found}: export it with that key."
-            )
+            names = ", ".join(sorted(self.names))[:300] or "no arrays"
+            raise BadInput(f"{self.path.name} has no array '{name}', only {names}: export it with that key.")
         entry = self._archive.getinfo(f"{name}.npy")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             # bzip2 and LZMA inflate a few bytes to megabytes before zipfile can stop them.
             raise BadInput(
-                f"expected an npz archive that NumPy can read in {self.path.name}, got compression method "
-                f"{entry.compress_type} of '{name}': save it again with np.savez_compressed, without a password."
+                f"'{name}' in {self.path.name} uses compression method {entry.compress_type}, which NumPy cannot read: "
+                "save it again with np.savez_compressed, without a password."
             )
         with self._archive.open(entry) as stream:
             member = _parse_header(stream.read(MAX_HEADER_BYTES), self.path, name)
-        expected = member.header_bytes + member.size_bytes
-        held = min(MAX_RATIO * min(entry.compress_size, self._size) + 64, entry.file_size)
-        if expected > held:
+        needed = member.header_bytes + member.size_bytes
+        available = min(MAX_RATIO * min(entry.compress_size, self._size) + 64, entry.file_size)
+        if needed > available:
             raise BadInput(
-                f"expected {member.size_bytes} bytes of '{name}' in {self.path.name}, got {entry.compress_size} bytes "
-                "that cannot hold as many: copy the file again."
+                f"'{name}' in {self.path.name} declares {member.size_bytes} bytes, but its {entry.compress_size} "
+                "compressed bytes cannot contain as many: copy the file again."
             )
-        if expected < entry.file_size:
+        if needed < entry.file_size:
             raise BadInput(
-                f"expected {member.size_bytes} bytes of '{name}' in {self.path.name}, got more: export it again."
+                f"'{name}' in {self.path.name} has more than the {member.size_bytes} bytes declared: export it again."
             )
         return member
 
     def open(self, member: Member) -> IO[bytes]:
-        """A stream of an array's numbers alone, row after row; their end is where the checksum is compared.
+        """Open a stream of an array's numbers, row after row. Reading to the end checks the checksum.
 
         Raises:
-            BadInput: when they do not lie row after row.
+            BadInput: if the array is in Fortran order.
         """
         if member.by_column:
             raise BadInput(
-                f"expected '{member.name}' of {self.path.name} row after row, got Fortran order: save "
+                f"'{member.name}' of {self.path.name} is in Fortran order and cannot be streamed by row: save "
                 "np.ascontiguousarray of it."
             )
         stream = self._archive.open(f"{member.name}.npy")
@@ -121,59 +115,59 @@ class NpzReader:
         return stream
 
     def read(self, member: Member) -> npt.NDArray[Any]:
-        """A whole array, read-only; `member.size_bytes` says beforehand what it takes."""
+        """Return a whole array, read-only. It takes `member.size_bytes` of memory."""
         with self.open(member._replace(by_column=False)) as stream:
-            # Reading 'all' would inflate up to two gigabytes before zipfile compares them with the size declared.
+            # Without a size, zipfile would inflate up to two gigabytes before it compares them with the declared size.
             data = stream.read(member.size_bytes)
         if len(data) != member.size_bytes:
             raise BadInput(
-                f"expected {member.size_bytes} bytes of '{member.name}' in {self.path.name}, got {len(data)}: copy the "
-                "file again."
+                f"'{member.name}' in {self.path.name} has {len(data)} of {member.size_bytes} bytes: copy the file "
+                "again."
             )
         return np.frombuffer(data, member.dtype).reshape(member.shape, order="F" if member.by_column else "C")
 
 
 @contextmanager
 def open_npz(path: Path) -> Iterator[NpzReader]:
-    """Open an archive; what zipfile says of a damaged one, here or while it is read, becomes one sentence.
+    """Open an npz archive; damage found now or while reading raises `BadInput`.
 
     Raises:
-        BadInput: when it is no readable npz archive.
+        BadInput: if the file is missing or is no readable npz archive.
 
     Example:
         >>> with open_npz(Path("curves.npz")) as archive:  # doctest: +SKIP
         ...     step = archive.read(archive.member("step"))
     """
     if not path.is_file():
-        raise BadInput(f"expected an npz archive at {path}, got none: check the path.")
+        raise BadInput(f"{path} is not a file: give the path of an npz archive.")
     with reading_archive(path), _LimitedReads(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
         file.limit = None
         yield NpzReader(path, archive, path.stat().st_size)
 
 
 def read_npz(path: Path, limit_bytes: int = MAX_BYTES) -> dict[str, npt.NDArray[Any]]:
-    """All arrays of an archive, by name, read-only.
+    """Return all arrays of an archive by name, read-only.
 
     Args:
         path: the .npz file.
-        limit_bytes: what its arrays may take of memory together; a larger archive is refused before it is read.
+        limit_bytes: largest accepted size of all arrays together, checked before reading.
 
     Raises:
-        BadInput: when a member is not an array of plain numbers whose bytes are there, or there are too many bytes.
+        BadInput: if an array is damaged or not numeric, or the arrays are larger than the limit.
     """
     with open_npz(path) as archive:
         members = [archive.member(name) for name in archive.names]
         size = sum(member.size_bytes for member in members)
         if size > limit_bytes:
             raise BadInput(
-                f"expected arrays of at most {limit_bytes} bytes in {path.name}, got {size}: check where the file "
-                "comes from."
+                f"the arrays in {path.name} take {size} bytes, the limit is {limit_bytes}: check where the file comes "
+                "from."
             )
         return {member.name: archive.read(member) for member in members}
 
 
 def npz_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """An npz whose bytes depend on its arrays alone: sorted names, no clock, no compression."""
+    """Return an npz archive as bytes that depend on the arrays alone: sorted names, fixed date, no compression."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(arrays):
@@ -187,29 +181,28 @@ def npz_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 @contextmanager
 def reading_archive(path: Path) -> Iterator[None]:
-    """Whatever zipfile and its decompressors say of a damaged archive, as one sentence."""
+    """Turn errors of zipfile and the decompressors about a damaged archive into `BadInput`."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, struct.error) as error:
-        said = " ".join(str(error).split())[:300]
-        raise BadInput(f"expected a whole npz archive in {path.name}, got '{said}': copy the file again.") from error
+        reason = " ".join(str(error).split())[:300]
+        raise BadInput(f"{path.name} is not a complete npz archive ({reason}): copy the file again.") from error
     except RuntimeError as error:
-        # What zipfile raises for an encrypted member, and in a subclass for a compression that it does not know.
+        # zipfile raises it for an encrypted member, and a subclass for an unknown compression.
         raise BadInput(
-            f"expected an npz archive that NumPy can read in {path.name}, got '{error}': save it again with "
-            "np.savez_compressed, without a password."
+            f"NumPy cannot read {path.name} ({error}): save it again with np.savez_compressed, without a password."
         ) from error
 
 
 class _LimitedReads(io.BufferedReader):
-    """A file of which no more than `limit` bytes are read at once: zipfile reads a table of contents in one piece."""
+    """A file that reads at most `limit` bytes at once, because zipfile reads a table of contents in one piece."""
 
     limit: int | None = MAX_DIRECTORY_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self.limit is None:
             return super().read(size)
-        # zipfile asks for 'the rest' only where it looks for the end of the table, in the last 64 KiB.
+        # zipfile reads without a size only when it looks for the end of the table, in the last 64 KiB.
         data = super().read(self.limit + 1 if size is None or size < 0 else min(size, self.limit + 1))
         if len(data) > self.limit:
             raise zipfile.BadZipFile(f"a table of contents of more than {self.limit} bytes")
@@ -217,29 +210,27 @@ class _LimitedReads(io.BufferedReader):
 
 
 def _parse_header(data: bytes, path: Path, name: str) -> Member:
-    """An array's type and shape; what would need unpickling is refused here and never read."""
+    """Return an array's type and shape; refuse arrays that would need unpickling."""
     stream = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy's, of headers that Python 2 wrote
+            warnings.simplefilter("ignore")  # NumPy warns about headers written by Python 2
             shape, fortran, dtype = read(stream)
     except (ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise BadInput(
-            f"expected '{name}' in {path.name} to be a NumPy array, got '{said}': export it again."
-        ) from None
+        reason = " ".join(str(error).split())[:300]
+        raise BadInput(f"'{name}' in {path.name} is not a NumPy array ({reason}): export it again.") from None
     if dtype.hasobject:
         raise BadInput(
-            f"expected numbers in '{name}' of {path.name}, got pickled objects, which can run code and are never "
-            "loaded: save plain arrays instead."
+            f"'{name}' of {path.name} contains pickled objects, which can run code and are never loaded: save plain "
+            "arrays instead."
         )
     if dtype.kind not in "fiub":
-        raise BadInput(f"expected numbers in '{name}' of {path.name}, got {str(dtype)[:60]}: save it as float32.")
+        raise BadInput(f"'{name}' of {path.name} must be numeric, got {str(dtype)[:60]}: save it as float32.")
     if len(shape) > MAX_DIMENSIONS or any(not 0 <= n < 2**48 for n in shape):
         raise BadInput(
-            f"expected a shape of at most {MAX_DIMENSIONS} lengths below 2^48 of '{name}' in {path.name}, got another: "
-            "export it again."
+            f"'{name}' in {path.name} must have at most {MAX_DIMENSIONS} dimensions below 2^48, got "
+            f"{str(shape)[:80]}: export it again."
         )
     return Member(name, tuple(int(n) for n in shape), dtype, stream.tell(), fortran and len(shape) > 1)

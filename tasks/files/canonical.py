@@ -1,4 +1,4 @@
-"""Canonical bytes, digests and atomic files: what every artefact's identity rests on."""
+"""Canonical JSON, SHA-256 digests, and atomic writes of files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,26 +16,26 @@ from configs.errors import BadInput
 from configs.home import FULL
 
 MAX_JSON_BYTES = 2**26
-"""Length of a JSON file that is read unless told otherwise; as Python objects it may take forty times as much."""
+"""Default limit for the size of a JSON file; as Python objects it may take forty times as much memory."""
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte string that stands for a JSON value: sorted keys, no white space, UTF-8, no NaN."""
+    """Encode a JSON value in canonical form: sorted keys, no white space, UTF-8, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def sha256_hex(data: bytes) -> str:
-    """SHA-256 in lower-case hexadecimal."""
+    """Return the SHA-256 in lower-case hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def digest_json(value: Any) -> str:
-    """SHA-256 of a value's canonical JSON."""
+    """Return the SHA-256 of a value's canonical JSON."""
     return sha256_hex(canonical_json(value))
 
 
 class FileState(NamedTuple):
-    """What the file system says of a file: whoever changes its bytes changes one of these."""
+    """File metadata. Changing a file's bytes changes at least one field."""
 
     device: int
     inode: int
@@ -47,49 +47,49 @@ class FileState(NamedTuple):
 
 
 def file_state(path: Path) -> FileState:
-    """The state of a file; that of a link's target.
+    """Return the state of a file, following links.
 
     Raises:
-        OSError: when there is none.
+        OSError: if the file is missing.
     """
     found = path.stat()
     return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, read in blocks."""
+    """Return the SHA-256 of a file, read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def unwritable_is_bad_input(path: Path) -> Iterator[None]:
-    """Turn a disk or a quota that is full, and a folder that nobody or somebody else may write to, into one sentence.
+    """Turn errors for a full disk or missing write permission into `BadInput`.
 
     Args:
-        path: what is to be written, for the message.
+        path: the file to be written, for the message.
 
     Raises:
-        BadInput: in place of such an `OSError`; any other goes on.
+        BadInput: in place of such an `OSError`; others pass through.
     """
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
             raise BadInput(
-                f"expected room to write {path.name}, got '{error.strerror}' in {path.parent}: "
-                "free some space there or name another disk (NEORL_HOME for the home), then run the same command again."
+                f"cannot write {path.name} in {path.parent} ({error.strerror}): free some space there or name another "
+                "disk (NEORL_HOME for the home), then run the same command again."
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise BadInput(
-                f"expected to be allowed to write {path.name}, got '{error.strerror}' in {path.parent}: make that "
-                "folder writable or name another one (NEORL_HOME for the home), then run the same command again."
+                f"cannot write {path.name} in {path.parent} ({error.strerror}): make that folder writable or name "
+                "another one (NEORL_HOME for the home), then run the same command again."
             ) from error
         raise
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder and those above it, where they are not there.
+    """Make a folder and its parents if they are missing.
 
     Raises:
         BadInput: as `unwritable_is_bad_input`.
@@ -109,7 +109,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Give a finished temporary file its name, durably: readers see the old file or the whole new one."""
+    """Rename a finished temporary file durably: readers see either the old file or the whole new one."""
     descriptor = os.open(temporary, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -120,21 +120,21 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 SHARED = 0o666
-"""Mode of a file that others may read too, as far as its user's umask lets them."""
+"""Mode of a file that others may read too, as far as the user's umask allows."""
 
 
 @contextmanager
 def writing(path: Path, mode: int = 0o600) -> Iterator[Path]:
-    """Write a file whole or not at all: a block gets the path of an empty one to fill, and its end gives it its name.
+    """Write a file atomically: yield the path of an empty temporary file, and rename it when the block ends.
 
-    What a killed process leaves behind has a name by which it is known as a leftover (`tasks.maintenance.retention`).
+    `tasks.maintenance.retention` recognises the temporary files of killed processes by their names.
 
     Args:
         path: the file; its folder is made.
         mode: of the file, before the process's umask.
 
     Raises:
-        BadInput: as `unwritable_is_bad_input`; nothing is left behind.
+        BadInput: as `unwritable_is_bad_input`; no temporary file remains.
     """
     make_folder(path.parent)
     with unwritable_is_bad_input(path):
@@ -148,10 +148,10 @@ def writing(path: Path, mode: int = 0o600) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, *parts: bytes | memoryview) -> Path:
-    """Write a file for its owner alone, one part after the other, whole or not at all.
+    """Write parts one after the other as one file with mode 0600, atomically.
 
     Raises:
-        BadInput: as `unwritable_is_bad_input`; nothing is left behind.
+        BadInput: as `unwritable_is_bad_input`; no temporary file remains.
     """
     with writing(path) as temporary, temporary.open("wb") as file:
         file.writelines(parts)
@@ -159,15 +159,15 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> Path:
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Write a JSON value in its canonical form, atomically."""
+    """Write a JSON value in canonical form, atomically."""
     return write_atomic(path, canonical_json(value) + b"\n")
 
 
 def parse_json(data: bytes) -> Any:
-    """A JSON value that may come from anywhere.
+    """Parse JSON from an untrusted source.
 
     Raises:
-        ValueError: when it is not JSON, too long, or nested too deeply.
+        ValueError: if it is not JSON, too long, or nested too deeply.
     """
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"more than {MAX_JSON_BYTES} bytes")
@@ -181,13 +181,45 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        BadInput: when the file is missing, is not JSON, too long, or nested too deeply.
+        BadInput: if the file is missing, is not JSON, too long, or nested too deeply.
     """
     try:
         with path.open("rb") as file:
             return parse_json(file.read(MAX_JSON_BYTES + 1))
     except FileNotFoundError as error:
-        raise BadInput(f"expected a file at {path}, got none: check the path.") from error
+        raise BadInput(f"{path} does not exist: check the path.") from error
     except ValueError as error:
-        said = " ".join(str(error).split())[:300]
-        raise BadInput(f"expected JSON in {path}, got {said}: restore the file or make it again.") from error
+        reason = " ".join(str(error).split())[:300]
+        raise BadInput(f"{path} is not JSON ({reason}): restore the file or make it again.") from error
+
+
+def files_in(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the relative path and path of every file below a folder, links included, sorted."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            yield path.relative_to(folder).as_posix(), path
+
+
+def digests_in(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder, by relative path."""
+    return {name: file_sha256(path) for name, path in files_in(folder)}
+
+
+def folder_differences(folder: Path, recorded: Mapping[str, str]) -> list[str]:
+    """List how a folder's files differ from recorded digests; no file is loaded.
+
+    Args:
+        folder: the folder to check.
+        recorded: SHA-256 of each file, by relative path.
+    """
+    faults, found = [], dict(files_in(folder))
+    for name in sorted(recorded.keys() | found.keys()):
+        if name not in found:
+            faults.append(f"{name}: missing")
+        elif name not in recorded:
+            faults.append(f"{name}: a file that no entry names")
+        elif found[name].is_symlink():
+            faults.append(f"{name}: a link in place of the file")
+        elif (sha256 := file_sha256(found[name])) != recorded[name]:
+            faults.append(f"{name}: expected SHA-256 {recorded[name][:12]}, got {sha256[:12]}")
+    return faults

@@ -1,4 +1,4 @@
-"""A certificate for one server or group of processes, by an authority of its own whose key is forgotten."""
+"""TLS certificates for a server or group of processes, each signed by a single-use authority."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ YEARS = 3
 
 
 class Issued(NamedTuple):
-    """Three PEM files."""
+    """PEM files of an authority and of the certificate that it signed."""
 
     authority: bytes
-    """What others pin."""
+    """Clients pin this certificate."""
     certificate: bytes
     key: bytes
-    """Not encrypted: it is for a folder that is its owner's alone."""
+    """Not encrypted: keep it in a folder that only the owner can read."""
 
 
 def fresh_key() -> ec.EllipticCurvePrivateKey:
-    """A key on the curve that all of ours are on."""
+    """Return a new private key on the curve SECP384R1."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def issued(name: str, hosts: Iterable[str] = ()) -> Issued:
-    """A certificate that is valid for three years, and the authority that signed it and can sign no other.
+def issue_certificate(name: str, hosts: Iterable[str] = ()) -> Issued:
+    """Issue a certificate valid for three years, signed by a new authority whose private key is discarded.
 
     Args:
-        name: common name of who holds the key; the authority's is made of it.
-        hosts: names and addresses under which others reach it; none where they look at the authority alone.
+        name: common name of the key's owner.
+        hosts: names and addresses of the server; empty if clients check only the authority.
     """
     now, authority, key = datetime.now(UTC), fresh_key(), fresh_key()
     issuer = _common(f"{name} authority")

@@ -1,4 +1,4 @@
-"""File locks: one process at a time, and the kernel frees the lock when its process ends, however it ends."""
+"""File locks. The kernel frees a lock when the process ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tasks.files.canonical import make_folder, unwritable_is_bad_input
 
 @contextmanager
 def exclusive(path: Path, on_held: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold a file's lock; wait for it while another process does.
+    """Hold a file's lock for the duration of the block; wait while another process holds it.
 
     Args:
-        path: the lock's file, made when absent, readable by its owner alone.
-        on_held: called once when another process holds the lock, before waiting; what it raises refuses to wait.
+        path: the lock file, made with mode 0600 if absent.
+        on_held: called once before waiting for another process; an exception from it is raised instead of waiting.
 
     Raises:
         BadInput: as `unwritable_is_bad_input`.

@@ -1,4 +1,4 @@
-"""RFC 6962 Merkle trees: one digest over many records, and short proofs that a record is among them."""
+"""RFC 6962 Merkle trees: one digest over many records, with inclusion and consistency proofs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def leaf_hash(*parts: bytes | memoryview) -> bytes:
-    """SHA-256(0x00 || leaf), of a leaf in parts. RFC 6962, section 2.1: the prefix keeps a node from posing as one."""
+    """SHA-256(0x00 || leaf) of a leaf given in parts. The prefix separates leaves from nodes (RFC 6962, 2.1)."""
     return hashlib.sha256(b"".join((b"\x00", *parts))).digest()
 
 
@@ -17,7 +17,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class MerkleTree:
-    """A tree that grows by appending and keeps only the roots of its complete subtrees: O(log n) memory."""
+    """A tree that grows by appending. It stores only the roots of complete subtrees: O(log n) memory."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -28,8 +28,8 @@ class MerkleTree:
         self.append_hash(leaf_hash(leaf))
 
     def append_hash(self, node: bytes) -> None:
-        """Add a leaf of which only its `leaf_hash` is at hand."""
-        # Each trailing one bit of the size is a complete subtree that the new leaf completes to a larger one.
+        """Add a leaf given by its `leaf_hash`."""
+        # Each trailing one bit of the size is a complete subtree that the new leaf merges into a larger one.
         size = self.size
         while size & 1:
             node = node_hash(self._subtrees.pop(), node)
@@ -38,7 +38,7 @@ class MerkleTree:
         self.size += 1
 
     def root(self) -> bytes:
-        """The Merkle tree hash of the leaves so far; SHA-256 of nothing when there are none."""
+        """Return the Merkle tree hash of the leaves so far; SHA-256 of the empty string if there are none."""
         if not self._subtrees:
             return hashlib.sha256(b"").digest()
         root = self._subtrees[-1]
@@ -48,15 +48,9 @@ class MerkleTree:
 
 
 def merkle_root(leaves: Iterable[bytes]) -> bytes:
-    """The Merkle tree hash of a stream of leaves.
+    """Return the Merkle tree hash (32 bytes) of a stream of leaves.
 
     MTH(D[n]) = H(0x01 || MTH(D[0:k]) || MTH(D[k:n])), k the largest power of two below n (RFC 6962, section 2.1).
-
-    Args:
-        leaves: records as bytes, read once and not kept.
-
-    Returns:
-        32 bytes.
     """
     tree = MerkleTree()
     for leaf in leaves:
@@ -65,7 +59,7 @@ def merkle_root(leaves: Iterable[bytes]) -> bytes:
 
 
 def root_of_hashes(nodes: Iterable[bytes]) -> bytes:
-    """The Merkle tree hash of leaves of which only their `leaf_hash` is at hand."""
+    """Return the Merkle tree hash of leaves given by their `leaf_hash`."""
     tree = MerkleTree()
     for node in nodes:
         tree.append_hash(node)
@@ -73,7 +67,7 @@ def root_of_hashes(nodes: Iterable[bytes]) -> bytes:
 
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """The sibling hashes from a leaf up to the root (RFC 6962, section 2.1.1, 'audit path').
+    """Return the sibling hashes from a leaf up to the root (RFC 6962, section 2.1.1, 'audit path').
 
     Args:
         leaves: all n records.
@@ -83,10 +77,10 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
         At most ceil(log2 n) hashes of 32 bytes, the leaf's sibling first.
 
     Raises:
-        IndexError: when the index is not that of a leaf.
+        IndexError: if the index is out of range.
     """
     if not 0 <= index < len(leaves):
-        raise IndexError(f"expected a leaf between 0 and {len(leaves) - 1}, got {index}")
+        raise IndexError(f"index must be between 0 and {len(leaves) - 1}, got {index}")
     path: list[bytes] = []
     level = [leaf_hash(leaf) for leaf in leaves]
     while len(level) > 1:
@@ -94,14 +88,14 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
         if sibling < len(level):
             path.append(level[sibling])
         paired = [node_hash(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        # A last node without a partner rises as it is, which makes the same tree as the recursive definition.
+        # A last node without a partner moves up unchanged; this gives the same tree as the recursive definition.
         level = paired + level[len(paired) * 2 :]
         index >>= 1
     return path
 
 
 def verify_leaf_hash(root: bytes, node: bytes, index: int, size: int, proof: Sequence[bytes]) -> bool:
-    """Whether a proof shows that the leaf of this `leaf_hash` is record `index` of the `size` records under `root`.
+    """Check that a proof shows `node` to be the hash of record `index` of `size` records under `root`.
 
     Source: RFC 9162, section 2.1.3.2 (the same tree as RFC 6962).
     """
@@ -124,25 +118,25 @@ def verify_leaf_hash(root: bytes, node: bytes, index: int, size: int, proof: Seq
 
 
 def consistency_proof(leaves: Sequence[bytes], old: int) -> list[bytes]:
-    """The hashes that show that the first `old` leaves are those of an earlier tree (RFC 6962, section 2.1.2).
+    """Return the hashes that prove a tree of `old` leaves to be a prefix of this one (RFC 6962, section 2.1.2).
 
     Args:
         leaves: all n records.
         old: number of records of the earlier tree, at most n.
 
     Returns:
-        At most ceil(log2 n) + 1 hashes of 32 bytes; none where the trees are equal or the earlier one is empty.
+        At most ceil(log2 n) + 1 hashes of 32 bytes; none if the trees are equal or the earlier one is empty.
 
     Raises:
-        IndexError: when there are fewer records.
+        IndexError: if `old` is larger than the number of records.
     """
     if not 0 <= old <= len(leaves):
-        raise IndexError(f"expected an earlier size of at most {len(leaves)}, got {old}")
+        raise IndexError(f"size of the earlier tree must be at most {len(leaves)}, got {old}")
     return _subproof(leaves, old, whole=True) if 0 < old < len(leaves) else []
 
 
 def _subproof(leaves: Sequence[bytes], old: int, whole: bool) -> list[bytes]:
-    """SUBPROOF(m, D[n], b) of RFC 6962; `whole` where the earlier tree's root need not be sent."""
+    """SUBPROOF(m, D[n], b) of RFC 6962; `whole` if the verifier knows the earlier tree's root."""
     if old == len(leaves):
         return [] if whole else [merkle_root(leaves)]
     half = 1 << (len(leaves) - 1).bit_length() - 1
@@ -152,7 +146,7 @@ def _subproof(leaves: Sequence[bytes], old: int, whole: bool) -> list[bytes]:
 
 
 def verify_consistency(old: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]) -> bool:
-    """Whether a proof shows that the tree of `size` leaves extends that of its first `old` leaves.
+    """Check a proof that the tree of `size` leaves extends the tree of its first `old` leaves.
 
     Source: RFC 9162, section 2.1.4.2 (the same tree as RFC 6962).
     """

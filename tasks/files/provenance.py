@@ -1,4 +1,4 @@
-"""What a result depends on besides data and configuration: source code, pinned packages, processor."""
+"""Digests of the code, pinned packages and processor that a result depends on."""
 
 from __future__ import annotations
 
@@ -15,29 +15,26 @@ from configs.home import Home
 from tasks.files.canonical import digest_json, file_sha256
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds the packages."""
+"""The folder that contains the packages."""
 PACKAGES = ("neorl_core", "configs", "tasks", "flows")
 
 LEAVES = frozenset({ast.Name, ast.Load, ast.Store, ast.alias})
-"""Most of the nodes of a syntax tree, which have nothing below them that names a module."""
+"""Most nodes of a syntax tree; they have no children that name a module."""
 COMPILED = "JAX_COMPILATION_CACHE_DIR"
 LONGEST_NAME = 200
-"""Characters of a module's name; a longer text is none, and no file system takes it."""
+"""Longest accepted name of a module, in characters."""
 
 
 class Tree(NamedTuple):
-    """Where modules of a user's own are looked up beside ours: a project's folder, or an installed package's."""
+    """A folder with a user's modules: a project, or an installed package."""
 
     folder: Path
     """Resolved."""
     packages: tuple[str, ...] = ()
-    """The only top-level names that count; empty: all, but for ours and the standard library's."""
+    """Top-level names to look up; empty for all except NeoRL's and the standard library's."""
 
     def file(self, module: str) -> Path | None:
-        """The source file of a module, or of a package; None where there is none here.
-
-        A link that leads out of the folder leads nowhere.
-        """
+        """Return the source file of a module or package, or None; a link out of the folder counts as missing."""
         top = module.partition(".")[0]
         if top in PACKAGES or top in sys.stdlib_module_names or (self.packages and top not in self.packages):
             return None
@@ -49,20 +46,18 @@ class Tree(NamedTuple):
 
 
 def modules_of(*roots: str, tree: Tree | None = None) -> tuple[str, ...]:
-    """Every module of ours, and of a tree, that the named ones import, directly or not, in alphabetical order.
+    """Return every module that the named ones import, directly or not, in alphabetical order.
 
-    No list is kept by hand.
-
-    Imports inside functions count, and so does a string that is a module's full name (a module that is run in a process
-    of its own is named so); imports for type checkers alone do not. The tables of plants and algorithms load their
-    members by name, so whoever uses one names its module as a root.
+    Imports inside functions count. A string that is a module's full name counts, too, because modules that run in
+    their own process are named so. Imports for type checkers do not count. The tables of plants and algorithms load
+    members by name, so name the module of a plant or algorithm as a root.
 
     Args:
         roots: full names of modules or packages, such as "tasks.training.train".
-        tree: where modules are that are not ours.
+        tree: a user's modules to follow, besides NeoRL's.
 
     Raises:
-        ValueError: when a root is neither a module of ours nor of the tree.
+        ValueError: if a root is in neither.
     """
     return _ours(*roots) if tree is None else _reached(roots, tree)
 
@@ -77,7 +72,7 @@ def _reached(roots: tuple[str, ...], tree: Tree | None) -> tuple[str, ...]:
     queue = list(roots)
     for root in roots:
         if _file(root) is None and (tree is None or tree.file(root) is None):
-            raise ValueError(f"expected a module of {', '.join(PACKAGES)}, got {root!r}")
+            raise ValueError(f"{root!r} is not a module of {', '.join(PACKAGES)}")
     while queue:
         name = queue.pop()
         if name in found:
@@ -90,7 +85,7 @@ def _reached(roots: tuple[str, ...], tree: Tree | None) -> tuple[str, ...]:
             queue += _named(_parsed(path), name if path.name == "__init__.py" else name.rpartition(".")[0])
         else:
             continue
-        # Importing a module runs its packages' `__init__` files first; a package need not have one.
+        # Importing a module runs the `__init__` files of its packages first; a package need not have one.
         parts = name.split(".")
         queue += [".".join(parts[:i]) for i in range(1, len(parts))]
     return tuple(sorted(found))
@@ -98,7 +93,7 @@ def _reached(roots: tuple[str, ...], tree: Tree | None) -> tuple[str, ...]:
 
 @cache
 def sources_digest(*roots: str) -> str:
-    """SHA-256 over the source files of the named modules and of all that they import.
+    """Return the SHA-256 over the source files of the named modules and of all modules that they import.
 
     Example:
         >>> len(sources_digest("tasks.files.canonical"))
@@ -108,9 +103,9 @@ def sources_digest(*roots: str) -> str:
 
 
 def tree_sources(*roots: str, tree: Tree) -> dict[str, str]:
-    """SHA-256 of the source file of every module of a tree that the named ones import, directly or not.
+    """Return the SHA-256 of each file of a user's tree that the named modules import, directly or not.
 
-    Read anew at every call, for a user's files change while a process lives.
+    Never cached, because a user's files can change while a process runs.
     """
     names = modules_of(*roots, tree=tree)
     return {name: file_sha256(path) for name in names if (path := tree.file(name)) is not None}
@@ -118,13 +113,13 @@ def tree_sources(*roots: str, tree: Tree) -> dict[str, str]:
 
 @cache
 def code_digest() -> str:
-    """SHA-256 over all source files of all packages."""
+    """Return the SHA-256 over all source files of all packages."""
     return _digest(sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")))
 
 
 @cache
 def lock_digest() -> str:
-    """SHA-256 of the lock file; of the installed versions where the package was installed without it."""
+    """Return the SHA-256 of the lock file, or of the installed versions if there is no lock file."""
     lock = ROOT / "requirements.lock"
     if lock.exists():
         return file_sha256(lock)
@@ -133,9 +128,9 @@ def lock_digest() -> str:
 
 @cache
 def processor_class() -> str:
-    """The processor family on which counts repeat exactly: machine, and its widest vector extension.
+    """Return the processor family on which results repeat exactly: system, machine, and widest vector extension.
 
-    How many cores there are makes no difference: `configs` asks for two threads at least, unless `PJRT_NPROC` is set.
+    The number of cores makes no difference: `configs` sets at least two threads unless `PJRT_NPROC` is set.
     """
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
@@ -144,17 +139,14 @@ def processor_class() -> str:
 
 
 def compiled_programs(home: Home) -> Path:
-    """Where a home keeps what JAX compiles: a folder for each version of its compiler and family of processors.
-
-    What another version or processor compiled may not run here.
-    """
+    """Return the folder of a home for JAX's compiled programs, one for each jaxlib version and processor family."""
     return home.root / "cache" / "jax" / f"{metadata.version('jaxlib')}-{processor_class()}"
 
 
 def compiling(home: Home) -> dict[str, str]:
-    """The variables by which JAX, once it is imported, keeps all that it compiles in a home.
+    """Return the environment variables that make JAX keep all compiled programs in a home.
 
-    Small programs too: a retraining has hundreds of them, and together they take as long as the large ones.
+    Small programs are included: a retraining has hundreds, and together they take as long as the large ones.
     """
     return {
         COMPILED: str(compiled_programs(home)),
@@ -163,14 +155,10 @@ def compiling(home: Home) -> dict[str, str]:
 
 
 def source_file(module: str) -> Path:
-    """The file of a module or package of ours.
-
-    Raises:
-        ValueError: when there is none.
-    """
+    """Return the file of a NeoRL module or package; raise ValueError if there is none."""
     path = _file(module)
     if path is None:
-        raise ValueError(f"expected a module of {', '.join(PACKAGES)}, got {module!r}")
+        raise ValueError(f"{module!r} is not a module of {', '.join(PACKAGES)}")
     return path
 
 
@@ -195,7 +183,7 @@ def _uses(module: str) -> tuple[str, ...]:
 
 
 def _parsed(path: Path) -> ast.Module:
-    """The syntax tree of a source file. CPython 3.11 loses count where another thread builds a tree meanwhile."""
+    """Parse a source file; retry because CPython 3.11 raises SystemError if another thread parses at the same time."""
     for _ in range(8):
         try:
             return ast.parse(path.read_bytes())
@@ -205,7 +193,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _named(tree: ast.AST, package: str) -> Iterator[str]:
-    """Names that may be modules of ours, in a piece of source of a package."""
+    """Yield names that may be modules, from a package's syntax tree."""
     rest = [tree]
     while rest:
         node = rest.pop()

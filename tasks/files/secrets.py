@@ -9,12 +9,12 @@ from tasks.files.canonical import make_folder, unwritable_is_bad_input, write_at
 
 
 def write_secret(path: Path, data: bytes, *, folder_is_ours: bool = True) -> Path:
-    """Write a file that only its owner may read, whole or not at all.
+    """Write a file with mode 0600, atomically.
 
     Args:
         path: the file.
         data: its bytes.
-        folder_is_ours: whether its folder becomes the owner's alone though it was there before; a new one always does.
+        folder_is_ours: set an existing folder's mode to 0700, too; a new folder always gets it.
     """
     ours = folder_is_ours or not path.parent.exists()
     make_folder(path.parent)
@@ -30,11 +30,11 @@ def read_secret(path: Path) -> bytes:
     """Read a secret file.
 
     Raises:
-        Refused: when others than its owner may read or write it.
+        Refused: if the mode lets others read or write it.
     """
     if path.stat().st_mode & 0o077:
         raise Refused(
-            f"expected {path} to be its owner's alone (mode 0600), got mode {path.stat().st_mode & 0o777:04o}: "
-            f"run `chmod 600 {path}`, and replace what it holds if others may have read it."
+            f"{path} must have mode 0600, got {path.stat().st_mode & 0o777:04o}: run `chmod 600 {path}`, and replace "
+            "the secret if others may have read it."
         )
     return path.read_bytes()

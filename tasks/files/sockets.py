@@ -1,4 +1,4 @@
-"""A process of ours beside the commands, which serves on a socket that its user alone can reach."""
+"""Background processes that serve on a Unix socket which only their user can reach."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 from tasks.files.provenance import ROOT
 
 LOOK = 0.25
-"""Seconds between two checks that the socket is still there."""
+"""Seconds between checks that the socket still exists."""
 
 
 class OwnedSocketServer(socketserver.ThreadingUnixStreamServer):
-    """A socket in a folder. Its server ends when idle, and when the folder or the socket is gone.
+    """A server on a Unix socket. It ends when idle, or when the folder or the socket is removed.
 
     Args:
-        path: of the socket; one that is there is replaced, and its server ends.
-        handler: of a connection; a request sets `last`.
-        idle: seconds without a request after which the server ends; 0 is never.
+        path: of the socket; an existing one is replaced, and its server ends.
+        handler: of a connection; it sets `last` at each request.
+        idle: seconds without a request after which the server ends; 0 for never.
     """
 
     daemon_threads = True
@@ -31,7 +31,7 @@ class OwnedSocketServer(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path, handler: type[socketserver.BaseRequestHandler], idle: float) -> None:
         self.last, self._idle = time.monotonic(), idle
         path.unlink(missing_ok=True)
-        # The socket is bound by its name in its folder, for the kernel takes no long paths, and others cannot connect.
+        # Bind by name within the folder, because the kernel takes no long paths; mode 0600 keeps other users out.
         here, mask = os.open(".", os.O_RDONLY), os.umask(0o177)
         try:
             os.chdir(path.parent)
@@ -49,7 +49,7 @@ class OwnedSocketServer(socketserver.ThreadingUnixStreamServer):
             threading.Thread(target=self.shutdown, daemon=True).start()
 
     def close(self) -> None:
-        """Take the socket away, unless it is another server's by now."""
+        """Close, and remove the socket unless another server has replaced it."""
         self.server_close()
         if self._is_ours():
             self._path.unlink(missing_ok=True)
@@ -61,16 +61,16 @@ class OwnedSocketServer(socketserver.ThreadingUnixStreamServer):
             return False
 
 
-def serve_in_child(server: OwnedSocketServer, said: str = "", log: int | None = None) -> None:
-    """Leave a child behind that serves, in a session of its own; returns at once here, and in the child at its end.
+def serve_in_child(server: OwnedSocketServer, announcement: str = "", log: int | None = None) -> None:
+    """Fork a child that serves in a session of its own. Returns at once in the parent, and at the end in the child.
 
     Args:
-        server: which listens by now, so that whoever waits for the end of this process can connect.
-        said: written to standard output here.
-        log: descriptor that takes the child's standard error; nothing does without one.
+        server: already listening, so that clients can connect as soon as this process ends.
+        announcement: written to the parent's standard output.
+        log: descriptor for the child's standard error; None for /dev/null.
     """
     if os.fork():
-        sys.stdout.write(said)
+        sys.stdout.write(announcement)
         return
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -80,18 +80,18 @@ def serve_in_child(server: OwnedSocketServer, said: str = "", log: int | None = 
     server.close()
 
 
-def started(module: str, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a module of ours that leaves a serving child behind, until the child listens or could not be started.
+def run_module(module: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a NeoRL module that leaves a serving child behind; return when the child listens or failed to start.
 
     Args:
-        module: by its name; it runs the same sources as this process.
-        arguments: of its command line.
-        given: its standard input.
+        module: name of the module; it runs the same sources as this process.
+        arguments: of the command line.
+        stdin: standard input.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, "-P", "-m", module, *arguments],
-        input=given,
+        input=stdin,
         capture_output=True,
         env={**os.environ, "PYTHONPATH": path},
         check=False,

@@ -1,4 +1,4 @@
-"""A plant's spec as JSON: the one form that datasets, bundles and policy files hold it in."""
+"""JSON form of a plant's spec, used by datasets, bundles and policy files."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ if TYPE_CHECKING:
     from neorl_core.history import History
 
 OPTIONAL = ("history", "choices", "layout", "clock")
-"""Fields that are left out where they are None."""
+"""Fields that are left out if they are None."""
 FLAT = ("context", "flags", "present", "kinds")
-"""Parts of a layout that are one list each."""
+"""Parts of a layout that are a single list."""
 
 
 def spec_record(spec: PlantSpec) -> dict[str, Any]:
-    """A plant's names, units, bounds and limits as JSON; an infinite bound becomes the string 'inf' or '-inf'.
+    """Return a plant's names, units, bounds and limits as JSON; infinite bounds become the strings 'inf' and '-inf'.
 
-    Only the spec of a stacked observation has a history, only that of a discrete action choices, only that of a plant
-    that lies on a graph a layout, and only that of a task that ends by an observed clock a clock, so that other records
-    are what they were without.
+    Optional fields that are None are left out, so that records written before those fields existed stay the same.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -37,19 +35,18 @@ def spec_record(spec: PlantSpec) -> dict[str, Any]:
 
 
 def same_limits(one: PlantSpec, other: PlantSpec) -> bool:
-    """Whether specs differ at most in the clock, which learners alone read: what is certified under one holds under
-    the other."""
+    """Compare two specs without the clock, which only learners read; certificates are valid for both."""
     return one._replace(clock=None) == other._replace(clock=None)
 
 
 def spec_of_record(record: Any) -> PlantSpec:
-    """The spec that `spec_record` wrote.
+    """Return the spec of a record that `spec_record` wrote.
 
     Args:
-        record: the JSON value, which may come from anywhere.
+        record: a JSON value, which may come from an untrusted source.
 
     Raises:
-        ValueError: when a key is missing, unknown or of another type; it names the key.
+        ValueError: if a key is missing, unknown or of the wrong type; the message names the key.
     """
     left_out = [name for name in OPTIONAL if not isinstance(record, dict) or name not in record]
     whole = _object(record, "spec", tuple(name for name in PlantSpec._fields if name not in left_out))
@@ -59,10 +56,10 @@ def spec_of_record(record: Any) -> PlantSpec:
     ]
     horizon = whole["horizon"]
     if not isinstance(horizon, int) or isinstance(horizon, bool) or horizon < 1:
-        raise ValueError(f"expected a number of steps for horizon, got {_shown(horizon)}")
+        raise ValueError(f"horizon must be a positive number of steps, got {_short(horizon)}")
     dt, scores = _number(whole["dt"], "dt"), _numbers(whole["score_range"], "score_range")
     if not 0 < dt < math.inf or len(scores) != 2:
-        raise ValueError("expected a positive dt and a score_range of two numbers, got others")
+        raise ValueError(f"dt must be positive and score_range two numbers, got {dt:g} and {_short(scores)}")
     observation, action = (_space(whole[place], place) for place in ("observation", "action"))
     return PlantSpec(
         name=_text(whole["name"], "name"),
@@ -101,32 +98,34 @@ def _plain(value: Any) -> Any:
 def _history(value: Any, observed_size: int, acting_size: int) -> History:
     from neorl_core.history import History
 
-    held = _object(value, "history", History._fields)
-    observed, acting = (_list(held[name], f"history.{name}") for name in History._fields)
+    record = _object(value, "history", History._fields)
+    observed, acting = (_list(record[name], f"history.{name}") for name in History._fields)
     if not all(type(count) is int and count >= 0 for count in (*observed, *acting)):
-        raise ValueError("expected numbers of steps in history, got others")
+        raise ValueError(f"history must contain numbers of steps, got {_short([observed, acting])}")
     if (len(observed) + sum(observed) + sum(acting), len(acting)) != (observed_size, acting_size):
-        raise ValueError("expected a history of the observation's and action's own signals, got others")
+        raise ValueError(
+            f"history {_short([observed, acting])} does not fit {observed_size} observations and {acting_size} actions"
+        )
     return History(tuple(observed), tuple(acting))
 
 
 def _layout(value: Any, observed_size: int, acting_size: int) -> Layout:
     from neorl_core.graph.layout import Layout, checked
 
-    held = _object(value, "layout", Layout._fields)
-    nodes = held["nodes"]
+    record = _object(value, "layout", Layout._fields)
+    nodes = record["nodes"]
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
-        raise ValueError(f"expected a number of nodes, got {_shown(nodes)}")
+        raise ValueError(f"layout.nodes must be a positive number, got {_short(nodes)}")
     parts: dict[str, Any] = {}
     for name in Layout._fields[1:]:
         rows = (
-            [_list(row, f"layout.{name}") for row in _list(held[name], f"layout.{name}")]
+            [_list(row, f"layout.{name}") for row in _list(record[name], f"layout.{name}")]
             if name not in FLAT
-            else [_list(held[name], f"layout.{name}")]
+            else [_list(record[name], f"layout.{name}")]
         )
         numbers = (int, float) if name.endswith("constants") else (int,)
         if not all(type(number) in numbers for row in rows for number in row):
-            raise ValueError(f"expected numbers in layout.{name}, got others")
+            raise ValueError(f"layout.{name} must contain numbers only, got {_short(rows)}")
         parts[name] = tuple(map(tuple, rows))
     flat = {name: parts[name][0] for name in FLAT}
     return checked(Layout(nodes, **(parts | flat)), observed_size, acting_size)
@@ -135,43 +134,49 @@ def _layout(value: Any, observed_size: int, acting_size: int) -> Layout:
 def _choices(value: Any, action: Space) -> tuple[str, ...]:
     names = tuple(_text(name, "choices") for name in _list(value, "choices"))
     if (action.low, action.high) != ((0.0,), (len(names) - 1.0,)) or len(set(names)) < len(names):
-        raise ValueError("expected one action from 0 to the number of its choices, each name once, got others")
+        raise ValueError(
+            f"choices must be unique names for an action from 0 to {len(names) - 1}, got {_short(names)} for "
+            f"{_short((action.low, action.high))}"
+        )
     return names
 
 
 def _clock(value: Any, observation: Space) -> Clock:
-    held = _object(value, "clock", Clock._fields)
-    name, end = _text(held["name"], "clock.name"), _number(held["end"], "clock.end")
+    record = _object(value, "clock", Clock._fields)
+    name, end = _text(record["name"], "clock.name"), _number(record["end"], "clock.end")
     if name not in observation.names or not math.isfinite(end):
-        raise ValueError(f"expected an observation as clock and what it reads at the end, got {name[:80]} and {end:g}")
+        raise ValueError(f"clock must be an observation with a finite end, got {name[:80]} and {end:g}")
     return Clock(name, end)
 
 
 def _space(value: Any, place: str) -> Space:
-    held = _object(value, place, Space._fields)
-    names, units = (tuple(_text(x, f"{place}.{key}") for x in _list(held[key], key)) for key in ("names", "units"))
-    low, high = _numbers(held["low"], f"{place}.low"), _numbers(held["high"], f"{place}.high")
+    record = _object(value, place, Space._fields)
+    names, units = (tuple(_text(x, f"{place}.{key}") for x in _list(record[key], key)) for key in ("names", "units"))
+    low, high = _numbers(record["low"], f"{place}.low"), _numbers(record["high"], f"{place}.high")
     if not len(names) == len(units) == len(low) == len(high) or len(set(names)) < len(names):
-        raise ValueError(f"expected as many names, units and bounds of {place}, each name once, got others")
+        raise ValueError(
+            f"{place} must have unique names with a unit, a low and a high each, got {_short(names)} with "
+            f"{len(units)}, {len(low)} and {len(high)}"
+        )
     return Space(names, units, low, high)
 
 
 def _object(value: Any, place: str, keys: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict) or set(value) != set(keys):
         got = sorted(map(str, value)) if isinstance(value, dict) else value
-        raise ValueError(f"expected {place} with {', '.join(keys)}, got {_shown(got)}")
+        raise ValueError(f"{place} must have the keys {', '.join(keys)}, got {_short(got)}")
     return value
 
 
 def _list(value: Any, place: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"expected a list for {place}, got {_shown(value)}")
+        raise ValueError(f"{place} must be a list, got {_short(value)}")
     return value
 
 
 def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected text for {place}, got {_shown(value)}")
+        raise ValueError(f"{place} must be text, got {_short(value)}")
     return value
 
 
@@ -187,8 +192,8 @@ def _number(value: Any, place: str) -> float:
                 return number
     except OverflowError:
         pass
-    raise ValueError(f"expected a number for {place}, got {_shown(value)}")
+    raise ValueError(f"{place} must be a number, got {_short(value)}")
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     return repr(value)[:80]

@@ -1,8 +1,8 @@
-"""Files of a home that may lie in an S3-like bucket: shards of datasets, which are never changed and named by digest.
+"""Files of a home that may lie in an S3-like bucket instead: shards of datasets, immutable and named by digest.
 
-Their paths stay those of the home, `datasets/PLANT/shards/SHA256.h5`, in manifests, in the ledger and everywhere else.
-Where NEORL_DATASETS_URL names a bucket, a new shard is put there in place of the home, as `PLANT/SHA256.h5` below the
-URL's prefix, and read by ranges; one that lies in the home is read from there all the same.
+Manifests and the ledger always use the home's path, `datasets/PLANT/shards/SHA256.h5`. If NEORL_DATASETS_URL names a
+bucket, new shards are written there only, as `PLANT/SHA256.h5` below the URL's prefix, and read by ranges. A shard that
+exists in the home is read from the home.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SETTLED_NS = 10**8
-"""Age of a file's last change from which a further change must show in its time; clocks of file systems tick slowly."""
+"""Age at which a file's last change is trusted: file systems' clocks tick slowly and could hide a later change."""
 SHARD = re.compile(r"[0-9a-f]{64}\.h5")
 READ_AHEAD = 2**20
-"""Bytes that are fetched where fewer are asked for."""
+"""Smallest number of bytes to fetch."""
 CHUNK = 8 * 2**20
-"""Bytes that are fetched at a time where all of an object is read."""
+"""Bytes to fetch at a time when a whole object is read."""
 TRIES = 5
-"""Of a request that the storage does not answer."""
+"""Attempts for a request that the storage does not answer."""
 
 
 class ObjectState(NamedTuple):
-    """What the storage says of an object: whoever changes its bytes changes one of these."""
+    """Metadata of an object. Changing an object's bytes changes at least one field."""
 
     size: int
     modified: float
@@ -48,40 +48,39 @@ class ObjectState(NamedTuple):
 
 
 def is_stored(path: Path) -> bool:
-    """Whether a file is in the home, or in the bucket in its place.
+    """Whether a file is in the home, or in the bucket.
 
     Raises:
-        BadInput: when NEORL_DATASETS_URL has another form.
-        ServiceMissing: when the storage does not answer.
+        BadInput: if NEORL_DATASETS_URL is invalid.
+        ServiceMissing: if the storage does not answer.
     """
     if path.exists():
         return True
-    found = _object(path)
-    return found is not None and found.state() is not None
+    stored = _object(path)
+    return stored is not None and stored.state() is not None
 
 
 def stored_sha256(path: Path) -> str:
-    """SHA-256 of a file in the home, or of the object in its place.
+    """Return the SHA-256 of a file in the home, or of its object in the bucket.
 
     Raises:
-        FileNotFoundError: when there is neither.
+        FileNotFoundError: if there is neither.
         ServiceMissing: as `is_stored`.
     """
-    found = None if path.exists() else _object(path)
-    return file_sha256(path) if found is None else found.sha256()
+    stored = None if path.exists() else _object(path)
+    return file_sha256(path) if stored is None else stored.sha256()
 
 
 _hashed: dict[Path, tuple[FileState | ObjectState | None, str]] = {}
 
 
 def sha256_while_unchanged(path: Path) -> str:
-    """As `stored_sha256`, read at most once per process as long as file system or storage say that it is the same file.
+    """As `stored_sha256`, but hash a file again only if its metadata changed since this process hashed it.
 
-    What was changed a moment ago in the home is not remembered: a clock that ticks slowly could hide a change that
-    follows.
+    The digest of a file that changed a moment ago is not cached, because a slow clock could hide a further change.
     """
-    found = None if path.exists() else _object(path)
-    state = file_state(path) if found is None else found.state()
+    stored = None if path.exists() else _object(path)
+    state = file_state(path) if stored is None else stored.state()
     known = _hashed.get(path)
     if known is not None and known[0] == state:
         return known[1]
@@ -89,69 +88,69 @@ def sha256_while_unchanged(path: Path) -> str:
     digest = stored_sha256(path)
     if isinstance(state, FileState) and began - max(state.modified, state.changed) <= SETTLED_NS:
         return digest
-    if state == (file_state(path) if found is None else found.state()):
+    if state == (file_state(path) if stored is None else stored.state()):
         _hashed[path] = state, digest
     return digest
 
 
 def stored_size(path: Path) -> int:
-    """Bytes of a file in the home, or of the object in its place.
+    """Return the bytes of a file in the home, or of its object in the bucket.
 
     Raises:
-        FileNotFoundError: when there is neither.
+        FileNotFoundError: if there is neither.
         ServiceMissing: as `is_stored`.
     """
-    found = None if path.exists() else _object(path)
-    state = None if found is None else found.state()
+    stored = None if path.exists() else _object(path)
+    state = None if stored is None else stored.state()
     return path.stat().st_size if state is None else state.size
 
 
 def open_stored(path: Path) -> IO[bytes]:
-    """Open a file in the home, or the object in its place, which is read by ranges.
+    """Open a file in the home, or its object in the bucket, which is read by ranges.
 
     Raises:
-        FileNotFoundError: when there is neither.
-        ServiceMissing: as `is_stored`; also while it is read.
+        FileNotFoundError: if there is neither.
+        ServiceMissing: as `is_stored`, also while reading.
     """
-    found = None if path.exists() else _object(path)
-    return path.open("rb") if found is None else io.BufferedReader(_Ranges(found), READ_AHEAD)
+    stored = None if path.exists() else _object(path)
+    return path.open("rb") if stored is None else io.BufferedReader(_Ranges(stored), READ_AHEAD)
 
 
 def put_stored(path: Path, *parts: memoryview) -> None:
-    """Keep an immutable file, in the bucket where there is one; whole or not at all.
+    """Write an immutable file atomically, to the bucket if one is configured.
 
     Raises:
         BadInput: as `write_atomic`.
         ServiceMissing: as `is_stored`.
     """
-    found = _object(path)
-    if found is None:
+    stored = _object(path)
+    if stored is None:
         write_atomic(path, *parts)
     else:
-        found.put(parts)
+        stored.put(parts)
 
 
 def objects_of(folder: Path) -> Iterator[tuple[Path, int, float]]:
-    """What lies in the bucket in place of a plant's folder of shards: paths as in the home, bytes, s since 1970."""
+    """Yield the bucket's objects for a plant's folder of shards: path in the home, bytes, time (s since 1970)."""
     bucket = _bucket_of(folder)
     if bucket is not None:
         import obstore
 
         with _answering():
-            for found in (each for some in obstore.list(bucket, f"{folder.parent.name}/") for each in some):
-                name = found["path"].rpartition("/")[2]
+            for item in (each for some in obstore.list(bucket, f"{folder.parent.name}/") for each in some):
+                name = item["path"].rpartition("/")[2]
                 if SHARD.fullmatch(name):
-                    yield folder / name, found["size"], found["last_modified"].timestamp()
+                    yield folder / name, item["size"], item["last_modified"].timestamp()
 
 
 def remove_object(path: Path) -> None:
-    """Remove what lies in the bucket in place of a file."""
+    """Remove a file's object from the bucket."""
     import obstore
 
-    found = _object(path)
-    if found is not None:
+    stored = _object(path)
+    if stored is not None:
         with _answering():
-            obstore.delete(found.bucket, found.key)
+            obstore.delete(stored.bucket, stored.key)
 
 
 class _Object(NamedTuple):
@@ -163,10 +162,10 @@ class _Object(NamedTuple):
 
         try:
             with _answering():
-                found = obstore.head(self.bucket, self.key)
+                head = obstore.head(self.bucket, self.key)
         except FileNotFoundError:
             return None
-        return ObjectState(found["size"], found["last_modified"].timestamp(), found["e_tag"])
+        return ObjectState(head["size"], head["last_modified"].timestamp(), head["e_tag"])
 
     def sha256(self) -> str:
         import obstore
@@ -185,14 +184,14 @@ class _Object(NamedTuple):
 
 
 class _Ranges(io.RawIOBase):
-    """An object as a file: each read is a request for a range of bytes."""
+    """An object as a file; each read requests a range of bytes."""
 
-    def __init__(self, found: _Object) -> None:
+    def __init__(self, stored: _Object) -> None:
         super().__init__()
-        state = found.state()
+        state = stored.state()
         if state is None:
-            raise FileNotFoundError(found.key)
-        self._found, self._size, self._at = found, state.size, 0
+            raise FileNotFoundError(stored.key)
+        self._stored, self._size, self._at = stored, state.size, 0
 
     def readable(self) -> bool:
         return True
@@ -214,14 +213,14 @@ class _Ranges(io.RawIOBase):
         count = max(min(len(into), self._size - self._at), 0)
         if count:
             with _answering():
-                into[:count] = obstore.get_range(self._found.bucket, self._found.key, start=self._at, length=count)
+                into[:count] = obstore.get_range(self._stored.bucket, self._stored.key, start=self._at, length=count)
         self._at += count
         return count
 
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Have the storage's silence end in a sentence; what it says may name its keys, and is not repeated."""
+    """Turn errors of the storage into `ServiceMissing`, without their text, which may contain keys."""
     from obstore.exceptions import BaseError, NotFoundError
 
     try:
@@ -230,19 +229,19 @@ def _answering() -> Iterator[None]:
         raise FileNotFoundError("no such object") from error
     except (BaseError, OSError) as error:
         raise ServiceMissing(
-            f"expected the storage of {DATASETS} to answer, got {type(error).__name__}: start it, or check its address "
-            "and keys (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), then run the same command again."
+            f"the storage of {DATASETS} does not answer ({type(error).__name__}): start it, or check its address and "
+            "keys (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), then run the same command again."
         ) from error
 
 
 def _object(path: Path) -> _Object | None:
-    """Where a file of the home lies in the bucket; None where it does not belong there."""
+    """Return a file's object in the bucket; None if the file does not belong there."""
     bucket = _bucket_of(path.parent) if SHARD.fullmatch(path.name) else None
     return None if bucket is None else _Object(bucket, f"{path.parents[1].name}/{path.name}")
 
 
 def _bucket_of(folder: Path) -> S3Store | None:
-    """The bucket that has the place of a folder of shards, which is one of a home; of others it is never asked."""
+    """Return the bucket for a folder of shards; None if the folder is not part of a home."""
     url = setting(DATASETS)
     if not url or (folder.name, folder.parents[1].name) != ("shards", "datasets"):
         return None
@@ -255,7 +254,7 @@ def _bucket_of(folder: Path) -> S3Store | None:
 def _opened(url: str, endpoint: str) -> S3Store:
     from obstore.store import S3Store
 
-    # Other clients take an endpoint without TLS where one is named, as on this machine.
+    # Allow HTTP for a plain endpoint, as other S3 clients do.
     plain = endpoint.startswith("http://")
     with _answering():
         return S3Store.from_url(

@@ -1,4 +1,4 @@
-"""How the ledger and what is signed write times: UTC to the microsecond, so that texts are in the order of times."""
+"""Times of the ledger as text: UTC with microseconds, so that texts sort by time."""
 
 from __future__ import annotations
 
@@ -7,44 +7,35 @@ from datetime import UTC, datetime, time
 from configs.errors import BadInput
 
 
-def written(instant: datetime) -> str:
-    """A time as the ledger writes it.
-
-    Args:
-        instant: with a zone.
+def format_time(instant: datetime) -> str:
+    """Format a time with a zone for the ledger.
 
     Example:
-        >>> written(datetime(2026, 11, 20, 14, tzinfo=UTC))
+        >>> format_time(datetime(2026, 11, 20, 14, tzinfo=UTC))
         '2026-11-20T14:00:00.000000Z'
     """
     return instant.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def read(text: str) -> datetime:
-    """The time, in UTC, that a text of the ledger says.
-
-    Raises:
-        ValueError: when it is none.
-    """
+def parse_time(text: str) -> datetime:
+    """Parse a time of the ledger; raise ValueError if it is not an ISO time."""
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def moment(text: str, *, last: bool) -> str:
-    """A date or an ISO time (UTC where it names no zone) of a person's, as the ledger writes times.
+def normalise_time(text: str, *, last: bool) -> str:
+    """Convert a user's date or ISO time to the ledger's format.
 
     Args:
-        text: what the person wrote.
-        last: whether a date is its last microsecond, in place of its first.
+        text: a date or a time; UTC if it has no zone.
+        last: use the last microsecond of a date, not the first.
 
     Raises:
-        BadInput: when it is neither.
+        BadInput: if it is neither.
     """
     try:
         instant = datetime.fromisoformat(text)
     except ValueError as error:
-        raise BadInput(
-            f"expected a date like 2026-11-20 or a time like 2026-11-20T14:00:00Z, got {text!r}: write it so."
-        ) from error
+        raise BadInput(f"{text!r} is not a date: write 2026-11-20, or 2026-11-20T14:00:00Z with a time.") from error
     if last and len(text) <= len("2026-11-20"):
         instant = datetime.combine(instant.date(), time.max)
-    return written(instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant)
+    return format_time(instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant)

@@ -29,7 +29,7 @@ from tasks.evidence.people.statement import Signatory
 from tasks.evidence.witness.pinned import FILE as WITNESSES
 from tasks.evidence.witness.pinned import load_witnesses
 from tasks.files.canonical import write_atomic
-from tasks.files.times import moment, written
+from tasks.files.times import format_time, normalise_time
 
 
 def enrol(
@@ -192,7 +192,7 @@ def first_moment(text: str) -> str:
     Raises:
         BadInput: when it is neither.
     """
-    return moment(text, last=False) if text else written(datetime.now(UTC) - timedelta(microseconds=1))
+    return normalise_time(text, last=False) if text else format_time(datetime.now(UTC) - timedelta(microseconds=1))
 
 
 def told(entries: Sequence[Entry]) -> list[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from tasks.evidence.decisions.approvals import signed_how
 from tasks.evidence.decisions.queue import record_of
 from tasks.evidence.ledger.ledger import Entry
 from tasks.evidence.policies import PolicyBody, certified_claims, expires, policy_entry
-from tasks.files.times import moment
+from tasks.files.times import normalise_time
 from tasks.references import Reference
 
 
@@ -84,7 +84,7 @@ def in_force_at(entries: Sequence[Entry], plant: str, at: str) -> InForce:
     Raises:
         BadInput: when it is neither.
     """
-    limit = moment(at, last=True)
+    limit = normalise_time(at, last=True)
     known = [entry for entry in entries if entry.timestamp <= limit]
     now, policy = champions.champion(known, plant), policy_entry(known, plant)
     blank = InForce(

@@ -27,8 +27,7 @@ from tasks.evidence.decisions.queue import record_of
 from tasks.evidence.ledger.ledger import Entry, Ledger
 from tasks.evidence.people.statement import Signatory, read_payload
 from tasks.evidence.policies import certified_claims
-from tasks.files.canonical import file_sha256
-from tasks.files.folders import faults_in
+from tasks.files.canonical import file_sha256, folder_differences
 from tasks.models.bundles.manifest import MANIFEST, read_manifest
 from tasks.models.user_code.loading import find_code, is_code, project_of
 from tasks.registry.registry import Registry
@@ -149,7 +148,7 @@ def _check_served(registry: Registry, candidate: Entry) -> None:
             f"{tagged[:12] or 'no tag'}: {RESTORE}."
         )
     with tempfile.TemporaryDirectory() as folder:
-        faults = faults_in(registry.fetch_model(plant, record.version, Path(folder)), named_files(record))
+        faults = folder_differences(registry.fetch_model(plant, record.version, Path(folder)), named_files(record))
     if faults:
         expected = f"expected version {record.version} of {plant} in MLflow as the ledger names it"
         raise Refused(f"{expected}, got {faults[0]}: {RESTORE}.")

@@ -13,8 +13,7 @@ from tasks.evidence.certificate import Check
 from tasks.evidence.decisions.champions import champion
 from tasks.evidence.decisions.queue import candidate_with
 from tasks.evidence.ledger.ledger import Entry, Ledger
-from tasks.files.canonical import file_sha256
-from tasks.files.folders import digests_in, faults_in
+from tasks.files.canonical import digests_in, file_sha256, folder_differences
 from tasks.files.provenance import PACKAGES, ROOT
 from tasks.references import CandidateRecord, ServedFile, ServedModel
 from tasks.registry.registry import Registry
@@ -73,7 +72,7 @@ def load_model(
     version = record.version
     with tempfile.TemporaryDirectory() as folder:
         fetched = registry.fetch_model(plant, version, Path(folder))
-        faults = faults_in(fetched, named_files(record))
+        faults = folder_differences(fetched, named_files(record))
         if faults:
             raise Refused(f"expected version {version} of {plant} as the ledger names it, got {faults[0]}: {RESTORE}.")
         import mlflow
@@ -140,7 +139,7 @@ def check_given_out(registry: Registry, entries: Sequence[Entry]) -> list[Check]
             try:
                 named = named_files(named_record(entries, plant, None if own else version))
                 with tempfile.TemporaryDirectory() as folder:
-                    faults = faults_in(registry.fetch_model(plant, version, Path(folder)), named)
+                    faults = folder_differences(registry.fetch_model(plant, version, Path(folder)), named)
             except (NeoRLError, MlflowException, OSError) as error:
                 faults = [f"expected to fetch it, got '{' '.join(str(error).split())[:200]}'"]
             checks += [Check("served", False, f"MLflow's version {version} of {plant}: {fault}") for fault in faults]

@@ -356,7 +356,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True, check=True
     )
     sentence, left, rows = done.stdout.splitlines()
-    assert sentence.startswith("expected room to write")
+    assert sentence.startswith("cannot write ")
     assert left == "[]"
     assert rows == "200"
 

@@ -117,9 +117,9 @@ TURN = ("since", "until", "version", "composite", "approved by", "ended")
 
 def _promotion(turn: Turn, entry: Entry, entries: Sequence[Entry]) -> Promotion:
     from tasks.evidence.decisions.approvals import approvers
-    from tasks.files.times import written
+    from tasks.files.times import format_time
 
-    over = turn.until is not None and turn.until <= written(datetime.now(UTC))
+    over = turn.until is not None and turn.until <= format_time(datetime.now(UTC))
     return Promotion(
         since=entry.timestamp,
         until=turn.until,

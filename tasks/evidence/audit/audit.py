@@ -26,7 +26,7 @@ from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.ledger.voided import VOID, before_each, counting, leaves_service
 from tasks.evidence.policies import check_pinned, pinned_file, policy_entry
 from tasks.evidence.rules import GROUPS
-from tasks.files.folders import faults_in, files_in
+from tasks.files.canonical import files_in, folder_differences
 from tasks.files.stored import is_stored, stored_sha256
 from tasks.models.bundles.manifest import MANIFEST, has_policy, read_manifest, stored_digest
 from tasks.references import CandidateRecord
@@ -260,7 +260,7 @@ def _served(home: Home, entries: Sequence[Entry]) -> list[Check]:
         where = f"version {record.version} of {record.dataset.plant} in MLflow (ledger entry {sequence})"
         # All of that name, for an untouched copy beside it would hide the one that is served.
         folders = sorted(kept.glob(f"*/models/{model}/artifacts"))
-        faults = [fault for folder in folders for fault in faults_in(folder, _digests(record))]
+        faults = [fault for folder in folders for fault in folder_differences(folder, _digests(record))]
         faults = faults if folders else ["its model is missing"]
         failures += [Check("served", False, f"{where}: {fault}") for fault in faults]
     return failures or [Check("served", True, f"{len(models)} models in MLflow, each file with its SHA-256")]

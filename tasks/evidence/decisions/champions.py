@@ -30,7 +30,7 @@ from tasks.evidence.policies import (
     policy_entry,
     policy_of,
 )
-from tasks.files.times import moment
+from tasks.files.times import normalise_time
 
 IN_FORCE = ("promotion", "rollback")
 """Kinds of entries that put a version into force."""
@@ -91,7 +91,7 @@ def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Ent
     Args:
         history: verified entries, from `Ledger.entries()`.
     """
-    limit = moment(at, last=True) if at is not None else None
+    limit = normalise_time(at, last=True) if at is not None else None
     turns = (e for e in reversed(history) if e.plant == plant and (e.kind in IN_FORCE or leaves_service(e)))
     last = next((entry for entry in turns if limit is None or entry.timestamp <= limit), None)
     return last if last is not None and last.kind in IN_FORCE else None

@@ -20,7 +20,7 @@ from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.people.rules import check_signed
 from tasks.evidence.people.statement import Said
 from tasks.evidence.policies import policy_of
-from tasks.files.times import read
+from tasks.files.times import parse_time
 from tasks.references import ShadowComparison
 
 LONGEST = 366
@@ -94,7 +94,7 @@ def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
         history: verified entries of all plants or of the shadow's.
         begun: the shadow's entry, among them.
     """
-    until = read(begun.timestamp) + timedelta(days=begun.body["days"])
+    until = parse_time(begun.timestamp) + timedelta(days=begun.body["days"])
     for later in history:
         if later.sequence <= begun.sequence or later.plant != begun.plant:
             continue
@@ -103,7 +103,7 @@ def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
             return ShadowInForce(begun, until, later)
         # An extension counts from now on where the days were over by then.
         if later.kind == "extension" and later.body["shadow"] == begun.digest:
-            until = max(until, read(later.timestamp)) + timedelta(days=later.body["days"])
+            until = max(until, parse_time(later.timestamp)) + timedelta(days=later.body["days"])
     return ShadowInForce(begun, until)
 
 

@@ -22,7 +22,7 @@ from tasks.evidence.ledger.protocol import LARGEST, Answer, Append, Hello, Reque
 from tasks.files.canonical import sha256_hex
 from tasks.files.locks import exclusive
 from tasks.files.provenance import sources_digest
-from tasks.files.sockets import started
+from tasks.files.sockets import run_module
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -108,7 +108,7 @@ def start(home: Home) -> None:
             given = getpass.getpass(f"Passphrase of {home.signing_key}: ").encode()
         # A signer whose passphrase only a person knows stays until it is stopped: nobody may be there to ask.
         idle = "0" if given else os.environ.get(IDLE, DEFAULT_IDLE)
-        done = started("tasks.evidence.signer", str(home.root.resolve()), idle, given=given)
+        done = run_module("tasks.evidence.signer", str(home.root.resolve()), idle, stdin=given)
         if done.returncode == 0:
             return
     try:

@@ -24,7 +24,7 @@ from tasks.evidence.ledger.voided import counting
 from tasks.files.canonical import sha256_hex
 from tasks.files.merkle import MerkleTree, merkle_root
 from tasks.files.stored import stored_sha256
-from tasks.files.times import read, written
+from tasks.files.times import format_time, parse_time
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
 EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')
@@ -286,7 +286,7 @@ class Ledger:
                         f"expected {name} {expected.get(name, signed)!r}, got {stored!r} beside a signed {signed!r}: "
                         "restore the row."
                     )
-            if written(read(entry.timestamp)) != entry.timestamp:
+            if format_time(parse_time(entry.timestamp)) != entry.timestamp:
                 raise Refused(f"expected a time as the ledger writes it, got {entry.timestamp!r}: restore the row.")
             if last is not None and entry.timestamp < last.timestamp:
                 raise Refused(f"expected a time from {last.timestamp} on, got {entry.timestamp}: restore the row.")

@@ -21,7 +21,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.yaml_files import MAX_BYTES, parse_yaml
 from tasks.files.canonical import canonical_json
-from tasks.files.times import moment
+from tasks.files.times import normalise_time
 
 ENVELOPE_KEYS = {"payload", "payloadType", "signatures"}
 HEAD_TYPE = "application/vnd.neorl.ledger-head+json"
@@ -241,7 +241,7 @@ def _pin(row: Any, path: Path, cure: str) -> Pin:
         raise BadInput(f"expected id {name} for its key in {path}, got {row['id']!r}: {cure}")
     try:
         # As the ledger writes times, for they are compared as texts: another form would void nothing, or all.
-        dates = {field: moment(row[field], last=False) for field in ("until", "revoked") if row.get(field)}
+        dates = {field: normalise_time(row[field], last=False) for field in ("until", "revoked") if row.get(field)}
     except BadInput as error:
         raise BadInput(f"{str(error).removesuffix('.')} in {path}, or {cure}") from error
     return Pin(**{**row, "roles": tuple(roles), **dates})

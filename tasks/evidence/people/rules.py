@@ -27,7 +27,7 @@ from tasks.evidence.people.keyring import (
     unwritable,
 )
 from tasks.evidence.people.statement import Said, Statement, differs, read_statement
-from tasks.files.times import written
+from tasks.files.times import format_time
 
 TOLERANCE = timedelta(minutes=5)
 """How far a person's clock may be ahead of the ledger's."""
@@ -181,9 +181,9 @@ def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
     if not (body.by.strip() and body.why.strip()):
         raise Refused("expected who revokes a key, and why, got nothing: say both.")
     since = moment_of(body.since)
-    if written(since) != body.since:
+    if format_time(since) != body.since:
         # It is compared with entries' times as a text.
-        raise Refused(f"expected a moment written as {written(since)}, got {body.since[:40]!r}: write it so.")
+        raise Refused(f"expected a moment written as {format_time(since)}, got {body.since[:40]!r}: write it so.")
     if since > moment_of(entry.timestamp):
         raise Refused(f"expected a date that has come, got {body.since}: revoke it then.")
     others = any(key.in_force and key.id != body.key for key in people.values())

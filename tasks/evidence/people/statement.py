@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from configs.errors import Refused
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, key_id, public_key
-from tasks.files.times import written
+from tasks.files.times import format_time
 
 STATEMENT_TYPE = "application/vnd.neorl.statement+json"
 Act = Literal["approval", "rejection", "withdrawal", "rollback", "extension", "policy", "key", "rotation", "revocation"]
@@ -68,7 +68,7 @@ def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambd
     """
 
     def sign(said: Said) -> str:
-        now = written(clock())
+        now = format_time(clock())
         statement = Statement(**{**said._asdict(), "about": dict(said.about)}, person=person, signed=now)
         return key.seal(STATEMENT_TYPE, statement.model_dump(mode="json")).decode()
 

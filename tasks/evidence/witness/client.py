@@ -18,7 +18,7 @@ from tasks.evidence.ledger.client import DEFAULT_IDLE, IDLE, short_address
 from tasks.evidence.witness.notes import Verifier
 from tasks.evidence.witness.pinned import PinnedWitness
 from tasks.files.locks import exclusive
-from tasks.files.sockets import started
+from tasks.files.sockets import run_module
 
 PATIENCE = 10.0
 """Seconds to wait for a witness; several may be silent, and whoever asked the signer waits for a minute."""
@@ -63,7 +63,7 @@ def start_own(home: Home) -> Verifier:
             pass
         folder, idle = home.folder("witness"), os.environ.get(IDLE, DEFAULT_IDLE)
         module = "tasks.evidence.witness.server"
-        done = started(module, str(folder.resolve()), str(own.resolve()), LOCAL, idle)
+        done = run_module(module, str(folder.resolve()), str(own.resolve()), LOCAL, idle)
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
         raise Refused(f"expected this home's own witness to start, got '{last}'.")

@@ -161,7 +161,7 @@ def main(folder: str, socket: str, name: str, idle: str) -> int:
     except (Refused, BadInput) as error:
         sys.stderr.write(str(error))
         return 1
-    serve_in_child(server, said=str(witness.verifier))
+    serve_in_child(server, announcement=str(witness.verifier))
     return 0
 
 

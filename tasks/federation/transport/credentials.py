@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from configs.errors import BadInput
 from tasks.files.canonical import sha256_hex
-from tasks.files.certificates import fresh_key, issued
+from tasks.files.certificates import fresh_key, issue_certificate
 from tasks.files.secrets import read_secret, write_secret
 
 LOOPBACK = "127.0.0.1"
@@ -30,7 +30,7 @@ def make_certificate(folder: Path, hosts: list[str]) -> None:
     """
     if (folder / CERTIFICATE).exists():
         raise BadInput(f"expected no certificate in {folder}, got one: remove it if sites are to pin another.")
-    made = issued("neorl superlink", [*hosts, LOOPBACK])
+    made = issue_certificate("neorl superlink", [*hosts, LOOPBACK])
     # The certificate last: where it is there, all is.
     for name, data in ((AUTHORITY, made.authority), (KEY, made.key), (CERTIFICATE, made.certificate)):
         write_secret(folder / name, data, folder_is_ours=False)

@@ -1,4 +1,4 @@
-"""npz archives: bytes that depend on content alone, and nothing allocated on an archive's word."""
+"""npz archives: reproducible bytes, and safe reading of damaged and hostile files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def header(shape: tuple[int, ...], descr: str = "<f4") -> bytes:
 
 
 def archive(path: Path, compression: int = zipfile.ZIP_DEFLATED, **members: bytes) -> Path:
-    """A zip of members as they are given, whatever they hold."""
+    """A zip archive of raw members."""
     with zipfile.ZipFile(path, "w", compression, compresslevel=1) as file:
         for name, data in members.items():
             file.writestr(f"{name}.npy", data)
@@ -69,7 +69,7 @@ def crowded(path: Path) -> Path:
     return path
 
 
-def test_what_was_written_comes_back_and_the_bytes_depend_on_nothing_else(tmp_path: Path) -> None:
+def test_round_trip_with_reproducible_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(npz_bytes(ARRAYS))
     assert path.read_bytes() == npz_bytes(dict(reversed(ARRAYS.items())))
@@ -91,7 +91,7 @@ def test_compressed_archives_of_numpy_are_read(tmp_path: Path) -> None:
     assert all(np.array_equal(found, ARRAYS[name]) for name, found in read_npz(tmp_path / "a.npz").items())
 
 
-def test_numbers_are_streamed_and_their_checksum_compared_at_the_end(tmp_path: Path) -> None:
+def test_streaming_checks_the_checksum_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(npz_bytes(ARRAYS))
     with open_npz(path) as file, file.open(file.member("a/b")) as stream:
@@ -106,38 +106,38 @@ def test_numbers_are_streamed_and_their_checksum_compared_at_the_end(tmp_path: P
 
 OBJECTS = header((1,), "|O") + b"\x80\x04N."
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "half a gigabyte of zeros": (zeros, "at most 268435456 bytes in .* got 536870912"),
-    "a size that is understated": (understated, "expected a whole npz archive|expected 896 bytes"),
+    "half a gigabyte of zeros": (zeros, "take 536870912 bytes, the limit is 268435456"),
+    "an understated size": (understated, "is not a complete npz archive|896 bytes"),
     "a table of contents of millions": (crowded, "a table of contents of more than 1048576 bytes"),
-    "rows that are not there": (lambda path: archive(path, a=header((20_000_000, 6)) + bytes(24)), "cannot hold"),
-    "rows that are not there, stored": (
+    "missing rows": (lambda path: archive(path, a=header((20_000_000, 6)) + bytes(24)), "cannot contain"),
+    "missing rows, stored": (
         lambda path: archive(path, zipfile.ZIP_STORED, a=header((20_000_000,)) + bytes(24)),
-        "cannot hold",
+        "cannot contain",
     ),
-    "more numbers than rows": (lambda path: archive(path, a=header((2,)) + bytes(24)), "got more"),
-    "a shape that overflows": (lambda path: archive(path, a=header((2**40, 2**40))), "cannot hold"),
-    "a length beyond any": (lambda path: archive(path, a=header((10**300,))), "lengths below"),
-    "very many dimensions": (lambda path: archive(path, a=header((1,) * 40)), "at most 32 lengths"),
+    "more numbers than rows": (lambda path: archive(path, a=header((2,)) + bytes(24)), "has more than the"),
+    "a shape that overflows": (lambda path: archive(path, a=header((2**40, 2**40))), "cannot contain"),
+    "a huge length": (lambda path: archive(path, a=header((10**300,))), "dimensions below"),
+    "very many dimensions": (lambda path: archive(path, a=header((1,) * 40)), "at most 32 dimensions"),
     "objects": (lambda path: archive(path, a=OBJECTS), "pickled objects"),
-    "text": (lambda path: archive(path, a=header((1,), "<U8") + bytes(32)), "expected numbers in 'a'"),
-    "wide voids": (lambda path: archive(path, a=header((1,), "|V900000000")), "expected numbers in 'a'"),
+    "text": (lambda path: archive(path, a=header((1,), "<U8") + bytes(32)), "'a' of .* must be numeric, got <U8"),
+    "wide voids": (lambda path: archive(path, a=header((1,), "|V900000000")), "'a' of .* must be numeric"),
     "a header of 128 megabytes": (
         lambda path: archive(path, a=b"\x93NUMPY\x02\x00" + struct.pack("<L", 2**30) + bytes(2**27)),
-        "to be a NumPy array",
+        "is not a NumPy array",
     ),
     "a header of brackets": (
         lambda path: archive(path, a=b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"(" * 9000),
-        "to be a NumPy array",
+        "is not a NumPy array",
     ),
     "bzip2": (lambda path: archive(path, zipfile.ZIP_BZIP2, a=header((2**25,)) + bytes(2**27)), "compression method"),
     "lzma": (lambda path: archive(path, zipfile.ZIP_LZMA, a=header((2**25,)) + bytes(2**27)), "compression method"),
-    "no archive": (lambda path: path.write_bytes(b"PK\x05\x06 and so on"), "expected a whole npz archive"),
-    "nothing": (lambda path: path.write_bytes(b""), "expected a whole npz archive"),
+    "no archive": (lambda path: path.write_bytes(b"PK\x05\x06 and so on"), "is not a complete npz archive"),
+    "nothing": (lambda path: path.write_bytes(b""), "is not a complete npz archive"),
 }
 
 
 @pytest.mark.slow
-def test_hostile_archives_are_one_sentence_in_little_memory(tmp_path: Path) -> None:
+def test_hostile_archives_are_refused_in_little_memory(tmp_path: Path) -> None:
     (tmp_path / "sound.npz").write_bytes(npz_bytes(ARRAYS))
     paths = [tmp_path / f"{i}.npz" for i in range(len(HOSTILE))]
     for path, (make, _) in zip(paths, HOSTILE.values(), strict=True):
@@ -150,23 +150,21 @@ def test_hostile_archives_are_one_sentence_in_little_memory(tmp_path: Path) -> N
             raise BadInput(message)
 
 
-def test_one_name_twice_and_a_wrong_path_are_refused(tmp_path: Path) -> None:
+def test_duplicate_names_and_missing_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("a.npy", header((0,)))
         with pytest.warns(UserWarning, match="Duplicate"):
             file.writestr("a.npy", header((0,)))
-    with pytest.raises(BadInput, match="one twice"):
+    with pytest.raises(BadInput, match="two arrays of one name"):
         read_npz(path)
-    with pytest.raises(BadInput, match="got none"):
+    with pytest.raises(BadInput, match="is not a file"):
         read_npz(tmp_path)
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.booleans(), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
-def test_changed_bytes_never_give_anything_but_a_sentence(
-    tmp_path: Path, packed: bool, changes: list[tuple[float, int]]
-) -> None:
+def test_random_damage_raises_only_bad_input(tmp_path: Path, packed: bool, changes: list[tuple[float, int]]) -> None:
     path = tmp_path / "a.npz"
     if packed:
         np.savez_compressed(path, **ARRAYS)

@@ -1,4 +1,4 @@
-"""A file's lock is held by one at a time."""
+"""File locks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tasks.files.locks import exclusive
 
 
-def test_exclusive_is_exclusive(tmp_path: Path) -> None:
+def test_second_holder_waits_for_the_first(tmp_path: Path) -> None:
     order: list[str] = []
 
     def second() -> None:
@@ -26,15 +26,15 @@ def test_exclusive_is_exclusive(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
-def test_whoever_finds_the_lock_held_is_asked_and_may_refuse(tmp_path: Path) -> None:
-    asked: list[str] = []
+def test_on_held_may_refuse_to_wait(tmp_path: Path) -> None:
+    calls: list[str] = []
 
     def refuse() -> None:
-        asked.append("held")
+        calls.append("held")
         raise RuntimeError("held")
 
     with exclusive(tmp_path / "lock", refuse), pytest.raises(RuntimeError), exclusive(tmp_path / "lock", refuse):
         pass
     with exclusive(tmp_path / "lock", refuse):
-        assert asked == ["held"]
+        assert calls == ["held"]
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600

@@ -16,7 +16,7 @@ from tasks.files.merkle import (
     verify_leaf_hash,
 )
 
-# The leaves and roots that the Certificate Transparency reference implementation tests itself with.
+# Leaves and roots from the tests of the Certificate Transparency reference implementation.
 LEAVES = [
     bytes.fromhex(text)
     for text in (
@@ -43,7 +43,7 @@ ROOTS = [
 
 
 def recursive_root(leaves: list[bytes]) -> bytes:
-    """The definition of RFC 6962, section 2.1, word for word."""
+    """The recursive definition of RFC 6962, section 2.1."""
     if not leaves:
         return hashlib.sha256(b"").digest()
     if len(leaves) == 1:
@@ -55,7 +55,7 @@ def recursive_root(leaves: list[bytes]) -> bytes:
 
 
 def test_published_roots() -> None:
-    # truth.md 2: the empty tree and the single empty leaf.
+    # The empty tree.
     assert merkle_root([]).hex() == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     for size, root in enumerate(ROOTS, start=1):
         assert merkle_root(iter(LEAVES[:size])).hex() == root
@@ -76,7 +76,7 @@ def test_memory_is_logarithmic() -> None:
 
 
 @pytest.mark.parametrize("size", [*range(1, 18), 31, 33])
-def test_every_record_is_provable_and_nothing_else_is(size: int) -> None:
+def test_inclusion_proofs_of_all_records(size: int) -> None:
     leaves = [f"record {i}".encode() for i in range(size)]
     root = merkle_root(leaves)
     for index, leaf in enumerate(leaves):
@@ -90,7 +90,7 @@ def test_every_record_is_provable_and_nothing_else_is(size: int) -> None:
             assert not verify_leaf_hash(root, leaf_hash(leaf), (index + 1) % size, size, proof)
 
 
-def test_no_proof_for_a_record_that_does_not_exist() -> None:
+def test_index_out_of_range_is_refused() -> None:
     with pytest.raises(IndexError, match="between 0 and 7"):
         inclusion_proof(LEAVES, 8)
     assert not verify_leaf_hash(merkle_root(LEAVES), leaf_hash(LEAVES[0]), 8, 8, [])
@@ -101,7 +101,7 @@ def test_a_node_cannot_pose_as_a_leaf() -> None:
     assert merkle_root([left + right]) != merkle_root(LEAVES[:2])
 
 
-# The proofs that the Certificate Transparency reference implementation tests itself with.
+# Consistency proofs from the same tests.
 CONSISTENCY = {
     (1, 1): [],
     (1, 8): [
@@ -127,7 +127,7 @@ def test_published_consistency_proofs(sizes: tuple[int, int], proof: list[str]) 
     assert [node.hex() for node in consistency_proof(LEAVES[:size], old)] == proof
 
 
-def test_a_consistency_proof_holds_for_its_two_trees_alone() -> None:
+def test_consistency_proofs_fail_for_other_trees() -> None:
     leaves = [f"record {i}".encode() for i in range(20)]
     roots = [merkle_root(leaves[:size]) for size in range(21)]
     for size in range(21):

@@ -1,4 +1,4 @@
-"""What results are filed under: digests of sources and packages that change with them and with nothing else."""
+"""Digests of sources and packages that cached results depend on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS = {
 
 
 def _elsewhere(root: Path) -> dict[str, str]:
-    """The digests in a process of its own that imports the copy at `root`."""
+    """Digests from a new process that imports the copy at `root`."""
     code = (
         f"import sys; sys.path.insert(0, {str(root)!r})\n"
         "from tasks.files import provenance as p\n"
@@ -50,11 +50,11 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_digests_are_of_the_sources_wherever_they_lie(copy: Path) -> None:
+def test_digests_do_not_depend_on_the_folder(copy: Path) -> None:
     first = _elsewhere(copy)
     assert len(set(first.values())) == len(CALLS)
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in first.values())
-    # What is not a source does not count.
+    # Other files do not count.
     (copy / "neorl_core" / "notes.txt").write_text("notes")
     assert _elsewhere(copy) == first
 
@@ -66,19 +66,17 @@ def test_digests_are_of_the_sources_wherever_they_lie(copy: Path) -> None:
         pytest.param("flows/cli/plants.py", {"code"}, marks=pytest.mark.slow),
         ("tasks/gates.py", {"code", "gates"}),
         pytest.param("tasks/report.py", {"code"}, marks=pytest.mark.slow),
-        # Another algorithm and another plant are no business of a training; a module that its own imports is.
+        # Other algorithms and plants do not matter to a training; modules that its algorithm imports do.
         ("neorl_core/algorithms/iql.py", {"code"}),
         ("neorl_core/algorithms/losses.py", {"code", "train"}),
         pytest.param("neorl_core/plants/supply_chain.py", {"code"}, marks=pytest.mark.slow),
-        # In a sub-package, and imported by way of two others.
+        # A module of a sub-package, imported through two others.
         pytest.param("neorl_core/plants/power_grid/feeder33.py", {"code", "train", "plant"}, marks=pytest.mark.slow),
         pytest.param("neorl_core/training/loop.py", {"code", "train"}, marks=pytest.mark.slow),
         ("requirements.lock", {"lock"}),
     ],
 )
-def test_a_change_is_seen_by_those_that_use_the_module_and_by_no_others(
-    copy: Path, changed: str, digests: set[str]
-) -> None:
+def test_a_change_alters_only_digests_that_use_the_module(copy: Path, changed: str, digests: set[str]) -> None:
     first = _elsewhere(copy)
     with (copy / changed).open("a") as file:
         file.write("# a comment\n")
@@ -86,12 +84,12 @@ def test_a_change_is_seen_by_those_that_use_the_module_and_by_no_others(
     assert {name for name in CALLS if second[name] != first[name]} == digests
 
 
-def test_a_wheel_is_installed_without_the_lock_and_the_installed_versions_stand_in(copy: Path) -> None:
+def test_without_a_lock_file_installed_versions_are_digested(copy: Path) -> None:
     (copy / "requirements.lock").unlink()
     assert re.fullmatch("[0-9a-f]{64}", _elsewhere(copy)["lock"])
 
 
-def test_a_helper_that_moves_into_a_package_of_its_own_still_counts(copy: Path) -> None:
+def test_modules_moved_into_a_new_package_are_still_found(copy: Path) -> None:
     grid = copy / "neorl_core" / "plants" / "power_grid"
     package = grid / "lines"
     package.mkdir()
@@ -107,12 +105,12 @@ def test_a_helper_that_moves_into_a_package_of_its_own_still_counts(copy: Path) 
     assert {name for name in CALLS if second[name] != first[name]} == {"code", "train", "plant"}
 
 
-def test_a_name_that_is_no_module_is_told() -> None:
-    with pytest.raises(ValueError, match=r"expected a module of neorl_core, .* got 'tasks.nothing'"):
+def test_unknown_module_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'tasks\.nothing' is not a module of neorl_core, "):
         provenance.sources_digest("tasks.nothing")
 
 
-def test_the_lock_is_named_by_its_file() -> None:
+def test_lock_digest_is_that_of_the_file() -> None:
     assert provenance.lock_digest() == file_sha256(PROJECT / "requirements.lock")
 
 
@@ -128,8 +126,7 @@ def test_compiled_programs_are_kept_by_version_and_processor(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_a_second_training_finds_its_programs_compiled(tmp_path: Path) -> None:
-    """The programs that the first command keeps are all that the second one runs."""
+def test_a_second_training_compiles_nothing(tmp_path: Path) -> None:
     file = tmp_path / "log.hdf5"
     generate("double_mass", "pid", 3, 0, file)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")} | {"NEORL_HOME": str(tmp_path / "home")}

@@ -1,4 +1,4 @@
-"""A plant's spec in JSON: what is written comes back, and what cannot have been written is named."""
+"""JSON form of a plant's spec: round trip and refusal of invalid records."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ SPEC = PLANTS["chemical_reactor"].spec
 
 
 @pytest.mark.parametrize("name", sorted(PLANTS))
-def test_what_is_written_comes_back(name: str) -> None:
+def test_round_trip(name: str) -> None:
     spec = PLANTS[name].spec
     record = json.loads(json.dumps(spec_record(spec), allow_nan=False))
     assert spec_of_record(record) == spec
     assert spec_record(spec_of_record(record)) == record
 
 
-def test_digests_of_bundles_and_datasets_that_exist_rest_on_this_form() -> None:
-    # With the scale of scores that those were made with.
+def test_digest_of_the_form_is_stable() -> None:
+    # Digests of existing bundles and datasets depend on this form; they were made with this score range.
     spec = SPEC._replace(score_range=(-0.143, -0.0057))
     assert digest_json(spec_record(spec)) == "e1c5b5324c902a584a8d61627bb5faa7c441fd54126f21830aeb5bc9e82166bb"
 
 
-def test_a_clock_is_no_limit() -> None:
+def test_same_limits_ignores_the_clock() -> None:
     timed = SPEC._replace(clock=Clock("temperature", 350.0))
     assert same_limits(SPEC, timed)
     assert not same_limits(SPEC, timed._replace(horizon=7))
@@ -46,46 +46,46 @@ def test_bounds_may_be_infinite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "says"),
+    ("place", "value", "message"),
     [
-        (("horizon",), 2.5, "expected a number of steps for horizon, got 2.5"),
-        (("horizon",), True, "for horizon"),
-        (("horizon",), 0, "for horizon"),
-        (("dt",), "fast", "for dt, got 'fast'"),
-        (("dt",), 0, "positive dt"),
-        (("dt",), 10**400, "for dt"),
-        (("dt",), "nan", "for dt"),
-        (("dt",), math.nan, "for dt"),
-        (("name",), 3, "for name"),
+        (("horizon",), 2.5, "horizon must be a positive number of steps, got 2.5"),
+        (("horizon",), True, "horizon must be"),
+        (("horizon",), 0, "horizon must be"),
+        (("dt",), "fast", "dt must be a number, got 'fast'"),
+        (("dt",), 0, "dt must be positive"),
+        (("dt",), 10**400, "dt must be"),
+        (("dt",), "nan", "dt must be"),
+        (("dt",), math.nan, "dt must be"),
+        (("name",), 3, "name must be text"),
         (("score_range",), [1.0], "score_range"),
-        (("score_range",), None, "a list for score_range, got None"),
-        (("constraints",), {}, "a list for constraints"),
+        (("score_range",), None, "score_range must be a list, got None"),
+        (("constraints",), {}, "constraints must be a list"),
         (("constraints", 0), [], r"constraints\.0"),
         (("constraints", 0, "low"), [], r"constraints\.low"),
-        (("observation",), [1], "expected observation with names, units, low, high"),
-        (("observation", "names"), "abcd", "a list for names"),
-        (("observation", "names", 0), None, r"text for observation\.names"),
-        (("observation", "names", 0), "temperature", "each name once"),
-        (("action", "low"), [], "as many names"),
-        (("action", "extra"), 1, "expected action with"),
-        (("extra",), 1, "expected spec with"),
-        (("clock",), {"name": "period"}, "expected clock with name, end"),
-        (("clock",), {"name": "period", "end": 3.0}, "expected an observation as clock .* got period"),
-        (("clock",), {"name": "temperature", "end": "inf"}, "what it reads at the end, got temperature and inf"),
+        (("observation",), [1], "observation must have the keys names, units, low, high"),
+        (("observation", "names"), "abcd", "names must be a list"),
+        (("observation", "names", 0), None, r"observation\.names must be text"),
+        (("observation", "names", 0), "temperature", "unique names"),
+        (("action", "low"), [], "a low and a high each"),
+        (("action", "extra"), 1, "action must have the keys"),
+        (("extra",), 1, "spec must have the keys"),
+        (("clock",), {"name": "period"}, "clock must have the keys name, end"),
+        (("clock",), {"name": "period", "end": 3.0}, "clock must be an observation .* got period"),
+        (("clock",), {"name": "temperature", "end": "inf"}, "with a finite end, got temperature and inf"),
     ],
 )
-def test_what_cannot_have_been_written_is_named(place: tuple[str | int, ...], value: Any, says: str) -> None:
+def test_invalid_values_are_named(place: tuple[str | int, ...], value: Any, message: str) -> None:
     record = copy.deepcopy(spec_record(SPEC))
     node: Any = record
     for step in place[:-1]:
         node = node[step]
     node[place[-1]] = value
-    with pytest.raises(ValueError, match=says) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         spec_of_record(record)
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("record", [None, [], "spec", 3, {}])
-def test_what_is_no_record_is_named(record: Any) -> None:
-    with pytest.raises(ValueError, match="expected spec with"):
+def test_other_json_is_refused(record: Any) -> None:
+    with pytest.raises(ValueError, match="spec must have the keys"):
         spec_of_record(record)

@@ -1,4 +1,4 @@
-"""Times as the ledger writes them."""
+"""Times in the ledger's format."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from configs.errors import BadInput
-from tasks.files.times import moment, read, written
+from tasks.files.times import format_time, normalise_time, parse_time
 
 
-def test_a_time_of_any_zone_is_written_in_utc_and_read_again() -> None:
+def test_round_trip_in_utc() -> None:
     noon = datetime(2026, 11, 20, 14, tzinfo=timezone(timedelta(hours=2)))
-    assert written(noon) == "2026-11-20T12:00:00.000000Z"
-    assert (read(written(noon)), read(written(noon)).tzinfo) == (noon, UTC)
+    assert format_time(noon) == "2026-11-20T12:00:00.000000Z"
+    assert (parse_time(format_time(noon)), parse_time(format_time(noon)).tzinfo) == (noon, UTC)
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ def test_a_time_of_any_zone_is_written_in_utc_and_read_again() -> None:
         ("2026-11-20T14:00:00.5", "2026-11-20T14:00:00.500000Z", "2026-11-20T14:00:00.500000Z"),
     ],
 )
-def test_what_a_person_writes_is_a_moment_of_utc(text: str, first: str, last: str) -> None:
-    assert (moment(text, last=False), moment(text, last=True)) == (first, last)
+def test_dates_and_times_are_converted_to_utc(text: str, first: str, last: str) -> None:
+    assert (normalise_time(text, last=False), normalise_time(text, last=True)) == (first, last)
 
 
-def test_what_is_no_time_is_one_sentence() -> None:
-    with pytest.raises(BadInput, match="expected a date like 2026-11-20 or a time like"):
-        moment("yesterday", last=True)
+def test_other_text_is_refused() -> None:
+    with pytest.raises(BadInput, match="'yesterday' is not a date: write 2026-11-20"):
+        normalise_time("yesterday", last=True)

@@ -1,4 +1,4 @@
-"""Folders that became read-only, and disks that are full, end what writes to them with one sentence."""
+"""Writers report a read-only folder with a cure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A folder that was writable: by a mount over itself for root, whom permissions do not keep out."""
+    """A read-only folder. Root ignores permissions, so a read-only mount is used for root."""
     folder = tmp_path / "folder"
     folder.mkdir()
     if os.geteuid():
@@ -51,22 +51,22 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
         return
     for words in (("--bind", str(folder), str(folder)), ("-o", "remount,ro,bind", str(folder))):
         if subprocess.run(["mount", *words], capture_output=True, check=False).returncode:
-            pytest.skip("expected to be allowed to mount a folder over itself")
+            pytest.skip("this machine does not allow mounting a folder")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_the_doctor_names_it(read_only: Path) -> None:
+def test_doctor_reports_it(read_only: Path) -> None:
     found = {finding.name: finding for finding in examine(Home(read_only))}["home"]
     assert (found.ok, found.detail) == (False, f"this account may not read and write {read_only}")
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("below", ["", "part"])
-def test_what_cannot_be_written_to_is_named_with_its_cure(read_only: Path, kind: str, below: str) -> None:
+def test_writers_name_the_folder_and_the_cure(read_only: Path, kind: str, below: str) -> None:
     if kind == "folder" and not below:
-        make_folder(read_only)  # which is there already
+        make_folder(read_only)  # it exists already
         return
-    with pytest.raises(BadInput, match=r"^expected to be allowed to write .*make that folder writable or name another"):
+    with pytest.raises(BadInput, match=r"^cannot write .*make that folder writable or name another"):
         WRITERS[kind](read_only / below)
     assert not list(read_only.iterdir())

@@ -25,7 +25,7 @@ from flows.services.state import Service, read_services, write_services
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.rules import NoteBody
-from tasks.files.folders import digests_in
+from tasks.files.canonical import digests_in
 from tasks.maintenance.backup_file import HEADER, SUMS, Header, Megabytes, _write, backup
 from tasks.maintenance.restore import restore
 from tasks.maintenance.snapshot import Snapshot

@@ -126,7 +126,7 @@ def test_encrypted_and_unknown_compression(tmp_path: Path, offset: int, value: i
             data[at + offset + shift] = value
             at = data.find(mark, at + 4)
     path.write_bytes(bytes(data))
-    with pytest.raises(BadInput, match=r"expected an npz archive that NumPy can read in a\.npz, got .*: save it again"):
+    with pytest.raises(BadInput, match=r"(NumPy cannot read a\.npz|uses compression method) .*: save it again"):
         read(path)
 
 

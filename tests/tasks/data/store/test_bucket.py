@@ -131,7 +131,7 @@ def test_a_storage_that_is_gone_is_named_and_its_keys_are_not(
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     actions: list[Callable[[], object]] = [held.check_files, held.arrays, lambda: write(held.root, make_rows(4))]
     for act in actions:
-        with pytest.raises(ServiceMissing, match="storage of NEORL_DATASETS_URL to answer, got") as said:
+        with pytest.raises(ServiceMissing, match="storage of NEORL_DATASETS_URL does not answer") as said:
             act()
         assert os.environ["AWS_SECRET_ACCESS_KEY"] not in str(said.value)
     monkeypatch.setenv("NEORL_DATASETS_URL", "/mnt/shards")

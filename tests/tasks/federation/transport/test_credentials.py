@@ -60,7 +60,7 @@ def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
     assert public_pem(public).startswith("-----BEGIN PUBLIC KEY-----")
     assert fingerprint(public) != fingerprint(make_key(tmp_path / "keys" / "south"))
     path.chmod(0o640)
-    with pytest.raises(Refused, match="to be its owner's alone"):
+    with pytest.raises(Refused, match="must have mode 0600"):
         make_key(path)
     path.chmod(0o600)
     path.write_text("no key")

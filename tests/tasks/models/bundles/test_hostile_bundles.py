@@ -109,8 +109,8 @@ OBSERVED, ACTING = SPEC.observation.size, SPEC.action.size
 CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "no structure": (lambda m: m.pop("structure"), "structure"),
     "no plant": (lambda m: m.pop("plant"), "plant"),
-    "no plant's name": (lambda m: m["plant"].pop("name"), "expected spec with"),
-    "a plant's name that is a list": (lambda m: m["plant"].update(name=[]), "text for name"),
+    "no plant's name": (lambda m: m["plant"].pop("name"), "spec must have the keys"),
+    "a plant's name that is a list": (lambda m: m["plant"].update(name=[]), "name must be text"),
     "a plant that is a list": (lambda m: m.update(plant=[]), "plant"),
     "an unknown plant": (lambda m: m["plant"].update(name="x" * 9000), "expected the code of plant"),
     "no files": (lambda m: m.pop("files"), "files"),
@@ -265,11 +265,11 @@ def test_hostile_files_are_refused_in_little_memory(sound: Path, tmp_path: Path)
     (digits / MANIFEST).write_bytes(b"9" * 4_000_000)
     found = read_limited("tasks.models.bundles.bundle:load_bundle", sound, folders, megabytes=512)
     said = [
-        "expected a whole|at most 268435456 bytes",
-        "at most 268435456 bytes",
+        "not a complete|the limit is 268435456",
+        "the limit is 268435456",
         "altered bytes",
         "at most 4194304 bytes",
-        "cannot hold as many|CRC",
+        "cannot contain as many|CRC",
         "not yet used",
         "altered bytes",
     ]
