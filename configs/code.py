@@ -1,4 +1,4 @@
-"""Where a run's plant and algorithms come from: code of a user's own, an installed package, or a mapping alone."""
+"""Origins of a run's plant and algorithms: user code, an installed package, or a mapping alone."""
 
 from __future__ import annotations
 
@@ -14,58 +14,56 @@ REFERENCE = re.compile(rf"{NAME}|[\w.]+:\w+|[^:]+\.py(:\w+)?", re.ASCII)
 
 def _reference(text: str) -> str:
     if not REFERENCE.fullmatch(text):
-        raise ValueError(
-            f"expected a name, a file such as plants/tank.py or package.module:NAME, got '{text[:80]}': correct it"
-        )
+        raise ValueError(f"'{text[:80]}' is no name, file such as plants/tank.py, or package.module:NAME: correct it")
     return text
 
 
 CodeReference = Annotated[str, AfterValidator(_reference)]
-"""A name of one of ours or of an installed package's, or where the user's own code is."""
+"""Name of a built-in or installed plant or algorithm, or the location of user code."""
 
 
 class UserCode(Strict):
-    """Python that builds a plant or an algorithm of the user's own, pinned by the digest of its sources."""
+    """User code of a plant or an algorithm, pinned by the digest of its sources."""
 
     module: str
-    """Its full name, such as `plants.tank`."""
+    """Full module name, such as `plants.tank`."""
     attribute: str
-    """What is meant in it, such as `PLANT`."""
+    """Name in the module, such as `PLANT`."""
     project: FilePath | None = None
-    """The only folder that it is loaded from; None where an installed package offers it as an entry point."""
+    """Only folder to load the module from; None for an entry point of an installed package."""
     digest: str
-    """Of module and attribute, and of every module of the project, or of the package, that it imports."""
+    """Digest of module, attribute, and every module of the project or package that the module imports."""
 
 
 class Described(Strict):
-    """A process that a mapping alone describes, without a simulator."""
+    """A log-only plant: a mapping describes it."""
 
     spec: str
-    """Its `neorl_core.types.PlantSpec` as canonical JSON."""
+    """`neorl_core.types.PlantSpec` as canonical JSON."""
     process: str = ""
-    """What the mapping calls it, where it is a site's and has the site's name; empty otherwise."""
+    """The plant's name in the mapping if the plant is a fleet's site and has the site's name; else empty."""
 
 
 class Site(Strict):
-    """What a site of a fleet differs in from the plant of which there are several."""
+    """Differences between a fleet's site and the plant that all sites share."""
 
     name: Name
-    """Of the site as a plant: in lineages, registered models and folders of the home."""
+    """The site's name as a plant: in lineages, registered models and folders of the home."""
     constants: dict[ConstantName, float] = Field(default_factory=dict)
-    """Nominal values, in the plant's own units; the others are those of the plant's file."""
+    """Nominal values, in the plant's units; others have the value of the plant's file."""
     limits: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
-    """Low and high by the limit's name, inside the plant's own; null where that stands."""
+    """Low and high by the limit's name, inside the plant's own limits; null keeps the plant's value."""
 
 
 class SiteOf(Strict):
-    """A site with a simulator: the plant's, with what the site differs in."""
+    """A site with the plant's simulator, changed by the site's constants and limits."""
 
     site: Site
     plant: str
-    """Of which there are several."""
+    """Name of the plant that all sites share."""
     code: UserCode | None = None
-    """Where that comes from; None of one of ours."""
+    """The plant's code; None for a built-in plant."""
 
 
 Origin = UserCode | Described | SiteOf
-"""Where a plant that is not ours comes from."""
+"""Origin of a plant that is not built in."""

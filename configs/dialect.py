@@ -1,4 +1,4 @@
-"""How a table is written: its delimiter, its numbers, its encoding, and its times; plain tables need none of it."""
+"""Text dialect of a table: delimiter, decimal sign, encoding, header and time format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIRECTIVES = {
     **{"Y": "%Y", "y": "%y", "m": "%m", "d": "%d", "j": "%j", "b": "%b", "B": "%B"},
     **{"H": "%H", "I": "%I", "p": "%p", "M": "%M", "S": "%S", "z": "%z"},
 }
-"""What a time's format may hold, as Python's strptime writes it, besides the fraction of a second: chrono's word."""
+"""Chrono's directive for each directive of Python's strptime; fractions of a second are separate."""
 DAYS = ("%j", "%m%d", "%b%d", "%B%d")
 FRACTION = re.compile(r"(?<=%S)([.,])%f")
 
@@ -24,19 +24,18 @@ Encoding = Literal[
 
 
 class Dialect(Strict):
-    """How the text of a table is written, where it is not UTF-8 with commas, points, and names in its first row."""
+    """Differences from a UTF-8 table with commas, decimal points, and names in the first row."""
 
     delimiter: str = ","
-    """One character, or `whitespace`: any run of blanks and tabs."""
+    """One character, or `whitespace` for any run of blanks and tabs."""
     decimal: Literal[".", ","] = "."
     encoding: Encoding = "utf-8"
     skip_rows: Annotated[int, Field(ge=0)] = 0
-    """Lines before the names, or before the first values where there are no names."""
+    """Lines before the names, or before the first values if there are no names."""
     header: bool = True
-    """Whether the columns have names (the rows, of a transposed table). Otherwise they are `column_1`, `column_2`, …
-    (or `row_1`, …)."""
+    """Whether the columns (rows of a transposed table) have names; otherwise they are `column_1`, … (`row_1`, …)."""
     sheet: str | Count | None = None
-    """Name or number of a workbook's sheet; its first one when not given."""
+    """Name or number of a workbook's sheet. Default: the first sheet."""
 
     @field_validator("delimiter")
     @classmethod
@@ -44,22 +43,22 @@ class Dialect(Strict):
         sign = len(given) == 1 and given.isascii() and (given == "\t" or given.isprintable())
         if given == WHITESPACE or (sign and given not in "\"'.+-" and not given.isalnum()):
             return given
-        raise ValueError(f"expected one sign such as ';' or \"\\t\", or 'whitespace', got {given!r}")
+        raise ValueError(f"delimiter must be one character such as ';' or \"\\t\", or 'whitespace', got {given!r}")
 
 
 def chrono_format(text: str) -> tuple[str, str]:
-    """A time's format as polars' parser wants it, and what is appended to every text so that it is complete.
+    """Translate a time format for polars' parser.
 
-    The parser wants minutes wherever there are hours, and hours wherever there are days.
+    The parser requires hours with days, and minutes with hours, so missing parts are appended to every text.
 
     Args:
-        text: such as `%d.%m.%y %H:%M:%S,%f`, by the directives of Python's strptime.
+        text: format in strptime's directives, such as `%d.%m.%y %H:%M:%S,%f`.
 
     Returns:
-        (format, ending) of `text + ending`; a fraction is behind a point.
+        (format, ending): parse `text + ending` by the format; fractions follow a point.
 
     Raises:
-        ValueError: when a directive is unknown, comes twice, or a day, month or year is missing.
+        ValueError: if a directive is unknown or duplicate, or day, month or year is missing.
 
     Example:
         >>> chrono_format("%d/%m/%y %H")
@@ -68,18 +67,18 @@ def chrono_format(text: str) -> tuple[str, str]:
     body = FRACTION.sub("", text)
     found = re.findall(r"%(.?)", body)
     if strange := next((sign for sign in found if sign not in DIRECTIVES), None):
-        raise ValueError(f"expected %{', %'.join(DIRECTIVES)} or, behind %S, .%f, got '%{strange}' in '{text}'")
+        raise ValueError(f"unknown directive '%{strange}' in '{text}': use %{', %'.join(DIRECTIVES)} or, after %S, .%f")
     if body[-1:] == "%" or "" in found or len(set(found)) != len(found):
-        raise ValueError(f"expected every directive once and whole, got '{text}'")
+        raise ValueError(f"'{text}' has a duplicate or incomplete directive")
     given = {f"%{sign}" for sign in found}
     if not given & {"%Y", "%y"} or not any(set(re.findall("%.", day)) <= given for day in DAYS):
-        raise ValueError(f"expected a year, a month and a day, such as %d.%m.%Y, got '{text}'")
+        raise ValueError(f"'{text}' needs year, month and day, such as %d.%m.%Y")
     hours = given & {"%H", "%I"}
     if len(hours) == 2 or ("%I" in given) != ("%p" in given) or (given & {"%M", "%S"} and not hours):
-        raise ValueError(f"expected %H, or %I with %p, before minutes and seconds, got '{text}'")
+        raise ValueError(f"'{text}' needs %H, or %I with %p, before minutes and seconds")
     if "%S" in given and "%M" not in given:
-        raise ValueError(f"expected minutes where there are seconds, got '{text}'")
-    # A separator that no text holds, lest the ending run into the digits before it.
+        raise ValueError(f"'{text}' has seconds without minutes: add %M")
+    # A separator that no text contains keeps the ending apart from digits before it.
     ending = ("", "")
     if not hours:
         ending = ("\x1f%H:%M", "\x1f00:00")

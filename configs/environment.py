@@ -1,7 +1,6 @@
-"""Variables of the environment: where a team keeps what one machine keeps in its home, and what stops telemetry.
+"""Environment variables: a team's databases and buckets, and the switches that stop telemetry.
 
-All settings of a team are optional and nothing else changes with them. A value may hold a password, so none is shown,
-logged or handed to a command as an argument.
+All team settings are optional. Values may hold a password, so they are never shown, logged or passed as arguments.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ PREFECT_DATABASE = "NEORL_PREFECT_DATABASE_URL"
 MLFLOW_DATABASE = "NEORL_MLFLOW_DATABASE_URL"
 """PostgreSQL database of the MLflow server that `neorl up` starts; SQLite in the home without it."""
 REDIS = "NEORL_REDIS_URL"
-"""Redis by which several Prefect servers share events, locks and background work; this process's memory without it."""
+"""Redis that several Prefect servers share for events, locks and background work; by default each uses its memory."""
 ARTIFACTS = "NEORL_ARTIFACTS_URL"
-"""S3-like bucket and prefix of MLflow's artefacts; a folder of the home without it. Keys and endpoint are those of
-every S3 client: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL."""
+"""S3 bucket and prefix of MLflow's artifacts; by default a folder of the home. Keys and endpoint are the usual
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL."""
 DATASETS = "NEORL_DATASETS_URL"
-"""S3-like bucket and prefix of datasets' shards, which one ledger has for itself; a folder of the home without it.
-Keys and endpoint as with `ARTIFACTS`."""
+"""S3 bucket and prefix of the shards of datasets, for one ledger only; by default a folder of the home. Keys and
+endpoint as with `ARTIFACTS`."""
 DASK = "NEORL_DASK_SCHEDULER"
-"""Address of a Dask scheduler whose workers share certification's episodes, the policies of off-policy evaluation and
-a fleet's sites; this process alone, or processes of this machine, without it."""
+"""Address of a Dask scheduler whose workers share episodes of certification, policies of off-policy evaluation, and
+sites of a fleet; by default this machine does the work."""
 TELEMETRY_OFF = {
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -33,10 +32,10 @@ TELEMETRY_OFF = {
     "MLFLOW_MODEL_CATALOG_URI": "",
     "GX_ANALYTICS_ENABLED": "false",
 }
-"""Environment variables, set before the libraries are imported."""
+"""Variables to set before the libraries are imported."""
 
 LOOPBACK = ("127.0.0.1", "localhost")
-"""How a home's own servers are addressed."""
+"""Addresses of a home's own servers."""
 
 FORMS = {
     PREFECT_DATABASE: ("postgresql", "postgresql://USER:PASSWORD@HOST/DATABASE"),
@@ -49,10 +48,10 @@ FORMS = {
 
 
 def setting(name: str) -> str:
-    """The value of one of these variables; empty where it is not set.
+    """Return the value of one of these variables; empty if it is not set.
 
     Raises:
-        BadInput: when it has another form, without the value itself, which may hold a password.
+        BadInput: if the value has the wrong form; the message leaves out the value, which may hold a password.
 
     Example:
         >>> os.environ[ARTIFACTS] = "s3://plant/mlflow"
@@ -65,16 +64,18 @@ def setting(name: str) -> str:
     try:
         scheme = urlsplit(value).scheme
         host = urlsplit(value).hostname
-        urlsplit(value).port  # noqa: B018  # a port that is no number is refused where it is read
+        urlsplit(value).port  # noqa: B018  # raises if the port is no number
     except ValueError:
         scheme = host = ""
     if value and not (scheme in schemes.split() and host):
-        raise BadInput(f"expected {name} as {example}, got {f'one of {scheme}' if scheme else 'no URL'}: correct it.")
+        raise BadInput(
+            f"{name} must have the form {example}, got {f'scheme {scheme}' if scheme else 'no URL'}: correct it"
+        )
     return value
 
 
 def with_driver(url: str, driver: str) -> str:
-    """A database's URL with the driver that a program needs.
+    """Return a database URL with the driver that a program needs.
 
     Example:
         >>> with_driver("postgresql://user@host/name", "asyncpg")
@@ -84,18 +85,17 @@ def with_driver(url: str, driver: str) -> str:
     return f"{scheme.partition('+')[0]}+{driver}{separator}{rest}" if url else ""
 
 
-def past_proxies() -> dict[str, str]:
-    """The variables by which no client asks a proxy for this machine's own servers, and so hands it their login.
+def no_proxy_variables() -> dict[str, str]:
+    """Return no_proxy and NO_PROXY with this machine added, so that no client sends a login to a proxy.
 
-    What the user excepts stays, and a team's server elsewhere is asked through the user's proxy. Clients differ in the
-    spelling that they prefer, so that both name all of it.
-    """
-    said = {name: os.environ.get(name, "").strip() for name in ("no_proxy", "NO_PROXY")}
-    either = said["no_proxy"] or said["NO_PROXY"]
-    return {name: _with_loopback(text or either) for name, text in said.items()}
+    The user's exceptions stay, and servers elsewhere are still reached through the proxy. Clients differ in the
+    spelling they prefer, so both variables have all entries."""
+    given = {name: os.environ.get(name, "").strip() for name in ("no_proxy", "NO_PROXY")}
+    either = given["no_proxy"] or given["NO_PROXY"]
+    return {name: _with_loopback(text or either) for name, text in given.items()}
 
 
 def _with_loopback(excepted: str) -> str:
-    # '*' excepts every host, and only where it stands alone.
+    # '*' excepts every host if it is the only entry.
     names = [name.strip() for name in excepted.split(",") if name.strip()]
     return excepted if names == ["*"] else ",".join([*names, *(name for name in LOOPBACK if name not in names)])

@@ -1,4 +1,4 @@
-"""Errors that end a command: one sentence that says what was expected, what came, and the cure."""
+"""Errors that end a command: one sentence with the fault, the actual value and the cure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 
 
 def printable(text: str, but: str = "\n\t") -> str:
-    r"""A text whose signs show and do nothing: those that a terminal obeys, or that turn its lines, are written out.
+    r"""Escape control characters and direction marks, so that quoted text cannot act on a terminal.
 
-    Names and values of a user's files are quoted on terminals, in logs and on pages, whoever made the files.
+    Messages quote names and values from files of any origin.
 
     Args:
-        text: what is going to be shown.
-        but: signs of that kind that stay.
+        text: text to show.
+        but: characters to keep.
 
     Example:
         >>> printable("\x1b[2J5 °C")
@@ -24,18 +24,18 @@ def printable(text: str, but: str = "\n\t") -> str:
 
 
 class NeoRLError(Exception):
-    """An error a user can act on; commands print its message and leave with `exit_code`."""
+    """An error that a user can act on; commands print the message and exit with `exit_code`."""
 
     exit_code = 1
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message, but=""))
         self.found: Mapping[str, object] = {}
-        """What a check found before it said no, for programs: `--json` prints it beside the error."""
+        """Findings of a check before it refused; `--json` prints them beside the error."""
 
 
 class Refused(NeoRLError):
-    """A gate or a check said no."""
+    """A gate or a check refused."""
 
     exit_code = 1
 
@@ -47,23 +47,23 @@ class BadInput(NeoRLError):
 
 
 class ServiceMissing(NeoRLError):
-    """A server that the command needs does not answer."""
+    """A required server does not answer."""
 
     exit_code = 3
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """The cure for a wrong name: the nearest valid one, else all of them.
+    """Return the cure for an unknown name: the nearest valid name, else all of them.
 
     Example:
         >>> nearest("chemical_recator", ["chemical_reactor", "double_mass"])
         "did you mean 'chemical_reactor'?"
     """
-    # Imported here, for every command imports this module.
+    # Imported here because every command imports this module.
     import difflib
 
     known = sorted(choices)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'?"
-    return f"choose from {', '.join(known)}." if known else "none is known here."
+    return f"choose from {', '.join(known)}" if known else "no name is known here"

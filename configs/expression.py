@@ -1,8 +1,8 @@
-"""Formulas over signals: read with Python's own parser, held to a whitelist, checked for units, never evaluated.
+"""Formulas over signals, read by Python's parser, restricted to a whitelist, checked for units, never evaluated.
 
-`-(next.temperature - setpoint) ** 2 / quantity(1, "K") ** 2 - 0.1 * valve`: names are signals, `next.` is what they are
-one control period later, `quantity(number, unit)` is a constant with a unit, and + - * / **, comparisons within `where`
-and the functions of FUNCTIONS are all there is.
+Example: `-(next.temperature - setpoint) ** 2 / quantity(1, "K") ** 2 - 0.1 * valve`. Names are signals, `next.` reads a
+signal one control period later, `quantity(number, unit)` is a constant with a unit. Operators are + - * / ** and
+comparisons inside `where`; functions are those of FUNCTIONS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_NODES = 200
 MAX_LEVELS = 40
 MAX_POWER = 8
 
-TOO_DEEP = f"expected a formula of at most {MAX_LEVELS} levels, got a deeper one: derive a tag from a part of it"
+TOO_DEEP = f"a formula may have {MAX_LEVELS} levels, this one has more: make a part a derived quantity"
 
 Values = Mapping[str, npt.NDArray[np.float64]]
 Compute = Callable[[Values], Any]
@@ -42,7 +42,7 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: np.greater_equal,
 }
 FUNCTIONS = {"abs": 1, "sqrt": 1, "exp": 1, "log": 1, "min": 2, "max": 2, "clip": 3, "where": 3, "quantity": 2}
-"""name -> number of arguments; exp and log want ratios, min, max, clip and where arguments of one unit."""
+"""Number of arguments by name; exp and log need ratios, min, max, clip and where need arguments of one unit."""
 PLAIN: dict[str, Callable[..., Any]] = {
     "abs": np.abs,
     "sqrt": np.sqrt,
@@ -55,13 +55,13 @@ PLAIN: dict[str, Callable[..., Any]] = {
 
 
 class Expression(NamedTuple):
-    """A formula that has been checked."""
+    """A checked formula."""
 
     text: str
     names: frozenset[str]
-    """Signals that it reads; 'next.x' where it looks a period ahead."""
+    """Signals that the formula reads; 'next.x' is x one period later."""
     compute: Compute
-    """Values by name, in the units that were declared -> the result, in the unit that was asked for."""
+    """Map values by name, in their declared units, to the result in the requested unit."""
 
 
 class _Part(NamedTuple):
@@ -70,7 +70,7 @@ class _Part(NamedTuple):
     rotation: Rotation = Rotation()
 
     def counted_as(self, other: Rotation) -> _Part:
-        """The same quantity, counting turns, angles or cycles as another does."""
+        """Return the quantity in the turns, angles or cycles of another."""
         factor = cycles(self.rotation, other, self.dimension)
         if factor == 1.0:
             return self
@@ -78,32 +78,31 @@ class _Part(NamedTuple):
 
 
 def compile_expression(text: str, units: Mapping[str, str], unit: str) -> Expression:
-    """Check a formula and make it computable.
+    """Check and compile a formula.
 
-    All is computed in SI base units, so that degC are kelvin inside a formula; a difference of temperatures is asked
-    for in K or delta_degC.
+    Formulas compute in SI base units: degC become kelvin. Give a difference of temperatures in K or delta_degC.
 
     Args:
         text: the formula.
-        units: unit by name of each signal that may occur; names with 'next.' among them where looking ahead is allowed.
-        unit: of the result.
+        units: unit of each allowed signal by name, including 'next.' names if the formula may look ahead.
+        unit: unit of the result.
 
     Returns:
-        The formula, over arrays (n,).
+        The formula over arrays of shape (n,).
 
     Raises:
-        ValueError: naming what in the formula is not allowed or does not fit.
+        ValueError: names the part of the formula that is not allowed or has the wrong unit.
     """
     if len(text) > MAX_LENGTH:
-        raise ValueError(f"expected a formula of at most {MAX_LENGTH} characters, got {len(text)}")
+        raise ValueError(f"a formula may have {MAX_LENGTH} characters, got {len(text)}: make a part a derived quantity")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Python warns of is refused below
+            warnings.simplefilter("ignore")  # the whitelist rejects everything that Python warns about
             tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"expected a formula, got '{text}', in which {getattr(error, 'msg', error)}") from error
-    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
-        raise ValueError(f"expected a formula of at most {MAX_NODES} parts, got a longer one: derive a tag from some")
+        raise ValueError(f"'{text[:60]}' is no formula: {getattr(error, 'msg', error)}") from error
+    if (parts := sum(1 for _ in ast.walk(tree))) > MAX_NODES:
+        raise ValueError(f"a formula may have {MAX_NODES} parts, got {parts}: make a part a derived quantity")
     reader = _Reader(units)
     try:
         part = reader.read(tree.body)
@@ -112,21 +111,21 @@ def compile_expression(text: str, units: Mapping[str, str], unit: str) -> Expres
     wanted = dimensions(unit)
     if part.dimension != wanted:
         raise ValueError(
-            f"expected '{text}' to be a {kind(wanted)} in '{unit}', got a {kind(part.dimension)}: "
-            "divide by quantity(1, unit) to take a unit off"
+            f"'{text[:60]}' must be a {kind(wanted)} in '{unit}', got a {kind(part.dimension)}: divide by "
+            "quantity(1, unit) to remove a unit"
         )
     scale, offset = to_base(unit)
     result = part.counted_as(rotation(unit))
 
     def compute(values: Values) -> Any:
-        with np.errstate(all="ignore"):  # what is not finite is found by the row checks
+        with np.errstate(all="ignore"):  # row checks find values that are not finite
             return (result.compute(values) - offset) / scale
 
     return Expression(text, frozenset(reader.names), compute)
 
 
 class _Reader:
-    """Walks a tree of the whitelist; anything else is named and refused."""
+    """Compile a syntax tree; nodes outside the whitelist raise an error that names them."""
 
     def __init__(self, units: Mapping[str, str]) -> None:
         self.units = units
@@ -134,7 +133,7 @@ class _Reader:
         self.level = 0
 
     def read(self, node: ast.expr) -> _Part:
-        """What an expression computes, and the dimension of it."""
+        """Return an expression's computation and dimension."""
         self.level += 1
         if self.level > MAX_LEVELS:
             raise ValueError(TOO_DEEP)
@@ -158,7 +157,7 @@ class _Reader:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             return self._call(node, node.func.id)
         raise ValueError(
-            f"expected numbers, signals, + - * / ** and {', '.join(FUNCTIONS)}, got '{ast.unparse(node)[:60]}'"
+            f"'{ast.unparse(node)[:60]}' is not allowed: use numbers, signals, + - * / ** and {', '.join(FUNCTIONS)}"
         )
 
     def _constant(self, node: ast.Constant) -> _Part:
@@ -167,7 +166,7 @@ class _Reader:
 
     def _name(self, name: str) -> _Part:
         if name not in self.units:
-            raise ValueError(f"expected a signal among {', '.join(self.units)}, got '{name}'")
+            raise ValueError(f"unknown signal '{name}': choose from {', '.join(self.units)}")
         self.names.add(name)
         scale, offset = to_base(self.units[name])
         unit = self.units[name]
@@ -178,7 +177,7 @@ class _Reader:
         if isinstance(node.op, ast.Pow):
             return self._power(node, left)
         if type(node.op) not in ARITHMETIC:
-            raise ValueError(f"expected + - * / or **, got '{ast.unparse(node)[:60]}'")
+            raise ValueError(f"'{ast.unparse(node)[:60]}' has an unknown operator: use + - * / or **")
         right = self.read(node.right)
         apply = ARITHMETIC[type(node.op)]
         if isinstance(node.op, ast.Mult):
@@ -195,17 +194,17 @@ class _Reader:
         if isinstance(exponent, ast.UnaryOp) and isinstance(exponent.op, ast.USub):
             exponent, sign = exponent.operand, -1.0
         if not isinstance(exponent, ast.Constant):
-            raise ValueError(f"expected a number as exponent, got '{ast.unparse(node)[:60]}'")
+            raise ValueError(f"the exponent in '{ast.unparse(node)[:60]}' must be a number")
         power = sign * _number(exponent.value)
         if not abs(power) <= MAX_POWER:
-            raise ValueError(f"expected an exponent of at most {MAX_POWER}, got {power:g}")
+            raise ValueError(f"an exponent must be at most {MAX_POWER}, got {power:g}")
         counts = Rotation().times(base.rotation, power)
         return _Part(base.dimension**power, lambda values: np.power(base.compute(values), power), counts)
 
     def _call(self, node: ast.Call, name: str) -> _Part:
         if name not in FUNCTIONS or len(node.args) != FUNCTIONS[name]:
             wanted = ", ".join(f"{key}({n})" for key, n in FUNCTIONS.items())
-            raise ValueError(f"expected a function with its number of arguments among {wanted}, got '{name}'")
+            raise ValueError(f"'{ast.unparse(node)[:60]}' is no known call: choose from {wanted}")
         if name == "quantity":
             return self._quantity(node)
         if name == "where":
@@ -214,7 +213,7 @@ class _Reader:
         parts = self._alike(node, parts)
         dimension, counts = parts[-1].dimension, parts[-1].rotation
         if name in ("exp", "log") and dimension != dimensions("1"):
-            raise ValueError(f"expected a ratio within {name}, got a {kind(dimension)} in '{ast.unparse(node)[:60]}'")
+            raise ValueError(f"{name} needs a ratio, got a {kind(dimension)} in '{ast.unparse(node)[:60]}'")
         if name == "sqrt":
             dimension, counts = dimension**0.5, Rotation().times(counts, 0.5)
         apply = PLAIN[name]
@@ -225,7 +224,7 @@ class _Reader:
         negative = isinstance(number, ast.UnaryOp) and isinstance(number.op, ast.USub)
         plain = number.operand if isinstance(number, ast.UnaryOp) and negative else number
         if not (isinstance(unit, ast.Constant) and isinstance(unit.value, str) and isinstance(plain, ast.Constant)):
-            raise ValueError(f"expected quantity(number, 'unit'), got '{ast.unparse(node)[:60]}'")
+            raise ValueError(f"'{ast.unparse(node)[:60]}' must have the form quantity(number, 'unit')")
         scale, offset = to_base(unit.value)
         value = scale * _number(plain.value) * (-1.0 if negative else 1.0) + offset
         return _Part(dimensions(unit.value), lambda values: value, rotation(unit.value))
@@ -233,7 +232,9 @@ class _Reader:
     def _where(self, node: ast.Call) -> _Part:
         test = node.args[0]
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in COMPARISONS):
-            raise ValueError(f"expected one of < <= > >= first in where, got '{ast.unparse(test)[:60]}'")
+            raise ValueError(
+                f"'{ast.unparse(test)[:60]}' must be a comparison by < <= > or >=: where(comparison, yes, no)"
+            )
         left, right = self._same(test, self.read(test.left), self.read(test.comparators[0]))
         compare = COMPARISONS[type(test.ops[0])]
         yes, no = self._same(node, self.read(node.args[1]), self.read(node.args[2]))
@@ -246,15 +247,15 @@ class _Reader:
         )
 
     def _alike(self, node: ast.expr, parts: list[_Part]) -> list[_Part]:
-        """Quantities of one dimension, all counting alike."""
+        """Return quantities of one dimension in common turns, angles or cycles."""
         return [self._same(node, part, parts[-1])[0] for part in parts]
 
     def _same(self, node: ast.expr, left: _Part, right: _Part) -> tuple[_Part, _Part]:
-        """Two quantities of one dimension, counting alike: rpm that meet Hz become cycles of a second."""
+        """Return two quantities of one dimension in common turns, angles or cycles: rpm + Hz adds cycles per second."""
         if left.dimension != right.dimension:
             raise ValueError(
-                f"expected one unit on both sides of '{ast.unparse(node)[:60]}', got a {kind(left.dimension)} and a "
-                f"{kind(right.dimension)}"
+                f"'{ast.unparse(node)[:60]}' mixes a {kind(left.dimension)} and a {kind(right.dimension)}: both need "
+                "one unit"
             )
         return left.counted_as(right.rotation), right
 
@@ -265,4 +266,4 @@ def _number(value: object) -> float:
             return float(value)
     except OverflowError:
         pass
-    raise ValueError(f"expected a number, got {repr(value)[:60]}")
+    raise ValueError(f"{repr(value)[:60]} must be a finite number")

@@ -1,4 +1,4 @@
-"""What takes over in a process without a simulator, as a run's YAML says it, and how its shield and shadow are set."""
+"""Settings of a log-only plant: fallback, support of the shield, and shadow."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ Positive = Annotated[float, Field(gt=0.0)]
 
 
 class Loop(Strict):
-    """A PID loop of the plant's running controller."""
+    """A PID loop of the plant's controller."""
 
     action: str
-    """What it moves."""
+    """The manipulated action."""
     measured: str
     set_point: str | float
     """A signal, or a constant in the measured signal's unit."""
     kp: float
-    """Action units per unit of the error, set point less measurement: negative where more action lowers the signal."""
+    """Action units per unit of error (set point - measurement); negative if more action lowers the signal."""
     ki: float = 0.0
-    """Action units per unit of the error and second; anti-windup and bumpless by computing moves."""
+    """Action units per unit of error and second. The velocity form avoids wind-up and bumps."""
     kd: float = 0.0
-    """Action units per unit of the measurement per second."""
+    """Action units per (unit of the measurement per second)."""
     bias: float | None = None
-    """Output without error of a loop that has no integral action; it moves there no faster than the rate limit."""
+    """Output at zero error of a loop without integral action, approached no faster than the rate limit."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Loop:
         if self.ki and self.bias is not None:
-            raise ValueError("expected 'bias' only without 'ki', got both: the integral finds the output by itself")
+            raise ValueError(f"bias {self.bias:g} and ki {self.ki:g} exclude each other: delete the bias")
         return self
 
 
@@ -39,45 +39,47 @@ class Fallback(Strict):
     """The controller that the shield hands over to."""
 
     kind: Literal["pid", "cloned", "hold"]
-    """Loops as they run, a law fitted to the logged actions, or standing still."""
+    """PID loops, a law fitted to the logged actions, or holding the actions."""
     loops: tuple[Loop, ...] = Field(default=(), strict=False)
-    """Of a 'pid': one for each action that is controlled; an action without one is held."""
+    """For pid: one loop for each controlled action; other actions are held."""
     law: Literal["linear", "network"] = "linear"
-    """Of what is 'cloned'."""
+    """For cloned: the fitted law."""
     least_explained: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Least share of each action's variance on held-out episodes that a cloned law must explain (R²)."""
+    """For cloned: least R² of each action on held-out episodes."""
     toward: dict[str, float] = Field(default_factory=dict)
-    """Of a 'hold': the safe value of each action that has one; the others are held."""
+    """For hold: safe value of an action to move to; other actions are held."""
     rate: dict[str, Positive] = Field(default_factory=dict)
-    """Of a 'hold': largest change of an action in a step; that of the shield when not given."""
+    """For hold: largest change of an action in one step. Default: the shield's rate limit."""
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> Fallback:
         if (self.kind == "pid") is not bool(self.loops):
-            raise ValueError(f"expected 'loops' of a fallback of kind pid and of no other, got kind {self.kind}")
+            raise ValueError(
+                f"a fallback of kind pid needs 'loops', no other kind has them; got kind {self.kind}, {len(self.loops)}"
+            )
         if self.kind != "hold" and (self.toward or self.rate):
-            raise ValueError(f"expected 'toward' and 'rate' only of a fallback of kind hold, got kind {self.kind}")
+            raise ValueError(f"'toward' and 'rate' are for a fallback of kind hold, got kind {self.kind}: delete them")
         moved = [loop.action for loop in self.loops]
         if len(set(moved)) < len(moved):
-            raise ValueError("expected one loop for an action, got two: cascades are one loop on the outer set point")
+            raise ValueError(f"loops move {', '.join(moved)}, each at most once: write a cascade as one outer loop")
         return self
 
 
 class Support(Strict):
-    """Where a process's policy is trusted: near what was logged. Its rate limits and hold are the shield's."""
+    """Region near the logged data in which a log-only plant's policy may act."""
 
     quantile: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.99
-    """Share of held-out rows that shall lie inside the support."""
+    """Share of held-out rows inside the support."""
     most_handed_over: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Share of held-out rows at most at which the policy is handed over: beyond it is a fallback with extras."""
+    """Largest share of held-out rows with a hand-over; a policy above it would mostly be its fallback."""
 
 
 class Shadow(Strict):
-    """How long a policy without a certificate is watched, and by what it is noticed that plant or data are others."""
+    """Duration of a shadow, and the sensitivity of drift detection."""
 
     days: Count = 30
     alarms_per_year: Positive = 0.1
-    """False drift alarms in a year of watching that are put up with."""
+    """Accepted false drift alarms per year of monitoring."""
     worse_by: Annotated[float, Field(gt=0.0, le=1.0)] = 0.02
-    """How much larger a share of newer logs that is lost, of bad quality or beyond limits may be than that of the data
-    that the champion learned from: 0.02 are two points in a hundred."""
+    """Accepted increase of the share of rows that are lost, of bad quality or beyond limits, compared with the
+    champion's training data: 0.02 is two percentage points."""

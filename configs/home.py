@@ -1,4 +1,4 @@
-"""Where everything that NeoRL keeps lives: one folder, `.neorl/` or `NEORL_HOME`."""
+"""The home: the folder `.neorl/` or `NEORL_HOME` that holds everything NeoRL stores."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from configs.errors import BadInput, Refused
 
 OWNER_ONLY = 0o700
 PASSPHRASE = "NEORL_KEY_PASSPHRASE"
-"""Variable with the passphrase of the signing key."""
+"""Environment variable with the passphrase of the signing key."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What is said where a disk or a quota is full, or a file may not grow."""
+"""Error numbers of a full disk, a full quota, or a file that may not grow."""
 LAYOUT, OLDEST = 2, 1
-"""The layout of homes that this version makes, and the oldest that it opens; 1 is of homes without a file about it."""
+"""Layout of new homes, and the oldest layout that is supported; 1 means a home without a layout file."""
 LAYOUT_FILE = "layout"
 
 
 def login() -> str:
-    """The name that this machine knows its user by; nothing where it knows none, as in some containers."""
+    """Return the user's login name; empty if the machine has none, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -32,21 +32,20 @@ def login() -> str:
 
 @dataclass(frozen=True)
 class Home:
-    """The folder that holds services' state, datasets, checkpoints, certificates, the ledger and the keys."""
+    """The folder with service state, datasets, checkpoints, certificates, ledger and keys."""
 
     root: Path
 
     @classmethod
     def locate(cls, *, any_layout: bool = False) -> Home:
-        """The home named by `NEORL_HOME`, else `.neorl` under the working directory.
+        """Return the home that `NEORL_HOME` names, else `.neorl` in the working directory.
 
         Args:
-            any_layout: also one that another version of NeoRL made, for those that migrate or examine it.
+            any_layout: accept a home of any version, to migrate or examine it.
 
         Raises:
-            BadInput: when the path names no folder and none can be made there, for a file is in the way, or one that
-                is closed to this account.
-            Refused: when the home has a layout that this version does not open.
+            BadInput: if the path is no folder and no folder can be made there, or this account may not read it.
+            Refused: if this version does not support the home's layout.
         """
         named = os.environ.get("NEORL_HOME") or ".neorl"
         try:
@@ -58,8 +57,8 @@ class Home:
             raise _no_folder(root, f"a file at {nearest}")
         if nearest == root and not os.access(root, os.R_OK | os.X_OK):
             raise BadInput(
-                f"expected a home that this account may look into at {root}, got one that it may not: give the command "
-                "as its owner, or point NEORL_HOME to another folder."
+                f"this account may not read the home {root}: run the command as its owner, or point NEORL_HOME to "
+                "another folder"
             )
         home = cls(root)
         if not any_layout:
@@ -68,10 +67,10 @@ class Home:
 
     @property
     def layout(self) -> int:
-        """The version of how the home is laid out; that of this program where there is no home yet.
+        """Version of the home's layout; the newest if there is no home yet.
 
         Raises:
-            Refused: when the file that says so cannot be read.
+            Refused: if the layout file cannot be read.
         """
         path = self.root / LAYOUT_FILE
         try:
@@ -79,31 +78,29 @@ class Home:
         except FileNotFoundError:
             return 1 if self.root.is_dir() and any(self.root.iterdir()) else LAYOUT
         except (OSError, ValueError) as error:
-            got = error.strerror if isinstance(error, OSError) else "another text"
-            raise Refused(f"expected a number in {path}, got {got}: bring it back from a backup.") from error
+            raise Refused(f"{path} must hold a number, got '{str(error)[:80]}': restore it from a backup") from error
 
     def check_layout(self) -> None:
-        """Refuse a home that this version does not open.
+        """Refuse a home whose layout this version does not support.
 
         Raises:
-            Refused: naming what opens it.
+            Refused: names the cure.
         """
         if (found := self.layout) > LAYOUT:
             raise Refused(
-                f"expected a home of layout {LAYOUT} at most in {self.root}, got {found}: install the newer NeoRL that "
-                "made it."
+                f"the home {self.root} has layout {found}, this version supports up to {LAYOUT}: install a newer NeoRL"
             )
         if found < OLDEST:
             raise Refused(
-                f"expected a home of layout {OLDEST} at least in {self.root}, got {found}: run 'neorl migrate', which "
-                "backs it up first."
+                f"the home {self.root} has layout {found}, this version needs at least {OLDEST}: run 'neorl migrate', "
+                "which makes a backup first"
             )
 
     def folder(self, *parts: str) -> Path:
-        """A folder under the home, made when absent; nobody but its owner may look into it.
+        """Return a folder of the home, created if absent, readable by its owner only.
 
         Raises:
-            BadInput: when it cannot be made.
+            BadInput: if it cannot be created.
 
         Example:
             >>> Home.locate().folder("datasets", "chemical_reactor")  # doctest: +SKIP
@@ -115,14 +112,14 @@ class Home:
         for part in parts:
             path = path / part
             _make(path)
-            # A root that was there before may be shared for reasons of its user's; what lies in it is ours to close.
+            # The user may share the root on purpose; folders in it are always closed.
             if stat.S_IMODE(path.stat().st_mode) != OWNER_ONLY and path.stat().st_uid == os.getuid():
                 _close(path)
         return path
 
     def write_layout(self, version: int) -> None:
-        """Write down how the home is laid out, whole or not at all."""
-        # As `tasks.files.canonical.writing` does, which is above this layer.
+        """Write the layout file atomically."""
+        # `tasks.files.canonical.writing` does the same but is above this layer.
         temporary = self.root / f".{LAYOUT_FILE}.{secrets.token_hex(4)}"
         try:
             with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
@@ -138,41 +135,41 @@ class Home:
 
     @property
     def ledger(self) -> Path:
-        """The embedded ledger's database; a team's lies where `NEORL_LEDGER_URL` says."""
+        """Database of the embedded ledger; a team's ledger is at `NEORL_LEDGER_URL`."""
         return self.root / "ledger.db"
 
     @property
     def ledger_url(self) -> str:
-        """Where the ledger lies, as an SQLAlchemy URL: a team's database, else the one in the home."""
+        """SQLAlchemy URL of the ledger: a team's database, else the one in the home."""
         return os.environ.get("NEORL_LEDGER_URL") or f"sqlite:///{self.ledger}"
 
     @property
     def signing_key(self) -> Path:
-        """The private key (PEM, encrypted PKCS #8, mode 0600)."""
+        """Private key of the home (PEM, encrypted PKCS #8, mode 0600)."""
         return self.root / "keys" / "signing.pem"
 
     def lock_of(self, plant: str) -> Path:
-        """The lock of a plant, in a folder that no other lock lies in: a plant may have any name."""
+        """Return the lock file of a plant; it has a folder of its own, because a plant may have any name."""
         return self.folder("locks", "plants") / f"{plant}.lock"
 
     @property
     def services(self) -> Path:
-        """Which servers this home uses, and their processes."""
+        """File with the home's servers and their processes."""
         return self.root / "services.json"
 
     @property
     def login(self) -> Path:
-        """The name and password of this home's own servers, its owner's alone."""
+        """File with name and password of the home's servers, readable by its owner only."""
         return self.root / "secrets" / "login"
 
     @property
     def metrics_token(self) -> Path:
-        """The token by which Prometheus reads the metrics, its owner's alone."""
+        """File with the token by which Prometheus reads the metrics, readable by its owner only."""
         return self.root / "secrets" / "metrics"
 
     @property
     def trust(self) -> Path:
-        """The public keys pinned on first use, where the project pins none."""
+        """File with the public keys pinned on first use, if the project pins none."""
         return self.root / "trust.yaml"
 
 
@@ -182,7 +179,7 @@ def _make(path: Path) -> None:
         path.mkdir(mode=OWNER_ONLY, exist_ok=True)
     except OSError as error:
         if error.errno in FULL:
-            raise  # a full disk has a sentence of its own
+            raise  # the command line reports a full disk
         raise _no_folder(path, error.strerror or str(error)) from error
 
 
@@ -195,6 +192,6 @@ def _close(path: Path) -> None:
 
 def _no_folder(path: Path, got: str) -> BadInput:
     return BadInput(
-        f"expected a folder at {path} or to be able to make one, got '{got}': "
-        "point NEORL_HOME to a folder that you may write to, or remove what is in the way."
+        f"cannot use the folder {path}, got '{got}': point NEORL_HOME to a folder that you may write to, or remove the "
+        "obstacle"
     )

@@ -1,4 +1,4 @@
-"""What each plant's controllers come to, as `make plants` measured it."""
+"""Scores of each plant's controllers, measured by `make plants`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATH = Path(__file__).with_name("plant_scores.json")
 
 
 class ControllerScore(BaseModel):
-    """What one controller comes to on a plant's simulator."""
+    """Result of one controller on a plant's simulator."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -18,14 +18,14 @@ class ControllerScore(BaseModel):
     half_width: float
     """Half of the 95 % confidence interval of the mean return."""
     score: float
-    """0 for a sensible idle, 100 for the best that is known."""
+    """0 for a sensible idle, 100 for the best known controller."""
     violated: int
-    """Episodes beyond a limit."""
+    """Number of episodes that violate a limit."""
     episodes: int
 
 
 def plant_scores() -> dict[str, dict[str, ControllerScore]]:
-    """By plant, then by controller: `idle`, `as_found`, `tuned` and, where there is one, `best_known`."""
+    """Return scores by plant and controller: `idle`, `as_found`, `tuned` and possibly `best_known`."""
     if not PATH.exists():
         return {}
     return TypeAdapter(dict[str, dict[str, ControllerScore]]).validate_json(PATH.read_bytes())

@@ -1,4 +1,4 @@
-"""The spec of a plant that has no simulator here, as a mapping or a file beside transitions describes it."""
+"""Specs of log-only plants, made from a mapping or from a file that describes transitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Observed(Bounded):
     """An observation of a file of transitions."""
 
     unit: str = ""
-    """Unknown when not given."""
+    """Empty if unknown."""
 
     @model_validator(mode="after")
     def _sound(self) -> Observed:
@@ -31,19 +31,19 @@ class Acting(Strict):
     """An action of a file of transitions."""
 
     unit: str = ""
-    """Unknown when not given."""
+    """Empty if unknown."""
     range: Bounds | None = None
-    """[low, high] of the actuator: a value beyond is rejected."""
+    """[low, high] of the actuator; values outside are rejected."""
     choices: tuple[str, ...] | None = Field(default=None, strict=False, min_length=1)
-    """Names of what a discrete action chooses among, in the order of their numbers."""
+    """Names of a discrete action's choices, in the order of their numbers."""
 
     @model_validator(mode="after")
     def _sound(self) -> Acting:
         _check(self.unit)
         if self.choices is not None and (self.unit or self.range is not None):
-            raise ValueError("expected 'choices' without a unit and a range, got them beside each other: keep one")
+            raise ValueError(f"choices {list(self.choices)} exclude unit and range: keep one")
         if self.choices is not None and len(set(self.choices)) < len(self.choices):
-            raise ValueError("expected every choice once, got one twice: give each a name of its own")
+            raise ValueError(f"choices {list(self.choices)} have a duplicate: give each its own name")
         return self
 
 
@@ -53,57 +53,59 @@ def _check(unit: str) -> None:
 
 
 class FileSpec(Strict):
-    """What a file of transitions does not tell of its plant; signals in the order of the file's columns."""
+    """Facts about a plant that a file of transitions lacks; signals in the order of the file's columns."""
 
     name: Name | None = None
-    """Of the plant; made of the file's name when not given."""
+    """Name of the plant. Default: made from the file's name."""
     period_seconds: Annotated[float, Field(gt=0.0)] | None = None
-    """The control period; a step when not given."""
+    """Control period. Default: time is counted in steps."""
     horizon: Count | None = None
-    """Longest episode, in control periods; the longest of the file when not given."""
+    """Longest episode, in control periods. Default: the longest episode of the file."""
     ends: Ends | None = None
-    """Of a task that ends with the episode: the observation that tells when, and what it reads then."""
+    """For a task that ends with the episode: the observation that marks the end, and its value there."""
     observations: dict[str, Observed] = Field(min_length=1)
     actions: dict[str, Acting] = Field(min_length=1)
     costs: dict[Name, Formula] = Field(default={})
-    """Formulas over observations, actions and `next.<observation>`, of what must not exceed 0: a step costs by how much
-    it does."""
+    """Formulas over observations, actions and `next.<observation>` that must not exceed 0; the excess is the step's
+    cost."""
 
     @model_validator(mode="after")
     def _one_meaning(self) -> FileSpec:
         if len(self.actions) > 1 and any(action.choices is not None for action in self.actions.values()):
-            raise ValueError("expected one discrete action, got further ones: number the combinations of their choices")
+            raise ValueError(
+                f"a discrete action must be the only action, got {', '.join(self.actions)}: number the combinations"
+            )
         limited = [name for name, signal in self.observations.items() if signal.limits is not None]
         if both := sorted(set(limited) & set(self.costs)):
-            raise ValueError(f"expected every limit once, got '{both[0]}' as an observation's and a cost: rename one")
+            raise ValueError(f"'{both[0]}' is the name of a limit and of a cost: rename one")
         return self
 
 
 def declared_spec(file: FileSpec, found: PlantSpec, choices: int | None) -> PlantSpec:
-    """The spec that a file of its own declares for transitions.
+    """Return the spec that a declaration gives to transitions.
 
     Args:
         file: the declaration.
-        found: what the transitions tell by themselves: widths, values seen, the longest episode.
-        choices: how many a discrete action has, 0 where the transitions do not tell; None of continuous actions.
+        found: spec inferred from the transitions: widths, value ranges, longest episode.
+        choices: number of choices of a discrete action, 0 if unknown; None for continuous actions.
 
     Raises:
-        ValueError: when the two do not fit each other.
+        ValueError: if declaration and transitions do not match.
     """
-    for what, given, space in (
+    for kind, given, space in (
         ("observation(s)", tuple(file.observations), found.observation),
         ("action(s)", tuple(file.actions), found.action),
     ):
         if len(given) != space.size:
-            raise ValueError(f"expected {space.size} {what}, as the log has, got {len(given)}: {', '.join(given)}")
+            raise ValueError(f"the log has {space.size} {kind}, the declaration {len(given)}: {', '.join(given)}")
     named = next(iter(file.actions.values())).choices
     if named is not None and choices is None:
-        raise ValueError("expected no choices, for the log's actions are continuous, got some: give a range instead")
+        raise ValueError(f"choices {', '.join(named)} are declared but the log's actions are continuous: give a range")
     if named is not None and choices not in (0, len(named)):
-        raise ValueError(f"expected {choices} choices, as the log says, got {len(named)}: {', '.join(named)}")
+        raise ValueError(f"the log has {choices} choices, the declaration {len(named)}: {', '.join(named)}")
     if choices is not None and named is None and any(a.unit or a.range for a in file.actions.values()):
         raise ValueError(
-            "expected 'choices', for the log's action is discrete, got a unit or a range: name the choices"
+            f"unit or range on {', '.join(file.actions)}, but the log's action is discrete: name the choices instead"
         )
     limits = tuple(
         Constraint(name, signal.unit, *converted(signal.limits, 1.0, 0.0))
@@ -133,14 +135,12 @@ def _clock(ends: Ends | None, observed: Collection[str]) -> Clock | None:
         return None
     ((name, end),) = ends.items()
     if name not in observed:
-        raise ValueError(
-            f"expected an observation that tells when an episode is over, got '{name}': name one in 'ends'"
-        )
+        raise ValueError(f"'ends' names '{name}', which is no observation: choose from {', '.join(observed)}")
     return Clock(name, end)
 
 
 def _over(found: Space, given: Mapping[str, Observed | Acting]) -> Space:
-    """A space with other names and units, and with the ranges that are given in place of what was seen."""
+    """Return a space with the declared names, units and ranges; other ranges stay as observed."""
     ranges = [
         (low, high) if signal.range is None else converted(signal.range, 1.0, 0.0)
         for signal, low, high in zip(given.values(), found.low, found.high, strict=True)
@@ -150,14 +150,14 @@ def _over(found: Space, given: Mapping[str, Observed | Acting]) -> Space:
 
 
 def cost_formulas(file: FileSpec, spec: PlantSpec) -> dict[str, Expression]:
-    """The costs that a file declares, checked against the units of what they read.
+    """Return the declared costs, with units checked.
 
     Raises:
-        ValueError: naming the cost.
+        ValueError: names the cost.
     """
     units = {name: unit or "1" for name, unit in zip(spec.observation.names, spec.observation.units, strict=True)}
     units |= {f"next.{name}": unit for name, unit in units.items()}
-    # A name that is both means the action, as in a mapping's reward.
+    # A name of both means the action, as in a mapping's reward.
     units |= {name: unit or "1" for name, unit in zip(spec.action.names, spec.action.units, strict=True)}
     found: dict[str, Expression] = {}
     for name, cost in file.costs.items():
@@ -169,20 +169,22 @@ def cost_formulas(file: FileSpec, spec: PlantSpec) -> dict[str, Expression]:
 
 
 def described_spec(mapping: HistorianMapping) -> PlantSpec:
-    """Signals, bounds and limits from the mapping's tags and derived quantities.
+    """Return the spec of a log-only plant, from a mapping's tags and derived quantities.
 
     Args:
         mapping: with a `process`.
 
     Returns:
-        The spec; observations are tags in the mapping's order, then derived quantities; a score is the return itself,
-        for nothing is known to set the scale.
+        The spec; observations are tags in the mapping's order, then derived quantities. Scores equal returns, because
+        no scale is known.
 
     Raises:
-        ValueError: when there is no action or observation, or a unit does not fit.
+        ValueError: if there is no action or observation, or a unit does not fit.
     """
     if mapping.process is None:
-        raise ValueError("expected a mapping with 'process', got one of a simulated plant")
+        raise ValueError(
+            f"the mapping is for the simulated plant {mapping.plant}: only one with 'process' describes a plant"
+        )
     observed: dict[str, tuple[str, tuple[float, float]]] = {}
     acting: dict[str, tuple[str, tuple[float, float]]] = {}
     limits: list[Constraint] = []
@@ -204,7 +206,10 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
         if source.limits is not None:
             limits.append(Constraint(signal, target, *converted(source.limits, scale, offset)))
     if not observed or not acting:
-        raise ValueError("expected at least one observation and one action, got a process without: give tags a role")
+        raise ValueError(
+            f"process {mapping.process.name} has {len(observed)} observations and {len(acting)} actions, but needs at "
+            "least one of each: give tags a role"
+        )
     return PlantSpec(
         name=mapping.process.name,
         observation=_space(observed),

@@ -1,4 +1,4 @@
-"""A plant's safety policy: what a champion must have shown, who approves it, and for how long that holds."""
+"""Model of a plant's safety policy: evidence that a champion needs, approvers, and periods of validity."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from configs.run import Confidence, Rare
 from configs.strict import Approvers, Count, Name, Strict
 
 RULE = "rule: auto"
-"""Who approves where no person is asked; nobody's name."""
+"""Approver in entries that no person approved."""
 Days = Annotated[int, Field(ge=1, le=3_660)]
 
 
 class SafetyPolicy(Strict):
-    """What holds for a plant, whatever a run's YAML says: that may be stricter, never laxer."""
+    """Requirements of a plant. A run's file may be stricter, never weaker."""
 
     plant: Name
     limits: str
-    """As claims write them."""
+    """Limits, as claims write them."""
     horizon: Count
-    """Steps of an episode."""
+    """Steps per episode."""
     family: str
     """Name of the family of operating domains."""
     domain: dict[Name, float]
-    """What a claim must cover: the plant's own parameters of its operating domain."""
+    """Parameters of the operating domain that a claim must cover."""
     identified: list[str] = Field(default_factory=list)
     """Constants that a claim may draw from a posterior instead."""
     p0: Rare
-    """Greatest probability of violation that may be claimed."""
+    """Largest probability of violation that a claim may state."""
     confidence: Confidence
     """Least confidence."""
     gates: list[str]
-    """Gates that a trained candidate must have passed, at least."""
+    """Gates that a trained candidate must have passed."""
     beat_plant: bool = True
-    """Whether it must have been shown to be better than the plant's own controller."""
+    """Whether a candidate must have beaten the tuned controller."""
     approvers: Approvers = Approvers()
     approval_days: Days = 90
-    """How long an approval may be used."""
+    """Days for which an approval is valid."""
     certificate_days: Days = 366
-    """How long a certificate may be."""
+    """Days for which a certificate is valid."""

@@ -1,4 +1,7 @@
-"""What the models of all YAML files share; apart from them, so that a new key of one changes no digest of another."""
+"""Types that the models of all YAML files share.
+
+They have a module of their own, so that a new key in one model changes no source digest of another.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,31 @@ from pydantic import BaseModel, ConfigDict, Field
 NAME = r"[a-z][a-z0-9_]*"
 Name = Annotated[str, Field(pattern=rf"^{NAME}$")]
 ConstantName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\[[0-9]{1,4}\])?$")]
-"""A field of the plant's `Params`; of a field with several entries, which one, counted from 0: `pump[1]`."""
+"""Field of the plant's `Params`; `pump[1]` is the second entry of a field with several entries."""
 MARK = "#"
-"""Between a fleet's file and one of its sites, where a run is named: `fleet.yaml#east`."""
+"""Separates a fleet's file and a site in the name of a run: `fleet.yaml#east`."""
 Count = Annotated[int, Field(ge=1)]
-# Strict mode would refuse a path that YAML can only write as a string.
+# Strict mode would reject a path, which YAML writes as a string.
 FilePath = Annotated[Path, Field(strict=False)]
 
 
 class Strict(BaseModel):
-    """A frozen model that refuses unknown keys, ill-typed values, NaN and infinity."""
+    """A frozen model that rejects unknown keys, wrong types, NaN and infinity."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Approvers(Strict):
-    """Who must approve a candidate before it is promoted: what a run asks for, and a plant's safety policy."""
+    """Approvers of a candidate, in a run's file and in a plant's safety policy."""
 
     count: Annotated[int, Field(ge=0, le=9)] = 1
-    """Different persons; with none the rule decides."""
+    """Number of different persons; with 0 the rule decides."""
     roles: list[str] = Field(default_factory=list)
-    """Roles that must be among theirs."""
+    """Roles that the approvers must cover."""
     reviewers: Annotated[int, Field(ge=0, le=9)] = 0
-    """Different persons who must have signed that they reviewed it, besides."""
+    """Number of further persons who must have signed a review."""
     keys: bool = False
-    """Whether each signs with a key of their own; a name alone does not count then, and neither does it for a change of
-    the policy."""
+    """Whether each approver signs with a personal key; names alone then count neither here nor for a change of the
+    policy."""
     not_author: bool = False
-    """Whether who ran the retraining may not be among them."""
+    """Whether the person who ran the retraining is excluded."""

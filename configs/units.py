@@ -1,4 +1,4 @@
-"""Units of measurement, by pint: how a value in a historian's unit becomes one in a plant's."""
+"""Conversion of units of measurement, by pint."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 40
 ALLOWED = re.compile(r"[\w\s%°µΩ./*^()·²³-]+")
-"""What a unit may be written with; pint reads it with a tokenizer of its own and evaluates nothing."""
+"""Characters of a unit; pint has its own tokenizer and evaluates nothing."""
 
 POWERS = re.compile(r"\*\*|\^")
 POWER = re.compile(r"\s*\(?-?\d(\.\d{1,3})?\)?\s*($|[*/·) ].*)")
-"""What may stand behind a sign of power: one digit, for pint would compute 9**9**9."""
+"""Text allowed after a power sign: one digit, because pint would compute 9**9**9."""
 
 KINDS = {
     "1": "ratio",
@@ -38,7 +38,7 @@ KINDS = {
     "V": "voltage",
     "Hz": "frequency",
 }
-"""Names of the commonest quantities, by a unit of each."""
+"""Names of common quantities, by a unit of each."""
 
 
 SPELLINGS = (
@@ -54,15 +54,15 @@ SPELLINGS = (
     (r"\b(gpm|GPM)\b", "gallon/minute"),
     (r"\b(lpm|LPM)\b", "liter/minute"),
 )
-"""What historians write and pint reads otherwise or not at all: 'bar(g)' would be bars times grams."""
+"""Historians' spellings that pint misreads or does not know: 'bar(g)' would be bar times gram."""
 ATMOSPHERE = 101_325.0
-"""Pa, the standard atmosphere, which gauges are taken to stand in."""
+"""Pa, standard atmosphere: the reference of gauge pressures."""
 DEFINITIONS = (
     "per_unit = 1 = pu",
     *(f"{name}_gauge = {scale} * pascal; offset: {ATMOSPHERE}" for name, scale in (
         ("bar", 1e5), ("mbar", 1e2), ("kPa", 1e3), ("MPa", 1e6), ("Pa", 1.0), ("psi", 6894.757293168361),
     )),
-    # Amounts of an ideal gas at 101,325 Pa and 0 and 15 degC: volumes that depend on nothing.
+    # Amounts of an ideal gas at 101,325 Pa and 0 and 15 degC.
     "normal_cubic_meter = 44.61503341 * mole",
     "standard_cubic_meter = 42.29254338 * mole",
 )  # fmt: skip
@@ -70,12 +70,12 @@ TURNS = re.compile(r"(revolutions?|turns?|cycles?)(_per_\w+)?|counts?_per_(secon
 ANGLES = re.compile(r"(milli|micro|nano)?radian|degree|grade|arcminute|arcsecond")
 HERTZ = re.compile(r"(kilo|mega|giga|milli)?hertz")
 COMMON = {"1", "K", "degC", "m", "s", "kg", "Pa", "kPa", "bar", "%", "m3/h", "L/s", "kW", "W", "V", "A", "Hz", "m/s"}
-"""Units that are known without pint."""
+"""Units known without importing pint."""
 
 
 @cache
 def registry() -> UnitRegistry[float]:
-    """pint's units, and per unit of the base (pu) besides; imported when the first conversion is asked for."""
+    """Return pint's units with those of DEFINITIONS; pint is imported at the first conversion."""
     import pint
 
     units: UnitRegistry[float] = pint.UnitRegistry(autoconvert_offset_to_baseunit=True, cache_folder=None)
@@ -85,10 +85,10 @@ def registry() -> UnitRegistry[float]:
 
 
 def parse(text: str) -> Any:
-    """A unit as pint has it: '1' is no unit, 'm3' is m**3.
+    """Parse a unit by pint: '1' is dimensionless, 'm3' is m**3.
 
     Raises:
-        ValueError: when pint knows no such unit.
+        ValueError: if pint knows no such unit.
     """
     try:
         if len(text) > MAX_LENGTH or not ALLOWED.fullmatch(text) or not _plain_powers(text):
@@ -101,14 +101,14 @@ def parse(text: str) -> Any:
             plain = re.sub(written, meant, plain)
         powers = re.sub(r"(?<=[A-Za-z])(\d)(?![\w.])", r"**\1", plain)
         return registry().parse_units(powers)
-    except Exception as error:  # pint's tokenizer lets Python's own errors through, of many kinds
+    except Exception as error:  # pint's tokenizer raises many kinds of errors
         near = difflib.get_close_matches(text[:MAX_LENGTH], [*COMMON, *dir(registry())], 1, 0.7)
         hint = f"did you mean '{near[0]}'?" if near else "write it as pint does"
-        raise ValueError(f"expected a unit such as degC, kPa, m3/h or 1, got '{text[:MAX_LENGTH]}': {hint}") from error
+        raise ValueError(f"'{text[:MAX_LENGTH]}' is no unit such as degC, kPa, m3/h or 1: {hint}") from error
 
 
 def _plain_powers(text: str) -> bool:
-    """Whether each exponent is one digit, and none is raised to a power itself."""
+    """Whether each exponent is one digit, and no power has a power."""
     _, *exponents = POWERS.split(text)
     return all(POWER.fullmatch(part) for part in exponents) and all(
         any(character.isalpha() for character in part) for part in exponents[:-1]
@@ -116,25 +116,22 @@ def _plain_powers(text: str) -> bool:
 
 
 def dimensions(unit: str) -> UnitsContainer:
-    """The physical dimension of a unit, which can be multiplied, divided and raised to powers."""
+    """Return the physical dimension of a unit, which supports *, / and **."""
     found: UnitsContainer = parse(unit).dimensionality
     return found
 
 
 def kind(dimension: UnitsContainer) -> str:
-    """What a dimension is called: 'temperature', or pint's own formula."""
+    """Return the name of a dimension, such as 'temperature', or pint's formula."""
     return next((name for unit, name in KINDS.items() if dimensions(unit) == dimension), str(dimension))
 
 
 @cache
 def conversion(source: str, target: str) -> tuple[float, float]:
-    """Scale and offset with which a value in unit `source` becomes one in unit `target`.
-
-    Returns:
-        (a, b) of target = a source + b.
+    """Return the scale a and offset b that convert units: target = a * source + b.
 
     Raises:
-        ValueError: when a unit is unknown, the two measure different quantities, or one is logarithmic.
+        ValueError: if a unit is unknown or logarithmic, or the dimensions differ.
 
     Example:
         >>> conversion("degC", "K")
@@ -147,39 +144,38 @@ def conversion(source: str, target: str) -> tuple[float, float]:
     given, wanted = parse(source), parse(target)
     if given.dimensionality != wanted.dimensionality:
         raise ValueError(
-            f"expected a unit of {kind(wanted.dimensionality)} such as '{target}', got '{source}', a unit of "
-            f"{kind(given.dimensionality)}"
+            f"'{source}' is a unit of {kind(given.dimensionality)}, must be one of {kind(wanted.dimensionality)}, "
+            f"such as '{target}'"
         )
     scale, offset = _affine(source, given, wanted, target)
     return scale * cycles(rotation(source), rotation(target), wanted.dimensionality), offset
 
 
 class Rotation(NamedTuple):
-    """To which powers a unit or a quantity counts turns, angles and cycles of a second."""
+    """Powers of turns, angles and cycles per second in a unit or quantity."""
 
     turns: float = 0.0
     angles: float = 0.0
     cycles: float = 0.0
 
     def times(self, other: Rotation, power: float = 1.0) -> Rotation:
-        """Of a product with `other` to a power."""
+        """Return the powers of the product with `other**power`."""
         return Rotation(*(mine + power * theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 @cache
 def rotation(unit: str) -> Rotation:
-    """What a unit counts: rpm turns, rad/s angles, Hz cycles."""
+    """Return what a unit counts: rpm turns, rad/s angles, Hz cycles."""
     powers = parse(unit)._units.items()
     kinds = (TURNS, ANGLES, HERTZ)
     return Rotation(*(float(sum(power for name, power in powers if kind.fullmatch(name))) for kind in kinds))
 
 
 def cycles(one: Rotation, other: Rotation, dimension: UnitsContainer) -> float:
-    """The factor by which a quantity that counts `one` becomes one that counts `other`, both of one dimension.
+    """Return the factor that converts a quantity counting `one` into one counting `other`, of the same dimension.
 
-    To pint a revolution is 2 pi, whatever it becomes. But 60 turns a minute are 1 Hz, and so they are here where time
-    alone is left: rpm/s becomes Hz/s, rpm times seconds a number of turns. Elsewhere an angle is in radians: a torque
-    times rpm is a power.
+    pint always treats a revolution as 2 pi. Here rpm converts to Hz if only time remains, otherwise to rad/s, so that
+    rpm/s gives Hz/s and torque times rpm gives power.
     """
     if set(dimension) - {"[time]"}:
         return 1.0
@@ -187,7 +183,7 @@ def cycles(one: Rotation, other: Rotation, dimension: UnitsContainer) -> float:
 
 
 def _dropped(one: Rotation, other: Rotation) -> float:
-    """What takes the 2 pi off `one`, where `other` counts none."""
+    """Return the factor that removes 2 pi from `one` if `other` counts neither turns nor angles."""
     if other.turns or other.angles:
         return 1.0
     return math.pow(math.tau, -(one.turns or (one.angles if other.cycles else 0.0)))
@@ -195,10 +191,10 @@ def _dropped(one: Rotation, other: Rotation) -> float:
 
 @cache
 def to_base(unit: str) -> tuple[float, float]:
-    """Scale and offset with which a value becomes one in SI base units: kelvin, not degC.
+    """Return the scale and offset that convert a value into SI base units: kelvin, not degC.
 
     Raises:
-        ValueError: when the unit is unknown or logarithmic.
+        ValueError: if the unit is unknown or logarithmic.
     """
     given = parse(unit)
     return _affine(unit, given, registry().get_base_units(given)[1], "its base unit")
@@ -209,7 +205,6 @@ def _affine(source: str, given: Any, wanted: Any, target: str) -> tuple[float, f
     scale, offset = (at[1] - at[0]) / 1000.0, at[0]
     if abs(at[2] - at[1] - (at[1] - at[0])) > 1e-9 * max(abs(at[1] - at[0]), 1e-300):
         raise ValueError(
-            f"expected a unit that becomes '{target}' by a factor and an offset, got the logarithmic '{source}': "
-            "convert it in the historian"
+            f"'{source}' is logarithmic and has no factor and offset to '{target}': convert it in the historian"
         )
     return scale, offset

@@ -125,13 +125,13 @@ def declared() -> list[Case]:
         wrong("spec-unit.h5", "a unit that does not exist", flat(), "did you mean 'bar'", SPEC.replace("bar", "baar")),
         wrong("spec-key.h5", "a key that does not exist", flat(), "limits", SPEC.replace("limits", "limts")),
         wrong("spec-turned.h5", "bounds in the wrong order", flat(), "low bound", SPEC.replace("[0, 1]", "[1, 0]")),
-        wrong("spec-gear.h5", "choices of a continuous action", flat(), "expected no choices", gear),
-        wrong("spec-valve.h5", "a range of a discrete action", acted, "expected 'choices'", SPEC),
+        wrong("spec-gear.h5", "choices of a continuous action", flat(), "but the log's actions are continuous", gear),
+        wrong("spec-valve.h5", "a range of a discrete action", acted, "but the log's action is discrete", SPEC),
         wrong(
             "spec-cost.h5",
             "a cost of an unknown signal",
             flat(),
-            "cost hot: expected a signal among",
+            "cost hot: unknown signal",
             SPEC + 'costs: {hot: {expression: "heat", unit: "1"}}\n',
         ),
     ]

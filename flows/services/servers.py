@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from configs.environment import past_proxies
+from configs.environment import no_proxy_variables
 from configs.errors import BadInput, ServiceMissing
 from configs.home import PASSPHRASE, Home
 from flows.services import automations, definitions, deployments, processes, rest
@@ -311,7 +311,7 @@ def _find(home: Home) -> dict[str, Service]:
 
 def _log_in(home: Home, mlflow: Service) -> None:
     """Let MLflow's client, which reads login and proxies from the environment alone, reach the server."""
-    os.environ.update(past_proxies())
+    os.environ.update(no_proxy_variables())
     if login := mlflow_login(home, mlflow):
         os.environ.update(zip(MLFLOW_LOGIN, login.split(":", 1), strict=True))
 

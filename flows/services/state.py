@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from http.client import HTTPException
 from typing import Any, Literal
 
-from configs.environment import TELEMETRY_OFF, past_proxies
+from configs.environment import TELEMETRY_OFF, no_proxy_variables
 from configs.errors import BadInput, ServiceMissing
 from configs.home import Home
 from flows.services import rest
@@ -107,7 +107,7 @@ def environment(services: Services) -> dict[str, str]:
     home = services.home.root
     variables = {
         **TELEMETRY_OFF,
-        **past_proxies(),
+        **no_proxy_variables(),
         "NEORL_HOME": str(home),
         # A run that goes on, or comes again, finds its programs compiled.
         **{name: os.environ.get(name) or value for name, value in compiling(services.home).items()},

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from configs.environment import DASK, setting
 from configs.errors import BadInput, Refused, ServiceMissing
-from configs.federation.network import is_loopback
+from configs.federation import is_loopback
 from tasks.files.provenance import code_digest, lock_digest, processor_class
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from configs.errors import BadInput
-from configs.federation.terms import Aggregation, Terms
+from configs.federation import Aggregation, Terms
 from neorl_core.algorithms import check_actions
 from neorl_core.federated.aggregate import Aggregate, krum, median, trimmed_mean, weighted_mean
 from neorl_core.federated.fedora import fedora

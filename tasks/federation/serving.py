@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.errors import BadInput, NeoRLError
-from configs.federation import Site
-from configs.federation.network import Coordinator
+from configs.federation import Coordinator, Site
 from tasks.federation.transport import environment
 from tasks.federation.transport.frames import Frame, Pipe
 from tasks.federation.transport.network import Answer, Message

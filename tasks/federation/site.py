@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from configs.errors import BadInput, Refused
 from configs.federation import Site as SiteFile
-from configs.federation.terms import Terms
+from configs.federation import Terms
 from neorl_core.federated.methods import Offer, Reply, Rows, Site
 from neorl_core.federated.rounds import Rule, at_site, fresh_site, looking
 from neorl_core.federated.secure import FixedPoint, encoded

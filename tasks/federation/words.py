@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from configs.errors import BadInput
-from configs.federation.terms import Terms
+from configs.federation import Terms
 from configs.strict import Count, Strict
 from neorl_core.training.parameters import Parameters
 from neorl_core.training.preparation import Moments

@@ -243,5 +243,5 @@ def test_keys_inside_tables_and_lists_are_found(tmp_path: Path) -> None:
 
 def test_nearest_names_one_or_lists_all() -> None:
     assert nearest("chemical_recator", ["double_mass", "chemical_reactor"]) == "did you mean 'chemical_reactor'?"
-    assert nearest("zzz", ["b", "a"]) == "choose from a, b."
-    assert nearest("zzz", []) == "none is known here."
+    assert nearest("zzz", ["b", "a"]) == "choose from a, b"
+    assert nearest("zzz", []) == "no name is known here"

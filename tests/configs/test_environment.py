@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.environment import past_proxies
+from configs.environment import no_proxy_variables
 
 PROJECT = Path(__file__).parents[2]
 THREADS = """
@@ -45,8 +45,8 @@ def test_no_proxy_is_asked_for_this_machines_own_servers(
 ) -> None:
     monkeypatch.setenv("no_proxy", lower)
     monkeypatch.setenv("NO_PROXY", upper)
-    found = past_proxies()
+    found = no_proxy_variables()
     assert (found["no_proxy"], found["NO_PROXY"]) == expected
     for name, text in found.items():
         monkeypatch.setenv(name, text)
-    assert past_proxies() == found
+    assert no_proxy_variables() == found

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from configs.errors import BadInput
-from configs.federation import Federation, Site
-from configs.federation.network import is_loopback
+from configs.federation import Federation, Site, is_loopback
 from configs.yaml_files import load_yaml
 from tasks.files.canonical import write_json
 
@@ -31,21 +30,21 @@ def test_defaults_are_a_mean_of_local_updates_on_this_machine_alone(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"secure_sums": True, "aggregate": {"kind": "median"}}, "which has to see each site's change: choose one"),
-        ({"secure_sums": True, "aggregate": {"largest": 3.0}}, "which has to see each site's change: choose one"),
-        ({"secure_sums": True, "method": "fedora"}, "weights sites by their rows"),
+        ({"secure_sums": True, "aggregate": {"kind": "median"}}, "secure_sums hides single updates"),
+        ({"secure_sums": True, "aggregate": {"largest": 3.0}}, "secure_sums hides single updates"),
+        ({"secure_sums": True, "method": "fedora"}, "method fedora does not weight sites by rows"),
         (
             {"secure_sums": True, "minimum_sites": 2, "sites": {**SITES, "west": {}}},
-            "minimum_sites above half of the 4 sites",
+            "minimum_sites must exceed half of the 4 sites",
         ),
         (
             {"privacy": {"clip": 1.0, "noise": 5.0}, "aggregate": {"kind": "krum"}},
-            "of which the accountant knows nothing",
+            "the privacy accountant covers no",
         ),
-        ({"minimum_sites": 4}, "minimum_sites of at most 3 sites, got 4"),
-        ({"minimum_sites": 3, "aggregate": {"kind": "krum", "hostile": 1}}, "minimum_sites above 4, which Krum needs"),
-        ({"network": {"address": "0.0.0.0:9092"}}, "expected 'tls' where sites of other machines connect"),
-        ({"network": {"tls": "tls"}}, "the key of every site where TLS is on, got none of east, north, south"),
+        ({"minimum_sites": 4}, "minimum_sites must be at most the 3 sites, got 4"),
+        ({"minimum_sites": 3, "aggregate": {"kind": "krum", "hostile": 1}}, "needs minimum_sites above 4"),
+        ({"network": {"address": "0.0.0.0:9092"}}, "address 0.0.0.0:9092 needs 'tls'"),
+        ({"network": {"tls": "tls"}}, "add 'key' to east, north, south"),
         ({"sites": {"north": {}}}, "should have at least 2 items"),
         ({"network": {"address": "nowhere"}}, "must be a string that should match"),
         ({"round_second": 5}, "did you mean 'round_seconds'"),
@@ -62,9 +61,9 @@ def test_what_does_not_go_together(tmp_path: Path, changes: dict[str, Any], sent
     [
         (
             {"address": "coordinator.example:9092"},
-            "'authority' and 'key' for coordinator.example:9092, which is another",
+            "address coordinator.example:9092 is on another machine",
         ),
-        ({"authority": "authority.pem"}, "'authority' and 'key' together"),
+        ({"authority": "authority.pem"}, "'authority' is given without 'key'"),
     ],
 )
 def test_a_site_reaches_another_machine_by_tls_and_with_its_key(

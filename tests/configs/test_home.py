@@ -48,11 +48,11 @@ def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch:
         with pytest.raises(BadInput, match="point NEORL_HOME to a folder that you may write to"):
             Home.locate()
     # Nobody, root included, makes a folder under /proc.
-    with pytest.raises(BadInput, match="expected a folder at /proc/neorl"):
+    with pytest.raises(BadInput, match="cannot use the folder /proc/neorl"):
         Home(Path("/proc/neorl")).folder("logs")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "logs").touch()
-    with pytest.raises(BadInput, match=r"expected a folder at .*logs"):
+    with pytest.raises(BadInput, match=r"cannot use the folder .*logs"):
         Home(tmp_path / "home").folder("logs", "today")
 
 
@@ -74,7 +74,7 @@ sys.exit(run(["status"]))
 @pytest.mark.parametrize(
     ("closed", "sentence"),
     [
-        ("", "neorl: expected a home that this account may look into at {}, got one that it may not: give the command"),
+        ("", "neorl: this account may not read the home {}: run the command as its owner"),
         ("services.json", "neorl: expected to be allowed to use {}, got 'Permission denied': change its owner or mode"),
     ],
 )

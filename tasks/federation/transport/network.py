@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from configs.errors import NeoRLError, Refused
-from configs.federation import Federation
-from configs.federation.network import Network
+from configs.federation import Federation, Network
 from tasks.federation.transport import environment
 from tasks.federation.transport.frames import NOTHING, Arrays, Frame, Pipe
 

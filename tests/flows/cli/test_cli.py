@@ -156,7 +156,7 @@ def test_a_home_that_cannot_be_made_is_one_sentence_from_any_command(
     monkeypatch.setenv("NEORL_HOME", str(tmp_path / "file" / "home"))
     assert run([*words, "--json"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("neorl: expected a folder at ")
+    assert said.startswith("neorl: cannot use the folder ")
     assert said.count("\n") == 1
 
 
@@ -170,7 +170,7 @@ def test_a_home_below_a_folder_that_may_not_be_written_to_is_one_sentence(
     monkeypatch.setenv("NEORL_HOME", "/proc/neorl")
     assert run([*words, "--json"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("neorl: expected a folder at /proc/neorl")
+    assert said.startswith("neorl: cannot use the folder /proc/neorl")
     assert said.count("\n") == 1
 
 

@@ -204,7 +204,7 @@ def test_only_an_empty_folder_becomes_a_home_and_only_a_new_file_a_backup(
     for path in (archive, furnished / "within.tar"):
         with pytest.raises(BadInput, match="expected a new file outside the home"):
             backup(Home(furnished), path, silent)
-    with pytest.raises(BadInput, match="expected a folder at"):
+    with pytest.raises(BadInput, match="cannot use the folder"):
         backup(Home(furnished), tmp_path / "none" / "x.tar", silent)
     with pytest.raises(BadInput, match="expected a home at"):
         backup(Home(tmp_path / "nowhere"), tmp_path / "x.tar", silent)

@@ -68,17 +68,17 @@ def test_a_home_of_a_newer_version_is_refused_by_every_command_but_the_doctor(
     old.write_layout(LAYOUT + 1)
     for words in (["audit", "verify"], ["status"], ["candidates"], ["migrate"], ["backup", "x.tar"]):
         assert run(words) == 1
-        assert f"expected a home of layout {LAYOUT} at most" in capsys.readouterr().err
+        assert f"this version supports up to {LAYOUT}" in capsys.readouterr().err
     (finding,) = (found for found in examine(old) if found.name == "layout")
     assert not finding.ok
     (old.root / "layout").write_text("two")
-    with pytest.raises(Refused, match=r"expected a number in .*layout, got another text: bring"):
+    with pytest.raises(Refused, match=r"layout must hold a number, got .*: restore it"):
         Home.locate()
 
 
 def test_a_home_that_is_too_old_is_refused_with_the_command(old: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(homes, "OLDEST", 2)
-    with pytest.raises(Refused, match=r"expected a home of layout 2 at least in .*, got 1: run 'neorl migrate', which"):
+    with pytest.raises(Refused, match=r"has layout 1, this version needs at least 2: run 'neorl migrate', which"):
         Home.locate()
     assert run(["migrate"]) == 0
     assert Home.locate() == old

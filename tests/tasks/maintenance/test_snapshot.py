@@ -54,7 +54,7 @@ def test_what_servers_keep_by_settings_elsewhere_is_told_without_passwords(
     )
     assert b"geheim" not in (tmp_path / "team.tar").read_bytes()
     monkeypatch.setenv("NEORL_ARTIFACTS_URL", "/mnt/models")
-    with pytest.raises(BadInput, match="expected NEORL_ARTIFACTS_URL as s3://BUCKET/PREFIX"):
+    with pytest.raises(BadInput, match="NEORL_ARTIFACTS_URL must have the form s3://BUCKET/PREFIX"):
         backup(Home(home), tmp_path / "x.tar", silent)
 
 

@@ -127,7 +127,7 @@ def test_a_task_that_ends_by_a_clock_says_so(tmp_path: Path, home: Path) -> None
     spec = opened(ingest_file(Home(home), path, SourceOptions(spec=told))).spec
     assert spec.clock == ("level", 20.0)
     for wrong, says in (
-        ("{valve: 1}", "tells when an episode is over, got 'valve'"),
+        ("{valve: 1}", "'ends' names 'valve', which is no observation"),
         ("{a: 1, b: 2}", "at most 1 item"),
     ):
         again = SourceOptions(spec=spec_file(tmp_path, SPEC.replace("observations:", f"ends: {wrong}\nobservations:")))
@@ -147,11 +147,11 @@ def test_choices_get_names(tmp_path: Path, home: Path) -> None:
     assert [card.choices[name] for name in ("idle", "low", "high", "reverse")] == pytest.approx(shares.tolist())
     assert "Choice 'reverse' is never taken: its effect cannot be learned." in card.cannot_learn
     fewer = text.replace("idle, low, high, reverse", "idle, low")
-    with pytest.raises(BadInput, match="expected no choices, for the log's actions are continuous"):
+    with pytest.raises(BadInput, match="but the log's actions are continuous"):
         ingest_file(
             Home(home), write_d4rl(tmp_path / "b.hdf5", walk(100)), SourceOptions(spec=spec_file(tmp_path, fewer))
         )
-    with pytest.raises(BadInput, match="expected 'choices', for the log's action is discrete, got a unit or a range"):
+    with pytest.raises(BadInput, match="but the log's action is discrete"):
         ingest_file(Home(home), write_d3rlpy(tmp_path / "a.h5", arrays), SourceOptions(spec=spec_file(tmp_path)))
 
 
@@ -159,18 +159,18 @@ WRONG = [
     (("speed:", "pressure:"), "pressure"),
     (
         ("  level: {}\n", ""),
-        r"expected 3 observation\(s\), as the log has, got 2: pressure, speed: correct kettle.yaml",
+        r"the log has 3 observation\(s\), the declaration 2: pressure, speed: correct kettle.yaml",
     ),
     (("unit: bar", "unit: baar"), "did you mean 'bar'"),
-    (("limits: [-0.5, 0.5]", "limits: [0.5, -0.5]"), "expected a low bound below the high one, got 0.5 and -0.5"),
+    (("limits: [-0.5, 0.5]", "limits: [0.5, -0.5]"), "the low bound must be below the high bound, got 0.5 and -0.5"),
     (("limits:", "limit:"), "limit"),
-    (("next.speed - speed", "next.sped - speed"), "cost surge: expected a signal among pressure"),
-    (("- quantity(0.25, 'rpm')", "- quantity(1, 'bar')"), "cost surge: expected one unit on both sides"),
-    (("surge:", "pressure:"), "expected every limit once, got 'pressure'"),
+    (("next.speed - speed", "next.sped - speed"), "cost surge: unknown signal 'next.sped': choose from pressure"),
+    (("- quantity(0.25, 'rpm')", "- quantity(1, 'bar')"), "mixes a frequency and a pressure"),
+    (("surge:", "pressure:"), "'pressure' is the name of a limit and of a cost"),
     (("name: kettle", "name: double_mass"), "expected another name than double_mass, which is simulated here"),
-    (("valve: {unit: '%',", "valve: {choices: [a, b],"), "expected 'choices' without a unit and a range"),
-    (("valve: {unit: '%', range: [-2, 2]}", "valve: {choices: [a, a]}"), "expected every choice once"),
-    (("actions:", "actions:\n  other: {choices: [a, b]}"), "expected one discrete action, got further ones"),
+    (("valve: {unit: '%',", "valve: {choices: [a, b],"), "exclude unit and range"),
+    (("valve: {unit: '%', range: [-2, 2]}", "valve: {choices: [a, a]}"), "have a duplicate"),
+    (("actions:", "actions:\n  other: {choices: [a, b]}"), "a discrete action must be the only action"),
     (("period_seconds: 2", "period_seconds: 0"), "period_seconds"),
     (("observations:", "obs:"), "observations"),
 ]
@@ -189,7 +189,7 @@ def test_a_spec_stands_alone(tmp_path: Path, home: Path) -> None:
     path = save(tmp_path / "a.npz", archive())
     with pytest.raises(BadInput, match=r"expected a plant or --spec, got double_mass and kettle\.yaml"):
         ingest_file(Home(home), path, SourceOptions("double_mass", spec=spec_file(tmp_path)))
-    with pytest.raises(BadInput, match="expected 6 observation"):
+    with pytest.raises(BadInput, match="the log has 6 observation"):
         ingest_file(Home(home), path, SourceOptions(spec=spec_file(tmp_path)))
 
 

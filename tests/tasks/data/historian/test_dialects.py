@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -213,20 +214,23 @@ def test_a_point_in_a_number_with_decimal_commas_is_no_number(tmp_path: Path, pl
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"dialect": {"delimiter": ";;"}}, "expected one sign such as ';'"),
-        ({"dialect": {"delimiter": "1"}}, "expected one sign such as ';'"),
+        ({"dialect": {"delimiter": ";;"}}, "delimiter must be one character such as ';'"),
+        ({"dialect": {"delimiter": "1"}}, "delimiter must be one character such as ';'"),
         ({"dialect": {"delimeter": ";"}}, "Extra inputs are not permitted"),
         ({"dialect": {"encoding": "zip"}}, "Input should be 'utf-8'"),
         (
             {"clock": {"format": "%d.%m.%Y", "epoch": "s"}},
-            "expected one of epoch, format and start, got epoch and format",
+            "epoch and format exclude each other",
         ),
-        ({"clock": {"period_seconds": 1}}, "expected 'period_seconds' of a clock beside its 'start'"),
-        ({"clock": CLOCK, "layout": "long"}, "expected 'clock.start' only where a row has all tags"),
-        ({"layout": "transposed", "columns": {"status_suffix": ".st"}}, "only beside layout wide, got transposed"),
-        ({"layout": "long", "tags": TAGS | {"b": EPISODE}}, "only beside layout wide, got long"),
-        ({"layout": "wide", "tags": TAGS | {"b": EPISODE, "c": EPISODE}}, "at most one tag of role episode"),
-        ({"tags": TAGS | {"b": EPISODE | {"unit": "1"}}}, "expected an episode to be stepped, without"),
+        ({"clock": {"period_seconds": 1}}, "clock has period_seconds 1 without 'start'"),
+        ({"clock": CLOCK, "layout": "long"}, "needs layout wide or transposed, got long"),
+        ({"layout": "transposed", "columns": {"status_suffix": ".st"}}, "needs layout wide, got transposed"),
+        ({"layout": "long", "tags": TAGS | {"b": EPISODE}}, "needs layout wide, got long"),
+        (
+            {"layout": "wide", "tags": TAGS | {"b": EPISODE, "c": EPISODE}},
+            "b, c all have role episode",
+        ),
+        ({"tags": TAGS | {"b": EPISODE | {"unit": "1"}}}, "an episode must be stepped without"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(keys: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -325,5 +329,5 @@ def test_times_that_can_be_read_in_one_way_are_read_and_others_by_their_format(
 
 @pytest.mark.parametrize("form", ["%H:%M", "%d.%m.%Y %M", "%Q", "%d.%m.%Y %", "%d.%d.%m.%Y", "%d.%m.%Y %I", "", "%s"])
 def test_a_format_that_names_no_moment_is_refused(form: str) -> None:
-    with pytest.raises(ValueError, match=r"^expected "):
+    with pytest.raises(ValueError, match=re.escape(f"'{form}'")):
         chrono_format(form)

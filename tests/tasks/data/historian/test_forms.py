@@ -200,7 +200,7 @@ def test_an_hour_that_clocks_skip_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_zone_is_named() -> None:
-    with pytest.raises(ValueError, match="expected an IANA zone such as Europe/Berlin, got 'Europe/Berln'"):
+    with pytest.raises(ValueError, match="zone must be an IANA zone such as Europe/Berlin, got 'Europe/Berln'"):
         mapping(clock={"zone": "Europe/Berln"})
 
 

@@ -321,11 +321,11 @@ def test_tags_may_be_left_out_on_purpose_and_missing_or_damaged_files_are_named(
 @pytest.mark.parametrize(
     ("tag", "changed", "says"),
     [
-        ("TI-1.PV", {"unit": None}, "expected a unit, got none"),
-        ("TI-1.PV", {"signal": None}, "expected 'signal'"),
-        ("TI-1.PV", {"running": [1]}, "only where the role is mode"),
-        ("MODE", {"running": []}, "expected a mode to have 'running'"),
-        ("MODE", {"interpolation": "sloped"}, "expected a mode to be stepped"),
+        ("TI-1.PV", {"unit": None}, "needs 'unit'"),
+        ("TI-1.PV", {"signal": None}, "needs 'signal'"),
+        ("TI-1.PV", {"running": [1]}, "'running' is for role mode"),
+        ("MODE", {"running": []}, "a mode needs 'running'"),
+        ("MODE", {"interpolation": "sloped"}, "a mode must be stepped"),
     ],
 )
 def test_a_mapping_is_complete(tag: str, changed: dict[str, Any], says: str) -> None:
@@ -337,12 +337,16 @@ def test_a_mapping_is_complete(tag: str, changed: dict[str, Any], says: str) -> 
 @pytest.mark.parametrize(
     ("tag", "changed", "says"),
     [
-        ("TI-1.PV", {"unit": "baar"}, r"tag TI-1\.PV: expected a unit such as degC, .* got 'baar'"),
-        ("TI-1.PV", {"unit": "bar"}, r"tag TI-1\.PV: expected a unit of temperature such as 'K', got 'bar'"),
+        ("TI-1.PV", {"unit": "baar"}, r"tag TI-1\.PV: 'baar' is no unit such as degC"),
+        ("TI-1.PV", {"unit": "bar"}, r"tag TI-1\.PV: 'bar' is a unit of pressure"),
         ("TI-1.PV", {"unit": "dBm"}, "a unit of power"),
         ("TI-1.PV", {"unit": "mol/L"}, "a unit of concentration"),
-        ("TI-1.PV", {"signal": "pressure"}, "expected a signal among temperature, setpoint, got 'pressure'"),
-        ("TIC-1.SP", {"signal": "temperature"}, r"for signal 'temperature', got TI-1\.PV, TIC-1\.SP"),
+        ("TI-1.PV", {"signal": "pressure"}, "unknown signal 'pressure', choose from temperature, setpoint"),
+        (
+            "TIC-1.SP",
+            {"signal": "temperature"},
+            r"signal 'temperature' needs one tag .*got 2 \(TI-1\.PV, TIC-1\.SP\)",
+        ),
     ],
 )
 def test_a_mapping_fits_the_plant(tmp_path: Path, tag: str, changed: dict[str, Any], says: str) -> None:
@@ -354,7 +358,7 @@ def test_a_mapping_fits_the_plant(tmp_path: Path, tag: str, changed: dict[str, A
 def test_a_missing_unit_in_the_file_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mapping.yaml"
     path.write_text(REACTOR.read_text().replace("unit: degC, interpolation: sloped", "interpolation: sloped"))
-    with pytest.raises(BadInput, match=r"mapping\.yaml, line \d+: expected a unit, got none"):
+    with pytest.raises(BadInput, match=r"mapping\.yaml, line \d+: temperature needs 'unit'"):
         load_yaml(path, HistorianMapping)
 
 

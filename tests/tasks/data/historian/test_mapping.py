@@ -92,7 +92,7 @@ def test_a_process_that_makes_batches_has_a_clock() -> None:
     batches = MAPPING["process"] | {"ends": {"level": 2.0}}
     assert described_spec(mapping(process=batches)).clock == ("level", 2.0)
     assert described_spec(mapping()).clock is None
-    with pytest.raises(ValueError, match="tells when an episode is over, got 'valve'"):
+    with pytest.raises(ValueError, match="'ends' names 'valve', which is no observation"):
         described_spec(mapping(process=batches | {"ends": {"valve": 2.0}}))
 
 
@@ -125,10 +125,13 @@ def test_a_limited_quantity_is_one_that_is_measured_or_derived(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"reward": {"expression": "level + valve", "unit": "1"}}, "reward: expected one unit on both sides"),
-        ({"reward": {"expression": "pressure", "unit": "1"}}, "reward: expected a signal among"),
-        ({"derived": {"x": {"expression": "level", "unit": "K"}}}, "derived x: expected 'level' to be a temperature"),
-        ({"derived": {"x": {"expression": "valve", "unit": "1"}}}, "derived x: expected a signal among"),
+        (
+            {"reward": {"expression": "level + valve", "unit": "1"}},
+            "mixes a length and a ratio",
+        ),
+        ({"reward": {"expression": "pressure", "unit": "1"}}, "reward: unknown signal"),
+        ({"derived": {"x": {"expression": "level", "unit": "K"}}}, "derived x: 'level' must be a temperature"),
+        ({"derived": {"x": {"expression": "valve", "unit": "1"}}}, "derived x: unknown signal"),
     ],
 )
 def test_formulas_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
@@ -140,10 +143,10 @@ def test_formulas_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, A
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"plant": "kettle"}, "got both or none"),
-        ({"process": None}, "got both or none"),
-        ({"reward": None}, "expected a 'reward' beside 'process'"),
-        ({"derived": {"level": {"expression": "inflow", "unit": "L/s"}}}, "expected every signal once, got 'level'"),
+        ({"plant": "kettle"}, "a mapping has either 'plant'"),
+        ({"process": None}, "a mapping has either 'plant'"),
+        ({"reward": None}, "needs 'reward'"),
+        ({"derived": {"level": {"expression": "inflow", "unit": "L/s"}}}, "signal 'level' occurs twice"),
     ],
 )
 def test_a_mapping_describes_one_plant(changed: dict[str, Any], says: str) -> None:
@@ -158,15 +161,15 @@ MODE = {"role": "mode", "interpolation": "stepped", "running": [1]}
 @pytest.mark.parametrize(
     ("tag", "changed", "says"),
     [
-        ("LI-1", {"limits": [90, 20]}, "expected a low bound below the high one, got 90 and 20: correct them"),
-        ("LI-1", {"range": [150, 0]}, "expected a low bound below the high one, got 150 and 0: correct them"),
-        ("LI-1", {"alarms": [7, 7]}, "expected a low bound below the high one, got 7 and 7: correct them"),
+        ("LI-1", {"limits": [90, 20]}, "the low bound must be below the high bound, got 90 and 20: correct them"),
+        ("LI-1", {"range": [150, 0]}, "the low bound must be below the high bound, got 150 and 0: correct them"),
+        ("LI-1", {"alarms": [7, 7]}, "the low bound must be below the high bound, got 7 and 7: correct them"),
         (
             "XS-4",
             MODE | {"limits": [0, 1]},
-            "'limits' of a measured signal, got them on role mode: delete them",
+            "'limits' is for measured signals, got it on role mode: delete them",
         ),
-        ("FV-3", {"limits": [0, 50]}, "got them on role action: delete them, for its 'range' bounds it"),
+        ("FV-3", {"limits": [0, 50]}, "got it on role action: delete them, 'range' bounds an action"),
     ],
 )
 def test_bounds_that_cannot_be_meant_are_refused(tag: str, changed: dict[str, Any], says: str) -> None:
@@ -178,7 +181,7 @@ def test_bounds_that_cannot_be_meant_are_refused(tag: str, changed: dict[str, An
 def test_a_derived_quantity_s_bounds_are_held_to_the_same_order() -> None:
     head = HEAD | {"limits": [60, None]}
     assert described_spec(mapping(derived={"head": head})).constraints == (Constraint("head", "cm", 60.0, np.inf),)
-    with pytest.raises(ValueError, match="expected a low bound below the high one, got 60 and 0: correct them"):
+    with pytest.raises(ValueError, match="the low bound must be below the high bound, got 60 and 0: correct them"):
         mapping(derived={"head": head | {"limits": [60, 0]}})
 
 
@@ -195,13 +198,13 @@ def test_limits_beside_a_simulated_plant_are_refused(where: str) -> None:
     given = {"LI-1": MAPPING["tags"]["LI-1"] | limits} if where == "tags" else {"x": HEAD | limits}
     changed = {where: MAPPING[where] | given if where in MAPPING else given}
     assert mapping(**changed).process is not None
-    says = f"expected no 'limits' beside 'plant', whose own hold, got them on '{next(iter(given))}'"
+    says = f"'limits' on '{next(iter(given))}': a simulated plant has its own limits"
     with pytest.raises(ValueError, match=re.escape(says)):
         mapping(plant="chemical_reactor", process=None, **changed)
 
 
 def test_a_tag_that_is_mapped_and_ignored_by_name_is_refused() -> None:
-    says = "expected every tag once, got 'FI-2' under 'tags' and 'ignore': keep one"
+    says = "tag 'FI-2' is under 'tags' and under 'ignore': keep one"
     with pytest.raises(ValueError, match=says):
         mapping(ignore=["X", "FI-2"])
     # A pattern means those of its tags that have no role.

@@ -135,7 +135,7 @@ def test_a_storage_that_is_gone_is_named_and_its_keys_are_not(
             act()
         assert os.environ["AWS_SECRET_ACCESS_KEY"] not in str(said.value)
     monkeypatch.setenv("NEORL_DATASETS_URL", "/mnt/shards")
-    with pytest.raises(BadInput, match="expected NEORL_DATASETS_URL as s3://BUCKET/PREFIX"):
+    with pytest.raises(BadInput, match="NEORL_DATASETS_URL must have the form s3://BUCKET/PREFIX"):
         held.check_files()
 
 
