@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pictures.browser import chromium
-from configs.environment import past_proxies
+from configs.environment import no_proxy_variables
 from configs.errors import ServiceMissing
 from configs.home import Home
 from flows.services.servers import connect, environment
@@ -49,7 +49,7 @@ def main() -> None:
     if command is None or found is None:
         print("no picture: install Chromium ('make services') and finish a retraining ('make run') first")
         return
-    os.environ.update(past_proxies())
+    os.environ.update(no_proxy_variables())
     asyncio.run(screenshot(command, *found, PICTURE))
     print(f"wrote {PICTURE.relative_to(ROOT)}")
 
